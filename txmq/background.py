@@ -26,7 +26,7 @@ END_S: Final = 10.0
 class WaitingThread:
     """A thread that waits for the loop.
 
-    Its lock is taken as long as there is nothing new, and let go by the loop alone.
+    Its lock is held while there is nothing to do; only the loop releases it.
     """
 
     def __init__(self) -> None:
@@ -35,17 +35,17 @@ class WaitingThread:
         self._is_over = False
 
     def leave(self) -> None:
-        """There is nothing more to wait for; for the loop."""
+        """End the wait; for the loop."""
         self._is_over = True
         self._wake()
 
     def serve(self) -> None:
-        """Wait until there is nothing more to wait for."""
+        """Wait until the loop ends the wait."""
         while not self._is_over:
             self._sleep()
 
     def abandon(self) -> None:
-        """Nobody waits any more; for the loop."""
+        """The caller was interrupted and waits no longer; for the loop."""
 
     def _wake(self) -> None:
         if self._lock.locked():
@@ -70,7 +70,7 @@ class Background:
         return self._loop is not None and self._owner.is_current
 
     def start(self) -> None:
-        """Let it run."""
+        """Start the thread and its loop."""
         self._owner = OwnerProcess("client")
         ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(
@@ -86,7 +86,7 @@ class Background:
             self._loop.run_forever()
 
     def stop(self) -> None:
-        """End it, and whatever still runs in it."""
+        """Stop the loop, and everything that still runs in it."""
         is_running = self.is_running
         loop, self._loop = self._loop, None
         thread, self._thread = self._thread, None
@@ -95,7 +95,7 @@ class Background:
             thread.join(END_S)
 
     def wait(self, work: Coroutine[Any, Any, R], here: WaitingThread | None = None) -> R:
-        """Run something there and wait for it; what it wants run here is run meanwhile.
+        """Run a coroutine in the loop and wait for it, and serve what it wants run in this thread.
 
         Raises:
             UsageError: The loop does not run, or runs in the process that this one was forked
@@ -116,8 +116,8 @@ class Background:
             loop.call_soon_threadsafe(call.start)
             call.here.serve()
         except BaseException:
-            # Ctrl-C reaches whoever waits, also before it has begun to; what is waited for must
-            # hear of it.
+            # Ctrl-C may hit the waiting thread, even before it begins to wait; the work in the
+            # loop must be cancelled too.
             with suppress(RuntimeError):  # The loop has ended, and with it all that ran there.
                 loop.call_soon_threadsafe(call.cancel)
             raise
@@ -148,13 +148,13 @@ class _Call(Generic[R]):
             self._found.append(await self._work)
         except asyncio.CancelledError:
             self._problem = concurrent.futures.CancelledError()
-        except BaseException as problem:  # noqa: BLE001 - raised where it is waited for
-            self._problem = problem
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            self._problem = error
         # Not once the task has ended, which the loop would take one more turn to tell.
         self.here.leave()
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """The caller waits no longer."""
         self.here.abandon()
         self._is_cancelled = True
         if self._task is None:
@@ -163,13 +163,13 @@ class _Call(Generic[R]):
             self._task.cancel()
 
     def result(self) -> R:
-        """What came of it."""
-        if (problem := self._problem) is None:
+        """Its result, or the error it raised."""
+        if (error := self._problem) is None:
             return self._found[0]
         try:
-            raise problem
+            raise error
         finally:
-            del problem, self._problem  # Its traceback leads here.
+            del error, self._problem  # Its traceback leads here.
 
 
 def _is_in_a_loop() -> bool:
@@ -181,7 +181,7 @@ def _is_in_a_loop() -> bool:
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """How loops are made here, unless as they always are."""
+    """The factory of event loops from uvloop, if that is installed."""
     try:
         import uvloop
     except ImportError:

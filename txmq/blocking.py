@@ -70,7 +70,7 @@ B = TypeVar("B", bound=BatchHandler)
 
 
 class _Face(Generic[T_co]):
-    """A thing of the asyncio client, and the loop it lives in."""
+    """An object of the asyncio client, and the loop it lives in."""
 
     def __init__(self, background: Background, real: T_co) -> None:
         self._background = background
@@ -111,7 +111,7 @@ def _each(background: Background, found: AsyncIterator[R]) -> Iterator[R]:
 def _there(
     method: Callable[Concatenate[T, P], R],
 ) -> Callable[Concatenate[_Face[T], P], R]:
-    """A plain method that belongs into the loop's thread all the same."""
+    """A plain method that must run in the loop's thread."""
 
     @functools.wraps(method)
     def call(self: _Face[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -129,7 +129,7 @@ class _Opened(Protocol):
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
         /,
     ) -> None: ...
@@ -140,7 +140,7 @@ X = TypeVar("X", bound=_Opened)
 
 
 class _Openable(_Face[X]):
-    """What ``with`` opens and closes."""
+    """An object that ``with`` opens and closes."""
 
     def __init__(self, background: Background, real: X, *, is_own: bool) -> None:
         super().__init__(background, real)
@@ -175,13 +175,13 @@ class _Openable(_Face[X]):
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         if not self._background.is_running:
             return  # It is closed, or belongs to the process that this one was forked from.
         try:
-            self._background.wait(self._real.__aexit__(kind, problem, trace))
+            self._background.wait(self._real.__aexit__(kind, error, trace))
         finally:
             if self._is_own:
                 self._background.stop()
@@ -308,8 +308,8 @@ class Producer(_Member[txmq.Producer, settings.ProducerSettings]):
         def finish(sent: asyncio.Future[SendResult]) -> None:
             if sent.cancelled():
                 told.cancel()
-            elif (problem := sent.exception()) is not None:
-                told.set_exception(problem)
+            elif (error := sent.exception()) is not None:
+                told.set_exception(error)
             else:
                 told.set_result(sent.result())
 
@@ -409,7 +409,7 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         """See :meth:`txmq.TransactionManager.transaction`."""
         begun: TransactionBlock[D] | None = None
         transaction: Transaction[D] | None = None
-        problem: Exception | None = None
+        error: Exception | None = None
 
         async def begin() -> TransactionBlock[D]:
             # Kept here at once: Ctrl-C may come before the waiting thread is given it.
@@ -432,19 +432,19 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         except Exception as raised:
             if begun is None:
                 raise
-            problem = raised
+            error = raised
         except BaseException:
             self._background.wait(leave())
             raise
-        outcome = self._ended(begun, problem)
-        if transaction is None and problem is not None:
-            raise problem  # There was no block, so nobody can be given the outcome.
+        outcome = self._ended(begun, error)
+        if transaction is None and error is not None:
+            raise error  # The block never began, so no caller can read an outcome.
         assert transaction is not None, "it had a session"
         transaction.outcome = outcome
 
-    def _ended(self, begun: TransactionBlock[D], problem: Exception | None) -> TransactionOutcome:
+    def _ended(self, begun: TransactionBlock[D], error: Exception | None) -> TransactionOutcome:
         try:
-            return self._background.wait(self._real.end(begun, problem))
+            return self._background.wait(self._real.end(begun, error))
         except Exception:
             raise
         except BaseException:
@@ -559,11 +559,11 @@ class ScheduledPull(_Member[txmq.ScheduledPull, settings.ConsumerSettings]):
     def __exit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         try:
-            super().__exit__(kind, problem, trace)
+            super().__exit__(kind, error, trace)
         finally:
             self._threads.close()
             self._threads = self._fresh_threads()

@@ -26,7 +26,7 @@ from tests.simulation.node import BrokerNode, Tripwire
 from tests.simulation.operators import open_transactions
 from tests.simulation.workload import copy_of
 from txmq.client import Admin, Session
-from txmq.client.envelope import received
+from txmq.client.received_message import received
 from txmq.errors import BrokerRefused, NotFound, TopicNotFound, TransportError
 from txmq.message import Queue
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode

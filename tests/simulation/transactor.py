@@ -34,8 +34,8 @@ from tests.simulation.ledger import Ledger
 from tests.simulation.mix import Mix, TransactionMix
 from tests.simulation.workload import MARK, TAGS, TROUBLE, Client
 from txmq.client import Session
-from txmq.client.envelope import Envelope, sealed
 from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX
+from txmq.client.send_request import Envelope, sealed
 from txmq.errors import refusal
 from txmq.message import Message, Queue
 from txmq.protocol import record as records

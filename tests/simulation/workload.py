@@ -28,8 +28,8 @@ from tests.simulation.history import (
 )
 from tests.simulation.mix import Mix
 from txmq.client import Admin, Session
-from txmq.client.envelope import sealed
 from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX
+from txmq.client.send_request import sealed
 from txmq.client.values import PullOutcome
 from txmq.errors import BrokerRefused, TransportError
 from txmq.message import Message, Queue, ReceivedMessage

@@ -24,7 +24,7 @@ from txmq.cli.schema import FenceName, SchemaName, database_errors
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.cli.xa import is_named, xa_resource_of
 from txmq.client.client import Client
-from txmq.client.envelope import check_name
+from txmq.client.names import check_name
 from txmq.client.routes import MASTER
 from txmq.client.settings import ClientSettings
 from txmq.errors import (

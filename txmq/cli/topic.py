@@ -21,7 +21,7 @@ from txmq.cli.output import as_json, note, say, table
 from txmq.cli.topic_change import TopicChange
 from txmq.cli.topic_rows import fields_of, permission_of, topic_rows
 from txmq.client import Admin, Route
-from txmq.client.envelope import check_name
+from txmq.client.names import check_name
 from txmq.errors import TopicExists, TopicNotFound
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm

@@ -1,8 +1,7 @@
-"""The client's side: sessions, routes, and single requests to brokers and name servers.
+"""The client: sessions and single requests here, and a wing for each thing that a program does.
 
-Reading order: :mod:`routes` (pure), :mod:`session`, :mod:`envelope` (pure), then :mod:`messages`,
-:mod:`topics`, :mod:`groups`, :mod:`offsets`, :mod:`lookups`, :mod:`transactions` and
-:mod:`cluster`, which :class:`~txmq.client.admin.admin.Admin` joins.
+Reading order: ``routes`` (pure), ``session``, ``send_request`` (pure), ``admin``; then
+``cluster_client``, ``send``, ``observe`` and ``consume``. ``client`` stands above all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who of a group consumes which queues: the strategies stock clients have. Pure.
 
-Nobody hands queues out. Every member of a group works out its own share, from the same two lists
-and by the same rule, and so the shares fit together. That holds only while all members use one
+No coordinator hands queues out. Every member of a group computes its own share, from the same two
+lists and by the same rule, so the shares fit together. That holds only while all members use one
 strategy and agree to the last digit, stock clients among them; hence every division and every hash
 here is theirs. The caller sorts both lists before it asks.
 """
@@ -91,10 +91,10 @@ class Circle:
 
 @dataclass(frozen=True, slots=True)
 class ByConfig:
-    """The queues somebody wrote down for this client, as far as they are there.
+    """The queues configured for this client, as far as they exist.
 
-    Nobody checks that the lists of a group's clients fit together. A topic of which no queue is
-    written down is shared evenly: nobody thinks of the topic that brings failed messages again.
+    The lists of a group's clients are not checked against each other. A topic without a configured
+    queue is shared evenly: lists usually forget the topic that brings failed messages again.
     """
 
     queues: frozenset[Queue]
@@ -161,7 +161,7 @@ class NearestRoom:
         """A share of the own room's queues, and of those that no client is near to.
 
         Raises:
-            ConfigError: Nobody knows which room one of them is in.
+            ConfigError: The room of one of them is unknown.
         """
         if client_id not in clients:
             return []
@@ -202,8 +202,8 @@ class ConsistentHash:
             return []
         # Where two places fall together, the later client has it, as in Java's map.
         owners = {
-            _ring_hash(f"{each}-{number}"): each
-            for each in clients
+            _ring_hash(f"{item}-{number}"): item
+            for item in clients
             for number in range(self.virtual_nodes)
         }
         ring = sorted(owners)
@@ -217,12 +217,12 @@ class ConsistentHash:
 
 def _by_room(items: Sequence[T], room_of: Callable[[T], str]) -> dict[str, list[T]]:
     found: dict[str, list[T]] = {}
-    for each in items:
-        room = room_of(each)
+    for item in items:
+        room = room_of(item)
         if not room:
-            # Passed over, a queue would be consumed by nobody, and nobody would notice.
-            raise ConfigError(f"nobody knows which room {each} is in")
-        found.setdefault(room, []).append(each)
+            # A queue that is passed over would silently have no consumer.
+            raise ConfigError(f"the room of {item} is unknown")
+        found.setdefault(room, []).append(item)
     return found
 
 

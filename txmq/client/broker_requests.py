@@ -1,7 +1,7 @@
-"""What brokers ask of a client: 39, 40, 220, 221, 307, 309, 326.
+"""The requests that brokers send to a client: 39, 40, 220, 221, 307, 309, 326.
 
-Whoever asks is answered at once, or by a task of the client's where a handler of the application
-has to run first.
+A request is answered at once, or by a task of the client if a handler of the application has to run
+first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
-from txmq.client.envelope import received
+from txmq.client.received_message import received
 from txmq.client.replies import Replies
 from txmq.errors import InternalError, RequestNotSupported
 from txmq.limits import RELAYED_MAX
@@ -93,7 +93,7 @@ class Consuming(Protocol):
 
 
 class Home(Protocol):
-    """Whoever the groups belong to."""
+    """The client that the groups belong to."""
 
     @property
     def tasks(self) -> Tasks:
@@ -114,7 +114,7 @@ class Home(Protocol):
 
     @property
     def replies(self) -> Replies:
-        """Who waits for which reply."""
+        """The replies that are awaited."""
         ...
 
 
@@ -142,7 +142,7 @@ class BrokerRequests:
     # Producers
 
     def check(self, connection: Connection, request: Command) -> None:
-        """39: what became of a half message? Nobody's transaction is left to the next check."""
+        """39: what became of a half message? An unknown group leaves it to the next check."""
         header = request.read(CheckState)
         message = received(unpack(request.body)[0], "")
         group = message.properties.get(properties.PRODUCER_GROUP, "")
@@ -151,7 +151,7 @@ class BrokerRequests:
         if check is not None:
             check(connection, header, message)
         else:
-            log.warning("nobody here knows of the transaction %s of %s", message.id, group)
+            log.warning("no producer here knows the transaction %s of %s", message.id, group)
 
     def reply(self, connection: Connection, request: Command) -> bytes:
         """326: the answer to a request that was sent as a message."""
@@ -167,7 +167,7 @@ class BrokerRequests:
     # Consumers
 
     def members_changed(self, connection: Connection, request: Command) -> None:
-        """40: somebody joined or left a group."""
+        """40: a member joined or left a group."""
         del connection
         self._home.rebalance_soon(request.read(GroupHeader).consumer_group)
 
@@ -192,7 +192,9 @@ class BrokerRequests:
         """307: what is this consumer doing?"""
         del connection
         consumer = self._consumer(request.read(ConsumeDirectly).consumer_group)
-        held = {_named(q): msgspec.to_builtins(each) for q, each in consumer.held().items()}
+        held = {
+            _named(q): msgspec.to_builtins(held_queue) for q, held_queue in consumer.held().items()
+        }
         about = {
             "PROP_NAMESERVER_ADDR": self._names,
             "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
@@ -230,10 +232,10 @@ class BrokerRequests:
         try:
             if await consumer.handle(message) is not None:
                 result = _LATER
-        except Exception as problem:
+        except Exception as error:
             # The operator who asked for it sees it; the message itself is where it was.
             log.exception("a handler failed with message %s", message.id)
-            result, remark = _RAISED, f"{type(problem).__name__}: {problem}"
+            result, remark = _RAISED, f"{type(error).__name__}: {error}"
         spent_ms = int((self._clock.monotonic() - since) * 1000)
         told = ConsumedDirectly(consumer.is_orderly, True, result, remark, spent_ms)
         connection.send(answer(request, body=told.write()))

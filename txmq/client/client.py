@@ -111,7 +111,7 @@ class Client(ClusterClient):
         sql: str = "",
         settings: ConsumerSettings | None = None,
     ) -> Callable[[M], M]:
-        """Have a function called with every message of a topic; a decorator.
+        """Call a function with every message of a topic; a decorator.
 
         The group gets a :class:`PushConsumer` that starts and stops with this client.
 
@@ -120,12 +120,12 @@ class Client(ClusterClient):
             tags: The tags wanted, separated by ``||``.
             group: The consumer group; it may have functions for several topics.
             sql: Instead of tags, a condition on the messages' properties.
-            settings: How the group consumes; said once for all its topics.
+            settings: How the group consumes; given once for all its topics.
 
         Raises:
             UsageError: The group has such a function already, or other settings, or the client is
                 open.
-            LocalProtocolError: It is no name of a topic or a group, or the expression is none.
+            LocalProtocolError: A name is invalid, or the expression does not parse.
         """
         if self._is_open:
             raise UsageError("handlers are given before a client opens")

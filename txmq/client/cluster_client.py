@@ -51,7 +51,7 @@ class ClientMember(Protocol):
         ...
 
     def registration(self) -> ProducerRegistration | ConsumerRegistration:
-        """What brokers are told of it."""
+        """What it registers with brokers."""
         ...
 
     def rebalance_soon(self) -> None:
@@ -119,14 +119,14 @@ class ClusterClient(Lifecycle):
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         if not self.session.owner.is_current:
             return
         async with AsyncExitStack() as at_last:
             # The session closes even if stopping the tasks is cut short.
-            at_last.push_async_callback(self.session.__aexit__, kind, problem, trace)
+            at_last.push_async_callback(self.session.__aexit__, kind, error, trace)
             self._is_open = False
             await self.tasks.stop()
 
@@ -159,7 +159,7 @@ class ClusterClient(Lifecycle):
                 await self._meet_brokers()
             await self.beat()
         except BaseException:
-            # Some brokers may know of it by now.
+            # Some brokers may know it by now.
             await self.leave(member)
             raise
 
@@ -176,8 +176,8 @@ class ClusterClient(Lifecycle):
             consumer_group=None if is_producer else member.group,
         )
         addresses = {**self._beaten, **dict.fromkeys(self._addresses())}
-        # Begun one by one: where the loop is closed already, none is made that nobody awaits.
-        told = [asyncio.ensure_future(self._tell_goodbye(each, header)) for each in addresses]
+        # Begun one by one: if the loop is closed already, no task is left without an awaiter.
+        told = [asyncio.ensure_future(self._tell_goodbye(address, header)) for address in addresses]
         await asyncio.gather(*told)
 
     def _table_of(self, member: ClientMember) -> dict[str, ClientMember]:
@@ -190,8 +190,8 @@ class ClusterClient(Lifecycle):
             return
         try:
             await connection.request(RequestCode.UNREGISTER_CLIENT, header, timeout_s=LEAVE_S)
-        except TxmqError as problem:
-            log.debug("%s did not hear that %s leaves: %s", address, self.id, problem)
+        except TxmqError as error:
+            log.debug("%s did not hear that %s leaves: %s", address, self.id, error)
 
     def producer(self, group: str) -> ClientMember | None:
         """The member that produces for a group."""
@@ -229,15 +229,17 @@ class ClusterClient(Lifecycle):
         and it itself before it was started anew, may have sent through any. Whether any is new.
         """
         before, self._met = self._met, {}
-        if any(isinstance(each, TransactionOwner) for each in self._producers.values()):
+        if any(isinstance(member, TransactionOwner) for member in self._producers.values()):
             self._met = before
             try:
                 known = await self.admin.cluster()
-            except TxmqError as problem:
-                log.warning("no broker is found that may ask about transactions: %s", problem)
+            except TxmqError as error:
+                log.warning("no broker is found that may ask about transactions: %s", error)
                 return False
             self._met = {
-                each.name: each.addresses[MASTER] for each in known if MASTER in each.addresses
+                broker.name: broker.addresses[MASTER]
+                for broker in known
+                if MASTER in broker.addresses
             }
         return not self._met.items() <= before.items()
 
@@ -248,12 +250,20 @@ class ClusterClient(Lifecycle):
         return self._met.get(broker)
 
     def _heartbeat(self) -> bytes:
-        producers = [each.registration() for each in self._producers.values()]
-        consumers = [each.registration() for each in self._consumers.values()]
+        producers = [member.registration() for member in self._producers.values()]
+        consumers = [member.registration() for member in self._consumers.values()]
         return Heartbeat(
             self.id,
-            [each for each in producers if isinstance(each, ProducerRegistration)],
-            [each for each in consumers if isinstance(each, ConsumerRegistration)],
+            [
+                registration
+                for registration in producers
+                if isinstance(registration, ProducerRegistration)
+            ],
+            [
+                registration
+                for registration in consumers
+                if isinstance(registration, ConsumerRegistration)
+            ],
         ).write()
 
     async def beat_at(self, address: str) -> Connection | None:
@@ -263,10 +273,10 @@ class ClusterClient(Lifecycle):
             if not self._producers and not self._consumers:
                 return None  # All have left meanwhile.
             await self._beat_over(connection)
-        except BrokerRefused as problem:
-            log.warning("%s refuses the heartbeat of %s: %s", address, self.id, problem)
-        except TxmqError as problem:
-            log.info("no heartbeat to %s: %s", address, problem)
+        except BrokerRefused as error:
+            log.warning("%s refuses the heartbeat of %s: %s", address, self.id, error)
+        except TxmqError as error:
+            log.info("no heartbeat to %s: %s", address, error)
         else:
             self._beaten[address] = None
             return connection
@@ -294,7 +304,7 @@ class ClusterClient(Lifecycle):
 
     def _opened(self, address: str, connection: Connection) -> None:
         del connection
-        # Whoever has it opened for a heartbeat sends that, and nobody else need.
+        # A connection opened for a heartbeat carries that one; only others need one now.
         is_due = not self._to_beat[address] and address not in self.session.names
         if is_due and self._is_open and (self._producers or self._consumers):
             self.tasks.start(self.beat_at(address), f"heartbeat to {address}")
@@ -303,7 +313,7 @@ class ClusterClient(Lifecycle):
         while True:
             await asyncio.sleep(self.settings.heartbeat_s)
             addresses = self._addresses()
-            self._beaten = {each: None for each in self._beaten if each in addresses}
+            self._beaten = {address: None for address in self._beaten if address in addresses}
             self._to_beat = +self._to_beat  # What is not counted any more.
             await self.beat()
 
@@ -314,8 +324,8 @@ class ClusterClient(Lifecycle):
             await asyncio.sleep(self.settings.route_refresh_s)
             try:
                 moved = await self.session.refresh()
-            except TxmqError as problem:
-                log.warning("routes are not refreshed: %s", problem)
+            except TxmqError as error:
+                log.warning("routes are not refreshed: %s", error)
                 continue
             if await self._meet_brokers() or moved:
                 # Brokers may be new that have not heard of us.

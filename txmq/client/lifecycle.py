@@ -19,7 +19,7 @@ class Lifecycle(ABC):
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
 

@@ -69,7 +69,7 @@ class FaultTable:
         self._faults[broker] = _Fault(broker, latency_s, now + pause_s)
         if len(self._faults) > self._limit:
             # The one that is back longest, or is back first: forgetting it says the least.
-            del self._faults[min(self._faults.values(), key=lambda each: each.until).broker]
+            del self._faults[min(self._faults.values(), key=lambda fault: fault.until).broker]
 
     def is_available(self, broker: str, now: float) -> bool:
         """Whether a broker may be sent to; one that nothing is known of may."""
@@ -81,7 +81,7 @@ class FaultTable:
 
         Better is one that is available, then one that took less time, then one that is back sooner.
         """
-        ranked = sorted(self._faults.values(), key=lambda each: each.rank(now))
+        ranked = sorted(self._faults.values(), key=lambda fault: fault.rank(now))
         if not ranked:
             return None
         at = self._turn % max(1, len(ranked) // 2)
@@ -119,13 +119,18 @@ class QueueRotation:
         Raises:
             NoPermission: The topic is there and cannot be written to.
         """
-        queues = _writable(route)
+        topic, queues, counters = route.topic, route.writable or _writable(route), self._counters
         if avoid is not None:
             for _ in queues:
-                queue = queues[self._count(route.topic, first) % len(queues)]
+                queue = queues[self._count(topic, first) % len(queues)]
                 if queue.broker != avoid:
                     return queue
-        return queues[self._count(route.topic, first) % len(queues)]
+        # As _count does, without the call: each send comes by here.
+        turn = counters.pop(topic, first)
+        counters[topic] = turn + 1
+        if len(counters) > self._limit:
+            del counters[next(iter(counters))]
+        return queues[turn % len(queues)]
 
     def next_available(
         self, route: Route, first: int, faults: FaultTable, now: float, avoid: str | None = None
@@ -156,7 +161,7 @@ class QueueRotation:
             return spare
         broker = faults.least_bad(now)
         assert broker is not None, "a broker that is not available is in the table"
-        theirs = [each for each in queues if each.broker == broker]
+        theirs = [queue for queue in queues if queue.broker == broker]
         if not theirs:
             faults.remove(broker)
         among = theirs or queues

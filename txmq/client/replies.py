@@ -1,4 +1,4 @@
-"""Who waits for which reply: a table of the requests that were sent as messages."""
+"""The table of requests that were sent as messages and wait for a reply."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Replies"]
 
 
 class Replies:
-    """The replies that somebody waits for, by correlation id."""
+    """The awaited replies, by correlation id."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[ReceivedMessage]] = {}
@@ -31,7 +31,7 @@ class Replies:
             del self._waiting[correlation]
 
     def came(self, correlation: str, reply: ReceivedMessage) -> bool:
-        """Hand a reply over; whether somebody waited for it."""
+        """Hand a reply over; true if a caller waited for it."""
         waiter = self._waiting.get(correlation)
         if waiter is None or waiter.done():
             return False

@@ -1,7 +1,7 @@
 """Where topics live: what a name server answers, turned into queues and addresses. Pure.
 
-A route is a value; the table keeps those that are young enough. Neither asks anybody: whoever holds
-the table learns from it that there is nothing to go by, asks a name server, and puts the answer in.
+A route is a value; the table keeps those that are young enough. Neither asks a name server: the
+session does, if the table has no fresh route, and puts the answer in.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FRESH_S: Final = 30.0
 """How long a route is believed, as in stock clients."""
 
 IDLE_S: Final = 600.0
-"""How long a route is kept that nobody asks for: a program may use any number of topics once."""
+"""How long an unused route is kept: a program may use any number of topics once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,14 @@ class Route:
             TopicNotFound: The topic has nothing at this broker.
             ConnectFailed: The broker has no master now.
         """
-        found = self._replicas(broker).get(MASTER)
-        if found is None:
-            raise ConnectFailed(f"broker {broker} has no master now")
-        return found
+        replicas = self.addresses.get(broker)
+        if replicas and MASTER in replicas:
+            return replicas[MASTER]
+        self._replicas(broker)
+        raise ConnectFailed(f"broker {broker} has no master now")
 
     def reader(self, broker: str) -> str:
-        """Where to read from: the master, or while there is none the first replica.
+        """Where to read from: the master, or the first replica if no master exists.
 
         Raises:
             TopicNotFound: The topic has nothing at this broker.
@@ -105,27 +106,27 @@ def route_of(
         template: The answer is about :data:`TEMPLATE`, because the topic is not there yet.
         queues_max: The most queues it will get at each broker, once it is there.
     """
-    addresses = {each.broker_name: dict(each.broker_addrs) for each in body.broker_datas}
-    known = [each for each in body.queue_datas if addresses.get(each.broker_name)]
-    known.sort(key=lambda each: each.broker_name)
+    addresses = {entry.broker_name: dict(entry.broker_addrs) for entry in body.broker_datas}
+    known = [entry for entry in body.queue_datas if addresses.get(entry.broker_name)]
+    known.sort(key=lambda entry: entry.broker_name)
 
-    def queues(each: QueueRoute, count: int) -> list[Queue]:
+    def queues(entry: QueueRoute, count: int) -> list[Queue]:
         most = min(count, queues_max) if template else count
-        return [Queue(topic, each.broker_name, number) for number in range(most)]
+        return [Queue(topic, entry.broker_name, number) for number in range(most)]
 
     return Route(
         topic=topic,
         writable=tuple(
             queue
-            for each in known
-            if each.perm & Perm.WRITE and MASTER in addresses[each.broker_name]
-            for queue in queues(each, each.write_queue_nums)
+            for entry in known
+            if entry.perm & Perm.WRITE and MASTER in addresses[entry.broker_name]
+            for queue in queues(entry, entry.write_queue_nums)
         ),
         readable=tuple(
             queue
-            for each in known
-            if each.perm & Perm.READ
-            for queue in queues(each, each.read_queue_nums)
+            for entry in known
+            if entry.perm & Perm.READ
+            for queue in queues(entry, entry.read_queue_nums)
         ),
         addresses=addresses,
     )
@@ -148,7 +149,7 @@ class RouteTable:
         return found[0]
 
     def last(self, topic: str) -> Route | None:
-        """The topic's route as it was last known, for when there is nobody to ask."""
+        """The topic's last known route, for when no name server answers."""
         found = self._routes.get(topic)
         return None if found is None else found[0]
 
@@ -158,7 +159,7 @@ class RouteTable:
 
     def in_use(self, now: float) -> list[str]:
         """The topics that were asked for not long ago; the others are forgotten."""
-        for topic in [each for each, at in self._used.items() if now - at > IDLE_S]:
+        for topic in [used_topic for used_topic, at in self._used.items() if now - at > IDLE_S]:
             del self._used[topic]
             self._routes.pop(topic, None)
         return list(self._used)

@@ -1,36 +1,55 @@
-"""What one request carries, a message or a batch of them, and what its answer says. Pure.
+"""What a request to a broker carries: one message, or a batch; and what its answer says. Pure.
 
-Everything that is sent goes through here: a producer's messages and an administrator's.
+A message becomes an envelope (checked, named, compressed), and one or more envelopes a request.
+Producers, administrators and the outbox send through here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
-from txmq.client.envelope import Envelope
+import msgspec
+
+from txmq.client.names import check_name
 from txmq.client.values import SendResult, SendStatus
-from txmq.errors import LocalProtocolError, refusal
-from txmq.limits import BATCH_MESSAGES_MAX, SPAN_BYTES_MAX
+from txmq.errors import LimitExceeded, LocalProtocolError, refusal
+from txmq.limits import (
+    BATCH_MESSAGES_MAX,
+    MESSAGE_BODY_BYTES_MAX,
+    PROPERTIES_BYTES_MAX,
+    SPAN_BYTES_MAX,
+)
 from txmq.message import Message, Queue, QueueOffset
-from txmq.protocol import batch, properties
+from txmq.protocol import batch, compression, properties
 from txmq.protocol.command import Command
+from txmq.protocol.compression import Algorithm
 from txmq.protocol.headers import SendAnswer
 from txmq.protocol.sends import SendHeaderTemplate, quoted
 from txmq.protocol.topics import RETRY
 
 __all__ = [
+    "STOCK",
     "STORED_BYTES",
+    "Envelope",
+    "Packing",
     "SendRequest",
     "bundled",
     "common_topic",
+    "compressed",
     "packed_size",
     "result_of",
+    "sealed",
     "split",
     "travels_alone",
 ]
 
-_STATUSES: Final = {each.value: each for each in SendStatus}
+COMPRESS_FROM_BYTES: Final = 4096
+"""Bodies from this size on are compressed, as stock producers do."""
+
+_STATUSES: Final = {status.value: status for status in SendStatus}
 _OK: Final = SendStatus.OK
 _ITEM_BYTES: Final = 22
 """What a batch adds to a body and its properties."""
@@ -38,6 +57,185 @@ STORED_BYTES: Final = 512
 """What a broker adds at most to a message that it stores: hosts, times, topic, cluster."""
 _ALONE: Final = frozenset((*properties.DELAYS, properties.TRANSACTION))
 _NOTHING: Final = b'""'
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How messages are made ready to travel."""
+
+    body_bytes_max: int = MESSAGE_BODY_BYTES_MAX
+    compress_from: int = COMPRESS_FROM_BYTES
+    algorithm: Algorithm = "zlib"
+
+
+STOCK: Final = Packing()
+"""As stock producers do."""
+
+
+class Envelope(msgspec.Struct, frozen=True, gc=False):
+    """What a send carries of a message."""
+
+    # There is one for each message; a frozen dataclass takes six times as long to make.
+
+    topic: str
+    id: str
+    flag: int
+    sys_flag: int
+    body: bytes
+    properties: str
+
+
+@lru_cache(maxsize=1024)
+def _check_topic(name: str) -> None:
+    check_name("topic", name)  # Every message names its topic, and there are few of them.
+
+
+def sealed(
+    message: Message, fresh_id: str, packing: Packing = STOCK, *, compress: bool = True
+) -> Envelope:
+    """A message made ready to travel.
+
+    A message that carries a unique key in its properties keeps it: that is how the same message is
+    sent a second time.
+
+    Raises:
+        LocalProtocolError: The protocol cannot carry it.
+        LimitExceeded: It is too large.
+    """
+    _check_topic(message.topic)
+    body = message.body
+    if not isinstance(body, bytes):
+        hint = "; encode it, as in text.encode()" if isinstance(body, str) else ""
+        raise LocalProtocolError(f"a body is bytes, not {type(body).__name__}{hint}")
+    flag = message.flag
+    if flag and not -(2**31) <= flag < 2**31:
+        raise LocalProtocolError(f"a flag is a number of 32 bits, not {flag}")
+    if not body:
+        raise LocalProtocolError("a message needs a body; stock clients and brokers refuse none")
+    if len(body) > packing.body_bytes_max:
+        raise LimitExceeded("the size of a message", packing.body_bytes_max, len(body))
+    if (
+        message.properties
+        or not message.wait_stored
+        or message.delay_level
+        or message.deliver_at_ms is not None
+        or message.deliver_after_s is not None
+    ):
+        named = _properties(message)
+        fresh_id = named.setdefault(properties.UNIQUE_KEY, fresh_id)
+        text = properties.render(named)
+    else:
+        text = f"UNIQ_KEY\x01{fresh_id}\x02"
+        if message.tags or message.keys:
+            text = _marks(message) + text
+    if 3 * len(text) > PROPERTIES_BYTES_MAX:
+        _check_properties(text)
+    envelope = Envelope(message.topic, fresh_id, flag, 0, body, text)
+    if compress and len(body) >= packing.compress_from:
+        return compressed(envelope, packing)
+    return envelope
+
+
+def compressed(envelope: Envelope, packing: Packing = STOCK) -> Envelope:
+    """The same with a smaller body, where the body is large enough for that.
+
+    Raises:
+        ConfigError: The algorithm needs a package that is not installed.
+    """
+    if len(envelope.body) < packing.compress_from:
+        return envelope
+    sys_flag, body = compression.compress(envelope.body, packing.algorithm)
+    return msgspec.structs.replace(envelope, sys_flag=envelope.sys_flag | sys_flag, body=body)
+
+
+def _check_properties(text: str) -> None:
+    size = len(text.encode(errors="surrogatepass"))
+    if size > PROPERTIES_BYTES_MAX:
+        raise LimitExceeded("the size of a message's properties", PROPERTIES_BYTES_MAX, size)
+
+
+def _marks(message: Message) -> str:
+    """Tags and keys as text, for the many messages that have no other properties."""
+    keys = _joined(message.keys)
+    if message.tags and not isinstance(message.tags, str):
+        raise _no_tag(message.tags)
+    text = f"TAGS\x01{message.tags}\x02" if message.tags else ""
+    if keys:
+        text += f"KEYS\x01{keys}\x02"
+    pairs = bool(message.tags) + bool(keys)
+    if text.count("\x01") != pairs or text.count("\x02") != pairs:
+        raise LocalProtocolError("a tag or a key holds a control character 1 or 2")
+    return text
+
+
+def _no_tag(given: object) -> LocalProtocolError:
+    return LocalProtocolError(f"a message has one tag, which is a str, not {given!r}")
+
+
+def _joined(keys: Sequence[str]) -> str:
+    if isinstance(keys, str):
+        # It would be taken for a key of each of its characters.
+        raise LocalProtocolError(f"keys are a tuple, not a str; write keys=({keys!r},)")
+    try:
+        text = " ".join(keys)
+    except TypeError:
+        raise LocalProtocolError(f"keys are a tuple of str, not {keys!r}") from None
+    if text.split() != list(keys):
+        raise LocalProtocolError("a key is empty or holds white space, which separates keys")
+    return text
+
+
+def _has_delay(message: Message) -> bool:
+    return bool(
+        message.delay_level
+        or message.deliver_at_ms is not None
+        or message.deliver_after_s is not None
+    )
+
+
+def _properties(message: Message) -> dict[str, str]:
+    named = dict(message.properties)
+    if properties.TAGS in named or properties.KEYS in named:
+        raise LocalProtocolError("give tags and keys as such, not as properties")
+    keys = _joined(message.keys)
+    if message.tags and not isinstance(message.tags, str):
+        raise _no_tag(message.tags)
+    for name, value in named.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise LocalProtocolError(f"properties are str, not {name!r}: {value!r}")
+        if not (name and value):
+            raise LocalProtocolError(
+                "a property without a name or a value would be dropped on its way"
+            )
+    if message.tags:
+        named[properties.TAGS] = message.tags
+    if keys:
+        named[properties.KEYS] = keys
+    if not message.wait_stored:
+        named[properties.WAIT] = "false"
+    if _has_delay(message):
+        _add_delay(message, named)
+    return named
+
+
+def _add_delay(message: Message, named: dict[str, str]) -> None:
+    wanted = {
+        properties.DELAY: ("delay_level", message.delay_level or None),
+        properties.DELIVER_AT: ("deliver_at_ms", message.deliver_at_ms),
+        properties.DELIVER_AFTER: ("deliver_after_s", message.deliver_after_s),
+    }
+    asked = {name: said for name, said in wanted.items() if said[1] is not None}
+    if len(asked) > 1 or any(name in named for name in properties.DELAYS):
+        raise LocalProtocolError(
+            "a message is delayed in one way: delay_level, deliver_at_ms or deliver_after_s"
+        )
+    for name, (field, value) in asked.items():
+        if not isinstance(value, int) or value < 0:
+            raise LocalProtocolError(f"{field} is a whole number from 0 on, not {value!r}")
+        named[name] = str(value)
+
+
+# Requests
 
 
 class SendRequest:
@@ -101,15 +299,17 @@ def bundled(envelopes: Sequence[Envelope]) -> SendRequest:
         LocalProtocolError: No batch can hold one of them.
     """
     # Bodies stay as they are: stock brokers and consumers know no compression inside a batch.
-    body = batch.pack([(each.flag, each.body, each.properties) for each in envelopes])
+    body = batch.pack(
+        [(envelope.flag, envelope.body, envelope.properties) for envelope in envelopes]
+    )
     # Of a batch the broker looks at the common properties; it waits where one message does.
     wait = properties.WAIT
-    waits = any(properties.find(each.properties, wait) != "false" for each in envelopes)
+    waits = any(properties.find(envelope.properties, wait) != "false" for envelope in envelopes)
     common = "" if waits else properties.render({wait: "false"})
-    parcel = SendRequest(Envelope(envelopes[0].topic, "", 0, 0, body, common))
-    parcel.ids = tuple([each.id for each in envelopes])
-    parcel.is_batch = True
-    return parcel
+    request = SendRequest(Envelope(envelopes[0].topic, "", 0, 0, body, common))
+    request.ids = tuple([envelope.id for envelope in envelopes])
+    request.is_batch = True
+    return request
 
 
 def result_of(answer: Command, queue: Queue, own_id: str) -> SendResult:
@@ -142,26 +342,26 @@ def packed_size(envelope: Envelope) -> int:
     text = envelope.properties
     try:
         size = len(text) if text.isascii() else len(text.encode())
-    except UnicodeEncodeError as problem:
-        raise LocalProtocolError(f"no batch can hold this: {problem}") from problem
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"no batch can hold this: {error}") from error
     return _ITEM_BYTES + len(envelope.body) + size
 
 
 def split(envelopes: Sequence[Envelope], bytes_max: int) -> list[list[Envelope]]:
     """Messages in as few batches as hold them, in order; one that is too large stands alone."""
     parts: list[list[Envelope]] = []
-    sizes = [packed_size(each) for each in envelopes]
+    sizes = [packed_size(envelope) for envelope in envelopes]
     if _fits(len(sizes), sum(sizes), bytes_max):
         return [list(envelopes)]
     size = stored = 0
-    for each, own in zip(envelopes, sizes, strict=True):
+    for envelope, own in zip(envelopes, sizes, strict=True):
         size += own
         stored += own + STORED_BYTES
         is_full = size > bytes_max or stored > SPAN_BYTES_MAX
         if not parts or is_full or len(parts[-1]) >= BATCH_MESSAGES_MAX:
             parts.append([])
             size, stored = own, own + STORED_BYTES
-        parts[-1].append(each)
+        parts[-1].append(envelope)
     return parts
 
 
@@ -190,15 +390,15 @@ def common_topic(messages: Sequence[Message]) -> str:
         given = type(messages).__name__
         raise LocalProtocolError(f"a batch is a list of messages, not a {given}{hint}")
     try:
-        topics = {each.topic: None for each in messages}
-    except AttributeError as problem:
-        raise LocalProtocolError("a batch is a list of messages, and of nothing else") from problem
+        topics = {message.topic: None for message in messages}
+    except AttributeError as error:
+        raise LocalProtocolError("a batch is a list of messages, and of nothing else") from error
     if not topics:
         raise LocalProtocolError("a batch without a message cannot be sent")
     if len(topics) > 1:
         raise LocalProtocolError(f"a batch is of one topic, not of {', '.join(topics)}")
     if True in map(travels_alone, messages):
-        at = [travels_alone(each) for each in messages].index(True)
+        at = [travels_alone(message) for message in messages].index(True)
         raise LocalProtocolError(
             f"message {at} of the batch is {_why_alone(messages[at])}, so it travels alone; send it"
         )

@@ -98,31 +98,31 @@ class Session:
         self._service = service
         self._on_open = on_open
         self.answer_s = answer_s
-        self._table = RouteTable(fresh_s)
+        self.routes = RouteTable(fresh_s)
         self._asking: dict[str, asyncio.Task[Route]] = {}
         self._names_at = self.entropy.below(len(self.names))
-        self._pool: ConnectionPool | None = None
+        self.pool: ConnectionPool | None = None
         self.owner = OwnerProcess("client")
 
     async def __aenter__(self) -> Self:
-        if self._pool is not None:
+        if self.pool is not None:
             raise UsageError("this session is open already")
         if not self.owner.is_current:
             # Made before a fork: each child gives out ids of its own.
             self.ids = UniqueIds(self.clock, self.entropy)
             self.owner = OwnerProcess("client")
-        self._pool = ConnectionPool(self._network, self.clock, self._service, self._on_open)
+        self.pool = ConnectionPool(self._network, self.clock, self._service, self._on_open)
         return self
 
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         if not self.owner.is_current:
             return  # What is open belongs to the parent, which goes on with it.
-        pool, self._pool = self._pool, None
+        pool, self.pool = self.pool, None
         for task in list(self._asking.values()):
             task.cancel()
         if pool is not None:
@@ -132,20 +132,20 @@ class Session:
 
     def ready(self, address: str) -> Connection | None:
         """The connection to an address, where one is open now."""
-        return None if self._pool is None else self._pool.ready(address)
+        return None if self.pool is None else self.pool.ready(address)
 
     async def connection(self, address: str) -> Connection:
-        """An open connection to an address, shared with everybody who asks for the same.
+        """An open connection to an address, shared by all callers.
 
         Raises:
             UsageError: The session is not open.
-            ConnectFailed: Nobody listens there.
+            ConnectFailed: No server listens there.
         """
-        if self._pool is None:
+        if self.pool is None:
             raise UsageError("this session is not open; use it with 'async with'")
         self.owner.check()
         with self._closing_told():
-            return await self._pool.connection(address)
+            return await self.pool.connection(address)
 
     async def request(
         self,
@@ -174,7 +174,7 @@ class Session:
             yield
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self._pool is None and task is not None and not task.cancelling():
+            if self.pool is None and task is not None and not task.cancelling():
                 raise UsageError("this session was closed meanwhile") from None
             raise
 
@@ -194,15 +194,15 @@ class Session:
             at = (first + step) % len(self.names)
             try:
                 answer = await self.request(self.names[at], code, header)
-            except TransportError as problem:
-                failed = problem
+            except TransportError as error:
+                failed = error
                 continue
-            except BrokerRefused as problem:
+            except BrokerRefused as error:
                 self._names_at = at
-                if isinstance(problem, RequestNotSupported):
-                    said = problem.remark.strip()
+                if isinstance(error, RequestNotSupported):
+                    said = error.remark.strip()
                     text = f"{said}; is {self.names[at]} a name server, and not a broker?"
-                    raise RequestNotSupported(text) from problem
+                    raise RequestNotSupported(text) from error
                 raise
             self._names_at = at
             return answer
@@ -224,8 +224,8 @@ class Session:
         for address in self.names:
             try:
                 await self.request(address, code, header)
-            except TransportError as problem:
-                failed = failed or problem
+            except TransportError as error:
+                failed = failed or error
         if failed is not None:
             raise failed
 
@@ -233,11 +233,11 @@ class Session:
 
     def known_route(self, topic: str) -> Route | None:
         """Where a topic lives, as far as that is known without asking."""
-        return self._table.get(topic, self.clock.monotonic())
+        return self.routes.get(topic, self.clock.monotonic())
 
     def brokers(self) -> Mapping[str, Mapping[int, str]]:
         """Where all brokers listen that some known route names, by name and replica number."""
-        return self._table.brokers()
+        return self.routes.brokers()
 
     async def refresh(self) -> list[str]:
         """Ask again where the topics live that are in use; returns those that have moved.
@@ -249,14 +249,14 @@ class Session:
             TransportError: No name server answers.
         """
         moved: list[str] = []
-        for topic in self._table.in_use(self.clock.monotonic()):
-            before = self._table.last(topic)
+        for topic in self.routes.in_use(self.clock.monotonic()):
+            before = self.routes.last(topic)
             try:
                 if await self._ask_route(topic) != before:
                     moved.append(topic)
             except TopicNotFound:
                 if before is not None:
-                    self._table.put(before, self.clock.monotonic())
+                    self.routes.put(before, self.clock.monotonic())
             except BrokerRefused:
                 # The next caller that uses the topic gets the reason.
                 self.forget(topic)
@@ -275,7 +275,7 @@ class Session:
             TopicNotFound: No name server knows the topic, and this session has never seen it.
             TransportError: No name server answers, and this session has never seen the topic.
         """
-        found = self._table.get(topic, self.clock.monotonic())
+        found = self.routes.get(topic, self.clock.monotonic())
         if found is not None:
             return found
         asking = self._asking.get(topic)
@@ -283,16 +283,16 @@ class Session:
             asking = asyncio.ensure_future(self._learn_route(topic))
             self._asking[topic] = asking
             asking.add_done_callback(lambda task: self._settle(topic, task))
-        known = self._table.last(topic)
+        known = self.routes.last(topic)
         # Many may wait for one answer, so a caller that gives up does not cancel the question.
         with self._closing_told():
             await asyncio.wait({asking}, timeout=None if known is None else KNOWN_ROUTE_WAIT_S)
             if known is None or asking.done():
                 return asking.result()
-        known = self._table.last(topic)
+        known = self.routes.last(topic)
         if known is None:  # A broker has said meanwhile that the topic does not exist.
             return await asyncio.shield(asking)
-        self._table.put(known, self.clock.monotonic())
+        self.routes.put(known, self.clock.monotonic())
         return known
 
     async def route_to_write(self, topic: str, new_queues: int = TEMPLATE_QUEUES_MAX) -> Route:
@@ -309,11 +309,11 @@ class Session:
         """
         try:
             return await self.route(topic)
-        except TopicNotFound as problem:
+        except TopicNotFound as error:
             try:
                 answer = await self._ask_about(TEMPLATE)
             except TopicNotFound:
-                raise problem from None
+                raise error from None
             # Not remembered: the true route is there as soon as the first message is.
             return route_of(topic, answer, template=True, queues_max=new_queues)
 
@@ -330,11 +330,11 @@ class Session:
 
     def forget(self, topic: str) -> None:
         """Ask for this topic's route again before it is next used."""
-        self._table.forget(topic)
+        self.routes.forget(topic)
 
     def remove(self, topic: str, broker: str | None = None) -> None:
         """Keep nothing of a topic that does not exist any more: at one broker, or at all."""
-        self._table.remove(topic, broker)
+        self.routes.remove(topic, broker)
 
     async def queue_to_write(self, topic: str) -> tuple[Queue, str]:
         """The queue whose turn it is, and the address that takes messages for it.
@@ -367,17 +367,17 @@ class Session:
         try:
             return await self._ask_route(topic)
         except (TransportError, TopicNotFound) as error:
-            known = self._table.last(topic)
+            known = self.routes.last(topic)
             if known is None:
                 raise
             log.debug("the last known route of topic %s is kept: %s", topic, error)
             # Believed for a while again, because each question in vain takes its time.
-            self._table.put(known, self.clock.monotonic())
+            self.routes.put(known, self.clock.monotonic())
             return known
 
     async def _ask_route(self, topic: str) -> Route:
         route = route_of(topic, await self._ask_about(topic))
-        self._table.put(route, self.clock.monotonic())
+        self.routes.put(route, self.clock.monotonic())
         return route
 
     async def _ask_about(self, topic: str) -> TopicRoute:
@@ -400,9 +400,9 @@ def _addresses_in(names: str) -> tuple[str, ...]:
         several = isinstance(names, list | tuple | set) and all(isinstance(n, str) for n in names)
         hint = f"; write {';'.join(names)!r}" if several else ""
         raise ConfigError(f"name servers, or a txmq.Client, are wanted, not {names!r}{hint}")
-    found = tuple(each.strip() for each in names.split(";") if each.strip())
+    found = tuple(word.strip() for word in names.split(";") if word.strip())
     if not found:
         raise ConfigError("no name server is given; write host:port, several separated by ';'")
-    for each in found:
-        split_address(each)
+    for address in found:
+        split_address(address)
     return found

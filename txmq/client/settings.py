@@ -30,7 +30,7 @@ _FRAME_ROOM: Final = 64 * 1024
 
 
 def check_bounds(settings: object, least: Mapping[str, float]) -> None:
-    """See that settings are as large as they have to be.
+    """Check that settings are not too small.
 
     Raises:
         ConfigError: One is smaller.
@@ -61,7 +61,7 @@ class ClientSettings:
     """Where spans of messages sent and handled go, for OpenTelemetry."""
 
     def __post_init__(self) -> None:
-        """See that the values can work."""
+        """Check that the values can work."""
         check_bounds(self, {"heartbeat_s": 0.01, "route_refresh_s": 0.01, "answer_s": 0.01})
         if "@" in self.instance or "@" in self.host:
             raise ConfigError("instance and host hold no '@', which joins them to the client's id")
@@ -101,13 +101,13 @@ class ProducerSettings:
     linger_messages: int = 512
     """So many waiting messages are sent at once."""
     in_flight_bytes_max: int = 64 * 1024 * 1024
-    """Bodies that are on their way; who sends more waits."""
+    """Bodies that are on their way; a caller that sends more waits."""
     is_traced: bool = False
     """Whether each message leaves a record in ``trace_topic``."""
     trace_topic: str = TRACES
 
     def __post_init__(self) -> None:
-        """See that the values can work."""
+        """Check that the values can work."""
         check_bounds(self, {
             "timeout_s": 0.001, "retries": 0, "retries_nowait": 0, "compress_from": 1,
             "body_bytes_max": 1, "queues_of_new_topics": 1, "linger_s": 0.0, "linger_bytes": 1,
@@ -197,7 +197,7 @@ class ConsumerSettings:
     trace_topic: str = TRACES
 
     def __post_init__(self) -> None:
-        """See that the values can work."""
+        """Check that the values can work."""
         check_bounds(self, {
             "concurrency": 1, "batch_max": 1, "pull_batch": 1, "pull_interval_s": 0.0,
             "hold_s": 0.0, "cached_max": 1, "cached_bytes_max": 1, "span_max": 1,
@@ -216,7 +216,7 @@ class ConsumerSettings:
 
 
 def settings_or(kind: type[S], given: S | None) -> S:
-    """The settings that were given, or those of whoever gives none.
+    """The settings that were given, or the defaults.
 
     Raises:
         ConfigError: Something else was given.

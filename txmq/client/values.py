@@ -1,4 +1,4 @@
-"""What a client is told: receipts, batches, and views of topics, groups and brokers."""
+"""What brokers answer: receipts, batches, and views of topics, groups and brokers."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class BrokerInfo:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that nobody has decided yet."""
+    """An undecided transaction."""
 
     id: str
     state: str

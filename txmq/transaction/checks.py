@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Coroutine
 from contextlib import ExitStack
 from typing import Any, Final
 
-from txmq.client.observe.hooks import Ending, SendWatches
+from txmq.client.observe.hooks import SendHooks, TransactionEnd
 from txmq.errors import TransactionConflict
 from txmq.limits import HUNG_CHECKS_MAX
 from txmq.message import ReceivedMessage
@@ -77,7 +77,7 @@ class CheckAnswerer:
         ends: EndSender,
         settings: TransactionSettings,
         tally: TransactionTally,
-        watches: Callable[[], SendWatches | None],
+        watches: Callable[[], SendHooks | None],
         undecided: Container[str],
     ) -> None:
         self._group = group
@@ -87,7 +87,7 @@ class CheckAnswerer:
         self._ends = ends
         self._settings = settings
         self._tally = tally
-        self._watches = watches
+        self._hooks = watches
         self._undecided = undecided
         self._tasks = Tasks()
         self._waiting: dict[str, _Check] = {}
@@ -185,10 +185,10 @@ class CheckAnswerer:
         self._advance()
 
     async def _ask(self, xid: str, message: ReceivedMessage) -> LocalAnswer:
-        watches = self._watches()
+        watches = self._hooks()
         if watches is None:
             return await self._method.ask(xid, message)
-        ended = watches.begin_check(message)
+        ended = watches.before_check(message)
         answer = _UNKNOWN
         try:
             answer = await self._method.ask(xid, message)
@@ -199,12 +199,12 @@ class CheckAnswerer:
     async def _answer(self, check: _Check, answer: LocalAnswer) -> None:
         message, header, state = check.message, check.header, answer.state
         end = end_of_check(self._group, message.topic, message.id, header, state)
-        watches = self._watches()
+        watches = self._hooks()
         ended = None
         if watches is not None and state is not LocalTransactionState.UNKNOWN:
             place, broker = header.offset_msg_id or message.offset_id, message.queue.broker
-            ending = Ending(message, message.id, place, broker, SPELLINGS[state], True)
-            ended = watches.begin_end(ending)
+            ending = TransactionEnd(message, message.id, place, broker, SPELLINGS[state], True)
+            ended = watches.before_end(ending)
         taken = EndAnswer(EndReply.NONE)
         try:
             taken = await self._ends.answer(check.connection, end)

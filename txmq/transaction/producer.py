@@ -94,7 +94,7 @@ class TransactionProducer(Producer):
         super().__init__(group, names, chosen, network=network, clock=clock, entropy=entropy)
         self.listener = listener
         self.tally = TransactionTally()
-        self.stories = Stories(lambda: self._watches)
+        self.stories = Stories(lambda: self._hooks)
         self._resource: Resource[Any] | None = None
         self._runs: ActiveTransactions | None = None
         self._checks: CheckAnswerer | None = None
@@ -225,10 +225,10 @@ class TransactionProducer(Producer):
 
     async def _send_half(self, message: Message, xid: str) -> SendResult:
         sending = self._open()
-        if self._watches is None:
+        if self._hooks is None:
             return await sending.send_half(message, None)
         with self.stories.inside(xid):
-            return await self._watches.send(sending.send_half, message, None)
+            return await self._hooks.send(sending.send_half, message, None)
 
     def half_of(self, message: Message, xid: str = "") -> Message:
         """A half message, as it travels.
@@ -299,7 +299,7 @@ class TransactionProducer(Producer):
             UsageError: The producer is not open, or closes.
         """
         runs = self._runs
-        if runs is None or self._sending is None:
+        if runs is None or self._sender is None:
             raise self._not_open()
         self.client.session.owner.check()
         if runs.is_closing:

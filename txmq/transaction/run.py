@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from txmq.client.cluster_client import ClusterClient
-from txmq.client.observe.hooks import Ending
+from txmq.client.observe.hooks import TransactionEnd
 from txmq.client.values import SendResult, SendStatus
 from txmq.errors import (
     Effect,
@@ -381,9 +381,11 @@ class TransactionRun:
         runs.stories.tell(xid, Step.TOLD, state)
         ended, watches = None, runs.stories.look()
         if watches is not None:
-            ending = Ending(half, xid, sent.offset_id, sent.queue.broker, SPELLINGS[state], False)
+            ending = TransactionEnd(
+                half, xid, sent.offset_id, sent.queue.broker, SPELLINGS[state], False
+            )
             with runs.stories.inside(xid):
-                ended = watches.begin_end(ending)
+                ended = watches.before_end(ending)
         taken = EndAnswer(EndReply.NONE, UsageError(_CLOSED))
         try:
             taken = await runs.ends.send(sent.queue, end_of(runs.group, sent, state))

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from enum import Enum
 from typing import Final
 
-from txmq.client.observe.hooks import SendWatches, TransactionWatch
+from txmq.client.observe.hooks import SendHooks, TransactionHook
 from txmq.limits import STORIES_MAX
 
 __all__ = ["Step", "Stories", "note"]
@@ -40,23 +40,23 @@ class Step(Enum):
 class _Story:
     """A transaction that at least one watch follows."""
 
-    __slots__ = ("_watches", "xid")
+    __slots__ = ("_hooks", "xid")
 
-    def __init__(self, xid: str, watches: Sequence[TransactionWatch]) -> None:
+    def __init__(self, xid: str, watches: Sequence[TransactionHook]) -> None:
         self.xid = xid
-        self._watches = watches
+        self._hooks = watches
 
     def begin_step(self, number: int, word: str, text: str) -> None:
-        for watch in self._watches:
+        for watch in self._hooks:
             watch.begin_step(number, word, text)
 
     def note(self, text: str) -> None:
-        for watch in self._watches:
+        for watch in self._hooks:
             watch.note(text)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        leaves = [watch.enter() for watch in self._watches]
+        leaves = [watch.enter() for watch in self._hooks]
         outer = _CURRENT.get()
         _CURRENT.set(self)
         try:
@@ -67,7 +67,7 @@ class _Story:
                 leave()
 
     def end(self, state: str, is_acknowledged: bool, error: BaseException | None) -> None:
-        for watch in self._watches:
+        for watch in self._hooks:
             watch.end(state, is_acknowledged, error)
 
 
@@ -82,7 +82,7 @@ class Stories:
         look: Returns the producer's watches, if it has any.
     """
 
-    def __init__(self, look: Callable[[], SendWatches | None]) -> None:
+    def __init__(self, look: Callable[[], SendHooks | None]) -> None:
         self.look = look
         self._open: dict[str, _Story] = {}
 

@@ -87,12 +87,12 @@ class Stage:
         self.cluster.listeners[broker].close()
 
     def assert_nothing_is_left(self):
-        post = self.producer._sending.post
-        assert (len(post), post.bytes_in_flight) == (0, 0)
-        assert not post._wanting
-        assert not post._at_routes
-        assert not post._at_doors
-        assert all(len(each._exchange) == 0 for each in self.producer.client.session._pool.opened())
+        pending = self.producer._sender.pending
+        assert (len(pending), pending.bytes_in_flight) == (0, 0)
+        assert not pending._room_line
+        assert not pending._at_routes
+        assert not pending._at_connections
+        assert all(len(each._exchange) == 0 for each in self.producer.client.session.pool.opened())
 
 
 def produced(*, brokers=1, queues=2, seed=1, topic=TOPIC, **settings):
@@ -121,7 +121,7 @@ def produced(*, brokers=1, queues=2, seed=1, topic=TOPIC, **settings):
                     stage = Stage(world, cluster, producer)
                     await scenario(stage)
                     await asyncio.sleep(0)
-                    if producer._sending is not None:
+                    if producer._sender is not None:
                         stage.assert_nothing_is_left()
 
         test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)

@@ -554,7 +554,7 @@ async def test_two_producers_share_a_client(stage):
         await stage.producer.send(message())
 
     assert client.is_open
-    assert len(client.session._pool.opened()) == 2  # One is the name server's.
+    assert len(client.session.pool.opened()) == 2  # One is the name server's.
     with pytest.raises(UsageError, match="already"):
         async with Producer("g", client):
             pass

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 from producer_stage import message, produced, refuse, silent
 
-from txmq.client.envelope import Envelope, sealed
-from txmq.client.send_request import STORED_BYTES, bundled, packed_size, split
+from txmq.client.send_request import STORED_BYTES, Envelope, bundled, packed_size, sealed, split
 from txmq.errors import (
     BatchCutShort,
     BrokerBusy,
@@ -357,7 +356,7 @@ async def test_a_lane_where_everybody_went_away_is_forgotten(stage):
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0.1)
 
-    assert (stage.sends, len(stage.producer._sending.gathering)) == ("", 0)
+    assert (stage.sends, len(stage.producer._sender.accumulator)) == ("", 0)
 
 
 @produced(linger_s=0.01)

@@ -343,9 +343,9 @@ async def test_whoever_is_cancelled_as_its_turn_comes_gives_the_room_back(stage)
     await asyncio.sleep(0)
     second = asyncio.create_task(stage.producer.send(message(bytes(10))))
     await asyncio.sleep(0)
-    stage.producer._sending.post.release(10)  # As an answer would, in the same turn.
+    stage.producer._sender.pending.release(10)  # As an answer would, in the same turn.
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
-    stage.producer._sending.post.take(10)
+    stage.producer._sender.pending.take(10)
 
     await first

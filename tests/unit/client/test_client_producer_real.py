@@ -106,11 +106,11 @@ def test_in_bad_weather_what_is_told_is_true_and_nothing_is_left(seed, linger_s)
                 await asyncio.gather(*[sending(name) for name in range(8)])
                 storm.cancel()
                 await asyncio.gather(storm, return_exceptions=True)
-                post = producer._sending.post
+                post = producer._sender.pending
                 await post.drain()
                 await asyncio.sleep(2)
-                assert (len(post), post.bytes_in_flight, len(post._wanting)) == (0, 0, 0)
-                assert linger_s == 0 or not len(producer._sending.gathering)
+                assert (len(post), post.bytes_in_flight, len(post._room_line)) == (0, 0, 0)
+                assert linger_s == 0 or not len(producer._sender.accumulator)
                 await producer.send(message(b"after the storm"))
             stored = {
                 (broker.name, number, at): record.body

@@ -100,7 +100,7 @@ async def test_only_one_asks_at_a_time(stage):
     async with consumer:
         first = asyncio.create_task(consumer.poll(60.0))
         await asyncio.sleep(1.0)
-        with pytest.raises(UsageError, match="somebody else"):
+        with pytest.raises(UsageError, match="another call polls"):
             await consumer.poll(1.0)
         await stage.send(queue, 1)
         assert bodies(await first) == numbered(0, 0)

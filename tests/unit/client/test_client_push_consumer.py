@@ -414,7 +414,7 @@ async def test_a_client_opens_with_all_its_consumers_or_not_at_all(stage):
     client.on(TOPIC, group="two")(print)
     with pytest.raises(UsageError, match="not open"):
         await client.wait()
-    client._own["two"]._handlings.clear()
+    client._own["two"]._handlers.clear()
 
     with pytest.raises(UsageError, match="no handler"):
         async with client:
@@ -571,7 +571,7 @@ async def test_a_broker_that_holds_nothing_is_not_asked_without_rest(stage):
 async def test_a_fetch_that_fails_in_a_way_nobody_thought_of_is_begun_anew(stage):
     async with stage.client() as client, stage.reader(client) as consumer:
         await stage.until(lambda: len(consumer.positions()) == 2)
-        intake = consumer._holdings.intakes[Queue(TOPIC, "broker-a", 0)]
+        intake = consumer._assignment.fetchers[Queue(TOPIC, "broker-a", 0)]
         intake._deliver = None
         stage.put(b"0")
         await stage.until(lambda: stage.seen)

@@ -326,14 +326,14 @@ def test_a_reply_counts_for_more_than_a_send_that_was_not_answered():
                 client.replies.came(message.properties["CORRELATION_ID"], got(a="b"))
                 raise RequestTimeout("no answer")
 
-            reply = await asker._asking.ask(Message(topic=TOPIC, body=b"?"), 1.0, send)
+            reply = await asker._requester.ask(Message(topic=TOPIC, body=b"?"), 1.0, send)
             assert reply.properties["a"] == "b"
 
             async def fail(message):
                 raise RequestTimeout("no answer")
 
             with pytest.raises(RequestTimeout, match="no answer"):
-                await asker._asking.ask(Message(topic=TOPIC, body=b"?"), 1.0, fail)
+                await asker._requester.ask(Message(topic=TOPIC, body=b"?"), 1.0, fail)
 
     run(scenario)
 
@@ -357,7 +357,7 @@ def test_a_reply_is_tried_again_where_the_broker_is_lost():
         tried = []
 
         async def handle(message, replier):
-            hand_over = replier._asking._hand_over
+            hand_over = replier._requester._hand_over
 
             async def try_to(reply, envelope):
                 tried.append(reply)
@@ -365,7 +365,7 @@ def test_a_reply_is_tried_again_where_the_broker_is_lost():
                     raise ConnectFailed("not now")
                 return await hand_over(reply, envelope)
 
-            replier._asking._hand_over = try_to
+            replier._requester._hand_over = try_to
             await replier.send(reply_to(message, b"at last"))
 
         async with answering(handle) as (_, asker, _):

@@ -377,16 +377,16 @@ def test_a_broker_may_want_no_traces():
         async with embedded() as broker, Client(broker.names) as client:
             await client.admin.create_topic(TOPIC, queues=1)
             async with Producer("pg", client, TRACED) as producer:
-                post = producer._sending.post
-                heard = post.heard
+                post = producer._sender.pending
+                heard = post.on_answer
 
                 class Silent:
                     def field_map(self):
                         return {"TRACE_ON": "false", "MSG_REGION": "east"}
 
-                post.heard = lambda name, answer: heard(name, Silent())
+                post.on_answer = lambda name, answer: heard(name, Silent())
                 await producer.send(Message(topic=TOPIC, body=b"unseen"))
-                post.heard = heard
+                post.on_answer = heard
                 seen = await producer.send(Message(topic=TOPIC, body=b"seen"))
             assert [each.id for each in await traces(client, 1)] == [seen.id]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq import Message, Reply
-from txmq.client.envelope import sealed
+from txmq.client.send_request import sealed
 from txmq.errors import LimitExceeded, LocalProtocolError, TxmqError, UsageError
 from txmq.limits import PROPERTIES_BYTES_MAX, SLOTS
 from txmq.outbox.row import pack, slot_of, unpack

@@ -121,7 +121,7 @@ def test_ctrl_c_while_a_half_message_is_sent_rolls_back(tm, bank, broker):
         signal.pthread_kill(running, signal.SIGINT)
         await asyncio.Event().wait()
 
-    tm._real._producer._sending.send_half = unanswered
+    tm._real._producer._sender.send_half = unanswered
     charge = tm.transactional(topic=TOPIC, made_from="result")(take_plainly)
     with pytest.raises(KeyboardInterrupt):
         charge(ORDER)

@@ -422,7 +422,7 @@ async def test_a_half_message_that_fails_says_what_it_left(stage):
         async def lost(*_):
             raise RequestTimeout("127.0.0.1:9", 3.0)
 
-        tm._producer._sending.send_half = lost
+        tm._producer._sender.send_half = lost
         with pytest.raises(RequestTimeout) as doubtful:
             await tm.transactional(topic=TOPIC)(take)(ORDER)
     (note,) = refused.value.__notes__

@@ -243,7 +243,7 @@ def test_a_half_message_that_may_be_stored_rolls_back_and_so_does_its_check(bank
     async def scenario(stage):
         prepare(stage.bank)
         async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
-            sending = tm._producer._sending
+            sending = tm._producer._sender
             send_half = sending.send_half
 
             async def unanswered(message, queue):
@@ -275,7 +275,7 @@ def test_what_takes_too_long_is_rolled_back_with_its_half_message(bank, is_block
             async def unanswered(message, queue):
                 await asyncio.Event().wait()
 
-            tm._producer._sending.send_half = unanswered
+            tm._producer._sender.send_half = unanswered
             with pytest.raises(TransactionOverdue):
                 await decorated(tm, charge_plainly if is_blocking else charge)(30)
         await nothing_remains(stage)

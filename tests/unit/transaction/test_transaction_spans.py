@@ -22,7 +22,7 @@ from tests.unit.transaction.producing_stage import (
 from tests.unit.transaction.spans_stage import NINE, Spans, below_now
 from txmq.client.client import Client
 from txmq.client.consume import PushConsumer
-from txmq.client.observe.hooks import SendWatches
+from txmq.client.observe.hooks import SendHooks
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.errors import BrokerRefused, DatabaseFailed, RollBack, TransactionConflict, UsageError
 from txmq.protocol import command, headers
@@ -221,7 +221,7 @@ def test_who_rolls_back_on_purpose_has_not_failed(spans):
 
 def watched(stage, spans):
     """Have somebody look on in the simulated world, too."""
-    stage.producer._watches = SendWatches([spans.telemetry.of_producer(GROUP, "here")])
+    stage.producer._hooks = SendHooks([spans.telemetry.of_producer(GROUP, "here")])
 
 
 def test_a_half_message_that_is_refused_ends_it(spans):

@@ -30,10 +30,10 @@ class ClusterCalls:
             name: cluster for cluster, names in view.cluster_addr_table.items() for name in names
         }
         found = [
-            BrokerInfo(name, each.cluster or clusters.get(name, ""), dict(each.broker_addrs))
-            for name, each in view.broker_addr_table.items()
+            BrokerInfo(name, entry.cluster or clusters.get(name, ""), dict(entry.broker_addrs))
+            for name, entry in view.broker_addr_table.items()
         ]
-        return sorted(found, key=lambda each: (each.cluster, each.name))
+        return sorted(found, key=lambda info: (info.cluster, info.name))
 
     async def broker_stats(self, broker: str) -> dict[str, str]:
         """What a broker says of itself, by RocketMQ's names for it.
@@ -53,21 +53,21 @@ class ClusterCalls:
         # The masters to talk to, by name: of one broker, of one cluster, or of the only cluster.
         known = await self.cluster()
         chosen = [
-            each
-            for each in known
-            if (broker is None or each.name == broker)
-            and (cluster is None or each.cluster == cluster)
+            info
+            for info in known
+            if (broker is None or info.name == broker)
+            and (cluster is None or info.cluster == cluster)
         ]
         if not chosen:
             wanted = f"broker {broker!r}" if broker is not None else f"cluster {cluster!r}"
-            names = ", ".join(f"{each.name} of {each.cluster}" for each in known) or "none"
+            names = ", ".join(f"{info.name} of {info.cluster}" for info in known) or "none"
             if broker is None and cluster is None:
                 raise ConnectFailed("the name server knows no broker yet")
             raise ConfigError(f"{wanted} is unknown to the name server; it knows {names}")
-        clusters = sorted({each.cluster for each in chosen})
+        clusters = sorted({info.cluster for info in chosen})
         if len(clusters) > 1:
             raise ConfigError(f"there are several clusters, name one: {', '.join(clusters)}")
-        masters = {each.name: each.addresses[MASTER] for each in chosen if MASTER in each.addresses}
+        masters = {info.name: info.addresses[MASTER] for info in chosen if MASTER in info.addresses}
         if not masters:
             raise ConnectFailed(f"no master is up among {', '.join(e.name for e in chosen)}")
         return masters

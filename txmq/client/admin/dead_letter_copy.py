@@ -87,9 +87,9 @@ def copy_of(
         RESENT_AT: str(now_ms),
         RESENT_FROM: message.offset_id,
     }
-    # Consumers may go by the first key, or by the id where there is none: that stays as it was. The
-    # mark is the second, since brokers index no more than so many.
-    others = [each for each in message.keys[1:] if not each.startswith(_MARK)]
+    # Consumers may go by the first key, or by the id if there is no key: both stay as they were.
+    # The mark is the second key, because brokers index a limited number of keys.
+    others = [key for key in message.keys[1:] if not key.startswith(_MARK)]
     return Message(
         topic=topic,
         body=message.body,

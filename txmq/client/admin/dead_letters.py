@@ -23,9 +23,10 @@ from txmq.client.admin.lookups import (
 from txmq.client.admin.messages import PRODUCER_GROUP, MessageCalls
 from txmq.client.admin.offsets import OffsetCalls
 from txmq.client.admin.topics import TopicCalls
-from txmq.client.envelope import Envelope, check_name, opened, sealed
+from txmq.client.names import check_name
+from txmq.client.received_message import opened
 from txmq.client.routes import TEMPLATE, Route
-from txmq.client.send_request import result_of
+from txmq.client.send_request import Envelope, result_of, sealed
 from txmq.client.values import SendResult
 from txmq.errors import (
     BrokerRefused,
@@ -92,11 +93,11 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             BrokerRefused: A broker refuses.
         """
         if group is None:
-            topics = [each for each in await self.topics() if each.startswith(DLQ)]
+            topics = [topic for topic in await self.topics() if topic.startswith(DLQ)]
         else:
             topics = [_topic_of(group)]
-        found = [await self._counted(each) for each in topics]
-        return [each for each in found if each is not None]
+        found = [await self._counted(topic) for topic in topics]
+        return [count for count in found if count is not None]
 
     async def dead_letters(
         self,
@@ -129,10 +130,10 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         """
         queues = await self._queues(group)
         passed, left = 0, count
-        streams = [self._stream(each, begin_ms, end_ms) for each in queues]
+        streams = [self._stream(queue, begin_ms, end_ms) for queue in queues]
         async with aclosing(_merged(streams)) as merged:
-            async for each in merged:
-                if topic is not None and each.properties.get(properties.RETRY_TOPIC) != topic:
+            async for letter in merged:
+                if topic is not None and letter.properties.get(properties.RETRY_TOPIC) != topic:
                     continue
                 if passed < start:
                     passed += 1
@@ -141,7 +142,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
                     if left <= 0:
                         return
                     left -= 1
-                yield each
+                yield letter
 
     async def dead_letter(self, group: str, message_id: str) -> ReceivedMessage:
         """One dead letter of a group.
@@ -168,9 +169,9 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             return found
         # Where it was stored first, nothing may lie any more; only the dead letters remember.
         async with aclosing(self.dead_letters(group)) as letters:
-            async for each in letters:
-                if message_id in (each.offset_id, each.properties.get(properties.ORIGIN_ID)):
-                    return each
+            async for letter in letters:
+                if message_id in (letter.offset_id, letter.properties.get(properties.ORIGIN_ID)):
+                    return letter
         raise NotFound(f"group {group} has no dead letter {message_id}")
 
     async def resent_copy(self, group: str, message: ReceivedMessage) -> ReceivedMessage | None:
@@ -254,23 +255,23 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         by_broker = dict.fromkeys(route.brokers, 0)
         oldest: list[int] = []
         newest: list[int] = []
-        for each in queues:
-            held = each.max_offset - each.min_offset
+        for status in queues:
+            held = status.max_offset - status.min_offset
             if held <= 0:
                 continue
-            by_broker[each.queue.broker] += held
-            newest.append(each.updated_ms)
-            header = QueueHeader(topic, each.queue.number)
+            by_broker[status.queue.broker] += held
+            newest.append(status.updated_ms)
+            header = QueueHeader(topic, status.queue.number)
             answer = await self._session.request(
-                route.reader(each.queue.broker), RequestCode.GET_EARLIEST_MSG_STORETIME, header
+                route.reader(status.queue.broker), RequestCode.GET_EARLIEST_MSG_STORETIME, header
             )
             oldest.append(answer.read(TimestampAnswer).timestamp)
         return DeadLetters(
             topic.removeprefix(DLQ),
             sum(by_broker.values()),
             # A broker that cannot tell says -1.
-            min((each for each in oldest if each > 0), default=None),
-            max((each for each in newest if each > 0), default=None),
+            min((stored_ms for stored_ms in oldest if stored_ms > 0), default=None),
+            max((stored_ms for stored_ms in newest if stored_ms > 0), default=None),
             by_broker,
             _closed_at(route),
         )
@@ -304,11 +305,11 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             at = await self.min_offset(queue)
         while at < end:
             pulled = await self.pull(queue, at)
-            for each in pulled.messages:
-                if each.offset >= end or each.stored_ms > end_ms:
+            for message in pulled.messages:
+                if message.offset >= end or message.stored_ms > end_ms:
                     return
-                if each.stored_ms >= begin_ms:
-                    yield each
+                if message.stored_ms >= begin_ms:
+                    yield message
             if pulled.next_offset <= at:
                 return
             at = pulled.next_offset
@@ -316,7 +317,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
     async def _by_id(self, dead: str, message_id: str) -> ReceivedMessage | None:
         header = fields_of(MessageQuery(dead, message_id, UNIQUE_KEY_HITS, 0, TIME_MAX))
         header[UNIQUE_KEY_QUERY] = "true"
-        found = [each for each in await self._query(dead, header) if each.id == message_id]
+        found = [message for message in await self._query(dead, header) if message.id == message_id]
         return found[-1] if found else None
 
     async def _by_place(self, dead: str, offset_id: str) -> ReceivedMessage | None:
@@ -327,7 +328,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         route = await self._session.route(dead)
         for broker, replicas in route.addresses.items():
-            # An id that a producer gave can look like a place: nobody else is asked.
+            # An id that a producer gave can look like a place: no other broker is asked.
             if address not in replicas.values():
                 continue
             try:
@@ -345,12 +346,12 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
     async def _retry_queue(self, group: str, broker: str) -> Queue:
         try:
             route = await self._session.route(RETRY + group)
-        except TopicNotFound as problem:
+        except TopicNotFound as error:
             raise TopicNotFound(
                 f"group {group} has no retry topic yet; start one of its consumers, which makes it"
-            ) from problem
+            ) from error
         # Brokers remember groups each for itself, and this one knows it for certain.
-        there = [each for each in route.writable if each.broker == broker] or route.writable
+        there = [queue for queue in route.writable if queue.broker == broker] or route.writable
         if not there:
             raise NoPermission(f"the retry topic of group {group} may not be written to")
         return there[self._session.entropy.below(len(there))]
@@ -431,5 +432,5 @@ def _topic_of(group: str) -> str:
 
 
 def _closed_at(route: Route) -> tuple[str, ...]:
-    readable = {each.broker for each in route.readable}
-    return tuple(each for each in route.brokers if each not in readable)
+    readable = {queue.broker for queue in route.readable}
+    return tuple(broker for broker in route.brokers if broker not in readable)

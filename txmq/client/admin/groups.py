@@ -8,7 +8,7 @@ import msgspec
 
 from txmq.client import values
 from txmq.client.admin.cluster import ClusterCalls
-from txmq.client.envelope import check_name
+from txmq.client.names import check_name
 from txmq.client.values import GroupConnections, QueueProgress
 from txmq.errors import ConsumerOffline, InternalError
 from txmq.limits import GROUP_CHARS_MAX
@@ -96,8 +96,8 @@ class GroupCalls(ClusterCalls):
         """
         found: dict[str, GroupConfig] = {}
         for address in (await self._masters(cluster=cluster)).values():
-            for name, each in (await self._groups_at(address)).items():
-                found.setdefault(name, each)
+            for name, config in (await self._groups_at(address)).items():
+                found.setdefault(name, config)
         return dict(sorted(found.items()))
 
     async def group_progress(
@@ -118,14 +118,14 @@ class GroupCalls(ClusterCalls):
             table = read_queue_map(answer.body, "offsetTable", OffsetPair)
             found += [
                 QueueProgress(
-                    Queue(each.topic, each.broker_name, each.queue_id),
+                    Queue(wire_queue.topic, wire_queue.broker_name, wire_queue.queue_id),
                     QueueOffset(pair.broker_offset),
                     QueueOffset(pair.consumer_offset),
                     pair.last_timestamp,
                 )
-                for each, pair in table.items()
+                for wire_queue, pair in table.items()
             ]
-        return sorted(found, key=lambda each: each.queue)
+        return sorted(found, key=lambda progress: progress.queue)
 
     async def group_connections(self, name: str, *, cluster: str | None = None) -> GroupConnections:
         """The consumers of a group that are connected to any broker.
@@ -148,12 +148,12 @@ class GroupCalls(ClusterCalls):
         if not answers:
             raise ConsumerOffline(f"no consumer of group {name} is connected")
         subscriptions = {
-            topic: each.sub_string
+            topic: subscription.sub_string
             for answer in answers
-            for topic, each in answer.subscription_table.items()
+            for topic, subscription in answer.subscription_table.items()
         }
         return GroupConnections(
-            _clients(each for answer in answers for each in answer.connection_set),
+            _clients(connection for answer in answers for connection in answer.connection_set),
             dict(sorted(subscriptions.items())),
             answers[0].message_model,
             answers[0].consume_type,
@@ -185,7 +185,9 @@ class GroupCalls(ClusterCalls):
 def _clients(found: Iterable[bodies.ClientConnection]) -> tuple[values.ConnectedClient, ...]:
     # A client holds one connection to each broker; it is one client all the same.
     by_id: dict[str, values.ConnectedClient] = {}
-    for each in found:
-        seen = values.ConnectedClient(each.client_id, each.client_addr, each.language, each.version)
-        by_id.setdefault(each.client_id, seen)
+    for connection in found:
+        seen = values.ConnectedClient(
+            connection.client_id, connection.client_addr, connection.language, connection.version
+        )
+        by_id.setdefault(connection.client_id, seen)
     return tuple(by_id[name] for name in sorted(by_id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from txmq.client.admin.cluster import ClusterCalls
-from txmq.client.envelope import opened
+from txmq.client.received_message import opened
 from txmq.errors import LocalProtocolError, NotFound, RemoteProtocolError
 from txmq.message import ReceivedMessage
 from txmq.protocol.codes import RequestCode
@@ -37,13 +37,13 @@ class LookupCalls(ClusterCalls):
         """
         try:
             host, port, position = split_offset_id(offset_id)
-        except RemoteProtocolError as problem:
-            raise LocalProtocolError(str(problem)) from problem
+        except RemoteProtocolError as error:
+            raise LocalProtocolError(str(error)) from error
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         answer = await self._session.request(
             address, RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position)
         )
-        holders = [each.name for each in await self.cluster() if address in each.addresses.values()]
+        holders = [info.name for info in await self.cluster() if address in info.addresses.values()]
         return opened(unpack(answer.body)[0], holders[0] if holders else "")
 
     async def query(
@@ -72,7 +72,7 @@ class LookupCalls(ClusterCalls):
         header = fields_of(MessageQuery(topic, key, count, begin_ms, end_ms))
         found = await self._query(topic, header)
         # Brokers find by hash: a stranger with the same hash is not what was asked for.
-        return [each for each in found if key in each.keys]
+        return [message for message in found if key in message.keys]
 
     async def find(self, topic: str, message_id: str) -> ReceivedMessage:
         """The message that a producer gave an id; the first of them where it was sent twice.
@@ -85,9 +85,9 @@ class LookupCalls(ClusterCalls):
         """
         header = fields_of(MessageQuery(topic, message_id, UNIQUE_KEY_HITS, 0, TIME_MAX))
         header[UNIQUE_KEY_QUERY] = "true"
-        for each in await self._query(topic, header):
-            if each.id == message_id:
-                return each
+        for message in await self._query(topic, header):
+            if message.id == message_id:
+                return message
         raise NotFound(f"topic {topic} has no message {message_id}")
 
     async def _query(self, topic: str, header: dict[str, str]) -> list[ReceivedMessage]:
@@ -99,5 +99,5 @@ class LookupCalls(ClusterCalls):
                 answer = await self._session.request(address, RequestCode.QUERY_MESSAGE, header)
             except NotFound:
                 continue
-            found += [opened(each, broker) for each in unpack_all(answer.body)]
-        return sorted(found, key=lambda each: (each.stored_ms, each.queue, each.offset))
+            found += [opened(record, broker) for record in unpack_all(answer.body)]
+        return sorted(found, key=lambda message: (message.stored_ms, message.queue, message.offset))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from txmq.client.envelope import opened, sealed
+from txmq.client.received_message import opened
 from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX
-from txmq.client.send_request import SendRequest, bundled, common_topic
+from txmq.client.send_request import SendRequest, bundled, common_topic, sealed
 from txmq.client.session import Session
 from txmq.client.values import PulledBatch, PullOutcome, SendResult
 from txmq.errors import (
@@ -73,8 +73,8 @@ class MessageCalls:
             TransportError: No answer came; the leaf says whether it may be stored.
             BrokerRefused: The broker refused; the leaf says whether it is stored all the same.
         """
-        parcel = SendRequest(sealed(message, self._session.ids.next()))
-        return (await self._deliver(parcel, queue, group))[0]
+        request = SendRequest(sealed(message, self._session.ids.next()))
+        return (await self._deliver(request, queue, group))[0]
 
     async def send_batch(
         self,
@@ -93,15 +93,15 @@ class MessageCalls:
         """
         common_topic(messages)
         ids = self._session.ids
-        parcel = bundled([sealed(each, ids.next(), compress=False) for each in messages])
-        if len(parcel.body) > MESSAGE_BODY_BYTES_MAX:
-            raise LimitExceeded("the size of a batch", MESSAGE_BODY_BYTES_MAX, len(parcel.body))
-        return await self._deliver(parcel, queue, group)
+        request = bundled([sealed(message, ids.next(), compress=False) for message in messages])
+        if len(request.body) > MESSAGE_BODY_BYTES_MAX:
+            raise LimitExceeded("the size of a batch", MESSAGE_BODY_BYTES_MAX, len(request.body))
+        return await self._deliver(request, queue, group)
 
     async def _deliver(
-        self, parcel: SendRequest, queue: Queue | None, group: str
+        self, request: SendRequest, queue: Queue | None, group: str
     ) -> list[SendResult]:
-        topic, session = parcel.topic, self._session
+        topic, session = request.topic, self._session
         if queue is None:
             queue, address = await session.queue_to_write(topic)
         elif queue.topic != topic:
@@ -112,14 +112,14 @@ class MessageCalls:
         try:
             connection = await session.connection(address)
             opaque, waiter = connection.number(), PendingResponse()
-            head = parcel.head(form, opaque, queue.number, session.clock.wall_ms())
+            head = request.head(form, opaque, queue.number, session.clock.wall_ms())
             deadline = session.clock.monotonic() + session.answer_s
-            connection.post(opaque, waiter, deadline, head, parcel.body)
+            connection.post(opaque, waiter, deadline, head, request.body)
             try:
                 answer = await waiter.future
             finally:
                 connection.break_off(opaque)
-            return parcel.results(answer, queue)
+            return request.results(answer, queue)
         except TxmqError as error:
             self._doubt_route(topic, queue.broker, error)
             raise
@@ -226,11 +226,11 @@ def _pulled(answer: Command, broker: str, tags: str) -> PulledBatch:
     bounds = answer.read(PullAnswer)
     messages: list[ReceivedMessage] = []
     if outcome is PullOutcome.FOUND:
-        messages = [opened(each, broker) for each in unpack_all(answer.body)]
+        messages = [opened(record, broker) for record in unpack_all(answer.body)]
         if tags != ANY_TAG:
             # Brokers filter by hash; the text decides.
-            wanted = {each.strip() for each in tags.split("||")}
-            messages = [each for each in messages if each.tags in wanted]
+            wanted = {word.strip() for word in tags.split("||")}
+            messages = [message for message in messages if message.tags in wanted]
     return PulledBatch(
         outcome,
         tuple(messages),

@@ -127,8 +127,8 @@ class OffsetCalls:
                         moved[queue] = await self._move(group, queue, time_ms, force=force)
                 continue
             table = read_queue_map(answer.body, "offsetTable", int)
-            for each, offset in table.items():
-                queue = Queue(each.topic, each.broker_name, each.queue_id)
+            for wire_queue, offset in table.items():
+                queue = Queue(wire_queue.topic, wire_queue.broker_name, wire_queue.queue_id)
                 moved[queue] = QueueOffset(offset)
         return dict(sorted(moved.items()))
 

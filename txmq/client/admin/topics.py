@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from txmq.client.admin.cluster import ClusterCalls
-from txmq.client.envelope import check_name
+from txmq.client.names import check_name
 from txmq.client.routes import TEMPLATE, Route
 from txmq.client.values import QueueStatus
 from txmq.errors import RequestTimeout, TopicNotFound
@@ -147,8 +147,8 @@ class TopicCalls(ClusterCalls):
 
         Raises:
             TopicNotFound: No broker has it.
-            TransportError: Somebody does not answer; others may have removed it.
-            BrokerRefused: Somebody refuses; others may have removed it.
+            TransportError: A server does not answer; others may have removed it.
+            BrokerRefused: A server refuses; others may have removed it.
         """
         route = await self._session.fresh_route(name)
         for broker in sorted(route.addresses):
@@ -193,14 +193,14 @@ class TopicCalls(ClusterCalls):
             table = read_queue_map(answer.body, "offsetTable", QueueStats)
             found += [
                 QueueStatus(
-                    Queue(each.topic, each.broker_name, each.queue_id),
+                    Queue(wire_queue.topic, wire_queue.broker_name, wire_queue.queue_id),
                     QueueOffset(stats.min_offset),
                     QueueOffset(stats.max_offset),
                     stats.last_update_timestamp,
                 )
-                for each, stats in table.items()
+                for wire_queue, stats in table.items()
             ]
-        return sorted(found, key=lambda each: each.queue)
+        return sorted(found, key=lambda status: status.queue)
 
     async def topic_groups(self, name: str) -> list[str]:
         """The consumer groups that consume a topic or have done so.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple
 
 from txmq.client.admin.cluster import ClusterCalls
-from txmq.client.envelope import received
+from txmq.client.received_message import received
 from txmq.client.values import OpenTransaction
 from txmq.errors import NotFound, TransportError, UsageError
 from txmq.message import Queue, ReceivedMessage
@@ -39,7 +39,7 @@ class TransactionCalls(ClusterCalls):
         broker: str | None = None,
         cluster: str | None = None,
     ) -> list[OpenTransaction]:
-        """Transactions that nobody has decided yet, of each broker the oldest first.
+        """Undecided transactions, the oldest of each broker first.
 
         Args:
             state: Only the ``prepared`` ones, which wait for their producer, or the ``parked``.
@@ -50,7 +50,7 @@ class TransactionCalls(ClusterCalls):
 
         Raises:
             ConfigError: Broker or cluster is unknown, or several clusters leave the choice open.
-            RequestNotSupported: A broker is none of ours.
+            RequestNotSupported: A broker is not a txmq broker.
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
@@ -61,7 +61,7 @@ class TransactionCalls(ClusterCalls):
                 header = ListTransactions(state, group, start, min(wanted, _PAGE))
                 answer = await self._session.request(address, RequestCode.LIST_TRANSACTIONS, header)
                 page = bodies.OpenTransactions.read(answer.body).transactions
-                found += [_value(each, name) for each in page]
+                found += [_value(row, name) for row in page]
                 wanted -= len(page)
                 if len(page) < header.count:
                     break
@@ -82,7 +82,7 @@ class TransactionCalls(ClusterCalls):
             NotFound: No broker has such a transaction open.
             UsageError: Several have one: their producer tried again at another broker.
             ConfigError: Broker or cluster is unknown, or several clusters leave the choice open.
-            RequestNotSupported: A broker is none of ours.
+            RequestNotSupported: A broker is not a txmq broker.
             TransportError: None has it of those that answer.
             BrokerRefused: A broker refuses.
         """
@@ -133,25 +133,27 @@ class TransactionCalls(ClusterCalls):
         masters = await self._masters(broker=broker, cluster=cluster)
         holders: list[_Holder] = []
         silent: dict[str, TransportError] = {}
-        for each, address in masters.items():
+        for broker_name, address in masters.items():
             try:
                 answer = await self._session.request(
                     address, RequestCode.SHOW_TRANSACTION, NamedTransaction(name)
                 )
             except NotFound:
                 continue
-            except TransportError as problem:
+            except TransportError as error:
                 # It may be another that has it.
-                silent[each] = problem
+                silent[broker_name] = error
             else:
-                holders.append(_Holder(each, address, answer))
+                holders.append(_Holder(broker_name, address, answer))
         if len(holders) > 1:
-            places = " and ".join(each.broker for each in holders)
+            places = " and ".join(holder.broker for holder in holders)
             raise UsageError(f"transaction {name} is open at {places}; name the broker you mean")
         if holders:
             return holders[0]
-        for each, loss in silent.items():
-            raise type(loss)(f"{each}, which may have transaction {name}: {loss}") from loss
+        for silent_broker, loss in silent.items():
+            raise type(loss)(
+                f"{silent_broker}, which may have transaction {name}: {loss}"
+            ) from loss
         places = ", ".join(masters)
         raise NotFound(f"no transaction {name} is open at {places}: it is decided, or never was")
 

@@ -1,9 +1,10 @@
 """Consumers: members of groups that share the queues of their topics.
 
-Reading order: :mod:`subscription` and :mod:`window` (pure), :mod:`intake` (one queue),
-:mod:`offsets`, :mod:`members` and :mod:`holdings` (which queues), then how messages are worked on:
-:mod:`handling`, :mod:`concurrent`, :mod:`locks`, :mod:`orderly`; or how they are asked for:
-:mod:`shelf`, :mod:`places`. :mod:`push`, :mod:`pull` and :mod:`scheduled` put them together.
+Reading order: ``subscription`` and ``window`` (pure), ``fetcher`` (one queue), ``offset_store``,
+``members`` and ``assignment`` (which queues). Then how handlers run: ``handler``,
+``concurrent_workers``, ``queue_locks``, ``orderly_workers``; or how a caller polls:
+``pull_buffer``, ``pull_assignment``. ``push_consumer``, ``pull_consumer`` and ``scheduled_pull``
+are the public faces.
 """
 
 from __future__ import annotations

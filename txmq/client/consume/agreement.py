@@ -1,4 +1,4 @@
-"""Whether brokers understand what a group wants, and whether all its members want the same."""
+"""Do brokers understand a group's subscriptions, and do all its members have the same?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Agreement:
-    """What one member of a group finds out before it consumes, and when others come and go."""
+    """The checks of one member: before it consumes, and when other members come and go."""
 
     def __init__(self, client: ClusterClient, group: str) -> None:
         self._client = client
@@ -36,22 +36,24 @@ class Agreement:
         self._is_looking = False
 
     async def check(self, wanted: Collection[TopicSubscription]) -> None:
-        """Have the brokers read the conditions among these, each broker of the topic.
+        """Have every broker of each topic read the SQL conditions.
 
-        Tags are understood by all. What nobody can say now is left to the pulls.
+        All brokers understand tags. If a broker cannot answer now, the pulls will show it.
 
         Raises:
-            SubscriptionInvalid: A condition is none; tells where, if the broker does.
-            FilterUnsupported: A broker takes no conditions.
+            SubscriptionInvalid: A condition does not parse; says where, if the broker does.
+            FilterUnsupported: A broker does not support conditions.
             BrokerRefused: A broker refuses to look at it.
         """
         session = self._client.session
-        for each in wanted:
-            route = session.known_route(each.topic)
-            if not each.sql or route is None:
+        for subscription in wanted:
+            route = session.known_route(subscription.topic)
+            if not subscription.sql or route is None:
                 continue
             version = session.clock.wall_ms()
-            body = SubscriptionCheck(self._client.id, self._group, each.registration(version))
+            body = SubscriptionCheck(
+                self._client.id, self._group, subscription.registration(version)
+            )
             for broker in route.brokers:
                 await self._ask(route, broker, body.write())
 
@@ -59,34 +61,34 @@ class Agreement:
         try:
             address = route.reader(broker)
             await self._client.session.request(address, RequestCode.CHECK_CLIENT_CONFIG, body=body)
-        except (TransportError, TopicNotFound) as problem:
-            log.warning("%s: %s has not read the condition: %s", self._group, broker, problem)
-        except InternalError as problem:
-            raise FilterUnsupported(f"{broker}: {problem.remark}") from problem
+        except (TransportError, TopicNotFound) as error:
+            log.warning("%s: %s has not read the condition: %s", self._group, broker, error)
+        except InternalError as error:
+            raise FilterUnsupported(f"{broker}: {error.remark}") from error
 
     async def look(self, wanted: Mapping[str, TopicSubscription]) -> None:
-        """Warn where other members of the group want something else of its topics.
+        """Warn if other members of the group have other subscriptions.
 
-        Brokers know one subscription of a group, that of whoever spoke last, and share out the
-        queues as if all had it: each member misses a part, and nobody is told.
+        A broker keeps one subscription for a group, from the member that registered last. The
+        queues are shared as if all members had it, so each member silently misses a part.
         """
         route = self._client.session.known_route(next(iter(wanted), ""))
         if route is None or not route.brokers or self._is_looking:
             return
         self._is_looking = True
         try:
-            # Any broker will do: members say the same to all of them.
+            # Any broker will do: members register the same with all of them.
             address = route.reader(route.brokers[0])
             answer = await self._client.session.request(
                 address, RequestCode.GET_CONSUMER_CONNECTION_LIST, GroupHeader(self._group)
             )
             found = ConsumerConnections.read(answer.body)
-        except TxmqError as problem:
-            log.debug("%s: what others want is not known: %s", self._group, problem)
+        except TxmqError as error:
+            log.debug("%s: what others want is not known: %s", self._group, error)
             return
         finally:
             self._is_looking = False
-        if {each.client_id for each in found.connection_set} - {self._client.id}:
+        if {connection.client_id for connection in found.connection_set} - {self._client.id}:
             self._compare(wanted, found.subscription_table)
 
     def _compare(
@@ -94,10 +96,13 @@ class Agreement:
         wanted: Mapping[str, TopicSubscription],
         theirs: Mapping[str, bodies.SubscriptionData],
     ) -> None:
-        ours = {each.topic: _told(each.kind, each.expression) for each in wanted.values()}
+        ours = {
+            subscription.topic: _told(subscription.kind, subscription.expression)
+            for subscription in wanted.values()
+        }
         others = {
-            topic: _told(each.expression_type, each.sub_string)
-            for topic, each in theirs.items()
+            topic: _told(subscription.expression_type, subscription.sub_string)
+            for topic, subscription in theirs.items()
             if not topic.startswith(RETRY)
         }
         text = "; ".join(
@@ -115,8 +120,8 @@ class Agreement:
 
 
 def _told(kind: str, expression: str) -> str:
-    """An expression, written in one way."""
+    """An expression in its canonical form."""
     if kind not in {"", "TAG"}:
         return f"{kind} {expression.strip()}"
-    words = {each.strip() for each in expression.split("||")} - {""}
+    words = {word.strip() for word in expression.split("||")} - {""}
     return " || ".join(sorted(words)) if words and ANY_TAG not in words else ANY_TAG

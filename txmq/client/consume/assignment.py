@@ -1,8 +1,8 @@
-"""The queues a consumer holds: which they are, where it begins in each, how far it has come.
+"""The queues of one consumer: which they are, where it begins in each, how far it has consumed.
 
-The members of a group share a topic's queues without speaking to each other: each asks a broker who
-is there, and works out the same division. They look again every 20 s, and whenever a broker says
-that somebody came or went; in between, two may hold the same queue, or nobody may.
+The members of a group share a topic's queues without talking to each other: each asks a broker for
+the members, and computes the same division. They repeat this every 20 s, and when a broker reports
+that a member joined or left. In between, a queue may have two consumers, or none.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class QueueAssignment:
         self.client = client
         self.group = group
         self.settings = settings
-        self.intakes: dict[Queue, QueueFetcher] = {}
+        self.fetchers: dict[Queue, QueueFetcher] = {}
         self.subscriptions: dict[str, TopicSubscription] = {}
         self.offsets: OffsetStore = self._offset_store()
-        self._holder = holder
+        self._sink = holder
         self._starts: dict[Queue, int] = {}
         self._beginning: set[Queue] = set()
         self._is_paused = False
@@ -112,7 +112,7 @@ class QueueAssignment:
     async def close(self) -> None:
         """Let all queues go, and save how far each was consumed."""
         await self._tasks.stop()
-        await self._drop(list(self.intakes))
+        await self._drop(list(self.fetchers))
         await self.offsets.save()
 
     async def abandon(self) -> None:
@@ -123,7 +123,7 @@ class QueueAssignment:
             await self._leaving.stop()
 
     def rebalance_soon(self) -> None:
-        """Look again which queues are ours."""
+        """Compute again which queues are ours."""
         self._look_again.set()
 
     # Which queues are ours
@@ -149,21 +149,21 @@ class QueueAssignment:
             return False
 
     async def balance(self) -> bool:
-        """One round; whether every topic could be looked at and every queue of ours be begun.
+        """Run one round; true if every topic was looked at and every queue of ours has begun.
 
-        Queues that are lost are let go meanwhile, not waited for.
+        Lost queues are let go in the background.
         """
         is_whole = True
         for topic, subscription in list(self.subscriptions.items()):
             try:
                 mine = await self.share_of(topic)
-            except TxmqError as problem:
+            except TxmqError as error:
                 level = logging.DEBUG if topic.startswith(RETRY) else logging.WARNING
-                log.log(level, "%s: no queues of %s are sought now: %s", self.group, topic, problem)
+                log.log(level, "%s: no queues of %s are sought now: %s", self.group, topic, error)
                 is_whole = False
                 continue
             is_whole = await self._hold(topic, mine, subscription) and is_whole
-        for queue in [each for each in self.intakes if each.topic not in self.subscriptions]:
+        for queue in [queue for queue in self.fetchers if queue.topic not in self.subscriptions]:
             self.lose(queue)
         self._share_limits()
         return is_whole
@@ -173,8 +173,8 @@ class QueueAssignment:
 
         Raises:
             TopicNotFound: No broker has the topic.
-            TransportError: Nobody says.
-            BrokerRefused: A broker refuses to say who belongs to the group, or knows nobody.
+            TransportError: No broker answers.
+            BrokerRefused: A broker refuses to list the group's members, or knows none.
         """
         session = self.client.session
         route = await session.route(topic)
@@ -193,67 +193,67 @@ class QueueAssignment:
 
     async def _hold(self, topic: str, mine: list[Queue], subscription: TopicSubscription) -> bool:
         wanted = set(mine)
-        for queue, intake in list(self.intakes.items()):
-            is_changed = intake.subscription != subscription
+        for queue, fetcher in list(self.fetchers.items()):
+            is_changed = fetcher.subscription != subscription
             if queue.topic == topic and (queue not in wanted or is_changed):
                 self.lose(queue)
-        for queue in [each for each in self._starts if each.topic == topic]:
+        for queue in [queue for queue in self._starts if queue.topic == topic]:
             if queue not in wanted:
                 del self._starts[queue]  # Where to begin is its next holder's business.
-        fresh = [each for each in mine if each not in self.intakes]
+        fresh = [queue for queue in mine if queue not in self.fetchers]
         begun = True
         while fresh:
             # Side by side: a broker that does not answer must not keep others' queues waiting.
             now, fresh = fresh[:BEGUN_AT_ONCE], fresh[BEGUN_AT_ONCE:]
-            ends = await asyncio.gather(*[self._begin(each, subscription) for each in now])
+            ends = await asyncio.gather(*[self._begin(queue, subscription) for queue in now])
             begun = begun and all(ends)
         return begun
 
     async def _begin(self, queue: Queue, subscription: TopicSubscription) -> bool:
         self._beginning.add(queue)
         try:
-            if not await self._holder.may_hold(queue):
+            if not await self._sink.may_hold(queue):
                 return False
             start = await self._start_of(queue)
-        except TxmqError as problem:
-            log.warning("%s: cannot begin with %s yet: %s", self.group, queue, problem)
-            # In the next round it may be somebody else's.
-            await self._holder.gone(queue)
+        except TxmqError as error:
+            log.warning("%s: cannot begin with %s yet: %s", self.group, queue, error)
+            # In the next round it may belong to another consumer.
+            await self._sink.gone(queue)
             return False
         finally:
             self._beginning.discard(queue)
-        if queue not in self.intakes:
+        if queue not in self.fetchers:
             self._open(queue, subscription, self._starts.pop(queue, start))
         return True
 
     def _open(self, queue: Queue, subscription: TopicSubscription, start: int) -> QueueFetcher:
         settings = self.settings
-        session, deliver = self.client.session, self._holder.deliver
+        session, deliver = self.client.session, self._sink.deliver
         # Broadcasts are given up by each member for itself.
         give_up = None if settings.is_broadcast else Returns(session, self.group, settings)
-        intake = QueueFetcher(session, queue, self.group, subscription, start, deliver, give_up)
-        intake.batch, intake.hold_s = settings.pull_batch, settings.hold_s
-        intake.is_paused = self._paused.get(queue, self._is_paused)
-        intake.interval_s, intake.commits = settings.pull_interval_s, not settings.is_broadcast
-        self.intakes[queue] = intake
+        fetcher = QueueFetcher(session, queue, self.group, subscription, start, deliver, give_up)
+        fetcher.batch, fetcher.hold_s = settings.pull_batch, settings.hold_s
+        fetcher.is_paused = self._paused.get(queue, self._is_paused)
+        fetcher.interval_s, fetcher.commits = settings.pull_interval_s, not settings.is_broadcast
+        self.fetchers[queue] = fetcher
         self._share_limits()
         name = f"{self.group} fetches {queue.topic}/{queue.broker}/{queue.number}"
-        self._running[queue] = self._tasks.start(self._fetch(intake), name)
+        self._running[queue] = self._tasks.start(self._fetch(fetcher), name)
         log.info("%s: %s begins with %s at %d", self.group, self.client.id, queue, start)
-        return intake
+        return fetcher
 
-    async def _fetch(self, intake: QueueFetcher) -> None:
+    async def _fetch(self, fetcher: QueueFetcher) -> None:
         try:
-            start = await intake.run()
+            start = await fetcher.run()
         except Exception:
-            log.exception("%s: %s is begun with anew", self.group, intake.queue)
+            log.exception("%s: %s is begun with anew", self.group, fetcher.queue)
             await asyncio.sleep(LONGEST_PAUSE_S)
         else:
-            # Known also to whoever lets it go meanwhile. The rest is for a broker that says so of
-            # every place.
-            self._starts[intake.queue] = start
+            # Kept before the pause, for a drop that happens meanwhile. The pause is for a broker
+            # that moves us away from every offset.
+            self._starts[fetcher.queue] = start
             await asyncio.sleep(FIRST_PAUSE_S)
-        self.lose(intake.queue)
+        self.lose(fetcher.queue)
 
     async def _start_of(self, queue: Queue) -> int:
         told = self._starts.get(queue)
@@ -265,21 +265,21 @@ class QueueAssignment:
 
     def _share_limits(self) -> None:
         """Divide what may wait among the queues."""
-        counts = Counter(queue.topic for queue in self.intakes)
-        for queue, intake in self.intakes.items():
-            intake.limits = limits_of(self.settings, counts[queue.topic], len(self.intakes))
-            intake.look_again()
+        counts = Counter(queue.topic for queue in self.fetchers)
+        for queue, fetcher in self.fetchers.items():
+            fetcher.limits = limits_of(self.settings, counts[queue.topic], len(self.fetchers))
+            fetcher.look_again()
 
     # Letting go
 
     async def _drop(self, queues: Sequence[Queue]) -> None:
-        await asyncio.gather(*[self.drop(each) for each in queues])
+        await asyncio.gather(*[self.drop(queue) for queue in queues])
 
     async def drop(self, queue: Queue) -> None:
         """Let a queue go, and save how far it was consumed; harmless where it is not held."""
         dropping = self._begin_to_drop(queue)
         if dropping is not None:
-            # Shielded: it is seen through, and until then nobody begins with the queue anew.
+            # Shielded: it runs to its end, and until then the queue is not begun again.
             await asyncio.shield(dropping)
 
     def lose(self, queue: Queue, start: int | None = None) -> None:
@@ -289,43 +289,43 @@ class QueueAssignment:
             queue: The queue.
             start: Where the group stands in it now, if that is not what was consumed.
         """
-        if start is not None and queue in self.intakes:
+        if start is not None and queue in self.fetchers:
             self._starts[queue] = start
         self._begin_to_drop(queue)
 
     def _begin_to_drop(self, queue: Queue) -> asyncio.Task[None] | None:
-        if queue not in self.intakes:
+        if queue not in self.fetchers:
             return None
         dropping = self._drops.get(queue)
         if dropping is None:
             self._running.pop(queue).cancel()
-            self.intakes[queue].is_dropped = True
+            self.fetchers[queue].is_dropped = True
             dropping = self._leaving.start(self._let_go(queue), f"{self.group} lets go")
             self._drops[queue] = dropping
         return dropping
 
     async def _let_go(self, queue: Queue) -> None:
-        intake = self.intakes[queue]
+        fetcher = self.fetchers[queue]
         try:
-            await self._holder.let_go(intake)
-            await self._save_last(intake)
-            await self._holder.gone(queue)
+            await self._sink.let_go(fetcher)
+            await self._save_last(fetcher)
+            await self._sink.gone(queue)
         finally:
             self.offsets.forget(queue)
-            del self.intakes[queue]
+            del self.fetchers[queue]
             del self._drops[queue]
             self.rebalance_soon()
         log.info("%s: %s is done with %s", self.group, self.client.id, queue)
 
-    async def _save_last(self, intake: QueueFetcher) -> None:
-        queue, saved = intake.queue, -1
-        problem: TxmqError | None = None
+    async def _save_last(self, fetcher: QueueFetcher) -> None:
+        queue, saved = fetcher.queue, -1
+        error: TxmqError | None = None
         # Again where it is moved meanwhile.
-        while saved != (offset := self._starts.get(queue, intake.window.safe_offset)):
+        while saved != (offset := self._starts.get(queue, fetcher.window.safe_offset)):
             self.offsets.note(queue, QueueOffset(offset))
-            problem = await self.offsets.save(queue)
+            error = await self.offsets.save(queue)
             saved = offset
-        if problem is None:
+        if error is None:
             # Asked for again: another member may go on from there before it is ours again.
             self._starts.pop(queue, None)
 
@@ -333,7 +333,7 @@ class QueueAssignment:
         """Begin anew elsewhere in some of the queues that are held, or are just begun with."""
         for queue in self._beginning & offsets.keys():
             self._starts[queue] = offsets[queue]
-        moved = [each for each in offsets if each in self.intakes]
+        moved = [queue for queue in offsets if queue in self.fetchers]
         for queue in moved:
             self.lose(queue, offsets[queue])
         await self._drop(moved)
@@ -347,23 +347,23 @@ class QueueAssignment:
             self._paused.clear()
         else:
             self._paused.update(dict.fromkeys(queues, is_paused))
-        for queue, intake in self.intakes.items():
-            intake.is_paused = self._paused.get(queue, self._is_paused)
-            intake.look_again()
+        for queue, fetcher in self.fetchers.items():
+            fetcher.is_paused = self._paused.get(queue, self._is_paused)
+            fetcher.look_again()
 
     # Offsets
 
     def positions(self) -> dict[Queue, QueueOffset]:
         """How far each queue that is held was consumed."""
         return {
-            queue: intake.window.safe_offset
-            for queue, intake in self.intakes.items()
-            if not intake.is_dropped
+            queue: fetcher.window.safe_offset
+            for queue, fetcher in self.fetchers.items()
+            if not fetcher.is_dropped
         }
 
     def shown(self) -> dict[Queue, HeldQueue]:
         """The queues that are held, as operators see them."""
-        return {queue: intake.shown() for queue, intake in self.intakes.items()}
+        return {queue: fetcher.shown() for queue, fetcher in self.fetchers.items()}
 
     async def save(self) -> TxmqError | None:
         """Save how far the group has come in every held queue; see :meth:`OffsetStore.save`."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from txmq.client.consume.fetcher import QueueFetcher
-from txmq.client.consume.handler import BoundHandler, named, nobody_handles, stop_notice
+from txmq.client.consume.handler import BoundHandler, named, no_handler, stop_notice
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
 from txmq.message import Later, Queue, ReceivedMessage
@@ -33,7 +33,7 @@ TOO_LONG_LEVEL: Final = 3
 """The delay level of a message that was worked on for too long."""
 
 LOOK_S: Final = 15.0
-"""How often it is looked whether somebody works on a message for too long."""
+"""How often to look for handlers that work on a message for too long."""
 
 _BREATH: Final = 64
 """Messages after which a worker lets others run that wait for the loop."""
@@ -75,36 +75,36 @@ class ConcurrentWorkers:
         if not self._settings.is_broadcast:
             self._tasks.start(self._look_always(), "watch over workers")
 
-    # What Holdings asks
+    # What QueueAssignment asks
 
     async def may_hold(self, queue: Queue) -> bool:
         """Any queue may be begun with at any time."""
         del queue
         return True
 
-    def deliver(self, intake: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
+    def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
         """Put messages before the workers."""
         lots, most = self._lots, self._settings.batch_max
-        handling: BoundHandler | None = None
+        handler: BoundHandler | None = None
         topic = None
         for message in messages:
             if message.topic != topic:
-                topic, handling = message.topic, self._find(message)
-            if handling is None:
-                self._tasks.start(self._unwanted(intake, message), "send back")
+                topic, handler = message.topic, self._find(message)
+            if handler is None:
+                self._tasks.start(self._unwanted(fetcher, message), "send back")
                 continue
-            last = lots[-1] if handling.takes_batch and lots else None
-            if last and last[0] is intake and last[1] is handling and len(last[2]) < most:
+            last = lots[-1] if handler.takes_batch and lots else None
+            if last and last[0] is fetcher and last[1] is handler and len(last[2]) < most:
                 last[2].append(message)
             else:
-                lots.append((intake, handling, [message]))
+                lots.append((fetcher, handler, [message]))
         self._wake_soon()
 
-    async def let_go(self, intake: QueueFetcher) -> None:
-        """Forget what nobody works on yet; whoever holds the queue next gets it again."""
-        self._lots = deque(each for each in self._lots if each[0] is not intake)
+    async def let_go(self, fetcher: QueueFetcher) -> None:
+        """Drop the messages that no worker has begun; the queue's next consumer gets them again."""
+        self._lots = deque(lot for lot in self._lots if lot[0] is not fetcher)
         self._see_whether_settled()
-        for timer in [timer for timer, its in self._later.items() if its is intake]:
+        for timer in [timer for timer, its in self._later.items() if its is fetcher]:
             timer.cancel()
             del self._later[timer]
 
@@ -142,8 +142,8 @@ class ConcurrentWorkers:
     # Workers
 
     def _wake_soon(self) -> None:
-        # One more worker whenever the loop comes round and work is left: where handlers never
-        # wait, the first one is done with everything before a second is woken.
+        # One more worker each time the loop turns and work is left: if handlers never wait, the
+        # first one finishes everything before a second wakes.
         if not self._is_waking and self._idle and self._lots:
             self._is_waking = True
             asyncio.get_running_loop().call_soon(self._wake)
@@ -178,58 +178,58 @@ class ConcurrentWorkers:
                 await asyncio.sleep(0)
 
     async def _work_on(self, number: int, lot: Lot) -> None:
-        intake, handling, messages = lot
+        fetcher, handler, messages = lot
         self._at_work[number] = lot, self._clock.monotonic()
         try:
-            verdict = await handling.judge(messages)
+            verdict = await handler.judge(messages)
         finally:
             mine = self._at_work.pop(number, None)
         if mine is None:
             return  # It took too long and was sent back.
         if verdict is None:
-            intake.end(messages)
+            fetcher.end(messages)
         else:
-            await self._again(intake, messages, verdict)
+            await self._again(fetcher, messages, verdict)
 
     async def _again(
-        self, intake: QueueFetcher, messages: list[ReceivedMessage], verdict: Later
+        self, fetcher: QueueFetcher, messages: list[ReceivedMessage], verdict: Later
     ) -> None:
-        intake.end(messages[: verdict.first])
+        fetcher.end(messages[: verdict.first])
         for message in messages[verdict.first :]:
-            await self._try_again(intake, message, verdict)
+            await self._try_again(fetcher, message, verdict)
 
     async def _try_again(
-        self, intake: QueueFetcher, message: ReceivedMessage, verdict: Later
+        self, fetcher: QueueFetcher, message: ReceivedMessage, verdict: Later
     ) -> None:
-        if intake.is_dropped:
-            return  # Whoever holds the queue now is given it anyway.
+        if fetcher.is_dropped:
+            return  # The queue's consumer now gets it anyway.
         if self._settings.is_broadcast:
             log.warning("given up, as broadcasts are: %s", named([message]))
-            intake.end([message])
+            fetcher.end([message])
             return
         try:
             await self._send_back(message, verdict.level, verdict.reason)
-        except TxmqError as problem:
-            log.warning("cannot send back %s: %s", named([message]), problem)
-            self._try_here(intake, message)
+        except TxmqError as error:
+            log.warning("cannot send back %s: %s", named([message]), error)
+            self._try_here(fetcher, message)
         else:
-            intake.end([message])
+            fetcher.end([message])
 
-    def _try_here(self, intake: QueueFetcher, message: ReceivedMessage) -> None:
-        if intake.is_dropped:
+    def _try_here(self, fetcher: QueueFetcher, message: ReceivedMessage) -> None:
+        if fetcher.is_dropped:
             return
         again = replace(message, attempts=message.attempts + 1)
 
         def deliver() -> None:
             del self._later[timer]
-            self.deliver(intake, [again])
+            self.deliver(fetcher, [again])
 
         timer = asyncio.get_running_loop().call_later(TRY_HERE_S, deliver)
-        self._later[timer] = intake
+        self._later[timer] = fetcher
 
-    async def _unwanted(self, intake: QueueFetcher, message: ReceivedMessage) -> None:
-        log.warning("%s: %s", nobody_handles(message), named([message]))
-        await self._try_again(intake, message, Later(reason=nobody_handles(message)))
+    async def _unwanted(self, fetcher: QueueFetcher, message: ReceivedMessage) -> None:
+        log.warning("%s: %s", no_handler(message), named([message]))
+        await self._try_again(fetcher, message, Later(reason=no_handler(message)))
 
     # Workers that take too long
 
@@ -240,8 +240,8 @@ class ConcurrentWorkers:
             now = self._clock.monotonic()
             late = [number for number, (_, since) in self._at_work.items() if now - since > most_s]
             for number in late:
-                (intake, _, messages), _ = self._at_work.pop(number)
+                (fetcher, _, messages), _ = self._at_work.pop(number)
                 log.error("worked on for more than %g s: %s", most_s, named(messages))
                 # Not awaited one after the other: the next may end while a broker does not answer.
                 verdict = Later(TOO_LONG_LEVEL, reason=f"worked on for more than {most_s:g} s")
-                self._tasks.start(self._again(intake, messages, verdict), "send back")
+                self._tasks.start(self._again(fetcher, messages, verdict), "send back")

@@ -1,6 +1,6 @@
 """One queue's messages, fetched ahead of their consumption.
 
-An intake asks for more as long as little enough waits, lets the broker hold a question that finds
+An fetcher asks for more as long as little enough waits, lets the broker hold a question that finds
 nothing, and never gives up: whatever fails is tried again, with pauses.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 from txmq.client.admin.messages import HOLD_GRACE_S
 from txmq.client.consume.subscription import TopicSubscription
 from txmq.client.consume.window import ConsumeWindow
-from txmq.client.envelope import opened
+from txmq.client.received_message import opened
 from txmq.client.routes import MASTER
 from txmq.client.session import Session
 from txmq.client.settings import ConsumerSettings
@@ -89,8 +89,8 @@ class QueueFetcher:
         subscription: Which messages are wanted.
         start: The first message wanted.
         deliver: Who gets what was fetched.
-        give_up: Puts a message aside that nobody can read, and says why; without it such a message
-            is dropped.
+        give_up: Puts an unreadable message aside, with the reason; ``None`` drops such a
+            message.
     """
 
     def __init__(
@@ -140,14 +140,14 @@ class QueueFetcher:
                 has_found, start = await self._pull()
             except FlowControlled:
                 await asyncio.sleep(FIRST_PAUSE_S)
-            except TxmqError as problem:
+            except TxmqError as error:
                 pause_s = self._backoff.next_pause()
-                level = logging.INFO if isinstance(problem, TransportError) else logging.WARNING
-                log.log(level, "%s: cannot fetch from %s: %s", self._group, self.queue, problem)
+                level = logging.INFO if isinstance(error, TransportError) else logging.WARNING
+                log.log(level, "%s: cannot fetch from %s: %s", self._group, self.queue, error)
                 self._replica = MASTER
-                if isinstance(problem, TopicNotFound):
+                if isinstance(error, TopicNotFound):
                     self._session.remove(self.queue.topic, self.queue.broker)
-                elif isinstance(problem, TransportError):
+                elif isinstance(error, TransportError):
                     self._session.forget(self.queue.topic)
                 await asyncio.sleep(pause_s)
             else:
@@ -163,7 +163,7 @@ class QueueFetcher:
 
     @property
     def has_room(self) -> bool:
-        """Whether little enough waits to be consumed."""
+        """Whether few enough messages wait to be consumed."""
         window, limits = self.window, self.limits
         return (
             not self.is_paused
@@ -218,10 +218,10 @@ class QueueFetcher:
             raise RemoteProtocolError(f"what is found at {offset} ends where it begins")
         messages = self._wanted(answer.body) if answer.code == _FOUND else []
         self.window.put(messages, next_offset)
-        poison = [each for each in messages if each.unreadable]
+        poison = [message for message in messages if message.unreadable]
         if poison:
             self._poison.extend(poison)
-            messages = [each for each in messages if not each.unreadable]
+            messages = [message for message in messages if not message.unreadable]
         if messages:
             self._deliver(self, messages)
         return answer.code in {_FOUND, _NONE_MATCHED} and next_offset > offset, None
@@ -239,15 +239,15 @@ class QueueFetcher:
 
     def _wanted(self, body: bytes) -> list[ReceivedMessage]:
         broker, wanted = self.queue.broker, self.subscription.wanted
-        messages = [opened(each, broker) for each in unpack_all(body)]
+        messages = [opened(record, broker) for record in unpack_all(body)]
         if wanted:
-            messages = [each for each in messages if each.tags in wanted]
+            messages = [message for message in messages if message.tags in wanted]
         if self.queue.topic.startswith(RETRY):
-            messages = [as_sent(each) for each in messages]
+            messages = [as_sent(message) for message in messages]
         return messages
 
     async def _put_poison_aside(self) -> None:
-        """Have what nobody can read become dead letters; the queue does not wait for that."""
+        """Turn unreadable messages into dead letters; the queue does not wait for that."""
         clock = self._session.clock
         while self._poison and clock.monotonic() >= self._poison_at:
             message = self._poison[0]
@@ -255,10 +255,10 @@ class QueueFetcher:
             try:
                 if self._give_up is not None:
                     await self._give_up(message, DEAD_LETTER, message.unreadable)
-            except TxmqError as problem:
+            except TxmqError as error:
                 log.warning(
-                    "%s: %s, which nobody can read, stays here for now: %s",
-                    self._group, about, problem,
+                    "%s: %s, which is unreadable, stays here for now: %s",
+                    self._group, about, error,
                 )  # fmt: skip
                 self._poison_at = clock.monotonic() + POISON_AGAIN_S
                 return

@@ -1,4 +1,4 @@
-"""What an application does with a message, and what it may say about it."""
+"""An application's handler, and the verdicts that it may return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextvars import copy_context
 from traceback import format_exception_only
 from typing import Final, TypeAlias, cast
 
-from txmq.client.observe.hooks import HandleWatches
+from txmq.client.observe.hooks import HandlerHooks
 from txmq.errors import KeyConflict, KeyInProgress, UsageError, VersionGap
 from txmq.limits import FAILED_MESSAGES_MAX
 from txmq.message import DEAD_LETTER, Later, ReceivedMessage
@@ -23,7 +23,7 @@ __all__ = [
     "MessageHandler",
     "Verdict",
     "named",
-    "nobody_handles",
+    "no_handler",
     "stop_notice",
 ]
 
@@ -51,18 +51,18 @@ class BoundHandler:
         call = getattr(handler, "__call__", None)  # noqa: B004 - an object may have an async call
         self.is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
         self._threads: Threads | None = None
-        self._watches: HandleWatches | None = None
+        self._hooks: HandlerHooks | None = None
         self._failures: dict[str, str] = {}
 
-    def open(self, threads: Threads, watches: HandleWatches | None = None) -> None:
+    def open(self, threads: Threads, hooks: HandlerHooks | None = None) -> None:
         """Say where plain functions run, and who looks on."""
         self._threads = threads
-        self._watches = watches
+        self._hooks = hooks
 
     def __call__(self, messages: Sequence[ReceivedMessage]) -> Awaitable[Verdict]:
         """Handle these messages, which are one unless the handler takes batches."""
-        if self._watches is not None:
-            return self._watches.handle(self._call, messages)
+        if self._hooks is not None:
+            return self._hooks.handle(self._call, messages)
         return self._call(messages)
 
     def _call(self, messages: Sequence[ReceivedMessage]) -> Awaitable[Verdict]:
@@ -75,7 +75,7 @@ class BoundHandler:
         context, is_wanted = copy_context(), True
 
         def work() -> object:
-            # Nobody may want it any more by the time that a thread is free.
+            # The caller may be cancelled before a thread is free.
             return context.run(_call, self._handler, given) if is_wanted else None
 
         try:
@@ -99,13 +99,13 @@ class BoundHandler:
             said = Later(reason="the handler was cancelled")
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except (KeyInProgress, VersionGap) as problem:
+        except (KeyInProgress, VersionGap) as error:
             # Nothing failed: it is only not its turn.
-            log.info("%s comes again later: %s", named(messages), problem)
-            said = Later(reason=str(problem))
-        except KeyConflict as problem:
-            log.warning("%s is put with the dead letters: %s", named(messages), problem)
-            said = Later(DEAD_LETTER, reason=str(problem))
+            log.info("%s comes again later: %s", named(messages), error)
+            said = Later(reason=str(error))
+        except KeyConflict as error:
+            log.warning("%s is put with the dead letters: %s", named(messages), error)
+            said = Later(DEAD_LETTER, reason=str(error))
         except BaseException as error:  # noqa: BLE001 - logged, and the message comes again
             # Also what is not an Exception: it would end the worker for good.
             reason = "".join(format_exception_only(error)).strip()
@@ -116,7 +116,7 @@ class BoundHandler:
             # The handler kept to itself that we are cancelled; what it says comes too late.
             raise asyncio.CancelledError
         if said is Later:
-            return Later()  # Whoever forgot the brackets did not mean "consumed".
+            return Later()  # A handler that forgot the brackets did not mean "consumed".
         return said if isinstance(said, Later) else None
 
     def _log_failure(self, messages: Sequence[ReceivedMessage], reason: str) -> None:
@@ -137,9 +137,9 @@ def _check(handler: Callable[..., object]) -> None:
         raise UsageError(f"a handler is a function, not {name}")
     try:
         inspect.signature(handler).bind(object())
-    except TypeError as problem:
-        raise UsageError(f"{name} is called with what has come, and nothing else: {problem}") from (
-            problem
+    except TypeError as error:
+        raise UsageError(f"{name} is called with what has come, and nothing else: {error}") from (
+            error
         )
     except ValueError:
         return  # Some that are built in do not tell.
@@ -148,9 +148,9 @@ def _check(handler: Callable[..., object]) -> None:
 def _call(handler: Callable[..., Awaitable[Verdict]], given: object) -> Awaitable[Verdict]:
     try:
         return handler(given)
-    except StopIteration as problem:
-        # No future can hold it: whoever awaits the thread's end would wait for ever.
-        raise RuntimeError("a handler raised StopIteration") from problem
+    except StopIteration as error:
+        # No future can hold it: a caller that awaits the thread would wait for ever.
+        raise RuntimeError("a handler raised StopIteration") from error
 
 
 @contextmanager
@@ -164,9 +164,9 @@ def stop_notice(most_s: float) -> Iterator[None]:
         timer.cancel()
 
 
-def nobody_handles(message: ReceivedMessage) -> str:
-    """What is said of a message whose topic has no handler any more."""
-    return f"nobody handles topic {message.topic} here"
+def no_handler(message: ReceivedMessage) -> str:
+    """The reason for a message whose topic has no handler any more."""
+    return f"topic {message.topic} has no handler here"
 
 
 def named(messages: Sequence[ReceivedMessage]) -> str:

@@ -1,4 +1,4 @@
-"""Who belongs to a group, as one broker has it."""
+"""The members of a group, as one broker lists them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["members_of"]
 
 
 async def members_of(group: str, topic: str, session: Session) -> list[str]:
-    """The ids of a group's consumers, sorted; some broker that has the topic says it.
+    """The ids of a group's consumers, sorted, from one broker that has the topic.
 
     Raises:
         TopicNotFound: No broker has the topic.
-        TransportError: Nobody says.
-        BrokerRefused: A broker refuses, or names nobody.
+        TransportError: No broker answers.
+        BrokerRefused: A broker refuses, or lists no member.
     """
     route = await session.route(topic)
     brokers = route.brokers
     # Any will do; another one each time, as one of them may be down.
     first = session.entropy.below(len(brokers)) if brokers else 0
-    problem: TxmqError = TopicNotFound(f"topic {topic} has no queues")
+    error: TxmqError = TopicNotFound(f"topic {topic} has no queues")
     for step in range(len(brokers)):
         address = route.reader(brokers[(first + step) % len(brokers)])
         try:
@@ -31,13 +31,13 @@ async def members_of(group: str, topic: str, session: Session) -> list[str]:
                 address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, GroupHeader(group)
             )
         except TxmqError as failed:
-            problem = failed
+            error = failed
             continue
         found = ConsumerIds.read(answer.body).consumer_id_list
         if found:
-            # A client that lost its connection is listed twice until the broker has noticed; a
-            # share of the queues would fall to nobody.
+            # A client that lost its connection is listed twice until the broker notices. Counted
+            # twice, it would leave a share of the queues without a consumer.
             return sorted(set(found))
-        problem = ConsumerOffline(f"{address} knows nobody who consumes for {group}")
+        error = ConsumerOffline(f"{address} knows no consumer of {group}")
     session.forget(topic)
-    raise problem
+    raise error

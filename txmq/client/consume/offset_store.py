@@ -1,4 +1,4 @@
-"""How far a group has come: kept by the brokers, or for broadcast consumers in a file of their own.
+"""How far a group has consumed: kept by brokers, or for broadcast consumers in a file.
 
 Offsets are noted at any time and saved periodically. After a crash, the group consumes again what
 was noted but not saved.
@@ -46,7 +46,7 @@ class OffsetStore(Protocol):
         ...
 
     def forget(self, queue: Queue) -> None:
-        """The queue is somebody else's now."""
+        """The queue belongs to another consumer now."""
         ...
 
     async def save(self, queue: Queue | None = None) -> TxmqError | None:
@@ -84,15 +84,15 @@ class BrokerOffsets:
     async def save(self, queue: Queue | None = None) -> TxmqError | None:
         """See :meth:`OffsetStore.save`."""
         left = [
-            each
-            for each, at in self._noted.items()
-            if queue in {None, each} and self._saved.get(each) != at
+            noted_queue
+            for noted_queue, at in self._noted.items()
+            if queue in {None, noted_queue} and self._saved.get(noted_queue) != at
         ]
         problems: list[TxmqError] = []
         while left:
             # Some at a time: a member may hold thousands of queues.
-            ends = await asyncio.gather(*[self._save(each) for each in left[:SAVED_AT_ONCE]])
-            problems += [each for each in ends if each is not None]
+            ends = await asyncio.gather(*[self._save(queue) for queue in left[:SAVED_AT_ONCE]])
+            problems += [error for error in ends if error is not None]
             del left[:SAVED_AT_ONCE]
         if not problems:
             return None
@@ -103,23 +103,23 @@ class BrokerOffsets:
         return problems[-1]
 
     async def _save(self, queue: Queue) -> TxmqError | None:
-        # Looked up now: while others were saved it may have been moved, or lost to somebody who
-        # has gone on since.
+        # Looked up now: while others were saved, the queue may have been moved, or lost to a
+        # consumer that has gone on since.
         offset = self._noted.get(queue)
         if offset is None:
             return None
         try:
             await self._calls.commit_offset(self._group, queue, offset)
-        except TxmqError as problem:
-            log.debug("%s: offset %d of %s is not saved: %s", self._group, offset, queue, problem)
-            return problem
-        if queue in self._noted:  # Otherwise it is somebody else's by now.
+        except TxmqError as error:
+            log.debug("%s: offset %d of %s is not saved: %s", self._group, offset, queue, error)
+            return error
+        if queue in self._noted:  # Otherwise another consumer has it by now.
             self._saved[queue] = offset
         return None
 
 
 class FileOffsets:
-    """Offsets in a file, for a consumer that shares its queues with nobody.
+    """Offsets in a file, for a consumer that shares its queues with no other.
 
     The file is written beside the old one and put in its place, so that there is always a whole
     one.
@@ -153,22 +153,25 @@ class FileOffsets:
             self._is_new = True
 
     def forget(self, queue: Queue) -> None:
-        """Nothing: the queue may come back, and nobody else has consumed it for us."""
+        """Keep it: the queue may come back, and no other consumer moves this offset."""
 
     async def save(self, queue: Queue | None = None) -> TxmqError | None:
         """See :meth:`OffsetStore.save`; there is one file, and so all are saved."""
         del queue
         if not self._is_new:
             return None
-        rows = [[each.topic, each.broker, each.number, at] for each, at in self._noted.items()]
+        rows = [
+            [noted_queue.topic, noted_queue.broker, noted_queue.number, at]
+            for noted_queue, at in self._noted.items()
+        ]
         fresh = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             fresh.write_text(json.dumps({"group": self._group, "offsets": rows}))
             fresh.replace(self._path)
-        except OSError as problem:
-            log.warning("offsets are not saved in %s: %s", self._path, problem)
-            return WriteFailed(f"offsets are not saved in {self._path}: {problem}")
+        except OSError as error:
+            log.warning("offsets are not saved in %s: %s", self._path, error)
+            return WriteFailed(f"offsets are not saved in {self._path}: {error}")
         self._is_new = False
         return None
 
@@ -178,21 +181,21 @@ def _read(path: Path, group: str) -> dict[Queue, QueueOffset]:
         text = path.read_text()
     except FileNotFoundError:
         return {}
-    except OSError as problem:
-        raise ConfigError(f"offsets cannot be read from {path}: {problem}") from problem
+    except OSError as error:
+        raise ConfigError(f"offsets cannot be read from {path}: {error}") from error
     try:
         told = json.loads(text or '{"offsets": []}')
         rows = told["offsets"] if told.get("group", group) == group else ()
         return {Queue(str(t), str(b), int(n)): QueueOffset(int(at)) for t, b, n, at in rows}
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise ConfigError(f"{path} does not hold offsets: {problem!r}") from problem
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} does not hold offsets: {error!r}") from error
 
 
 async def settle_beginning(queues: list[Queue], offsets: OffsetStore, calls: OffsetCalls) -> None:
     """Save where a group begins that starts with what is stored from now on.
 
-    It is saved for all queues of a topic, whoever will hold them: a member that begins a queue
-    later, or instead of one that died, must not skip what was stored meanwhile. In a queue that is
+    It is saved for all queues of a topic, for all members: one that begins a queue later, or
+    takes over from one that died, must not skip what was stored meanwhile. In a queue that is
     newer than the group, everything was stored meanwhile.
 
     Raises:

@@ -1,8 +1,7 @@
 """Messages of each queue worked on one after the other, as they were stored.
 
-A queue is worked on only while the broker keeps it locked for this client (:mod:`locks`). A lock
-that was lost means that somebody else may have gone on meanwhile, so the queue is let go and begun
-with anew.
+A queue is worked on only while the broker keeps it locked for this client (``queue_locks``). After
+a lost lock another consumer may have gone on, so the queue is let go and begun again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final
 
 from txmq.client.consume.concurrent_workers import SendBack
 from txmq.client.consume.fetcher import QueueFetcher
-from txmq.client.consume.handler import BoundHandler, Verdict, named, nobody_handles, stop_notice
+from txmq.client.consume.handler import BoundHandler, Verdict, named, no_handler, stop_notice
 from txmq.client.consume.queue_locks import HeldLocks
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import TxmqError
@@ -34,10 +33,10 @@ SUSPEND_MOST_S: Final = 30.0
 
 
 class _Line:
-    """The messages of one queue that wait, and whoever works on them."""
+    """The waiting messages of one queue, and the task that works on them."""
 
-    def __init__(self, intake: QueueFetcher) -> None:
-        self.intake = intake
+    def __init__(self, fetcher: QueueFetcher) -> None:
+        self.fetcher = fetcher
         self.waiting: deque[ReceivedMessage] = deque()
         self.some = asyncio.Event()
         self.is_idle = True
@@ -54,18 +53,18 @@ class _Line:
                 await self.left.wait()
 
     async def until_idle(self, *, is_done: bool) -> None:
-        """Wait until nobody works on it, and where ``is_done`` until nothing waits either."""
+        """Wait until no handler works on it; with ``is_done``, until no message waits either."""
         while not self.is_given_up and (not self.is_idle or (is_done and self.waiting)):
             self.idle.clear()
             await self.idle.wait()
 
     def stop(self) -> None:
-        """What fails from now on is left to whoever has the queue next."""
+        """Leave what fails from now on to the queue's next consumer."""
         self.is_stopping = True
         self.left.set()
 
     def give_up(self) -> None:
-        """Nobody waits for it any more."""
+        """Release the callers that wait for it."""
         self.is_given_up = True
         self.idle.set()
 
@@ -77,7 +76,7 @@ class OrderlyWorkers:
         settings: How many at once, how long a queue rests, how often a message may fail.
         find: Who handles a message.
         send_back: Where messages go that have failed too often.
-        locks: The locks of the queues; ``None`` where nobody else is given the same messages.
+        locks: The locks of the queues; ``None`` if no other consumer receives the same messages.
         lose: Lets a queue go whose lock is lost.
     """
 
@@ -103,29 +102,29 @@ class OrderlyWorkers:
         if self._locks is not None:
             self._tasks.start(self._locks.renew_always(self._lose), "locks of queues")
 
-    # What Holdings asks
+    # What QueueAssignment asks
 
     async def may_hold(self, queue: Queue) -> bool:
         """Whether the broker has locked the queue for us."""
         return self._locks is None or await self._locks.take(queue)
 
-    def deliver(self, intake: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
+    def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
         """Put messages at the end of their queue's line."""
-        if intake.is_dropped:
+        if fetcher.is_dropped:
             return
-        line = self._lines.get(intake.queue)
+        line = self._lines.get(fetcher.queue)
         if line is None:
-            line = self._lines[intake.queue] = _Line(intake)
-            line.task = self._tasks.start(self._work(line), f"work on {intake.queue}")
+            line = self._lines[fetcher.queue] = _Line(fetcher)
+            line.task = self._tasks.start(self._work(line), f"work on {fetcher.queue}")
         line.waiting.extend(messages)
         line.some.set()
 
-    async def let_go(self, intake: QueueFetcher) -> None:
+    async def let_go(self, fetcher: QueueFetcher) -> None:
         """Let the handler at work finish, however long it takes, unless the consumer is stopped.
 
-        Nobody may begin with the queue before that, and so its lock is kept.
+        No other consumer may begin with the queue before that, so its lock is kept.
         """
-        line = self._lines.get(intake.queue)
+        line = self._lines.get(fetcher.queue)
         if line is None:
             return
         line.waiting.clear()
@@ -135,10 +134,10 @@ class OrderlyWorkers:
         try:
             await line.until_idle(is_done=False)
             if not line.is_idle:
-                log.warning("a handler still works on %s, which is given up", intake.queue)
+                log.warning("a handler still works on %s, which is given up", fetcher.queue)
         finally:
             line.task.cancel()
-            del self._lines[intake.queue]
+            del self._lines[fetcher.queue]
         # A handler that is cancelled may have something to put in order.
         await asyncio.wait([line.task])
 
@@ -184,26 +183,26 @@ class OrderlyWorkers:
 
     async def _consume(self, line: _Line) -> None:
         """See one message, or one batch, through all its attempts."""
-        intake, waiting = line.intake, line.waiting
-        handling = self._find(waiting[0])
-        count = self._settings.batch_max if handling is not None and handling.takes_batch else 1
+        fetcher, waiting = line.fetcher, line.waiting
+        handler = self._find(waiting[0])
+        count = self._settings.batch_max if handler is not None and handler.takes_batch else 1
         taken = [waiting.popleft() for _ in range(min(count, len(waiting)))]
         while taken:
             async with self._slots:
                 # Looked at here: it may have taken long until it was our turn.
-                if not self._is_ours(intake):
+                if not self._is_ours(fetcher):
                     return
                 verdict: Verdict
-                if handling is None:
-                    verdict = Later(reason=nobody_handles(taken[0]))
+                if handler is None:
+                    verdict = Later(reason=no_handler(taken[0]))
                     log.warning("%s: %s", verdict.reason, named(taken))
                 else:
-                    verdict = await handling.judge(taken)
+                    verdict = await handler.judge(taken)
             if verdict is None:
-                intake.end(taken)
+                fetcher.end(taken)
                 return
-            intake.end(taken[: verdict.first])
-            taken = await self._failed(intake, taken[verdict.first :], verdict)
+            fetcher.end(taken[: verdict.first])
+            taken = await self._failed(fetcher, taken[verdict.first :], verdict)
             if taken:
                 rest_s = verdict.suspend_s
                 rest_s = self._settings.suspend_s if rest_s is None else rest_s
@@ -212,22 +211,22 @@ class OrderlyWorkers:
                     waiting.clear()
                     return
 
-    def _is_ours(self, intake: QueueFetcher) -> bool:
-        if intake.is_dropped:
+    def _is_ours(self, fetcher: QueueFetcher) -> bool:
+        if fetcher.is_dropped:
             return False
-        if self._locks is not None and not self._locks.has(intake.queue):
-            self._lose(intake.queue)
+        if self._locks is not None and not self._locks.has(fetcher.queue):
+            self._lose(fetcher.queue)
             return False
         return True
 
     async def _failed(
-        self, intake: QueueFetcher, messages: list[ReceivedMessage], verdict: Later
+        self, fetcher: QueueFetcher, messages: list[ReceivedMessage], verdict: Later
     ) -> list[ReceivedMessage]:
         """What of it is to be tried again."""
         if self._settings.is_broadcast:
             given_up = quantity(len(messages), "message")
             log.warning("given up, as broadcasts are: %s", given_up)
-            intake.end(messages)
+            fetcher.end(messages)
             return []
         most = self._settings.attempts_max
         left: list[ReceivedMessage] = []
@@ -235,7 +234,7 @@ class OrderlyWorkers:
             is_over = most is not None and message.attempts >= most
             is_over = is_over or verdict.level == DEAD_LETTER
             if is_over and await self._given_up(message, verdict.reason):
-                intake.end([message])
+                fetcher.end([message])
             else:
                 left.append(replace(message, attempts=message.attempts + 1))
         return left
@@ -245,7 +244,7 @@ class OrderlyWorkers:
         try:
             # Brokers do not see the attempts that were made here.
             await self._send_back(message, DEAD_LETTER, f"{failed}: {reason}" if reason else failed)
-        except TxmqError as problem:
-            log.warning("cannot give up %s: %s", named([message]), problem)
+        except TxmqError as error:
+            log.warning("cannot give up %s: %s", named([message]), error)
             return False
         return True

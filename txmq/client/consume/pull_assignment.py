@@ -1,4 +1,4 @@
-"""Queues held by an application that chooses them, or where to go on in them, by itself."""
+"""Queues whose messages an application polls; it may choose the queues, and seek in them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["PullAssignment"]
 
 
 class PullAssignment(QueueAssignment):
-    """Holdings whose messages wait on a shelf."""
+    """A queue assignment whose messages wait in a buffer until the caller polls."""
 
     def __init__(self, client: ClusterClient, group: str, settings: ConsumerSettings) -> None:
-        self.shelf = PullBuffer(settings.pull_batch, self.may_give)
-        super().__init__(client, group, settings, self.shelf)
+        self.buffer = PullBuffer(settings.pull_batch, self.may_give)
+        super().__init__(client, group, settings, self.buffer)
         self.assigned: list[Queue] | None = None
         """The queues that were chosen; ``None`` where the members of the group share them."""
         self._sought: dict[Queue, int] = {}
@@ -30,16 +30,16 @@ class PullAssignment(QueueAssignment):
         """The queues that are chosen, or else held."""
         if self.assigned is not None:
             return self.assigned
-        return sorted(each for each in self.intakes if self._is_held(each))
+        return sorted(queue for queue in self.fetchers if self._is_held(queue))
 
     def _is_held(self, queue: Queue) -> bool:
-        return queue in self._running and not self.intakes[queue].is_dropped
+        return queue in self._running and not self.fetchers[queue].is_dropped
 
     async def share_of(self, topic: str) -> list[Queue]:
         """See :meth:`QueueAssignment.share_of`."""
         if self.assigned is None:
             return await super().share_of(topic)
-        return [each for each in self.assigned if each.topic == topic]
+        return [queue for queue in self.assigned if queue.topic == topic]
 
     async def assign(
         self, queues: Sequence[Queue], subscriptions: Mapping[str, TopicSubscription]
@@ -50,7 +50,7 @@ class PullAssignment(QueueAssignment):
         self._sought = {q: at for q, at in self._sought.items() if q in self.assigned}
         # Those held anew are begun with in the next round; the others must not be used any more.
         self.rebalance_soon()
-        await self._drop([each for each in self.intakes if each not in self.assigned])
+        await self._drop([queue for queue in self.fetchers if queue not in self.assigned])
 
     async def _begin(self, queue: Queue, subscription: TopicSubscription) -> bool:
         has_begun = await super()._begin(queue, subscription)
@@ -64,7 +64,7 @@ class PullAssignment(QueueAssignment):
         Args:
             queue: The queue.
             offset: The next message wanted of it.
-            is_told: The group stands there already, whoever says what has been consumed.
+            is_told: The group's offset is there already, even if only commit() moves it otherwise.
 
         Raises:
             UsageError: The queue is neither held nor chosen.
@@ -76,10 +76,10 @@ class PullAssignment(QueueAssignment):
                 raise UsageError(f"queue {queue} is not held here")
             self._sought[queue] = offset
             return
-        old = self.intakes[queue]
+        old = self.fetchers[queue]
         old.is_dropped = True
         self._running.pop(queue).cancel()
-        self.shelf.forget(old)
+        self.buffer.forget(old)
         stood = old.window.safe_offset
         window = self._open(queue, old.subscription, offset).window
         if not (self.settings.commits_itself or is_told):
@@ -95,7 +95,7 @@ class PullAssignment(QueueAssignment):
     def hold_back(self, queues: Sequence[Queue] | None, *, is_paused: bool) -> None:
         """See :meth:`QueueAssignment.hold_back`; nothing is given out of these queues either."""
         super().hold_back(queues, is_paused=is_paused)
-        self.shelf.look_again()
+        self.buffer.look_again()
 
     def may_give(self, queue: Queue) -> bool:
         """Whether messages of a queue may be given out now."""
@@ -105,7 +105,7 @@ class PullAssignment(QueueAssignment):
     def reached(self) -> dict[Queue, QueueOffset]:
         """The next message of each queue that is given out."""
         return {
-            queue: intake.window.reached
-            for queue, intake in self.intakes.items()
+            queue: fetcher.window.reached
+            for queue, fetcher in self.fetchers.items()
             if self._is_held(queue)
         }

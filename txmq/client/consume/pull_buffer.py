@@ -1,4 +1,4 @@
-"""Messages that were fetched and wait for an application to ask for them."""
+"""Messages that were fetched and wait until the application polls."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class PullBuffer:
         self._some: asyncio.Future[None] | None = None
         self.is_closed = False
 
-    # What Holdings asks
+    # What QueueAssignment asks
 
     async def may_hold(self, queue: Queue) -> bool:
         """Any queue may be begun with at any time."""
         del queue
         return True
 
-    def deliver(self, intake: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
+    def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
         """Put messages at the end of their queue's line."""
-        self._lines.setdefault(intake, deque()).extend(messages)
+        self._lines.setdefault(fetcher, deque()).extend(messages)
         self.look_again()
 
-    async def let_go(self, intake: QueueFetcher) -> None:
-        """Forget what waits; whoever holds the queue next gets it again."""
-        self.forget(intake)
+    async def let_go(self, fetcher: QueueFetcher) -> None:
+        """Drop the queue's messages; its next consumer gets them again."""
+        self.forget(fetcher)
 
     async def gone(self, queue: Queue) -> None:
         """Nothing is left to do."""
@@ -54,21 +54,21 @@ class PullBuffer:
 
     def take(self) -> list[ReceivedMessage]:
         """The next messages of the queue whose turn it is; empty where nothing waits."""
-        for intake in self._lines:
-            if self._may_give(intake.queue):
-                return self._take_from(intake)
+        for fetcher in self._lines:
+            if self._may_give(fetcher.queue):
+                return self._take_from(fetcher)
         return []
 
-    def _take_from(self, intake: QueueFetcher) -> list[ReceivedMessage]:
-        line, window = self._lines.pop(intake), intake.window
+    def _take_from(self, fetcher: QueueFetcher) -> list[ReceivedMessage]:
+        line, window = self._lines.pop(fetcher), fetcher.window
         count = min(len(line), self._batch_max)
         messages = [line.popleft() for _ in range(count)]
         if line:
-            self._lines[intake] = line  # Behind all others now.
+            self._lines[fetcher] = line  # Behind all others now.
         if window.kept is None:
             window.kept = window.reached
-        self._given[intake] = None
-        intake.end(messages)
+        self._given[fetcher] = None
+        fetcher.end(messages)
         return messages
 
     async def wait(self) -> None:
@@ -91,16 +91,16 @@ class PullBuffer:
 
     def settle(self) -> None:
         """Everything that was given out has been consumed."""
-        for intake in self._given:
-            intake.window.kept = None
+        for fetcher in self._given:
+            fetcher.window.kept = None
         self._given.clear()
 
-    def forget(self, intake: QueueFetcher) -> None:
+    def forget(self, fetcher: QueueFetcher) -> None:
         """Forget what waits of a queue, and what was given out of it."""
-        self._lines.pop(intake, None)
-        self._given.pop(intake, None)
+        self._lines.pop(fetcher, None)
+        self._given.pop(fetcher, None)
 
     @property
     def is_asked(self) -> bool:
-        """Whether somebody waits for something to take."""
+        """Whether a caller waits for messages."""
         return self._some is not None

@@ -13,8 +13,8 @@ from txmq.client.cluster_client import ClusterClient, client_of
 from txmq.client.consume.agreement import Agreement
 from txmq.client.consume.pull_assignment import PullAssignment
 from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
-from txmq.client.envelope import check_name
 from txmq.client.lifecycle import Lifecycle
+from txmq.client.names import check_name
 from txmq.client.settings import ConsumerSettings, settings_or
 from txmq.client.values import PulledBatch
 from txmq.errors import RequestNotSupported, TxmqError, UsageError
@@ -46,8 +46,8 @@ class PullConsumer(Lifecycle):
                 ...
 
     Messages are fetched ahead and given out in lists, each of one queue and in its order. What was
-    given out counts as consumed once more is asked for; whoever leaves after the last list without
-    asking again calls :meth:`commit`, or is given that list again. With
+    given out counts as consumed once more is asked for. A caller that leaves after the last list
+    without asking again calls :meth:`commit`, or receives that list again. With
     ``settings.commits_itself=False`` only :meth:`commit` counts. One task at a time asks.
 
     Queues are shared with the other members of the group (:meth:`subscribe`), or chosen
@@ -89,7 +89,7 @@ class PullConsumer(Lifecycle):
         self._noted: dict[Queue, QueueOffset] = {}
         self._version = 0
         self._was_running = False
-        self._places: PullAssignment | None = None
+        self._assignment: PullAssignment | None = None
         self._closing = AsyncExitStack()
 
     # Which queues
@@ -101,23 +101,23 @@ class PullConsumer(Lifecycle):
             topic: The topic.
             tags: The tags wanted, separated by ``||``.
             sql: Instead of tags, a condition on the messages' properties. Brokers read it when the
-                consumer is started, which raises :class:`txmq.errors.SubscriptionInvalid` where it
-                is none and :class:`txmq.errors.FilterUnsupported` where they take none.
+                consumer starts: that raises :class:`txmq.errors.SubscriptionInvalid` if it does not
+                parse, and :class:`txmq.errors.FilterUnsupported` if they take no conditions.
 
         Raises:
             UsageError: The consumer is running, or has queues assigned.
-            LocalProtocolError: It is no name of a topic, or the expression is none.
+            LocalProtocolError: The topic's name is invalid, or the expression does not parse.
         """
         check_name("topic", topic)
         wanted = TopicSubscription(topic, tags, sql)
-        if self._places is not None:
+        if self._assignment is not None:
             raise UsageError("topics are subscribed to before a consumer starts")
         if self._assigned is not None:
             raise UsageError("a consumer shares queues or has them assigned, not both")
         self._subscriptions[topic] = wanted
 
     async def assign(self, queues: Sequence[Queue], tags: str = ANY_TAG, *, sql: str = "") -> None:
-        """Have exactly these queues, whoever else reads them; at any time.
+        """Read exactly these queues, even if other consumers read them too; at any time.
 
         Queues that are kept go on where they are. The others are let go, and how far they were
         consumed is saved.
@@ -129,27 +129,27 @@ class PullConsumer(Lifecycle):
 
         Raises:
             UsageError: The consumer subscribes to topics.
-            LocalProtocolError: The expression is none.
+            LocalProtocolError: The expression does not parse.
             SubscriptionInvalid: The same, of a condition, which a running consumer has brokers
                 read; one that is not running does so when it is started.
             FilterUnsupported: A broker takes no conditions.
         """
         if self._subscriptions:
             raise UsageError("a consumer shares queues or has them assigned, not both")
-        topics = sorted({each.topic for each in queues})
+        topics = sorted({queue.topic for queue in queues})
         chosen = {topic: TopicSubscription(topic, tags, sql) for topic in topics}
-        if sql and self._places is not None:
+        if sql and self._assignment is not None:
             await self._find_brokers(chosen)
             await self._agreement.check(chosen.values())
         self._chosen = chosen
         self._assigned = list(queues)
-        if self._places is not None:
-            await self._places.assign(self._assigned, self._chosen)
+        if self._assignment is not None:
+            await self._assignment.assign(self._assigned, self._chosen)
 
     @property
     def queues(self) -> list[Queue]:
         """The queues it has now."""
-        return [] if self._places is None else list(self._places.queues)
+        return [] if self._assignment is None else list(self._assignment.queues)
 
     async def queues_of(self, topic: str) -> list[Queue]:
         """All queues of a topic that can be read.
@@ -164,7 +164,7 @@ class PullConsumer(Lifecycle):
     # Life
 
     async def __aenter__(self) -> Self:
-        if self._places is not None:
+        if self._assignment is not None:
             self.client.session.owner.check()
             raise UsageError("this consumer is running already")
         async with AsyncExitStack() as stack:
@@ -177,13 +177,13 @@ class PullConsumer(Lifecycle):
             await self._agreement.look(self._subscriptions)
             await self.client.join(self)
             stack.push_async_callback(self.client.leave, self)
-            self._places = places = self._held()
+            self._assignment = assignment = self._held()
             stack.callback(self._forget)
-            if places.assigned is None:
-                await places.settle_beginnings()
-            places.open()
-            stack.push_async_callback(places.abandon)
-            stack.push_async_callback(places.close)
+            if assignment.assigned is None:
+                await assignment.settle_beginnings()
+            assignment.open()
+            stack.push_async_callback(assignment.abandon)
+            stack.push_async_callback(assignment.close)
             self._was_running = True
             self._closing = stack.pop_all()
         return self
@@ -193,11 +193,11 @@ class PullConsumer(Lifecycle):
         all_max = settings.all_cached_max or FETCHED_MESSAGES_MAX
         # Given out in order, so that the span between messages says nothing.
         settings = replace(settings, all_cached_max=all_max, is_orderly=True)
-        places = PullAssignment(self.client, self.group, settings)
-        places.subscriptions = dict(self._subscriptions or self._chosen)
+        assignment = PullAssignment(self.client, self.group, settings)
+        assignment.subscriptions = dict(self._subscriptions or self._chosen)
         if self._assigned is not None:
-            places.assigned = sorted(set(self._assigned))
-        return places
+            assignment.assigned = sorted(set(self._assigned))
+        return assignment
 
     async def _find_brokers(self, topics: Iterable[str]) -> None:
         # Brokers must know of us before we ask them who shares the queues.
@@ -207,13 +207,13 @@ class PullConsumer(Lifecycle):
                 await self.client.session.route(topic)
 
     def _forget(self) -> None:
-        self._places = None
+        self._assignment = None
         self._noted.clear()
 
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         if not self.client.session.owner.is_current:
@@ -227,21 +227,21 @@ class PullConsumer(Lifecycle):
         An iteration that ends has consumed what it was given. What was fetched and not given out is
         left to the next holder of the queues. :meth:`stop` does this first.
         """
-        if self._places is not None:
-            self._places.shelf.close()
+        if self._assignment is not None:
+            self._assignment.buffer.close()
 
     @property
     def is_running(self) -> bool:
         """Whether it may be asked for messages."""
-        return self._places is not None and not self._places.shelf.is_closed
+        return self._assignment is not None and not self._assignment.buffer.is_closed
 
     def _running(self) -> PullAssignment:
-        if self._places is None:
+        if self._assignment is None:
             raise UsageError(
                 "this consumer is not running; use it with 'async with', or await its start()"
             )
         self.client.session.owner.check()
-        return self._places
+        return self._assignment
 
     # Asking for messages
 
@@ -252,44 +252,44 @@ class PullConsumer(Lifecycle):
             The messages; none where none came in time.
 
         Raises:
-            UsageError: The consumer is not running, or somebody else is asking.
+            UsageError: The consumer is not running, or another call polls it.
         """
-        places = self._running()
-        if places.shelf.is_closed:
+        assignment = self._running()
+        if assignment.buffer.is_closed:
             raise UsageError("this consumer has been stopped")
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                return await self._next(places)
+                return await self._next(assignment)
         return []
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[ReceivedMessage]:
-        if self._places is None and self._was_running:
+        if self._assignment is None and self._was_running:
             raise StopAsyncIteration
         messages = await self._next(self._running())
         if not messages:
             raise StopAsyncIteration
         return messages
 
-    async def _next(self, places: PullAssignment) -> list[ReceivedMessage]:
-        shelf = places.shelf
-        if shelf.is_asked:
-            raise UsageError("somebody else is asking this consumer for messages")
+    async def _next(self, assignment: PullAssignment) -> list[ReceivedMessage]:
+        buffer = assignment.buffer
+        if buffer.is_asked:
+            raise UsageError("another call polls this consumer already")
         if self.settings.commits_itself:
-            shelf.settle()
-        while not shelf.is_closed:
-            messages = shelf.take()
+            buffer.settle()
+        while not buffer.is_closed:
+            messages = buffer.take()
             if messages:
                 return messages
-            await shelf.wait()
+            await buffer.wait()
         return []
 
     async def commit(self) -> None:
         """Take everything that was given out for consumed, and save that now.
 
-        Messages of queues that were lost meanwhile come again to whoever holds these.
+        Messages of queues that were lost meanwhile come again, to the next consumer.
 
         Raises:
             UsageError: The consumer is not running.
@@ -297,11 +297,11 @@ class PullConsumer(Lifecycle):
             BrokerRefused: Likewise.
             WriteFailed: Likewise, of a broadcast consumer.
         """
-        places = self._running()
-        places.shelf.settle()
-        problem = await places.save()
-        if problem is not None:
-            raise problem
+        assignment = self._running()
+        assignment.buffer.settle()
+        error = await assignment.save()
+        if error is not None:
+            raise error
 
     # Going elsewhere
 
@@ -350,17 +350,17 @@ class PullConsumer(Lifecycle):
 
     def pause(self, queues: Sequence[Queue] | None = None) -> None:
         """Give out and fetch nothing for now, of some queues, or of all and those to come."""
-        if self._places is not None:
-            self._places.hold_back(queues, is_paused=True)
+        if self._assignment is not None:
+            self._assignment.hold_back(queues, is_paused=True)
 
     def resume(self, queues: Sequence[Queue] | None = None) -> None:
         """Give out and fetch again."""
-        if self._places is not None:
-            self._places.hold_back(queues, is_paused=False)
+        if self._assignment is not None:
+            self._assignment.hold_back(queues, is_paused=False)
 
     def positions(self) -> Mapping[Queue, QueueOffset]:
         """The next message that is given out of each queue it holds."""
-        return {} if self._places is None else self._places.reached()
+        return {} if self._assignment is None else self._assignment.reached()
 
     # Single pulls
 
@@ -405,9 +405,9 @@ class PullConsumer(Lifecycle):
             TransportError: No answer came.
             BrokerRefused: The broker refuses.
         """
-        places = self._running()
+        assignment = self._running()
         noted = self._noted.get(queue)
-        return await places.offsets.load(queue) if noted is None else noted
+        return await assignment.offsets.load(queue) if noted is None else noted
 
     def note_offset(self, queue: Queue, offset: int) -> None:
         """Say which message the group wants next of a queue; saved every ``settings.commit_s``.
@@ -415,11 +415,11 @@ class PullConsumer(Lifecycle):
         Raises:
             UsageError: The consumer is not running, or has the queue and notes by itself.
         """
-        places = self._running()
-        if queue in places.queues or queue in places.intakes:
+        assignment = self._running()
+        if queue in assignment.queues or queue in assignment.fetchers:
             raise UsageError(f"how far {queue} is consumed is noted by itself; use seek()")
         self._noted[queue] = QueueOffset(offset)
-        places.offsets.note(queue, QueueOffset(offset))
+        assignment.offsets.note(queue, QueueOffset(offset))
 
     # What Client and brokers ask
 
@@ -435,8 +435,8 @@ class PullConsumer(Lifecycle):
 
     def rebalance_soon(self) -> None:
         """Look again which queues are ours."""
-        if self._places is not None:
-            self._places.rebalance_soon()
+        if self._assignment is not None:
+            self._assignment.rebalance_soon()
             work = self._agreement.look(self._subscriptions)
             self.client.tasks.start(work, f"a look at group {self.group}")
 
@@ -447,16 +447,19 @@ class PullConsumer(Lifecycle):
 
     def subscribed(self) -> list[bodies.SubscriptionData]:
         """What it subscribes to, as brokers are told."""
-        return [each.registration(self._version) for each in self._subscriptions.values()]
+        return [
+            subscription.registration(self._version)
+            for subscription in self._subscriptions.values()
+        ]
 
     def held(self) -> dict[Queue, HeldQueue]:
         """The queues that it holds, as operators see them."""
-        return {} if self._places is None else self._places.shown()
+        return {} if self._assignment is None else self._assignment.shown()
 
     async def move(self, offsets: Mapping[Queue, int]) -> None:
         """Go on elsewhere in queues that it holds; brokers ask for it when offsets are reset."""
-        if self._places is not None:
-            await self._places.move(offsets)
+        if self._assignment is not None:
+            await self._assignment.move(offsets)
 
     async def handle(self, message: ReceivedMessage) -> object:
         """Nothing handles single messages here.

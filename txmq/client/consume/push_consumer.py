@@ -18,10 +18,10 @@ from txmq.client.consume.orderly_workers import OrderlyWorkers
 from txmq.client.consume.queue_locks import BrokerLocks, HeldLocks
 from txmq.client.consume.returns import Returns
 from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
-from txmq.client.envelope import check_name
 from txmq.client.lifecycle import Lifecycle
-from txmq.client.observe.hooks import HandleWatch, HandleWatches
-from txmq.client.observe.message_trace import HandleTrace
+from txmq.client.names import check_name
+from txmq.client.observe.hooks import HandlerHook, HandlerHooks
+from txmq.client.observe.message_trace import HandlerTrace
 from txmq.client.observe.trace_sender import Tracer, trace_group
 from txmq.client.send.producer import Producer
 from txmq.client.settings import TRACE_SETTINGS, ConsumerSettings, settings_or
@@ -75,7 +75,7 @@ class PushConsumer(Lifecycle):
         entropy: Where chance comes from, likewise.
 
     Raises:
-        LocalProtocolError: It is no name for a group.
+        LocalProtocolError: The group's name is invalid.
         LimitExceeded: The name is too long.
         ConfigError: ``names`` names no server.
     """
@@ -94,11 +94,11 @@ class PushConsumer(Lifecycle):
         self.settings = settings_or(ConsumerSettings, settings)
         self.client, self._is_own = client_of(names, network, clock, entropy)
         self._agreement = Agreement(self.client, group)
-        self._handlings: dict[str, BoundHandler] = {}
+        self._handlers: dict[str, BoundHandler] = {}
         self._subscriptions: dict[str, TopicSubscription] = {}
         self._version = 0
         self._threads: Threads | None = None
-        self._holdings: QueueAssignment | None = None
+        self._assignment: QueueAssignment | None = None
         self._runner: ConcurrentWorkers | OrderlyWorkers | None = None
         self._stopped: asyncio.Event | None = None
         self._tracer: Tracer | None = None
@@ -112,12 +112,12 @@ class PushConsumer(Lifecycle):
             topic: The topic.
             tags: The tags wanted, separated by ``||``.
             sql: Instead of tags, a condition on the messages' properties. Brokers read it when the
-                consumer is started, which raises :class:`txmq.errors.SubscriptionInvalid` where it
-                is none and :class:`txmq.errors.FilterUnsupported` where they take none.
+                consumer starts: that raises :class:`txmq.errors.SubscriptionInvalid` if it does not
+                parse, and :class:`txmq.errors.FilterUnsupported` if they take no conditions.
 
         Raises:
             UsageError: The topic has a handler, or the consumer is running.
-            LocalProtocolError: It is no name of a topic, or the expression is none.
+            LocalProtocolError: The topic's name is invalid, or the expression does not parse.
         """
 
         def decorate(handler: M) -> M:
@@ -135,7 +135,7 @@ class PushConsumer(Lifecycle):
 
         Raises:
             UsageError: The topic has a handler, or the consumer is running.
-            LocalProtocolError: It is no name of a topic, or the expression is none.
+            LocalProtocolError: The topic's name is invalid, or the expression does not parse.
         """
 
         def decorate(handler: B) -> B:
@@ -146,25 +146,25 @@ class PushConsumer(Lifecycle):
 
         return decorate
 
-    def _subscribe(self, wanted: TopicSubscription, handling: BoundHandler) -> None:
+    def _subscribe(self, wanted: TopicSubscription, handler: BoundHandler) -> None:
         check_name("topic", wanted.topic)
-        if self._holdings is not None:
+        if self._assignment is not None:
             raise UsageError("handlers are given before a consumer starts")
-        if wanted.topic in self._handlings:
+        if wanted.topic in self._handlers:
             raise UsageError(f"topic {wanted.topic} has a handler already")
-        self._handlings[wanted.topic] = handling
+        self._handlers[wanted.topic] = handler
         self._subscriptions[wanted.topic] = wanted
 
     def _find(self, message: ReceivedMessage) -> BoundHandler | None:
-        return self._handlings.get(message.topic)
+        return self._handlers.get(message.topic)
 
     # Life
 
     async def __aenter__(self) -> Self:
-        if self._holdings is not None:
+        if self._assignment is not None:
             self.client.session.owner.check()
             raise UsageError("this consumer is running already")
-        if not self._handlings:
+        if not self._handlers:
             raise UsageError("this consumer has no handler; give it one with @consumer.on(topic)")
         if self._is_own:
             await self.client.__aenter__()
@@ -178,7 +178,7 @@ class PushConsumer(Lifecycle):
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         if self.client.session.owner.is_current:
@@ -189,35 +189,35 @@ class PushConsumer(Lifecycle):
         self._stopped = asyncio.Event()
         self._version = client.session.clock.wall_ms()
         self._threads = Threads(f"txmq-{self.group}", settings.concurrency)
-        watches = await self._open_watches()
-        for handling in self._handlings.values():
-            handling.open(self._threads, watches)
+        hooks = await self._open_hooks()
+        for handler in self._handlers.values():
+            handler.open(self._threads, hooks)
         self._runner = self._make_runner()
-        self._holdings = QueueAssignment(client, self.group, settings, self._runner)
-        self._holdings.subscriptions = self._wanted()
+        self._assignment = QueueAssignment(client, self.group, settings, self._runner)
+        self._assignment.subscriptions = self._wanted()
         await self._find_brokers()
         await self._agreement.check(self._subscriptions.values())
         await self._agreement.look(self._subscriptions)
         await client.join(self)
-        await self._holdings.settle_beginnings()
+        await self._assignment.settle_beginnings()
         self._runner.open()
-        self._holdings.open()
+        self._assignment.open()
 
-    async def _open_watches(self) -> HandleWatches | None:
-        session, watches = self.client.session, list[HandleWatch]()
+    async def _open_hooks(self) -> HandlerHooks | None:
+        session, hooks = self.client.session, list[HandlerHook]()
         if self.settings.is_traced:
             inner = Producer(trace_group(self.group, "CONSUME"), self.client, TRACE_SETTINGS)
             tracer = Tracer(inner, self.settings.trace_topic, session.clock)
             await tracer.open()
             self._tracer, timeout_s = tracer, self.settings.consume_timeout_s
-            watches.append(HandleTrace(tracer, self.group, session.ids, timeout_s))
+            hooks.append(HandlerTrace(tracer, self.group, session.ids, timeout_s))
         telemetry, is_broadcast = self.client.settings.telemetry, self.settings.is_broadcast
         if telemetry is not None:
             about = self.group, self.client.id
-            watches.append(telemetry.of_consumer(*about, is_broadcast=is_broadcast))
-        return HandleWatches(watches) if watches else None
+            hooks.append(telemetry.of_consumer(*about, is_broadcast=is_broadcast))
+        return HandlerHooks(hooks) if hooks else None
 
-    async def _close_watches(self) -> None:
+    async def _close_hooks(self) -> None:
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
             await tracer.close()
@@ -233,8 +233,8 @@ class PushConsumer(Lifecycle):
         return OrderlyWorkers(settings, self._find, returns, locks, self._lose)
 
     def _lose(self, queue: Queue) -> None:
-        if self._holdings is not None:
-            self._holdings.lose(queue)
+        if self._assignment is not None:
+            self._assignment.lose(queue)
 
     def _wanted(self) -> dict[str, TopicSubscription]:
         wanted = dict(self._subscriptions)
@@ -244,35 +244,35 @@ class PushConsumer(Lifecycle):
         return wanted
 
     async def _find_brokers(self) -> None:
-        # Brokers must know of us before we ask them who shares the queues.
+        # Brokers must know us before we ask them for the members that share the queues.
         for topic in self._subscriptions:
             try:
                 await self.client.session.route(topic)
             except TxmqError:
-                # Asked again in every round: a topic may come into being later.
+                # Each round asks again: the topic may be created later.
                 continue
 
     async def _stop(self) -> None:
-        holdings, runner = self._holdings, self._runner
+        assignment, runner = self._assignment, self._runner
         async with AsyncExitStack() as at_last:
-            # These are seen to also where what follows is cut short.
+            # These run even if what follows is cut short.
             if self._is_own:
                 at_last.push_async_callback(self.client.__aexit__, None, None, None)
             at_last.callback(self._stopped_now)
             at_last.push_async_callback(self.client.leave, self)
-            at_last.push_async_callback(self._close_watches)
-            if holdings is None or runner is None:
+            at_last.push_async_callback(self._close_hooks)
+            if assignment is None or runner is None:
                 return
             at_last.push_async_callback(runner.close)
-            at_last.push_async_callback(holdings.abandon)
-            await holdings.stop_fetching()
+            at_last.push_async_callback(assignment.abandon)
+            await assignment.stop_fetching()
             await runner.finish()
-            await holdings.close()
+            await assignment.close()
 
     def _stopped_now(self) -> None:
         if self._threads is not None:
             self._threads.close()
-        self._holdings = self._runner = self._threads = None
+        self._assignment = self._runner = self._threads = None
         if self._stopped is not None:
             self._stopped.set()
 
@@ -296,13 +296,13 @@ class PushConsumer(Lifecycle):
             PASSIVELY,
             "BROADCASTING" if self.settings.is_broadcast else "CLUSTERING",
             self.settings.start.value,
-            [each.registration(self._version) for each in self._wanted().values()],
+            [subscription.registration(self._version) for subscription in self._wanted().values()],
         )
 
     def rebalance_soon(self) -> None:
-        """Look again which queues are ours."""
-        if self._holdings is not None:
-            self._holdings.rebalance_soon()
+        """Compute again which queues are ours."""
+        if self._assignment is not None:
+            self._assignment.rebalance_soon()
             work = self._agreement.look(self._subscriptions)
             self.client.tasks.start(work, f"a look at group {self.group}")
 
@@ -311,11 +311,11 @@ class PushConsumer(Lifecycle):
     @property
     def queues(self) -> list[Queue]:
         """The queues it holds now."""
-        return [] if self._holdings is None else sorted(self._holdings.intakes)
+        return [] if self._assignment is None else sorted(self._assignment.fetchers)
 
     def positions(self) -> Mapping[Queue, QueueOffset]:
         """How far it has consumed each queue that it holds."""
-        return {} if self._holdings is None else self._holdings.positions()
+        return {} if self._assignment is None else self._assignment.positions()
 
     @property
     def is_orderly(self) -> bool:
@@ -328,17 +328,17 @@ class PushConsumer(Lifecycle):
 
     def held(self) -> dict[Queue, HeldQueue]:
         """The queues that it holds, as operators see them."""
-        return {} if self._holdings is None else self._holdings.shown()
+        return {} if self._assignment is None else self._assignment.shown()
 
     def pause(self, queues: Sequence[Queue] | None = None) -> None:
         """Fetch no more for now, of some queues or of all; what was fetched is still handled."""
-        if self._holdings is not None:
-            self._holdings.hold_back(queues, is_paused=True)
+        if self._assignment is not None:
+            self._assignment.hold_back(queues, is_paused=True)
 
     def resume(self, queues: Sequence[Queue] | None = None) -> None:
         """Fetch again."""
-        if self._holdings is not None:
-            self._holdings.hold_back(queues, is_paused=False)
+        if self._assignment is not None:
+            self._assignment.hold_back(queues, is_paused=False)
 
     async def move(self, offsets: Mapping[Queue, int]) -> None:
         """Go on elsewhere in queues that it holds; brokers ask for it when offsets are reset.
@@ -346,8 +346,8 @@ class PushConsumer(Lifecycle):
         An orderly queue is moved once the handler at work on it has ended, so that handler cannot
         wait for this.
         """
-        if self._holdings is not None:
-            await self._holdings.move(offsets)
+        if self._assignment is not None:
+            await self._assignment.move(offsets)
 
     async def commit(self) -> None:
         """Save now how far it has come; what cannot be saved is logged, and saved next time.
@@ -355,10 +355,10 @@ class PushConsumer(Lifecycle):
         Raises:
             UsageError: The consumer is not running.
         """
-        if self._holdings is None:
+        if self._assignment is None:
             raise UsageError(_NOT_RUNNING)
         self.client.session.owner.check()
-        await self._holdings.save()
+        await self._assignment.save()
 
     async def handle(self, message: ReceivedMessage) -> object:
         """Have one message handled aside from its queue, as an operator may ask.
@@ -372,8 +372,8 @@ class PushConsumer(Lifecycle):
         """
         if message.topic == RETRY + self.group:
             message = as_sent(message)
-        handling = self._find(message)
-        if handling is None:
-            raise UsageError(f"nobody handles topic {message.topic} here")
-        said = await handling([message])
+        handler = self._find(message)
+        if handler is None:
+            raise UsageError(f"topic {message.topic} has no handler here")
+        said = await handler([message])
         return said if isinstance(said, Later) else None

@@ -1,7 +1,7 @@
-"""The locks of an orderly consumer's queues: taken, renewed long before they run out, given back.
+"""The locks of an orderly consumer's queues: taken, renewed long before they expire, released.
 
-A lock counts from the moment it was asked for, by this client's clock, and for half as long as
-brokers keep it. So where two clients disagree, both take it for lost.
+A lock counts from the moment of the request, by this client's clock, and for half as long as
+brokers keep it. So if two clients disagree, both consider it lost.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ RENEW_S: Final = 20.0
 """How often locks are renewed, as in stock clients; a broker keeps them for 60 s."""
 
 LOCK_S: Final = 30.0
-"""How long a lock is relied on after it was last confirmed."""
+"""How long a lock is trusted after it was last confirmed."""
 
 
 class QueueLocks(Protocol):
     """Where queues are locked."""
 
     async def lock(self, queues: Sequence[Queue]) -> set[Queue]:
-        """Lock queues of one broker, or lock them anew; returns those that are ours now.
+        """Lock queues of one broker, or renew their locks; returns those that are ours now.
 
         Raises:
-            TxmqError: The broker does not say.
+            TxmqError: The broker does not answer.
         """
         ...
 
     async def unlock(self, queue: Queue) -> None:
-        """Give a queue back.
+        """Release a queue.
 
         Raises:
-            TxmqError: The broker does not answer; the lock runs out by itself.
+            TxmqError: The broker does not answer; the lock expires by itself.
         """
         ...
 
@@ -64,7 +64,7 @@ class BrokerLocks:
         body = self._request(queues).write()
         answer = await self._session.request(address, RequestCode.LOCK_BATCH_MQ, body=body)
         locked = LockedQueues.read(answer.body).queues
-        return {Queue(each.topic, each.broker_name, each.queue_id) for each in locked}
+        return {Queue(lock.topic, lock.broker_name, lock.queue_id) for lock in locked}
 
     async def unlock(self, queue: Queue) -> None:
         """See :meth:`~txmq.client.consume.queue_locks.Locks.unlock`."""
@@ -73,7 +73,7 @@ class BrokerLocks:
         await self._session.request(address, RequestCode.UNLOCK_BATCH_MQ, body=body)
 
     def _request(self, queues: Sequence[Queue]) -> LockRequest:
-        named = [MessageQueue(each.broker, each.number, each.topic) for each in queues]
+        named = [MessageQueue(queue.broker, queue.number, queue.topic) for queue in queues]
         return LockRequest(self._client_id, self._group, named)
 
 
@@ -86,14 +86,14 @@ class HeldLocks:
         self._until: dict[Queue, float] = {}
 
     def has(self, queue: Queue) -> bool:
-        """Whether a queue is locked for us beyond doubt."""
+        """Whether a queue is certainly locked for us."""
         return self._until.get(queue, 0.0) > self._clock.monotonic()
 
     async def take(self, queue: Queue) -> bool:
         """Lock a queue; whether that worked.
 
         Raises:
-            TxmqError: The broker does not say.
+            TxmqError: The broker does not answer.
         """
         now = self._clock.monotonic()
         if queue not in await self._locks.lock([queue]):
@@ -102,42 +102,44 @@ class HeldLocks:
         return True
 
     async def give_back(self, queue: Queue) -> None:
-        """Unlock a queue, where we have it or had it not long ago."""
+        """Unlock a queue that we hold or held not long ago."""
         if self._until.pop(queue, None) is not None:
             with suppress(TxmqError):
                 await self._locks.unlock(queue)
 
     async def give_back_all(self) -> None:
         """Unlock what is left."""
-        await asyncio.gather(*[self.give_back(each) for each in list(self._until)])
+        await asyncio.gather(*[self.give_back(queue) for queue in list(self._until)])
 
     async def renew_always(self, lose: Callable[[Queue], object]) -> None:
-        """Keep all locks, and tell which were lost."""
+        """Renew all locks, and call ``lose`` for those that were lost."""
         while True:
             await asyncio.sleep(RENEW_S)
             by_broker: dict[str, list[Queue]] = {}
             for queue in self._until:
                 by_broker.setdefault(queue.broker, []).append(queue)
-            await asyncio.gather(*[self._renew(each, lose) for each in by_broker.values()])
+            await asyncio.gather(
+                *[self._renew(broker_queues, lose) for broker_queues in by_broker.values()]
+            )
 
     async def _renew(self, queues: list[Queue], lose: Callable[[Queue], object]) -> None:
         now = self._clock.monotonic()
         try:
             ours = await self._locks.lock(queues)
-        except TxmqError as problem:
-            log.warning("locks of %s are not renewed: %s", queues[0].broker, problem)
+        except TxmqError as error:
+            log.warning("locks of %s are not renewed: %s", queues[0].broker, error)
             return
         for queue in queues:
             if queue not in self._until:
                 continue
             if queue not in ours:
-                log.warning("%s is locked by somebody else", queue)
+                log.warning("%s is locked by another consumer", queue)
                 del self._until[queue]
                 lose(queue)
                 continue
             was_held = self._until[queue] > now
             self._until[queue] = now + LOCK_S
             if not was_held:
-                # Somebody may have had it, gone on, and given it back.
+                # Another consumer may have locked it, consumed, and released it.
                 log.warning("the lock of %s had run out; the queue is begun with anew", queue)
                 lose(queue)

@@ -28,7 +28,7 @@ class Returns:
         self._attempts_max = settings.attempts_max
 
     async def __call__(self, message: ReceivedMessage, level: int, reason: str = "") -> None:
-        """Send one back.
+        """Send a message back.
 
         Args:
             message: The message.
@@ -49,7 +49,7 @@ class Returns:
             origin_msg_id=origin,
             origin_topic=topic,
             unit_mode=False,
-            # Where nobody set it, it is the group's affair.
+            # ``None`` leaves it to the group's setting.
             max_reconsume_times=self._attempts_max,
             reason=properties.one_line(reason, REASON_CHARS_MAX) or None,
         )

@@ -16,8 +16,8 @@ from txmq.client.consume.handler import stop_notice
 from txmq.client.consume.pull_assignment import PullAssignment
 from txmq.client.consume.pull_consumer import PullConsumer
 from txmq.client.consume.subscription import TopicSubscription
-from txmq.client.envelope import check_name
 from txmq.client.lifecycle import Lifecycle
+from txmq.client.names import check_name
 from txmq.client.settings import ConsumerSettings
 from txmq.errors import UsageError
 from txmq.message import Queue
@@ -75,7 +75,7 @@ class _Round:
 
 
 class _Turns(PullAssignment):
-    """Holdings of queues whose messages are fetched by whoever is told of them."""
+    """An assignment that reports its queues and fetches nothing: the tasks fetch."""
 
     def __init__(
         self,
@@ -107,10 +107,10 @@ class _Puller(PullConsumer):
         return turns
 
     async def let_go(self, queue: Queue) -> None:
-        """Save what was noted of a queue that is somebody else's now."""
-        if self._places is not None:
-            await self._places.offsets.save()
-            self._places.offsets.forget(queue)
+        """Save the offset noted for a queue that another consumer has now."""
+        if self._assignment is not None:
+            await self._assignment.offsets.save()
+            self._assignment.offsets.forget(queue)
         self._noted.pop(queue, None)
 
 
@@ -177,7 +177,7 @@ class ScheduledPull(Lifecycle):
     @property
     def queues(self) -> list[Queue]:
         """The queues whose tasks are called now."""
-        return sorted(queue for queue, each in self._rounds.items() if each.is_ours)
+        return sorted(queue for queue, pull_round in self._rounds.items() if pull_round.is_ours)
 
     def on(self, topic: str) -> Callable[[T], T]:
         """Have an ``async`` function called for each queue of a topic; a decorator.
@@ -213,14 +213,14 @@ class ScheduledPull(Lifecycle):
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         if not self._puller.client.session.owner.is_current:
             return
         self._is_stopping = True
-        for each in self._rounds.values():
-            each.lose()
+        for pull_round in self._rounds.values():
+            pull_round.lose()
         try:
             await self._finish()
         finally:
@@ -231,7 +231,9 @@ class ScheduledPull(Lifecycle):
                     self._stopped.set()
 
     async def _finish(self) -> None:
-        running = [each.task for each in self._rounds.values() if each.task is not None]
+        running = [
+            pull_round.task for pull_round in self._rounds.values() if pull_round.task is not None
+        ]
         try:
             if running:
                 stop_s = self._puller.settings.stop_s
@@ -259,9 +261,9 @@ class ScheduledPull(Lifecycle):
 
     def _share(self, topic: str, mine: Sequence[Queue]) -> None:
         wanted = set(mine)
-        for queue, each in self._rounds.items():
+        for queue, pull_round in self._rounds.items():
             if queue.topic == topic and queue not in wanted:
-                each.lose()
+                pull_round.lose()
         for queue in () if self._is_stopping else mine:
             running = self._rounds.get(queue)
             if running is not None:

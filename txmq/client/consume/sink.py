@@ -1,4 +1,4 @@
-"""Whoever works on messages, as :class:`~txmq.client.consume.assignment.Holdings` sees it."""
+"""The object that receives messages from a queue assignment: workers, or the buffer of a poll."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["MessageSink"]
 
 
 class MessageSink(Protocol):
-    """Whoever works on the messages of the queues that are held."""
+    """Receives the messages of the assigned queues."""
 
     async def may_hold(self, queue: Queue) -> bool:
-        """Whether the queue may be begun with now; asked again in the next round where not."""
+        """Whether work on this queue may begin now; if not, the next round asks again."""
         ...
 
-    def deliver(self, intake: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
-        """Messages have come."""
+    def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
+        """Take messages that were fetched."""
         ...
 
-    async def let_go(self, intake: QueueFetcher) -> None:
-        """The queue is lost: finish with it, as far as that is asked for."""
+    async def let_go(self, fetcher: QueueFetcher) -> None:
+        """Finish work on a queue that this consumer loses."""
         ...
 
     async def gone(self, queue: Queue) -> None:
-        """Its offset is saved; from now on it may be somebody else's."""
+        """The queue's offset is saved; another consumer may begin with it from now on."""
         ...

@@ -43,10 +43,10 @@ class TopicSubscription:
             raise LocalProtocolError(
                 f"a subscription has at most {SUBSCRIPTION_CHARS_MAX} characters, not {size}"
             )
-        named = {each.strip() for each in self._named} - {""}
-        for each in named:
-            if "|" in each or "&&" in each:
-                raise LocalProtocolError(f"{each!r} is no tag; tags are separated by '||' alone")
+        named = {tag.strip() for tag in self._named} - {""}
+        for tag in named:
+            if "|" in tag or "&&" in tag:
+                raise LocalProtocolError(f"{tag!r} is no tag; tags are separated by '||' alone")
         if not named:
             raise LocalProtocolError("a subscription names no tag; '*' stands for all of them")
         object.__setattr__(self, "wanted", frozenset(named - {ANY_TAG} if self.by_tags else ()))
@@ -58,7 +58,7 @@ class TopicSubscription:
     @property
     def by_tags(self) -> bool:
         """Whether single tags are wanted, and others not."""
-        return not self.sql and any(each.strip() not in {"", ANY_TAG} for each in self._named)
+        return not self.sql and any(tag.strip() not in {"", ANY_TAG} for tag in self._named)
 
     @property
     def expression(self) -> str:
@@ -82,7 +82,7 @@ class TopicSubscription:
             self.topic,
             self.expression,
             tags,
-            sorted({string_hash(each) for each in tags}),
+            sorted({string_hash(tag) for tag in tags}),
             version,
             self.kind,
         )

@@ -43,7 +43,7 @@ class ConsumeWindow:
             size = len(message.body)
             sizes[message.offset] = size
             held += size
-        self._in_order.extend([each.offset for each in messages])
+        self._in_order.extend([message.offset for message in messages])
         self.bytes_held += held
         self.next_offset = next_offset
 

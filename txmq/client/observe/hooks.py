@@ -1,7 +1,7 @@
-"""Who looks on while messages are sent and handled: the trace, and OpenTelemetry.
+"""The hooks that observe sends, handlers and transactions: the trace and OpenTelemetry are two.
 
-A watch is told when something begins, and says whom to tell how it ended. It neither waits nor
-fails: what it watches goes on as if nobody looked.
+A hook runs before something happens, and returns a function for afterwards. Hooks neither wait nor
+fail. A producer or a consumer without hooks pays one test for ``None``.
 """
 
 from __future__ import annotations
@@ -15,51 +15,50 @@ from txmq.errors import BatchCutShort
 from txmq.message import Later, Message, Queue, ReceivedMessage
 
 __all__ = [
-    "CheckEnded",
-    "EndTold",
-    "Ending",
-    "HandleEnded",
-    "HandleWatch",
-    "HandleWatches",
-    "SendEnded",
-    "SendWatch",
-    "SendWatches",
-    "TransactionWatch",
+    "AfterCheck",
+    "AfterEnd",
+    "AfterHandler",
+    "AfterSend",
+    "HandlerHook",
+    "HandlerHooks",
+    "SendHook",
+    "SendHooks",
+    "TransactionEnd",
+    "TransactionHook",
 ]
 
-SendEnded: TypeAlias = Callable[[Sequence[SendResult], BaseException | None], None]
-"""Is told what brokers said of the messages, of the first of them where a problem ended it."""
+AfterSend: TypeAlias = Callable[[Sequence[SendResult], BaseException | None], None]
+"""Receives the results and the error; after an error, the results of the first messages."""
 
-HandleEnded: TypeAlias = Callable[[int, BaseException | None], None]
-"""Is told how many of the messages are consumed, from the first on, and what the handler raised."""
+AfterHandler: TypeAlias = Callable[[int, BaseException | None], None]
+"""Receives how many messages, from the first on, are consumed, and what the handler raised."""
+
+AfterEnd: TypeAlias = Callable[[str], None]
+"""Receives the broker's answer to an END, as one word."""
+
+AfterCheck: TypeAlias = Callable[[str], None]
+"""Receives the answer to a check, as one word."""
 
 
-EndTold: TypeAlias = Callable[[str], None]
-"""Is told what came of an END, in a word."""
-
-CheckEnded: TypeAlias = Callable[[str], None]
-"""Is told what a check was answered, in a word."""
-
-
-class Ending(NamedTuple):
-    """A transaction that is about to be ended."""
+class TransactionEnd(NamedTuple):
+    """The END that a producer is about to send for a transaction."""
 
     message: Message
     xid: str
     place: str
     """The half message's offset id."""
     broker: str
-    """Empty where that is not known."""
+    """Empty if it is not known."""
     state: str
-    """What is said, in RocketMQ's spelling."""
+    """The decision, in RocketMQ's spelling."""
     is_after_check: bool
 
 
-class TransactionWatch(Protocol):
-    """Looks on while a transaction takes its steps."""
+class TransactionHook(Protocol):
+    """Observes one transaction, step by step."""
 
     def begin_step(self, number: int, word: str, text: str) -> None:
-        """A step is taken, and the one before is over."""
+        """A step begins, and the one before ends."""
         ...
 
     def note(self, text: str) -> None:
@@ -67,80 +66,81 @@ class TransactionWatch(Protocol):
         ...
 
     def enter(self) -> Callable[[], None]:
-        """What begins in this task or thread belongs to the step, until somebody there calls what
-        is returned.
-        """
+        """Work in this task or thread belongs to the step until the returned function is called."""
         ...
 
-    def end(self, state: str, is_acknowledged: bool, problem: BaseException | None) -> None:
-        """The transaction is over here.
+    def end(self, state: str, is_acknowledged: bool, error: BaseException | None) -> None:
+        """The transaction ends here.
 
         Args:
-            state: What is known of it; empty where nothing is.
-            is_acknowledged: Whether the broker has said so.
-            problem: Why it went wrong.
+            state: Its state; empty if that is unknown.
+            is_acknowledged: Whether the broker has confirmed it.
+            error: What ended it, if it failed.
         """
         ...
 
 
-class SendWatch(Protocol):
-    """Looks on while messages of one topic are sent, and transactions on them decided."""
+class SendHook(Protocol):
+    """Observes one producer: its sends, and the ends of its transactions."""
 
-    def begin(self, messages: Sequence[Message]) -> tuple[list[Message], SendEnded]:
-        """They are about to be sent together; returns them, perhaps with more properties."""
+    def before_send(self, messages: Sequence[Message]) -> tuple[list[Message], AfterSend]:
+        """Messages of one topic are about to be sent.
+
+        Returns the messages to send: the same, perhaps with more properties.
+        """
         ...
 
-    def begin_end(self, ending: Ending) -> EndTold:
-        """A transaction is about to be ended."""
+    def before_end(self, end: TransactionEnd) -> AfterEnd:
+        """A transaction is about to be committed or rolled back."""
         ...
 
-    def begin_transaction(self, topic: str, xid: str) -> TransactionWatch | None:
-        """A transaction is about to be begun; returns who looks on, if anybody does."""
+    def begin_transaction(self, topic: str, xid: str) -> TransactionHook | None:
+        """A transaction begins; returns what observes it, if this hook observes transactions."""
         ...
 
-    def begin_check(self, message: ReceivedMessage) -> CheckEnded:
-        """It is about to be found out, in this task, what became of a transaction."""
-        ...
-
-
-class HandleWatch(Protocol):
-    """Looks on while messages of one topic are handled, in the same task."""
-
-    def begin(self, messages: Sequence[ReceivedMessage]) -> HandleEnded:
-        """They are about to be given to a handler."""
+    def before_check(self, message: ReceivedMessage) -> AfterCheck:
+        """This task is about to find out whether a transaction has committed."""
         ...
 
 
-class SendWatches:
-    """Has watches look on while a producer sends."""
+class HandlerHook(Protocol):
+    """Observes one consumer's handlers."""
 
-    def __init__(self, watches: Sequence[SendWatch]) -> None:
-        self._watches = watches
+    def before_handler(self, messages: Sequence[ReceivedMessage]) -> AfterHandler:
+        """A handler is about to receive messages of one topic, in this task."""
+        ...
 
-    def _begin(self, messages: Sequence[Message]) -> tuple[list[Message], SendEnded]:
-        given, ends = list(messages), []
-        for each in self._watches:
-            given, end = each.begin(given)
-            ends.append(end)
 
-        def ended(results: Sequence[SendResult], problem: BaseException | None) -> None:
-            for end in reversed(ends):
-                end(results, problem)
+class SendHooks:
+    """All hooks of one producer, and its sends with the hooks around them."""
 
-        return given, ended
+    def __init__(self, hooks: Sequence[SendHook]) -> None:
+        self._hooks = hooks
 
-    def begin_end(self, ending: Ending) -> EndTold:
-        """See :meth:`SendWatch.begin_end`."""
-        return _all([each.begin_end(ending) for each in self._watches])
+    def _before_send(self, messages: Sequence[Message]) -> tuple[list[Message], AfterSend]:
+        given, afters = list(messages), []
+        for hook in self._hooks:
+            given, after = hook.before_send(given)
+            afters.append(after)
 
-    def begin_transaction(self, topic: str, xid: str) -> list[TransactionWatch]:
-        """See :meth:`SendWatch.begin_transaction`; all who look on."""
-        found = (each.begin_transaction(topic, xid) for each in self._watches)
-        return [each for each in found if each is not None]
+        def after_send(results: Sequence[SendResult], error: BaseException | None) -> None:
+            for after in reversed(afters):
+                after(results, error)
 
-    def begin_check(self, message: ReceivedMessage) -> CheckEnded:
-        """See :meth:`SendWatch.begin_check`."""
-        return _all([each.begin_check(message) for each in self._watches])
+        return given, after_send
+
+    def before_end(self, end: TransactionEnd) -> AfterEnd:
+        """See :meth:`SendHook.before_end`."""
+        return _all([hook.before_end(end) for hook in self._hooks])
+
+    def begin_transaction(self, topic: str, xid: str) -> list[TransactionHook]:
+        """See :meth:`SendHook.begin_transaction`."""
+        found = (hook.begin_transaction(topic, xid) for hook in self._hooks)
+        return [hook for hook in found if hook is not None]
+
+    def before_check(self, message: ReceivedMessage) -> AfterCheck:
+        """See :meth:`SendHook.before_check`."""
+        return _all([hook.before_check(message) for hook in self._hooks])
 
     async def send(
         self,
@@ -148,14 +148,14 @@ class SendWatches:
         message: Message,
         queue: Queue | None,
     ) -> SendResult:
-        """Watch a message that is sent and answered."""
-        (message,), ended = self._begin([message])
+        """Send a message, and wait for its answer."""
+        (message,), after = self._before_send([message])
         try:
             result = await send(message, queue)
-        except BaseException as problem:
-            ended((), problem)
+        except BaseException as error:
+            after((), error)
             raise
-        ended([result], None)
+        after([result], None)
         return result
 
     def send_nowait(
@@ -164,21 +164,21 @@ class SendWatches:
         message: Message,
         queue: Queue | None,
     ) -> asyncio.Future[SendResult]:
-        """Watch a message that is sent, and answered later."""
-        (message,), ended = self._begin([message])
+        """Send a message whose answer comes later."""
+        (message,), after = self._before_send([message])
 
         def answered(future: asyncio.Future[SendResult]) -> None:
             if future.cancelled():
-                ended((), asyncio.CancelledError())
-            elif (problem := future.exception()) is not None:
-                ended((), problem)
+                after((), asyncio.CancelledError())
+            elif (error := future.exception()) is not None:
+                after((), error)
             else:
-                ended([future.result()], None)
+                after([future.result()], None)
 
         try:
             future = send(message, queue)
-        except BaseException as problem:
-            ended((), problem)
+        except BaseException as error:
+            after((), error)
             raise
         future.add_done_callback(answered)
         return future
@@ -189,14 +189,14 @@ class SendWatches:
         message: Message,
         queue: Queue | None,
     ) -> None:
-        """Watch a message that nobody answers."""
-        (message,), ended = self._begin([message])
+        """Send a message that has no answer."""
+        (message,), after = self._before_send([message])
         try:
             await send(message, queue)
-        except BaseException as problem:
-            ended((), problem)
+        except BaseException as error:
+            after((), error)
             raise
-        ended((), None)
+        after((), None)
 
     async def send_batch(
         self,
@@ -204,46 +204,46 @@ class SendWatches:
         messages: Sequence[Message],
         queue: Queue | None,
     ) -> list[SendResult]:
-        """Watch messages that are sent together."""
-        messages, ended = self._begin(messages)
+        """Send several messages."""
+        messages, after = self._before_send(messages)
         try:
             results = await send(messages, queue)
-        except BaseException as problem:
-            stored = problem.results if isinstance(problem, BatchCutShort) else ()
-            ended([each for each in stored if isinstance(each, SendResult)], problem)
+        except BaseException as error:
+            stored = error.results if isinstance(error, BatchCutShort) else ()
+            after([result for result in stored if isinstance(result, SendResult)], error)
             raise
-        ended(results, None)
+        after(results, None)
         return results
 
 
-class HandleWatches:
-    """Has watches look on while a consumer's handlers work."""
+class HandlerHooks:
+    """All hooks of one consumer, and its handlers with the hooks around them."""
 
-    def __init__(self, watches: Sequence[HandleWatch]) -> None:
-        self._watches = watches
+    def __init__(self, hooks: Sequence[HandlerHook]) -> None:
+        self._hooks = hooks
 
     async def handle(
         self,
         call: Callable[[Sequence[ReceivedMessage]], Awaitable[Later | None]],
         messages: Sequence[ReceivedMessage],
     ) -> Later | None:
-        """Call a handler and have it watched."""
-        ends = [each.begin(messages) for each in self._watches]
+        """Call a handler."""
+        afters = [hook.before_handler(messages) for hook in self._hooks]
         try:
             verdict = await call(messages)
-        except BaseException as problem:
-            for end in reversed(ends):
-                end(0, problem)
+        except BaseException as error:
+            for after in reversed(afters):
+                after(0, error)
             raise
         consumed = verdict.first if isinstance(verdict, Later) else len(messages)
-        for end in reversed(ends):
-            end(consumed, None)
+        for after in reversed(afters):
+            after(consumed, None)
         return verdict
 
 
-def _all(told: Sequence[Callable[[str], None]]) -> Callable[[str], None]:
-    def tell(word: str) -> None:
-        for each in reversed(told):
-            each(word)
+def _all(afters: Sequence[Callable[[str], None]]) -> Callable[[str], None]:
+    def after_all(word: str) -> None:
+        for after in reversed(afters):
+            after(word)
 
-    return tell
+    return after_all

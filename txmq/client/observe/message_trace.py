@@ -1,4 +1,4 @@
-"""What the message trace sees: messages sent, and messages handled.
+"""The hooks that record a message trace: sends, and handlers.
 
 The records go to a :class:`~txmq.client.observe.trace_sender.Tracer`;
 :mod:`txmq.client.observe.trace_records` defines their layout.
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from txmq.client.identity import UniqueIds
-from txmq.client.observe.hooks import CheckEnded, Ending, EndTold, HandleEnded, SendEnded
+from txmq.client.observe.hooks import AfterCheck, AfterEnd, AfterHandler, AfterSend, TransactionEnd
 from txmq.client.observe.trace_records import (
     DecisionRecord,
     HandlerEnd,
@@ -29,7 +29,7 @@ from txmq.protocol import properties
 from txmq.protocol.command import Command
 from txmq.protocol.message_id import split_offset_id
 
-__all__ = ["HandleTrace", "SendTrace"]
+__all__ = ["HandlerTrace", "SendTrace"]
 
 _REGION: Final = "MSG_REGION"
 _SWITCH: Final = "TRACE_ON"
@@ -39,7 +39,7 @@ _OFF: Final = "false"
 
 
 class SendTrace:
-    """Traces what a producer sends: a :class:`txmq.client.observe.hooks.SendWatch`.
+    """Traces what a producer sends: a :class:`txmq.client.observe.hooks.SendHook`.
 
     Args:
         tracer: Where records go.
@@ -54,60 +54,60 @@ class SendTrace:
         self._clock = tracer.clock
         self._brokers: dict[str, tuple[str, bool]] = {}
 
-    def heard(self, broker: str, answer: Command) -> None:
-        """A broker has answered a send, which says where it is and whether it wants traces."""
+    def on_answer(self, broker: str, answer: Command) -> None:
+        """Note from an answer in which region the broker is and whether it wants traces."""
         named = answer.field_map()
         if len(self._brokers) >= FAULTS_MAX and broker not in self._brokers:
             self._brokers.clear()
         region = named.get(_REGION) or _DEFAULT_REGION
         self._brokers[broker] = region, named.get(_SWITCH) != _OFF
 
-    def begin(self, messages: Sequence[Message]) -> tuple[list[Message], SendEnded]:
-        """See :meth:`txmq.client.observe.hooks.SendWatch.begin`."""
+    def before_send(self, messages: Sequence[Message]) -> tuple[list[Message], AfterSend]:
+        """See :meth:`txmq.client.observe.hooks.SendHook.before_send`."""
         if not messages or not self._tracer.wants(messages[0].topic):
             return list(messages), _nothing
-        given = [self._with_id(each) for each in messages]
+        given = [self._with_id(message) for message in messages]
         at_ms, since = self._clock.wall_ms(), self._clock.monotonic()
 
-        def ended(results: Sequence[SendResult], problem: BaseException | None) -> None:
+        def ended(results: Sequence[SendResult], error: BaseException | None) -> None:
             cost_ms = round((self._clock.monotonic() - since) * 1000) // len(given)
             for at, message in enumerate(given):
                 if at < len(results):
                     self._note_stored(message, results[at], at_ms, cost_ms)
-                elif isinstance(problem, TxmqError):
+                elif isinstance(error, TxmqError):
                     record = _sent(message, at_ms, self._group, _DEFAULT_REGION, cost_ms)
                     self._tracer.note(message.topic, replace(record, is_success=False))
 
         return given, ended
 
     def _with_id(self, message: Message) -> Message:
-        # Given now, so that a message is known by it also where no broker takes it.
+        # Given now, so that the trace has an id even if no broker takes the message.
         if properties.UNIQUE_KEY in message.properties:
             return message
         named = {**message.properties, properties.UNIQUE_KEY: self._ids.next()}
         return replace(message, properties=named)
 
-    def begin_end(self, ending: Ending) -> EndTold:
-        """See :meth:`txmq.client.observe.hooks.SendWatch.begin_end`."""
-        message = ending.message
-        region, is_wanted = self._brokers.get(ending.broker, (_DEFAULT_REGION, True))
+    def before_end(self, end: TransactionEnd) -> AfterEnd:
+        """See :meth:`txmq.client.observe.hooks.SendHook.before_end`."""
+        message = end.message
+        region, is_wanted = self._brokers.get(end.broker, (_DEFAULT_REGION, True))
         if is_wanted and self._tracer.wants(message.topic):
-            # Before anything is heard, as stock clients, whose ENDs nobody answers.
+            # Noted before the answer, as stock clients do: their ENDs have no answer.
             self._tracer.note(message.topic, DecisionRecord(
                 at_ms=self._clock.wall_ms(), region=region, group=self._group,
-                topic=message.topic, id=ending.xid, tags=message.tags,
-                keys=" ".join(message.keys), store_host=_store_host(ending.place),
-                transaction_id=ending.xid, state=ending.state,
-                is_after_check=ending.is_after_check,
+                topic=message.topic, id=end.xid, tags=message.tags,
+                keys=" ".join(message.keys), store_host=_store_host(end.place),
+                transaction_id=end.xid, state=end.state,
+                is_after_check=end.is_after_check,
             ))  # fmt: skip
         return _unheard
 
     def begin_transaction(self, topic: str, xid: str) -> None:
-        """See :meth:`txmq.client.observe.hooks.SendWatch.begin_transaction`."""
-        del topic, xid  # Stock traces know half messages and decisions, and no steps.
+        """See :meth:`txmq.client.observe.hooks.SendHook.begin_transaction`."""
+        del topic, xid  # Stock traces have half messages and decisions, but no steps.
 
-    def begin_check(self, message: ReceivedMessage) -> CheckEnded:
-        """See :meth:`txmq.client.observe.hooks.SendWatch.begin_check`."""
+    def before_check(self, message: ReceivedMessage) -> AfterCheck:
+        """See :meth:`txmq.client.observe.hooks.SendHook.before_check`."""
         del message
         return _unheard
 
@@ -123,8 +123,8 @@ class SendTrace:
             self._tracer.note(message.topic, record)
 
 
-class HandleTrace:
-    """Traces what a consumer handles: a :class:`txmq.client.observe.hooks.HandleWatch`.
+class HandlerTrace:
+    """Traces what a consumer handles: a :class:`txmq.client.observe.hooks.HandlerHook`.
 
     Args:
         tracer: Where records go.
@@ -140,34 +140,34 @@ class HandleTrace:
         self._clock = tracer.clock
         self._timeout_s = timeout_s
 
-    def begin(self, messages: Sequence[ReceivedMessage]) -> HandleEnded:
-        """See :meth:`txmq.client.observe.hooks.HandleWatch.begin`."""
+    def before_handler(self, messages: Sequence[ReceivedMessage]) -> AfterHandler:
+        """See :meth:`txmq.client.observe.hooks.HandlerHook.before_handler`."""
         request_id = self._ids.next()
         at_ms, since = self._clock.wall_ms(), self._clock.monotonic()
-        for each in messages:
-            if self._is_wanted(each):
-                self._tracer.note(each.topic, HandlerStart(
-                    at_ms=at_ms, region=each.properties.get(_REGION, ""), group=self._group,
-                    request_id=request_id, id=each.id, attempts=each.attempts,
-                    keys=" ".join(each.keys),
+        for message in messages:
+            if self._is_wanted(message):
+                self._tracer.note(message.topic, HandlerStart(
+                    at_ms=at_ms, region=message.properties.get(_REGION, ""), group=self._group,
+                    request_id=request_id, id=message.id, attempts=message.attempts,
+                    keys=" ".join(message.keys),
                 ))  # fmt: skip
 
-        def ended(consumed: int, problem: BaseException | None) -> None:
-            if problem is not None and not isinstance(problem, Exception):
-                return  # The consumer stops; whoever gets the message next says how it ended.
+        def ended(consumed: int, error: BaseException | None) -> None:
+            if error is not None and not isinstance(error, Exception):
+                return  # The consumer stops; the message's next consumer records how it ended.
             spent_s = self._clock.monotonic() - since
             cost_ms = round(spent_s * 1000) // len(messages)
-            for at, each in enumerate(messages):
-                if not self._is_wanted(each):
+            for at, message in enumerate(messages):
+                if not self._is_wanted(message):
                     continue
                 outcome = HandlerOutcome.CONSUMED if at < consumed else HandlerOutcome.LATER
-                if problem is not None:
+                if error is not None:
                     outcome = HandlerOutcome.RAISED
                 elif spent_s >= self._timeout_s:
                     outcome = HandlerOutcome.TIMED_OUT
-                self._tracer.note(each.topic, HandlerEnd(
-                    request_id=request_id, id=each.id, cost_ms=cost_ms, is_success=at < consumed,
-                    keys=" ".join(each.keys), outcome=outcome, at_ms=self._clock.wall_ms(),
+                self._tracer.note(message.topic, HandlerEnd(
+                    request_id=request_id, id=message.id, cost_ms=cost_ms, is_success=at < consumed,
+                    keys=" ".join(message.keys), outcome=outcome, at_ms=self._clock.wall_ms(),
                     group=self._group,
                 ))  # fmt: skip
 
@@ -177,8 +177,8 @@ class HandleTrace:
         return message.properties.get(_SWITCH) != _OFF and self._tracer.wants(message.topic)
 
 
-def _nothing(results: Sequence[SendResult], problem: BaseException | None) -> None:
-    del results, problem
+def _nothing(results: Sequence[SendResult], error: BaseException | None) -> None:
+    del results, error
 
 
 def _unheard(word: str) -> None:
@@ -212,5 +212,5 @@ def _store_host(offset_id: str) -> str:
     try:
         host, port, _ = split_offset_id(offset_id)
     except RemoteProtocolError:
-        return ""  # Brokers tell no places of some batches.
+        return ""  # Brokers name no places for some batches.
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

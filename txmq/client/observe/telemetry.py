@@ -16,14 +16,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from txmq.client.observe.hooks import (
-    CheckEnded,
-    Ending,
-    EndTold,
-    HandleEnded,
-    HandleWatch,
-    SendEnded,
-    SendWatch,
-    TransactionWatch,
+    AfterCheck,
+    AfterEnd,
+    AfterHandler,
+    AfterSend,
+    HandlerHook,
+    SendHook,
+    TransactionEnd,
+    TransactionHook,
 )
 from txmq.client.values import SendResult
 from txmq.errors import ConfigError
@@ -60,10 +60,10 @@ class Telemetry:
     ) -> None:
         try:
             from opentelemetry import context, propagate, trace
-        except ImportError as problem:
+        except ImportError as error:
             raise ConfigError(
                 "telemetry needs opentelemetry-api, which comes with txmq[console]"
-            ) from problem
+            ) from error
         self._trace = trace
         self._context = context
         self._propagator = propagator or propagate.get_global_textmap()
@@ -78,16 +78,16 @@ class Telemetry:
             return None
         return None if found is None else cls()
 
-    def of_producer(self, group: str, client: str) -> SendWatch:
+    def of_producer(self, group: str, client: str) -> SendHook:
         """What looks on while a producer sends."""
-        return _Sends(
+        return _SendSpans(
             self, {"messaging.rocketmq.client_group": group, "messaging.client.id": client}
         )
 
-    def of_consumer(self, group: str, client: str, *, is_broadcast: bool) -> HandleWatch:
+    def of_consumer(self, group: str, client: str, *, is_broadcast: bool) -> HandlerHook:
         """What looks on while a consumer's handlers work."""
         model = "broadcasting" if is_broadcast else "clustering"
-        return _Handles(self, {
+        return _HandlerSpans(self, {
             "messaging.consumer.group.name": group,
             "messaging.rocketmq.client_group": group,
             "messaging.rocketmq.consumption_model": model,
@@ -109,15 +109,15 @@ class Telemetry:
         named = {name: value for name, value in carrier.items() if name and value}
         return replace(message, properties={**message.properties, **named})
 
-    def begin_end(self, ending: Ending, attributes: Mapping[str, Any]) -> Span:
-        """A span of ending a transaction: below the caller's, or where it was checked below the
+    def begin_end(self, end: TransactionEnd, attributes: Mapping[str, Any]) -> Span:
+        """A span of end a transaction: below the caller's, or where it was checked below the
         one that sent its message.
         """
         context = None
-        if ending.is_after_check:
+        if end.is_after_check:
             empty = self._context.Context()
-            context = self._propagator.extract(ending.message.properties, context=empty)
-        kind, name = self._trace.SpanKind.CLIENT, f"end {ending.message.topic}"
+            context = self._propagator.extract(end.message.properties, context=empty)
+        kind, name = self._trace.SpanKind.CLIENT, f"end {end.message.topic}"
         return self._tracer.start_span(
             name, context=context, kind=kind, attributes=dict(attributes)
         )
@@ -143,11 +143,13 @@ class Telemetry:
         are several messages.
         """
         empty = self._context.Context()
-        origins = [self._propagator.extract(each.properties, context=empty) for each in messages]
+        origins = [
+            self._propagator.extract(message.properties, context=empty) for message in messages
+        ]
         parent = origins[0] if len(origins) == 1 else empty
         links = []
-        for each in origins:
-            sent = self._trace.get_current_span(each).get_span_context()
+        for origin in origins:
+            sent = self._trace.get_current_span(origin).get_span_context()
             if sent.is_valid:
                 links.append(self._trace.Link(sent))
         span = self._tracer.start_span(
@@ -163,47 +165,47 @@ class Telemetry:
         """The span is the current one no longer."""
         self._context.detach(token)
 
-    def end(self, span: Span, problem: BaseException | None, *, is_told: bool = False) -> None:
+    def end(self, span: Span, error: BaseException | None, *, is_told: bool = False) -> None:
         """It is over, well or with a problem, which another span may tell of already."""
-        if problem is not None:
-            span.set_attribute("error.type", type(problem).__qualname__)
-            if isinstance(problem, Exception):  # Who is cancelled has not failed.
+        if error is not None:
+            span.set_attribute("error.type", type(error).__qualname__)
+            if isinstance(error, Exception):  # Who is cancelled has not failed.
                 if not is_told:
-                    span.record_exception(problem)
-                status = self._trace.Status(self._trace.StatusCode.ERROR, str(problem))
+                    span.record_exception(error)
+                status = self._trace.Status(self._trace.StatusCode.ERROR, str(error))
                 span.set_status(status)
         span.end()
 
 
-class _Sends:
+class _SendSpans:
     def __init__(self, telemetry: Telemetry, about: Mapping[str, Any]) -> None:
         self._telemetry = telemetry
         self._who = {**_SYSTEM, **about}
         self._about = {**self._who, **_operation("send", "send")}
 
-    def begin(self, messages: Sequence[Message]) -> tuple[list[Message], SendEnded]:
+    def before_send(self, messages: Sequence[Message]) -> tuple[list[Message], AfterSend]:
         telemetry = self._telemetry
         if not messages:
             return [], _nothing
         span = telemetry.begin_send(messages[0].topic, {**self._about, **_described(messages)})
 
-        def ended(results: Sequence[SendResult], problem: BaseException | None) -> None:
+        def ended(results: Sequence[SendResult], error: BaseException | None) -> None:
             if len(messages) == len(results) == 1:
                 span.set_attribute("messaging.message.id", results[0].id)
                 number = str(results[0].queue.number)
                 span.set_attribute("messaging.destination.partition.id", number)
-            telemetry.end(span, problem)
+            telemetry.end(span, error)
 
-        return [telemetry.marked(each, span) for each in messages], ended
+        return [telemetry.marked(message, span) for message in messages], ended
 
-    def begin_end(self, ending: Ending) -> EndTold:
-        span = self._telemetry.begin_end(ending, {
+    def before_end(self, end: TransactionEnd) -> AfterEnd:
+        span = self._telemetry.begin_end(end, {
             **self._about,
-            **_described([ending.message]),
+            **_described([end.message]),
             **_operation("end", "settle"),
-            "messaging.message.id": ending.xid,
-            _STATE: ending.state,
-            "txmq.transaction.is_after_check": ending.is_after_check,
+            "messaging.message.id": end.xid,
+            _STATE: end.state,
+            "txmq.transaction.is_after_check": end.is_after_check,
         })  # fmt: skip
 
         def told(word: str) -> None:
@@ -212,13 +214,13 @@ class _Sends:
 
         return told
 
-    def begin_transaction(self, topic: str, xid: str) -> TransactionWatch:
+    def begin_transaction(self, topic: str, xid: str) -> TransactionHook:
         about = {**self._who, "messaging.message.id": xid}
         if topic:
             about["messaging.destination.name"] = topic
-        return _Transaction(self._telemetry, topic, about)
+        return _TransactionSpans(self._telemetry, topic, about)
 
-    def begin_check(self, message: ReceivedMessage) -> CheckEnded:
+    def before_check(self, message: ReceivedMessage) -> AfterCheck:
         about = {**self._about, **_described([message]), **_operation("check", "process")}
         about["messaging.message.id"] = message.id
         span, token = self._telemetry.begin_process([message], about, "check")
@@ -233,7 +235,7 @@ class _Sends:
         return ended
 
 
-class _Transaction:
+class _TransactionSpans:
     """A span of a transaction, and below it one of each step."""
 
     def __init__(self, telemetry: Telemetry, topic: str, about: Mapping[str, Any]) -> None:
@@ -262,16 +264,16 @@ class _Transaction:
         token = self._telemetry.enter(self._inmost)
         return lambda: self._telemetry.leave(token)
 
-    def end(self, state: str, is_acknowledged: bool, problem: BaseException | None) -> None:
+    def end(self, state: str, is_acknowledged: bool, error: BaseException | None) -> None:
         while self._steps:
-            self._telemetry.end(self._steps.pop()[1], problem, is_told=True)
+            self._telemetry.end(self._steps.pop()[1], error, is_told=True)
         if state:
             self._span.set_attribute(_STATE, state)
             self._span.set_attribute("txmq.transaction.is_acknowledged", is_acknowledged)
-        self._telemetry.end(self._span, problem)
+        self._telemetry.end(self._span, error)
 
 
-class _Handles:
+class _HandlerSpans:
     def __init__(self, telemetry: Telemetry, about: Mapping[str, Any]) -> None:
         self._telemetry = telemetry
         self._about = {
@@ -280,7 +282,7 @@ class _Handles:
             **about,
         }
 
-    def begin(self, messages: Sequence[ReceivedMessage]) -> HandleEnded:
+    def before_handler(self, messages: Sequence[ReceivedMessage]) -> AfterHandler:
         telemetry = self._telemetry
         about = {**self._about, **_described(messages)}
         if len(messages) == 1:
@@ -288,17 +290,17 @@ class _Handles:
             about["messaging.destination.partition.id"] = str(messages[0].queue.number)
         span, token = telemetry.begin_process(messages, about)
 
-        def ended(consumed: int, problem: BaseException | None) -> None:
+        def ended(consumed: int, error: BaseException | None) -> None:
             telemetry.leave(token)
-            if problem is None and consumed < len(messages):
+            if error is None and consumed < len(messages):
                 span.set_attribute(_VERDICT, "later")
-            telemetry.end(span, problem)
+            telemetry.end(span, error)
 
         return ended
 
 
-def _nothing(results: Sequence[SendResult], problem: BaseException | None) -> None:
-    del results, problem
+def _nothing(results: Sequence[SendResult], error: BaseException | None) -> None:
+    del results, error
 
 
 def _operation(name: str, kind: str) -> dict[str, str]:

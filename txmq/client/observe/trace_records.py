@@ -146,11 +146,11 @@ class TopicRecord:
 
 def encode(records: Iterable[TraceRecord]) -> bytes:
     """Records as the body of a trace message holds them."""
-    return "".join([_line(each) for each in records]).encode(errors="replace")
+    return "".join([_line(record) for record in records]).encode(errors="replace")
 
 
 def _line(record: TraceRecord) -> str:
-    return _FIELD.join([_written(each) for each in _fields(record)]) + _END
+    return _FIELD.join([_written(value) for value in _fields(record)]) + _END
 
 
 def _fields(record: TraceRecord) -> tuple[str | int, ...]:
@@ -198,11 +198,9 @@ def decode(body: bytes) -> list[TraceRecord]:
         if reader is None:
             continue
         try:
-            found.append(reader(["" if each == _NULL else each for each in fields]))
-        except (IndexError, ValueError) as problem:
-            raise RemoteProtocolError(
-                f"a trace record {name} cannot be read: {line!r}"
-            ) from problem
+            found.append(reader(["" if field == _NULL else field for field in fields]))
+        except (IndexError, ValueError) as error:
+            raise RemoteProtocolError(f"a trace record {name} cannot be read: {line!r}") from error
     return found
 
 
@@ -266,8 +264,8 @@ class TracePack:
 def packed(traced: Iterable[TopicRecord]) -> list[TracePack]:
     """Records as trace messages, each about one topic, and none too large to be found again."""
     by_topic: dict[str, list[TraceRecord]] = {}
-    for each in traced:
-        by_topic.setdefault(each.topic, []).append(each.record)
+    for topic_record in traced:
+        by_topic.setdefault(topic_record.topic, []).append(topic_record.record)
     return [pack for records in by_topic.values() for pack in _packs(records)]
 
 
@@ -292,7 +290,7 @@ def _packs(records: Iterable[TraceRecord]) -> list[TracePack]:
 
 
 def _own_keys(record: TraceRecord) -> dict[str, None]:
-    own = dict.fromkeys([each for each in (record.id, *record.keys.split()) if each])
+    own = dict.fromkeys([word for word in (record.id, *record.keys.split()) if word])
     while not _fit(own):
         own.popitem()  # The last key; the id is the first.
     return own
@@ -300,5 +298,5 @@ def _own_keys(record: TraceRecord) -> dict[str, None]:
 
 def _fit(keys: dict[str, None]) -> bool:
     # Brokers index so many keys of a message, and find it by no others.
-    size = sum([len(each.encode(errors="replace")) + 1 for each in keys])
+    size = sum([len(key.encode(errors="replace")) + 1 for key in keys])
     return len(keys) <= KEYS_PER_MESSAGE_MAX and size <= KEYS_BYTES_MAX

@@ -60,7 +60,7 @@ class TraceProducer(Protocol):
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         """Take it away."""
@@ -150,7 +150,7 @@ class Tracer:
             await self._rest()
             some = [self._waiting.popleft() for _ in range(min(ROUND, len(self._waiting)))]
             lost = self.lost
-            await asyncio.gather(*[self._send(each) for each in packed(some)])
+            await asyncio.gather(*[self._send(pack) for pack in packed(some)])
             self._tell_losses()
             if self.lost > lost:
                 await asyncio.sleep(LINGER_S)
@@ -165,9 +165,9 @@ class Tracer:
     async def _send(self, pack: TracePack) -> None:
         try:
             await self._sender.send(Message(topic=self.topic, body=pack.body, keys=pack.keys))
-        except TxmqError as problem:
+        except TxmqError as error:
             self.lost += pack.count
-            log.info("a message of traces is lost: %s", problem)
+            log.info("a message of traces is lost: %s", error)
         except asyncio.CancelledError:
             self.lost += pack.count
             raise

@@ -1,9 +1,9 @@
-"""Messages that wait a moment for others, to travel with them in one request.
+"""Messages that wait for ``linger_s`` to share one request with others.
 
-A lane holds what goes the same way: the messages of one topic whose queue is chosen by turn, or
-those for one queue. Batches of the first kind are on their way side by side, each to the queue
-whose turn it is; of the second kind there is one at a time, so that a queue gets its messages in
-the order they were given, also where an attempt fails.
+Messages of one topic whose queue the rotation chooses share a line; messages for one chosen queue
+share another. Batches of the first kind are in flight side by side, each to the queue whose turn it
+is. Of the second kind one is in flight at a time, so that a queue gets its messages in the order
+they were given, even if an attempt fails.
 """
 
 from __future__ import annotations
@@ -12,19 +12,26 @@ import asyncio
 from collections import deque
 from itertools import compress
 
-from txmq.client.envelope import Envelope, Packing, compressed
-from txmq.client.send.pending_sends import PendingSend, PendingSends, retold
-from txmq.client.send_request import STORED_BYTES, SendRequest, bundled, packed_size
+from txmq.client.send.pending_sends import PendingSend, PendingSends, copy_error
+from txmq.client.send_request import (
+    STORED_BYTES,
+    Envelope,
+    Packing,
+    SendRequest,
+    bundled,
+    compressed,
+    packed_size,
+)
 from txmq.client.values import SendResult
-from txmq.errors import Effect, TxmqError, UsageError
+from txmq.errors import TxmqError, UsageError
 from txmq.limits import BATCH_MESSAGES_MAX, SPAN_BYTES_MAX
 from txmq.message import Queue
 
 __all__ = ["Accumulator"]
 
 
-class _Load:
-    """Messages that travel together, and who waits for what becomes of each."""
+class _Batch:
+    """Messages that share a request, and the future of each."""
 
     __slots__ = ("bytes", "envelopes", "futures", "packed")
 
@@ -32,178 +39,179 @@ class _Load:
         self.envelopes: list[Envelope] = []
         self.futures: list[asyncio.Future[SendResult]] = []
         self.bytes = 0
-        """The bytes they count for: their bodies."""
+        """The size of their bodies, which counts as in flight."""
         self.packed = 0
         """The bytes they take in a batch."""
 
-    def leave_out_cancelled(self) -> int:
-        """Keep those that somebody waits for; returns the bytes of the others."""
-        before, wanted = self.bytes, [not each.done() for each in self.futures]
+    def drop_cancelled(self) -> int:
+        """Drop the messages whose callers were cancelled; returns the bytes of these."""
+        before, wanted = self.bytes, [not future.done() for future in self.futures]
         self.envelopes = list(compress(self.envelopes, wanted))
         self.futures = list(compress(self.futures, wanted))
-        self.bytes = sum([len(each.body) for each in self.envelopes])
+        self.bytes = sum([len(envelope.body) for envelope in self.envelopes])
         return before - self.bytes
 
 
-class _Lane:
-    """What goes one way."""
+class _BatchLine:
+    """The batch that fills, and the full ones behind each other."""
 
-    __slots__ = ("full", "is_busy", "load", "queue", "timer", "topic")
+    __slots__ = ("batch", "full", "is_busy", "queue", "timer", "topic")
 
     def __init__(self, topic: str, queue: Queue | None) -> None:
         self.topic = topic
         self.queue = queue
-        self.load = _Load()
-        self.full: deque[_Load] = deque()
+        self.batch = _Batch()
+        self.full: deque[_Batch] = deque()
         self.timer: asyncio.TimerHandle | None = None
         self.is_busy = False
 
 
 class Accumulator:
-    """The lanes of one producer.
+    """The batches of one producer.
 
     Args:
-        post: Who carries what was gathered.
-        packing: How a message is made ready that travels alone after all.
+        pending: Takes full batches to brokers.
+        packing: How to seal a message that travels alone after all.
     """
 
-    def __init__(self, post: PendingSends, packing: Packing) -> None:
-        settings = post.settings
-        self._post = post
+    def __init__(self, pending: PendingSends, packing: Packing) -> None:
+        settings = pending.settings
+        self._pending = pending
         self._packing = packing
         self._linger_s = settings.linger_s
         self._bytes_max = min(settings.linger_bytes, settings.body_bytes_max)
         # What many small messages take in a broker's log has a bound of its own.
         stored = max(1, (SPAN_BYTES_MAX - self._bytes_max) // STORED_BYTES)
         self._count_max = min(settings.linger_messages, BATCH_MESSAGES_MAX, stored)
-        self._lanes: dict[tuple[str, Queue | None], _Lane] = {}
+        self._lines: dict[tuple[str, Queue | None], _BatchLine] = {}
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._lines)
 
     def add(self, envelope: Envelope, queue: Queue | None) -> asyncio.Future[SendResult]:
-        """Let a message wait for others.
+        """Add a message to a batch.
 
         Args:
-            envelope: The message, not compressed; such as may travel in a batch. Its bytes are
-                counted already.
-            queue: Its queue; by turn where it is ``None``.
+            envelope: The message, not compressed; one that may travel in a batch. Its bytes count
+                as in flight already.
+            queue: Its queue; ``None`` lets the rotation choose.
 
         Raises:
-            LocalProtocolError: No batch can hold it; its bytes are counted no more.
+            LocalProtocolError: No batch can hold it; its bytes are released.
         """
         size = len(envelope.body)
         try:
             packed = packed_size(envelope)
         except TxmqError:
-            self._post.release(size)
+            self._pending.release(size)
             raise
-        lane = self._lanes.get((envelope.topic, queue))
-        if lane is None or lane.load.packed + packed > self._bytes_max:
-            lane = self._lane_with_room(envelope.topic, queue, lane)
-        load = lane.load
-        future: asyncio.Future[SendResult] = self._post.loop.create_future()
-        load.envelopes.append(envelope)
-        load.futures.append(future)
-        load.bytes += size
-        load.packed += packed
-        if load.packed >= self._bytes_max or len(load.futures) >= self._count_max:
-            self._flush(lane)
-        elif lane.timer is None:
-            lane.timer = self._post.loop.call_later(self._linger_s, self._flush, lane)
+        line = self._lines.get((envelope.topic, queue))
+        if line is None or line.batch.packed + packed > self._bytes_max:
+            line = self._line_with_room(envelope.topic, queue, line)
+        batch = line.batch
+        future: asyncio.Future[SendResult] = self._pending.loop.create_future()
+        batch.envelopes.append(envelope)
+        batch.futures.append(future)
+        batch.bytes += size
+        batch.packed += packed
+        if batch.packed >= self._bytes_max or len(batch.futures) >= self._count_max:
+            self._flush(line)
+        elif line.timer is None:
+            line.timer = self._pending.loop.call_later(self._linger_s, self._flush, line)
         return future
 
-    def _lane_with_room(self, topic: str, queue: Queue | None, lane: _Lane | None) -> _Lane:
-        if lane is not None and lane.load.futures:
-            self._flush(lane)
-            lane = self._lanes.get((topic, queue))  # An empty one is gone.
-        if lane is None:
-            lane = self._lanes[topic, queue] = _Lane(topic, queue)
-        return lane
+    def _line_with_room(
+        self, topic: str, queue: Queue | None, line: _BatchLine | None
+    ) -> _BatchLine:
+        if line is not None and line.batch.futures:
+            self._flush(line)
+            line = self._lines.get((topic, queue))  # The flush removes a line that is empty.
+        if line is None:
+            line = self._lines[topic, queue] = _BatchLine(topic, queue)
+        return line
 
     def flush(self) -> None:
-        """Let nobody wait any longer."""
-        for lane in list(self._lanes.values()):
-            self._flush(lane)
+        """Send all batches now."""
+        for line in list(self._lines.values()):
+            self._flush(line)
 
-    def _flush(self, lane: _Lane) -> None:
-        if lane.timer is not None:
-            lane.timer.cancel()
-            lane.timer = None
-        if lane.load.futures:
-            lane.full.append(lane.load)
-            lane.load = _Load()
-        self._go_on(lane)
+    def _flush(self, line: _BatchLine) -> None:
+        if line.timer is not None:
+            line.timer.cancel()
+            line.timer = None
+        if line.batch.futures:
+            line.full.append(line.batch)
+            line.batch = _Batch()
+        self._send_full(line)
 
-    def _go_on(self, lane: _Lane) -> None:
-        while lane.full and not lane.is_busy:
-            self._send(lane, lane.full.popleft())
-        if not lane.full and not lane.load.futures and not lane.is_busy:
-            self._lanes.pop((lane.topic, lane.queue), None)
+    def _send_full(self, line: _BatchLine) -> None:
+        while line.full and not line.is_busy:
+            self._send(line, line.full.popleft())
+        if not line.full and not line.batch.futures and not line.is_busy:
+            self._lines.pop((line.topic, line.queue), None)
 
-    def _send(self, lane: _Lane, load: _Load) -> None:
-        post = self._post
-        if any(each.done() for each in load.futures):
-            # Cancelled before anything was sent.
-            post.release(load.leave_out_cancelled())
-            if not load.futures:
+    def _send(self, line: _BatchLine, batch: _Batch) -> None:
+        pending = self._pending
+        if any(future.done() for future in batch.futures):
+            # Their callers were cancelled before anything was sent.
+            pending.release(batch.drop_cancelled())
+            if not batch.futures:
                 return
-        envelopes = load.envelopes
+        envelopes = batch.envelopes
         try:
-            parcel = (
+            request = (
                 SendRequest(compressed(envelopes[0], self._packing))
                 if len(envelopes) == 1
                 else bundled(envelopes)
             )
-        except TxmqError as problem:
-            post.release(load.bytes)
-            _tell_all(load.futures, problem)
+        except TxmqError as error:
+            pending.release(batch.bytes)
+            _fail_all(batch.futures, error)
             return
-        load.envelopes = []  # What they hold is in the parcel.
-        retries = post.settings.retries if lane.queue is None else 0
-        delivery = PendingSend(post, parcel, lane.queue, retries, load.bytes, is_single=False)
-        lane.is_busy = lane.queue is not None
-        futures = load.futures
-        delivery.future.add_done_callback(lambda done: self._arrived(lane, futures, done))
-        post.start(delivery)
+        batch.envelopes = []  # The request holds their bytes now.
+        retries = pending.settings.retries if line.queue is None else 0
+        send = PendingSend(pending, request, line.queue, retries, batch.bytes, is_single=False)
+        line.is_busy = line.queue is not None
+        futures = batch.futures
+        send.future.add_done_callback(lambda done: self._arrived(line, futures, done))
+        pending.start(send)
 
     def _arrived(
         self,
-        lane: _Lane,
+        line: _BatchLine,
         futures: list[asyncio.Future[SendResult]],
         done: asyncio.Future[list[SendResult]],
     ) -> None:
-        problem = done.exception()
-        if problem is None:
+        error = done.exception()
+        if error is None:
             for future, result in zip(futures, done.result(), strict=True):
                 if not future.done():
                     future.set_result(result)
         else:
-            assert isinstance(problem, TxmqError), "deliveries fail with errors of ours"
-            _tell_all(futures, problem)
-        if lane.is_busy:
-            lane.is_busy = False
-            self._go_on(lane)
+            assert isinstance(error, TxmqError), "pending sends fail with errors of ours"
+            _fail_all(futures, error)
+        if line.is_busy:
+            line.is_busy = False
+            self._send_full(line)
 
     def close(self, reason: str) -> None:
-        """Give up what has not been sent."""
-        lanes, self._lanes = self._lanes, {}
-        for lane in lanes.values():
-            if lane.timer is not None:
-                lane.timer.cancel()
-            left = [*lane.full, lane.load]
-            lane.full.clear()
-            lane.load = _Load()
-            for load in left:
-                self._post.release(load.bytes)
-                _tell_all(load.futures, UsageError(reason))
+        """Fail the messages that were not sent."""
+        lines, self._lines = self._lines, {}
+        for line in lines.values():
+            if line.timer is not None:
+                line.timer.cancel()
+            left = [*line.full, line.batch]
+            line.full.clear()
+            line.batch = _Batch()
+            for batch in left:
+                self._pending.release(batch.bytes)
+                _fail_all(batch.futures, UsageError(reason))
 
 
-def _tell_all(futures: list[asyncio.Future[SendResult]], problem: TxmqError) -> None:
-    effect: Effect = problem.effect
+def _fail_all(futures: list[asyncio.Future[SendResult]], error: TxmqError) -> None:
     for future in futures:
         if not future.done():
-            # An error of its own for each: what raises it writes its traceback into it.
-            own = retold(problem, str(problem), effect)
-            own.__cause__ = problem.__cause__
+            # Each future raises a copy: raising writes a traceback into an error.
+            own = copy_error(error, str(error), error.effect)
+            own.__cause__ = error.__cause__
             future.set_exception(own)

@@ -39,7 +39,7 @@ from txmq.protocol.sends import SendHeaderTemplate
 from txmq.remoting.connection import Connection
 from txmq.runtime.tasks import Tasks
 
-__all__ = ["PendingSend", "PendingSends", "SendAttempt", "retold"]
+__all__ = ["PendingSend", "PendingSends", "SendAttempt", "copy_error"]
 
 _CLOSED: Final = "this producer was closed before the message was answered"
 
@@ -50,12 +50,12 @@ ROUTE_IS_WRONG: Final = (ConnectFailed, NoPermission, InvalidParameter)
 
 
 class PendingSends:
-    """Carries deliveries, and knows those that are on their way.
+    """All pending sends of one producer, and the bytes they hold.
 
     Args:
         session: The way to the cluster.
-        group: In whose name.
-        settings: How a producer sends.
+        group: The producer group.
+        settings: How the producer sends.
     """
 
     def __init__(self, session: Session, group: str, settings: ProducerSettings) -> None:
@@ -66,153 +66,164 @@ class PendingSends:
         self.loop = asyncio.get_running_loop()
         self.faults = FaultTable() if settings.avoid_slow_brokers else None
         self.bytes_in_flight = 0
+        self.on_answer: Callable[[str, Command], None] | None = None
+        """Receives the name of the broker and each answer to a send."""
         self._bytes_max = settings.in_flight_bytes_max
         self._group = group
-        self._turns = QueueRotation()
+        self._routes = session.routes
+        self._rotation = QueueRotation()
         self._first = session.entropy.below(1 << 16)
         self._forms: dict[tuple[str, str], SendHeaderTemplate] = {}
         self._live: dict[PendingSend, None] = {}
         self._at_routes: dict[str, dict[PendingSend, None]] = {}
-        self._at_doors: dict[str, dict[PendingSend, None]] = {}
+        self._at_connections: dict[str, dict[PendingSend, None]] = {}
         self._tasks = Tasks()
-        self._wanting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._room_line: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._idle: asyncio.Future[None] | None = None
-        self.heard: Callable[[str, Command], None] | None = None
-        """Who looks at each answer to a send, and the name of the broker that gave it."""
 
     def __len__(self) -> int:
         return len(self._live)
 
-    # Room
+    # Bytes in flight
 
     def take(self, size: int) -> bool:
-        """Count bytes as on their way from now on, where so many may be sent now; a load of any
-        size may, where it is alone.
+        """Count these bytes as in flight, if there is room for them.
+
+        A request of any size has room while nothing else is in flight.
         """
         before = self.bytes_in_flight
-        if self._wanting or (before and before + size > self._bytes_max):
+        if self._room_line or (before and before + size > self._bytes_max):
             return False
         self.bytes_in_flight = before + size
         return True
 
-    async def room(self, size: int) -> None:
-        """Wait until so many bytes may be sent, and take that room; first come, first served."""
+    async def take_later(self, size: int) -> None:
+        """Wait for room, and count these bytes as in flight; first come, first served."""
         turn: asyncio.Future[None] = self.loop.create_future()
-        self._wanting.append((size, turn))
+        self._room_line.append((size, turn))
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.release(size)
             else:
-                self._wanting = deque(each for each in self._wanting if each[1] is not turn)
+                self._room_line = deque(place for place in self._room_line if place[1] is not turn)
                 self._admit()
             raise
 
     def release(self, size: int) -> None:
-        """They are no more, and others may follow."""
+        """These bytes are in flight no longer; the next in line may have room now."""
         self.bytes_in_flight -= size
         assert self.bytes_in_flight >= 0, "more bytes have arrived than were sent"
-        if self._wanting:
+        if self._room_line:
             self._admit()
 
     def _admit(self) -> None:
-        while self._wanting:
-            size, turn = self._wanting[0]
+        while self._room_line:
+            size, turn = self._room_line[0]
             if self.bytes_in_flight and self.bytes_in_flight + size > self._bytes_max:
                 return
-            self._wanting.popleft()
+            self._room_line.popleft()
             if not turn.done():
                 self.bytes_in_flight += size
                 turn.set_result(None)
 
-    # The way of a delivery
+    # From a request to the wire
 
-    def start(self, delivery: PendingSend) -> None:
-        """Carry a delivery whose bytes are counted; they are released when it ends."""
-        self._live[delivery] = None
-        self.carry(delivery)
+    def start(self, send: PendingSend) -> None:
+        """Send a request whose bytes are counted; its end releases them."""
+        self._live[send] = None
+        self._carry(send, send.began)
 
-    def carry(self, delivery: PendingSend) -> None:
-        """Find its queue, and so on, as far as that goes without waiting."""
-        if delivery not in self._live:
-            return
-        topic = delivery.parcel.topic
-        in_line = self._at_routes.get(topic)
-        route = None if in_line is not None else self.session.known_route(topic)
+    def retry_soon(self, send: PendingSend) -> None:
+        """Send it again, but not at once: an error may come from deep within a connection."""
+        self.loop.call_soon(self._retry, send)
+
+    def _retry(self, send: PendingSend) -> None:
+        if send in self._live:
+            self._carry(send, self.clock.monotonic())
+
+    def _carry(self, send: PendingSend, now: float) -> None:
+        topic = send.request.topic
+        route = None if topic in self._at_routes else self._routes.get(topic, now)
         if route is None:
-            delivery.is_spread = False
-            self._wait(self._at_routes, topic, delivery, self._find_route)
+            send.is_spread = False
+            self._wait(self._at_routes, topic, send, self._find_route)
         else:
-            self._follow(delivery, route)
+            self._follow(send, route, now)
 
-    def _follow(self, delivery: PendingSend, route: Route) -> None:
-        queue = delivery.chosen
-        delivery.is_spread = route.is_spread and queue is None
-        is_unknown = queue is not None and queue.broker not in route.addresses
-        if is_unknown and not delivery.has_looked_again:
-            delivery.has_looked_again = True
-            self.session.forget(route.topic)
-            self._wait(self._at_routes, route.topic, delivery, self._find_route)
-            return
+    def _follow(self, send: PendingSend, route: Route, now: float) -> None:
+        queue = send.chosen
         try:
-            delivery.queue = queue = queue or self.next_queue(route, delivery.avoid)
+            if queue is None:
+                send.is_spread = route.is_spread
+                queue = self.next_queue(route, send.avoid)
+            else:
+                send.is_spread = False
+                if queue.broker not in route.addresses and not send.has_looked_again:
+                    send.has_looked_again = True
+                    self.session.forget(route.topic)
+                    self._wait(self._at_routes, route.topic, send, self._find_route)
+                    return
+            send.queue = queue
             address = route.master(queue.broker)
-        except ConnectFailed as problem:
-            delivery.lost(problem)
+        except ConnectFailed as error:
+            send.lost(error)
             return
-        except TxmqError as problem:
-            delivery.give_up(problem)
+        except TxmqError as error:
+            send.end(error)
             return
-        in_line = self._at_doors.get(address)
-        connection = None if in_line is not None else self.session.ready(address)
+        pool = self.session.pool
+        has_line = address in self._at_connections
+        connection = None if has_line or pool is None else pool.ready(address)
         if connection is None:
-            self._wait(self._at_doors, address, delivery, self._open_door)
+            self._wait(self._at_connections, address, send, self._open_connection)
         else:
-            delivery.go(connection, self.form(queue))
+            form = self._forms.get((queue.topic, queue.broker)) or self.form(queue)
+            send.go(connection, form, now)
 
     def next_queue(self, route: Route, avoid: str | None = None) -> Queue:
         """The queue whose turn it is.
 
         Raises:
-            NoPermission: The topic is there and cannot be written to.
+            NoPermission: The topic exists, but no queue of it takes messages.
         """
         if self.faults is None:
-            return self._turns.next_queue(route, self._first, avoid)
+            return self._rotation.next_queue(route, self._first, avoid)
         now = self.clock.monotonic()
-        return self._turns.next_available(route, self._first, self.faults, now, avoid)
+        return self._rotation.next_available(route, self._first, self.faults, now, avoid)
 
     def form(self, queue: Queue) -> SendHeaderTemplate:
-        """The prepared header of what goes to this queue's topic at its broker."""
-        which = queue.topic, queue.broker
-        found = self._forms.get(which)
+        """The prepared header of sends to this queue's topic at its broker."""
+        key = queue.topic, queue.broker
+        found = self._forms.get(key)
         if found is None:
             if len(self._forms) >= FORMS_MAX:
                 del self._forms[next(iter(self._forms))]
-            found = self._forms[which] = SendHeaderTemplate(
+            found = self._forms[key] = SendHeaderTemplate(
                 self._group, queue.topic, TEMPLATE, self.settings.queues_of_new_topics, queue.broker
             )
         return found
 
-    def note(self, broker: str, latency_s: float, *, failed: bool = False) -> None:
-        """Remember how a broker did, where that is wanted."""
+    def note_latency(self, broker: str, latency_s: float, *, failed: bool = False) -> None:
+        """Remember how fast a broker answered, if slow brokers are to be avoided."""
         if self.faults is not None:
             self.faults.note(broker, latency_s, self.clock.monotonic(), failed=failed)
 
-    # Waiting
+    # Lines that wait for a route or a connection
 
     def _wait(
         self,
         lines: dict[str, dict[PendingSend, None]],
-        where: str,
-        delivery: PendingSend,
+        key: str,
+        send: PendingSend,
         find: Callable[[str], object],
     ) -> None:
-        line = lines.get(where)
+        line = lines.get(key)
         if line is None:
-            line = lines[where] = {}
-            find(where)
-        delivery.wait(line)
+            line = lines[key] = {}
+            find(key)
+        send.wait(line)
 
     def _find_route(self, topic: str) -> None:
         self._tasks.start(self._ask_route(topic), f"route of {topic}")
@@ -221,122 +232,105 @@ class PendingSends:
         found: Route | TxmqError
         try:
             found = await self.session.route_to_write(topic, self.settings.queues_of_new_topics)
-        except TxmqError as problem:
-            found = problem
-        for each in self._leave_line(self._at_routes, topic):
+        except TxmqError as error:
+            found = error
+        for send in self._leave_line(self._at_routes, topic):
             if isinstance(found, TxmqError):
-                each.give_up(found)
+                send.end(found)
             else:
-                self._follow(each, found)
+                self._follow(send, found, self.clock.monotonic())
 
-    def _open_door(self, address: str) -> None:
+    def _open_connection(self, address: str) -> None:
         self._tasks.start(self._connect(address), f"connection to {address}")
 
     async def _connect(self, address: str) -> None:
         found: Connection | TxmqError
         try:
             found = await self.session.connection(address)
-        except TxmqError as problem:
-            found = problem
-        for each in self._leave_line(self._at_doors, address):
-            assert each.queue is not None, "whoever waits for a connection has a queue"
+        except TxmqError as error:
+            found = error
+        for send in self._leave_line(self._at_connections, address):
+            assert send.queue is not None, "a send that waits for a connection has a queue"
             if isinstance(found, Connection):
-                each.go(found, self.form(each.queue))
+                send.go(found, self.form(send.queue), self.clock.monotonic())
             elif isinstance(found, TransportError):
-                each.lost(found)
+                send.lost(found)
             else:
-                each.give_up(found)
+                send.end(found)
 
-    def _leave_line(
-        self, lines: dict[str, dict[PendingSend, None]], where: str
-    ) -> list[PendingSend]:
-        leaving = [each for each in lines.pop(where) if each in self._live]
-        for each in leaving:
-            each.stop_waiting()
+    def _leave_line(self, lines: dict[str, dict[PendingSend, None]], key: str) -> list[PendingSend]:
+        leaving = [send for send in lines.pop(key) if send in self._live]
+        for send in leaving:
+            send.stop_waiting()
         return leaving
 
-    # The end of a delivery
+    # The end of a send
 
-    def delivered(self, delivery: PendingSend, results: list[SendResult]) -> None:
-        """A broker has it."""
-        if self._forget(delivery) and not delivery.future.done():
-            delivery.future.set_result(results[0] if delivery.is_single else results)
-
-    def undeliverable(self, delivery: PendingSend, problem: TxmqError) -> None:
-        """All attempts were in vain."""
-        if self._forget(delivery) and not delivery.future.done():
-            # Several may be told of one loss; each raises an error of its own.
-            cause = problem.__cause__
-            own = retold(problem, str(problem), problem.effect)
-            own.__cause__ = cause
-            delivery.future.set_exception(own)
-
-    def dropped(self, delivery: PendingSend) -> None:
-        """Nobody waits for it any more."""
-        self._forget(delivery)
-
-    def _forget(self, delivery: PendingSend) -> bool:
-        if self._live.pop(delivery, self) is self:
+    def forget(self, send: PendingSend) -> bool:
+        """Release the bytes of a send that has ended; false if it had ended before."""
+        if self._live.pop(send, self) is self:
             return False
-        self.release(delivery.size)
+        self.bytes_in_flight -= send.size
+        if self._room_line:
+            self._admit()
         if not self._live and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
         return True
 
     async def drain(self) -> None:
-        """Wait until nothing is on its way; each delivery has its deadline, so this ends."""
+        """Wait until nothing is pending; each send has its deadline, so this ends."""
         while self._live:
             self._idle = self.loop.create_future()
             await self._idle
 
-    def send_away(self) -> None:
-        """Whoever waits for room waits in vain: no more is sent."""
-        wanting, self._wanting = self._wanting, deque()
-        for _, turn in wanting:
+    def refuse_waiting(self) -> None:
+        """Fail the calls that wait for room: the producer closes."""
+        line, self._room_line = self._room_line, deque()
+        for _, turn in line:
             if not turn.done():
                 turn.set_exception(UsageError("this producer was closed meanwhile"))
 
     async def close(self) -> None:
-        """Give up whatever is still on its way."""
-        for each in list(self._live):
-            each.abandon(_CLOSED)
+        """Give up the sends that are still pending."""
+        for send in list(self._live):
+            send.abandon(_CLOSED)
         await self._tasks.stop()
 
 
 class SendAttempt:
-    """Where a delivery was tried in vain, and why."""
+    """An attempt that failed: at which broker, and why."""
 
-    __slots__ = ("broker", "problem")
+    __slots__ = ("broker", "error")
 
-    def __init__(self, broker: str, problem: TxmqError) -> None:
+    def __init__(self, broker: str, error: TxmqError) -> None:
         self.broker = broker
-        self.problem = problem
+        self.error = error
 
 
 class PendingSend:
-    """A load, where it may go, and how often.
+    """One request on its way, through all its attempts.
 
     Args:
-        post: Who carries it.
-        parcel: The load.
-        chosen: Its queue; the one whose turn it is at each attempt where it is ``None``.
-        retries: How many further attempts there are.
-        is_nowait: Whether they go to the same queue, and only where no answer came.
-        is_once: Whether there are any only while it is certain that nothing is stored.
+        pending: The pending sends that this one is part of.
+        request: The request.
+        chosen: Its queue; ``None`` lets each attempt take the queue whose turn it is.
+        retries: How many further attempts it has.
         size: The bytes it counts for.
-        is_single: Whether the future is of one result, not of a list.
+        is_nowait: Whether retries go to the same queue, and only if no answer came.
+        is_once: Whether to retry only while it is certain that nothing is stored.
+        is_single: Whether the future holds one result, not a list.
     """
 
     __slots__ = (
-        "_attempts", "_began", "_connection", "_deadline", "_is_nowait", "_is_once", "_line",
-        "_opaque", "_post", "_retries", "_stored", "_timer", "avoid", "chosen", "future",
-        "has_looked_again", "is_single", "is_spread", "parcel", "queue", "size",
+        "_attempts", "_connection", "_deadline", "_is_nowait", "_is_once", "_line", "_opaque",
+        "_pending", "_retries", "_stored", "_timer", "avoid", "began", "chosen", "future",
+        "has_looked_again", "is_single", "is_spread", "queue", "request", "size",
     )  # fmt: skip
 
     def __init__(
         self,
-        post: PendingSends,
-        parcel: SendRequest,
+        pending: PendingSends,
+        request: SendRequest,
         chosen: Queue | None,
         retries: int,
         size: int,
@@ -345,7 +339,7 @@ class PendingSend:
         is_once: bool = False,
         is_single: bool = True,
     ) -> None:
-        self.parcel = parcel
+        self.request = request
         self.chosen = chosen
         self.queue = chosen
         self.avoid: str | None = None
@@ -353,13 +347,13 @@ class PendingSend:
         self.is_spread = False
         self.size = size
         self.is_single = is_single
-        self.future: asyncio.Future[Any] = post.loop.create_future()
-        self._post = post
+        self.future: asyncio.Future[Any] = pending.loop.create_future()
+        self.began = now = pending.clock.monotonic()
+        self._pending = pending
         self._retries = retries
         self._is_nowait = is_nowait
         self._is_once = is_once
-        self._began = now = post.clock.monotonic()
-        self._deadline = now + post.timeout_s
+        self._deadline = now + pending.timeout_s
         self._attempts: list[SendAttempt] | None = None
         self._stored: list[SendResult] | None = None
         self._connection: Connection | None = None
@@ -367,27 +361,29 @@ class PendingSend:
         self._timer: asyncio.TimerHandle | None = None
         self._line: dict[PendingSend, None] | None = None
 
-    # The way there
+    # Waiting and writing
 
     def wait(self, line: dict[PendingSend, None]) -> None:
-        """Wait in line for a route, or for a connection, no longer than this attempt may take."""
+        """Wait in line for a route or a connection, no longer than this attempt may take."""
         line[self] = None
         self._line = line
         if self._timer is None:
-            now = self._post.clock.monotonic()
+            now = self._pending.clock.monotonic()
             left = max(0.0, self._attempt_ends(now) - now)
-            self._timer = self._post.loop.call_later(left, self._late)
+            self._timer = self._pending.loop.call_later(left, self._late)
 
     def stop_waiting(self) -> None:
-        """What was waited for is there, or never will be."""
+        """The route or the connection is there, or never will be."""
         self._line = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _attempt_ends(self, now: float) -> float:
-        """Until when this attempt may last: for its share of the time that is left, where a later
-        attempt goes to another broker. A broker that is silent costs no more than that.
+        """Until when this attempt may last.
+
+        If a later attempt goes to another broker, this one has its share of the time that is left:
+        a silent broker costs no more than that.
         """
         if not self.is_spread or self._retries <= 0 or self._is_nowait or self._is_once:
             return self._deadline
@@ -398,176 +394,183 @@ class PendingSend:
         if self._line is not None:
             del self._line[self]
             self._line = None
-        problem = RequestTimeout("there was no way to a broker within the time for sending")
-        problem.effect = Effect.NONE  # Of this attempt nothing was sent.
-        self.lost(problem)
+        error = RequestTimeout("there was no way to a broker within the time for sending")
+        error.effect = Effect.NONE  # Of this attempt nothing was sent.
+        self.lost(error)
 
-    def go(self, connection: Connection, form: SendHeaderTemplate) -> None:
-        """Send it, now."""
-        assert self.queue is not None, "a delivery goes to a queue"
-        post, parcel = self._post, self.parcel
-        now = post.clock.monotonic()
+    def go(self, connection: Connection, form: SendHeaderTemplate, now: float) -> None:
+        """Write the request to a connection."""
+        queue, request = self.queue, self.request
+        assert queue is not None, "a request goes to a queue"
         if self._attempts is not None and now >= self._deadline:
             self._late()
             return
-        self._began = now
+        self.began = now
         opaque = connection.number()
         try:
-            head = parcel.head(form, opaque, self.queue.number, post.clock.wall_ms())
+            head = form.head(
+                opaque, queue.number, request.sys_flag, self._pending.clock.wall_ms(),
+                request.flag, request.properties, len(request.body), is_batch=request.is_batch,
+            )  # fmt: skip
             ends = self._attempt_ends(now) if self.is_spread else self._deadline
-            connection.post(opaque, self, ends, head, parcel.body)
-        except TransportError as problem:
-            problem.effect = Effect.NONE  # It was closed before.
-            self.lost(problem)
+            connection.post(opaque, self, ends, head, request.body)
+        except TransportError as error:
+            error.effect = Effect.NONE  # The connection was closed before the write.
+            self.lost(error)
             return
-        except TxmqError as problem:
-            self._end(problem)
+        except TxmqError as error:
+            self.end(error)
             return
         self._connection, self._opaque = connection, opaque
 
-    # What came of it
+    # Answers and failures
 
     def answered(self, answer: Command) -> None:
         """See :meth:`txmq.remoting.connection.Waiter.answered`."""
         self._connection = None
-        queue = self.queue
-        assert queue is not None, "what is answered was sent to a queue"
+        queue, pending = self.queue, self._pending
+        assert queue is not None, "an answered request was sent to a queue"
         try:
-            results = self.parcel.results(answer, queue)
-        except BrokerRefused as problem:
-            self._refused(problem)
-        except RemoteProtocolError as problem:
-            self._post.note(queue.broker, 0.0, failed=True)
-            problem.effect = Effect.MAYBE
-            self._end(problem)
-        else:
-            post = self._post
-            if post.heard is not None:
-                post.heard(queue.broker, answer)
-            if post.faults is not None:
-                post.note(queue.broker, post.clock.monotonic() - self._began)
-            if (
-                results[0].status is not SendStatus.OK
-                and post.settings.retry_not_safe
-                and not self._is_nowait
-                and not self._is_once
-                and self._retries > 0
-            ):
-                self._stored = results
-                self._again()
-                return
-            post.delivered(self, results)
+            results = self.request.results(answer, queue)
+        except BrokerRefused as error:
+            self._refused(error)
+            return
+        except RemoteProtocolError as error:
+            pending.note_latency(queue.broker, 0.0, failed=True)
+            error.effect = Effect.MAYBE
+            self.end(error)
+            return
+        if pending.on_answer is not None:
+            pending.on_answer(queue.broker, answer)
+        if pending.faults is not None:
+            pending.note_latency(queue.broker, pending.clock.monotonic() - self.began)
+        if (
+            results[0].status is not SendStatus.OK
+            and pending.settings.retry_not_safe
+            and not self._is_nowait
+            and not self._is_once
+            and self._retries > 0
+        ):
+            self._stored = results
+            self._retry()
+            return
+        self._deliver(results)
+
+    def _deliver(self, results: list[SendResult]) -> None:
+        if self._pending.forget(self) and not self.future.done():
+            self.future.set_result(results[0] if self.is_single else results)
 
     def failed(self, problem: TransportError) -> None:
         """See :meth:`txmq.remoting.connection.Waiter.failed`."""
         self._connection = None
         self.lost(problem)
 
-    def lost(self, problem: TransportError) -> None:
-        """No answer came of this attempt."""
-        self._tried(problem)
-        if self._may_again(problem):
+    def lost(self, error: TransportError) -> None:
+        """This attempt has no answer: retry, or end."""
+        self._note_attempt(error)
+        if self._may_retry(error):
             if self._is_nowait:
                 self.chosen = self.queue
-            self._again()
+            self._retry()
         else:
-            self._end(problem)
+            self.end(error)
 
-    def _refused(self, problem: BrokerRefused) -> None:
-        self._tried(problem)
-        code = problem.response_code if isinstance(problem, UnknownRefusal) else problem.code
-        may_again = not self._is_nowait and code in RETRIED_CODES
-        if may_again and self._may_again(problem):
-            self._again()
+    def _refused(self, error: BrokerRefused) -> None:
+        self._note_attempt(error)
+        code = error.response_code if isinstance(error, UnknownRefusal) else error.code
+        if not self._is_nowait and code in RETRIED_CODES and self._may_retry(error):
+            self._retry()
         else:
-            self._end(problem)
+            self.end(error)
 
-    def _may_again(self, problem: TxmqError) -> bool:
-        if self._is_once and problem.effect is not Effect.NONE:
+    def _may_retry(self, error: TxmqError) -> bool:
+        if self._is_once and error.effect is not Effect.NONE:
             return False
-        return self._retries > 0 and self._post.clock.monotonic() < self._deadline
+        return self._retries > 0 and self._pending.clock.monotonic() < self._deadline
 
-    def _tried(self, problem: TxmqError) -> None:
+    def _note_attempt(self, error: TxmqError) -> None:
         broker = "" if self.queue is None else self.queue.broker
         if broker:
-            self._post.note(broker, 0.0, failed=True)
-        if isinstance(problem, TopicNotFound):
-            self._post.session.remove(self.parcel.topic, broker)
-        elif isinstance(problem, ROUTE_IS_WRONG):
-            self._post.session.forget(self.parcel.topic)
+            self._pending.note_latency(broker, 0.0, failed=True)
+        if isinstance(error, TopicNotFound):
+            self._pending.session.remove(self.request.topic, broker)
+        elif isinstance(error, ROUTE_IS_WRONG):
+            self._pending.session.forget(self.request.topic)
         if self._attempts is None:
             self._attempts = []
-        self._attempts.append(SendAttempt(broker, problem))
+        self._attempts.append(SendAttempt(broker, error))
 
-    def _again(self) -> None:
+    def _retry(self) -> None:
         self._retries -= 1
         if self.queue is not None:
             self.avoid = self.queue.broker
-        # Not at once: a failure may come from deep within what carries all deliveries.
-        self._post.loop.call_soon(self._post.carry, self)
+        self._pending.retry_soon(self)
 
-    def give_up(self, problem: TxmqError) -> None:
-        """There is no way: the topic is unknown, or cannot be written to."""
-        self._end(problem)
+    # The end
 
-    def abandon(self, reason: str) -> None:
-        """The producer closes."""
-        problem: TxmqError = UsageError(reason)
-        if self._connection is not None:
-            self._connection.break_off(self._opaque)
-            self._connection = None
-            problem.effect = Effect.MAYBE
-        self._end(problem)
-
-    def _end(self, problem: TxmqError) -> None:
+    def end(self, error: TxmqError) -> None:
+        """Fail with this error, unless an earlier attempt stored the message."""
         self.stop_waiting()
         if self._stored is not None:
-            # An earlier attempt was answered; that it could not be bettered is no failure.
-            self._post.delivered(self, self._stored)
+            # A broker has the message, but not safely; that no other took it is no failure.
+            self._deliver(self._stored)
             return
         attempts = self._attempts or []
-        if not attempts or attempts[-1].problem is not problem:
-            attempts = [
-                *attempts,
-                SendAttempt("" if self.queue is None else self.queue.broker, problem),
-            ]
-        self._post.undeliverable(self, attempts_told(attempts))
+        if not attempts or attempts[-1].error is not error:
+            broker = "" if self.queue is None else self.queue.broker
+            attempts = [*attempts, SendAttempt(broker, error)]
+        found = join_attempts(attempts)
+        if self._pending.forget(self) and not self.future.done():
+            # One lost connection fails many sends; each raises an error of its own.
+            own = copy_error(found, str(found), found.effect)
+            own.__cause__ = found.__cause__
+            self.future.set_exception(own)
+
+    def abandon(self, reason: str) -> None:
+        """Fail because the producer closes."""
+        error: TxmqError = UsageError(reason)
+        if self._connection is not None:
+            self._connection.break_off(self._opaque)
+            self._connection = None
+            error.effect = Effect.MAYBE
+        self.end(error)
 
     def drop(self) -> None:
-        """Nobody wants to know any more; what is sent is sent."""
+        """The caller was cancelled: ignore the answer. What is sent stays sent."""
         self.stop_waiting()
         if self._connection is not None:
             self._connection.break_off(self._opaque)
             self._connection = None
-        self._post.dropped(self)
+        self._pending.forget(self)
 
 
-def attempts_told(attempts: list[SendAttempt]) -> TxmqError:
-    """The last attempt's error, which says what came before, and whether any may have worked."""
-    last = attempts[-1].problem
+def join_attempts(attempts: list[SendAttempt]) -> TxmqError:
+    """The last attempt's error, which names the earlier ones and the effect of all together."""
+    last = attempts[-1].error
     if len(attempts) == 1:
         return last
     ways = ", ".join(
-        f"{each.broker or 'no broker'}: {type(each.problem).__name__}" for each in attempts
+        f"{attempt.broker or 'no broker'}: {type(attempt.error).__name__}" for attempt in attempts
     )
     text = f"{last} (the last of {len(attempts)} attempts; {ways})"
-    effects = {each.problem.effect for each in attempts}
+    effects = {attempt.error.effect for attempt in attempts}
     if Effect.APPLIED in effects:
         effect = Effect.APPLIED
     else:
         effect = Effect.MAYBE if Effect.MAYBE in effects else Effect.NONE
-    found = retold(last, text, effect)
+    found = copy_error(last, text, effect)
     chain = found
-    for each in reversed(attempts[:-1]):
-        chain.__cause__ = retold(each.problem, str(each.problem), each.problem.effect)
+    for attempt in reversed(attempts[:-1]):
+        error = attempt.error
+        chain.__cause__ = copy_error(error, str(error), error.effect)
         chain = chain.__cause__
     return found
 
 
-def retold(problem: TxmqError, text: str, effect: Effect) -> TxmqError:
-    """The same error in other words; errors are shared where one loss is that of many."""
-    again = type(problem).__new__(type(problem))
-    again.__dict__.update(problem.__dict__)
+def copy_error(error: TxmqError, text: str, effect: Effect) -> TxmqError:
+    """A copy of an error with another text and effect: raising writes a traceback into an error."""
+    again = type(error).__new__(type(error))
+    again.__dict__.update(error.__dict__)
     again.args = (text,)
     again.effect = effect
     return again

@@ -1,8 +1,6 @@
-"""Sends messages: waits for answers or not, tries again elsewhere, and lets messages travel
-together.
+"""The producer: sends messages, waits for answers or not, retries elsewhere, and sends batches.
 
-What it does and what it leaves to the broker's answer is that of stock producers; the differences
-are named where they are. It keeps to one event loop.
+It behaves like stock producers; comments name the differences. It keeps to one event loop.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from txmq.client.cluster_client import ClusterClient, client_of
-from txmq.client.envelope import check_name
 from txmq.client.lifecycle import Lifecycle
-from txmq.client.observe.hooks import SendWatch, SendWatches
+from txmq.client.names import check_name
+from txmq.client.observe.hooks import SendHook, SendHooks
 from txmq.client.observe.message_trace import SendTrace
 from txmq.client.observe.trace_sender import Tracer, trace_group
 from txmq.client.queue_choice import queue_of_key
@@ -41,9 +39,9 @@ T = TypeVar("T")
 
 
 class Producer(Lifecycle):
-    """A member of a producer group; ``async with`` makes it ready and takes it away again.
+    """A member of a producer group; ``async with`` opens and closes it.
 
-    Leaving sends what still lingers, and waits for the answers of what is on its way, for
+    Closing sends the batches that still linger, and waits for the pending answers, for
     ``timeout_s`` at most.
 
     Args:
@@ -55,8 +53,8 @@ class Producer(Lifecycle):
         entropy: Where chance comes from, likewise.
 
     Raises:
-        ConfigError: ``names`` names no server, or one in a way that is no address.
-        LocalProtocolError: The group's name holds what names may not hold.
+        ConfigError: ``names`` has no server, or an invalid address.
+        LocalProtocolError: The group's name has a character that names may not have.
         LimitExceeded: The group's name is too long.
     """
 
@@ -74,13 +72,13 @@ class Producer(Lifecycle):
         self.settings = chosen = settings_or(ProducerSettings, settings)
         self._group = group
         self.client, self._is_own = client_of(names, network, clock, entropy)
-        self._sending: Sender | None = None
-        self._asking = Requester(self.client, group, chosen)
-        self._watches: SendWatches | None = None
+        self._sender: Sender | None = None
+        self._requester = Requester(self.client, group, chosen)
+        self._hooks: SendHooks | None = None
         self._tracer: Tracer | None = None
 
     async def __aenter__(self) -> Self:
-        if self._sending is not None:
+        if self._sender is not None:
             self.client.session.owner.check()
             raise UsageError("this producer is open already")
         async with AsyncExitStack() as undo:
@@ -89,46 +87,46 @@ class Producer(Lifecycle):
                 undo.push_async_callback(self.client.__aexit__, None, None, None)
             undo.push_async_callback(self.client.leave, self)
             await self.client.join(self)
-            post = PendingSends(self.client.session, self._group, self.settings)
-            await self._open_watches(post)
+            pending = PendingSends(self.client.session, self._group, self.settings)
+            await self._open_hooks(pending)
             undo.pop_all()
-        self._sending = Sender(post, self._group, self._asking)
+        self._sender = Sender(pending, self._group, self._requester)
         return self
 
-    async def _open_watches(self, post: PendingSends) -> None:
-        watches: list[SendWatch] = []
+    async def _open_hooks(self, pending: PendingSends) -> None:
+        hooks: list[SendHook] = []
         if self.settings.is_traced:
             inner = Producer(trace_group(self._group, "PRODUCE"), self.client, TRACE_SETTINGS)
-            tracer = Tracer(inner, self.settings.trace_topic, post.clock)
+            tracer = Tracer(inner, self.settings.trace_topic, pending.clock)
             await tracer.open()
-            trace = SendTrace(tracer, self._group, post.session.ids)
-            self._tracer, post.heard = tracer, trace.heard
-            watches.append(trace)
+            trace = SendTrace(tracer, self._group, pending.session.ids)
+            self._tracer, pending.on_answer = tracer, trace.on_answer
+            hooks.append(trace)
         telemetry = self.client.settings.telemetry
         if telemetry is not None and self.settings is not TRACE_SETTINGS:
-            watches.append(telemetry.of_producer(self._group, self.client.id))
-        self._watches = SendWatches(watches) if watches else None
+            hooks.append(telemetry.of_producer(self._group, self.client.id))
+        self._hooks = SendHooks(hooks) if hooks else None
 
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
-        problem: BaseException | None,
+        error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         if not self.client.session.owner.is_current:
             return
-        sending, self._sending = self._sending, None
-        tracer, self._tracer, self._watches = self._tracer, None, None
+        sender, self._sender = self._sender, None
+        tracer, self._tracer, self._hooks = self._tracer, None, None
         async with AsyncExitStack() as at_last:
-            # These are seen to also where what follows is cut short.
+            # These run even if what follows is cut short.
             if self._is_own:
-                at_last.push_async_callback(self.client.__aexit__, kind, problem, trace)
+                at_last.push_async_callback(self.client.__aexit__, kind, error, trace)
             at_last.push_async_callback(self.client.leave, self)
             if tracer is not None:
                 at_last.push_async_callback(tracer.close)
-            at_last.callback(self._asking.close)
-            if sending is not None:
-                await sending.close()
+            at_last.callback(self._requester.close)
+            if sender is not None:
+                await sender.close()
 
     # A member of its group
 
@@ -138,7 +136,7 @@ class Producer(Lifecycle):
         return self._group
 
     def registration(self) -> ProducerRegistration:
-        """What brokers are told of it."""
+        """What it registers with brokers."""
         return ProducerRegistration(self._group)
 
     def rebalance_soon(self) -> None:
@@ -146,19 +144,19 @@ class Producer(Lifecycle):
 
     @property
     def bytes_in_flight(self) -> int:
-        """The bodies that are on their way or linger, in bytes."""
-        return 0 if self._sending is None else self._sending.post.bytes_in_flight
+        """The bytes of bodies that are in flight or linger."""
+        return 0 if self._sender is None else self._sender.pending.bytes_in_flight
 
     # Sender
 
     async def send(self, message: Message, queue: Queue | None = None) -> SendResult:
-        """Send a message and return what the broker says of it.
+        """Send a message and return the broker's result.
 
-        Where no answer comes, or one that another broker might not give, it is tried again at
+        If no answer comes, or a refusal that another broker might not give, it is sent again to
         another broker, under the same id, as long as ``timeout_s`` allows; a message for a chosen
-        queue is not. While ``in_flight_bytes_max`` is on its way, it waits for its turn first.
-        With ``linger_s`` it may travel with others of its topic. What
-        :func:`~txmq.client.send.request_reply.reply_to` made goes to the client that asked.
+        queue is not. While ``in_flight_bytes_max`` bytes are in flight, it waits first.
+        With ``linger_s`` it may share a request with others of its topic. A reply made by
+        :func:`~txmq.client.send.request_reply.reply_to` goes to the client that asked.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
@@ -167,15 +165,15 @@ class Producer(Lifecycle):
             BrokerRefused: The broker refused; likewise.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
-        sending = self._open()
-        if self._watches is not None:
-            return await self._watches.send(sending.send, message, queue)
-        return await sending.send(message, queue)
+        sender = self._open()
+        if self._hooks is not None:
+            return await self._hooks.send(sender.send, message, queue)
+        return await sender.send(message, queue)
 
     def send_nowait(
         self, message: Message, queue: Queue | None = None
     ) -> asyncio.Future[SendResult]:
-        """Send a message and return at once; the future tells what :meth:`send` would.
+        """Send a message and return at once; the future holds what :meth:`send` would return.
 
         It is tried again where no answer came, ``retries_nowait`` times, at the same queue; what a
         broker answers stands. With ``linger_s`` it is tried again as by :meth:`send`.
@@ -185,13 +183,13 @@ class Producer(Lifecycle):
             LimitExceeded: It is too large, or ``in_flight_bytes_max`` is on its way already.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
-        sending = self._open()
-        if self._watches is not None:
-            return self._watches.send_nowait(sending.send_nowait, message, queue)
-        return sending.send_nowait(message, queue)
+        sender = self._open()
+        if self._hooks is not None:
+            return self._hooks.send_nowait(sender.send_nowait, message, queue)
+        return sender.send_nowait(message, queue)
 
     async def send_oneway(self, message: Message, queue: Queue | None = None) -> None:
-        """Send a message that nobody answers: it is tried once, and may be lost without a word.
+        """Send a message without an answer: it is tried once, and may be lost without notice.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
@@ -200,11 +198,11 @@ class Producer(Lifecycle):
             BrokerRefused: There is no such topic, or it cannot be written to.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
-        sending = self._open()
-        if self._watches is not None:
-            await self._watches.send_oneway(sending.send_oneway, message, queue)
+        sender = self._open()
+        if self._hooks is not None:
+            await self._hooks.send_oneway(sender.send_oneway, message, queue)
         else:
-            await sending.send_oneway(message, queue)
+            await sender.send_oneway(message, queue)
 
     async def send_batch(
         self, messages: Sequence[Message], queue: Queue | None = None
@@ -225,15 +223,15 @@ class Producer(Lifecycle):
             BrokerRefused: The broker refused the first.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
-        sending = self._open()
-        if self._watches is not None:
-            return await self._watches.send_batch(sending.send_batch, messages, queue)
-        return await sending.send_batch(messages, queue)
+        sender = self._open()
+        if self._hooks is not None:
+            return await self._hooks.send_batch(sender.send_batch, messages, queue)
+        return await sender.send_batch(messages, queue)
 
     async def recall(self, topic: str, handle: str) -> str:
-        """Have a message that waits for its time never come.
+        """Recall a delayed message, so that it is never delivered.
 
-        It is asked once; where no answer comes, it can be asked again.
+        The request is sent once; if no answer comes, it can be repeated.
 
         Args:
             topic: The message's topic.
@@ -243,7 +241,7 @@ class Producer(Lifecycle):
             The message's id.
 
         Raises:
-            IllegalOperation: It is no handle of such a message, or too late.
+            IllegalOperation: The handle is invalid, or it is too late.
             TopicNotFound: The topic, or this broker's part of it, is unknown.
             TransportError: No answer came; the effect says whether it may be recalled.
             BrokerRefused: The broker refuses for another reason, or cannot recall messages.
@@ -257,7 +255,7 @@ class Producer(Lifecycle):
     async def request(self, message: Message, timeout_s: float) -> ReceivedMessage:
         """Send a message that asks for a reply, as by :meth:`send`, and return the reply.
 
-        Whoever consumes it sends the reply: ``await producer.send(reply_to(message, body))``.
+        Its consumer sends the reply: ``await producer.send(reply_to(message, body))``.
 
         Args:
             message: The request.
@@ -270,15 +268,15 @@ class Producer(Lifecycle):
             TxmqError: The request could not be sent, as for :meth:`send`.
         """
         self._open()
-        return await self._asking.ask(message, timeout_s, self.send)
+        return await self._requester.ask(message, timeout_s, self.send)
 
     # In order
 
     async def send_ordered(self, message: Message, key: str | bytes | int) -> SendResult:
-        """Send a message to the queue of its key: what has one key stays in order.
+        """Send a message to the queue of its key: messages of one key stay in order.
 
-        It is tried once: a second attempt could overtake, or come twice. Text is also told to
-        consumers, as the message's sharding key.
+        It is tried once: a second attempt could overtake, or come twice. Consumers see a text key
+        as the message's sharding key.
 
         Raises:
             TxmqError: As for :meth:`send`.
@@ -296,7 +294,7 @@ class Producer(Lifecycle):
         Args:
             message: The message.
             select: Is given the topic's queues, the message and ``arg``, and returns a queue.
-            arg: Whatever it needs.
+            arg: Its third argument.
 
         Raises:
             TxmqError: As for :meth:`send`.
@@ -305,12 +303,12 @@ class Producer(Lifecycle):
         return await self.send(message, select(queues, message, arg))
 
     def _open(self) -> Sender:
-        if self._sending is None:
+        if self._sender is None:
             raise UsageError(
                 "this producer is not open; use it with 'async with', or await its start()"
             )
         self.client.session.owner.check()
-        return self._sending
+        return self._sender
 
 
 def _by_key(queues: Sequence[Queue], message: Message, key: str | bytes | int) -> Queue:

@@ -1,9 +1,9 @@
 """Messages that ask for a reply, and the replies to them.
 
-A request is an ordinary message that carries who asks, and under which number. Whoever consumes it
-may send a reply, which no queue holds: the broker that stored the request hands it to the client
-that asked, over that client's own connection. So that broker has to know the client before the
-request is sent, and the reply has to go to that same broker.
+A request is an ordinary message that carries the id of the client that asks and a correlation id.
+Its consumer may send a reply, which no queue holds: the broker that stored the request hands it to
+that client, over the client's own connection. So the broker must know the client before the request
+is sent, and the reply must go to the same broker.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Final
 from uuid import UUID
 
 from txmq.client.cluster_client import ClusterClient
-from txmq.client.envelope import Envelope
 from txmq.client.routes import TEMPLATE
-from txmq.client.send_request import result_of
+from txmq.client.send_request import Envelope, result_of
 from txmq.client.settings import ProducerSettings
 from txmq.client.values import SendResult
 from txmq.errors import (
@@ -151,10 +150,10 @@ class Requester:
                     is_sent = True
                     await self._send(asked, send, reply)
                     found = await reply
-            except TimeoutError as problem:
+            except TimeoutError as error:
                 if not limit.expired():
                     raise
-                raise _late(message.topic, timeout_s, is_sent=is_sent) from problem
+                raise _late(message.topic, timeout_s, is_sent=is_sent) from error
             finally:
                 del self._awaited[correlation]
                 if not reply.cancel() and not reply.cancelled():
@@ -184,10 +183,10 @@ class Requester:
                 masters.append(route.master(broker))
             except (ConnectFailed, TopicNotFound):
                 continue  # Nothing is sent there either.
-        strangers = [each for each in masters if not self._is_known(each)]
+        strangers = [address for address in masters if not self._is_known(address)]
         if strangers:
             self._told = {at: on for at, on in self._told.items() if session.ready(at) is on}
-            await asyncio.gather(*[self._introduce_at(each) for each in strangers])
+            await asyncio.gather(*[self._introduce_at(address) for address in strangers])
 
     def _is_known(self, address: str) -> bool:
         connection = self._told.get(address)
@@ -202,16 +201,16 @@ class Requester:
         """No reply is waited for any longer."""
         for reply in self._awaited.values():
             if not reply.done():
-                problem = UsageError("this producer was closed before the reply came")
-                problem.effect = Effect.MAYBE
-                reply.set_exception(problem)
+                error = UsageError("this producer was closed before the reply came")
+                error.effect = Effect.MAYBE
+                reply.set_exception(error)
 
     # Replies
 
     async def reply(self, reply: Reply, envelope: Envelope) -> SendResult:
         """Hand a reply to the broker that stored the request, which hands it to who asked.
 
-        It is tried again where no answer comes: a second reply finds nobody waiting.
+        It is retried if no answer comes: a second reply finds no waiting caller.
 
         Raises:
             RequestTimeout: The broker did not answer in time.
@@ -220,20 +219,20 @@ class Requester:
         """
         settings = self._settings
         limit: asyncio.Timeout | None = None
-        problem: TxmqError | None = None
+        error: TxmqError | None = None
         try:
             async with asyncio.timeout(settings.timeout_s) as limit:
                 for _ in range(settings.retries + 1):
                     try:
                         return await self._hand_over(reply, envelope)
                     except TransportError as found:
-                        problem = found
+                        error = found
         except TimeoutError as found:
             if limit is None or not limit.expired():
                 raise
             raise RequestTimeout("no broker took the reply within the time for sending") from found
-        assert problem is not None, "each attempt ends somehow"
-        raise problem
+        assert error is not None, "each attempt ends somehow"
+        raise error
 
     async def _hand_over(self, reply: Reply, envelope: Envelope) -> SendResult:
         session, settings = self._client.session, self._settings
@@ -267,6 +266,6 @@ class Requester:
 def _late(topic: str, timeout_s: float, *, is_sent: bool) -> RequestTimeout:
     if is_sent:
         return RequestTimeout(f"no reply to a request to {topic} came within {timeout_s:g} s")
-    problem = RequestTimeout(f"there was no way to a broker of {topic} within {timeout_s:g} s")
-    problem.effect = Effect.NONE
-    return problem
+    error = RequestTimeout(f"there was no way to a broker of {topic} within {timeout_s:g} s")
+    error.effect = Effect.NONE
+    return error

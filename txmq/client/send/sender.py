@@ -1,5 +1,5 @@
-"""What an open producer has under way: each message made ready, given its room, and sent alone or
-with others.
+"""What an open producer does with messages: it seals them, waits for room, and sends them alone or
+in batches.
 
 A :class:`~txmq.client.send.producer.Producer` is the public face; this module does the work, in as
 few steps for each message as possible.
@@ -15,16 +15,19 @@ from typing import Final
 
 import msgspec
 
-from txmq.client.envelope import Envelope, Packing, check_name, sealed
+from txmq.client.names import check_name
 from txmq.client.routes import Route
 from txmq.client.send.accumulator import Accumulator
 from txmq.client.send.pending_sends import PendingSend, PendingSends
 from txmq.client.send.request_reply import Reply, Requester
 from txmq.client.send_request import (
+    Envelope,
+    Packing,
     SendRequest,
     bundled,
     common_topic,
     packed_size,
+    sealed,
     split,
     travels_alone,
 )
@@ -54,125 +57,132 @@ class Sender:
     """The sends of one producer, from when it opens until it closes.
 
     Args:
-        post: Who carries what is sent.
-        group: In whose name.
-        asking: Who knows the way of replies.
+        pending: Takes requests to brokers.
+        group: The producer group.
+        requester: Sends replies, which go to one client.
     """
 
-    def __init__(self, post: PendingSends, group: str, asking: Requester) -> None:
-        chosen = post.settings
-        self.post = post
-        self.settings = chosen
-        self._session = post.session
-        self._ids = post.session.ids
+    def __init__(self, pending: PendingSends, group: str, requester: Requester) -> None:
+        self.pending = pending
+        self.settings = chosen = pending.settings
+        self._session = pending.session
+        self._ids = pending.session.ids
         self._group = group
-        self._asking = asking
+        self._requester = requester
         self._packing = Packing(chosen.body_bytes_max, chosen.compress_from, chosen.compression)
-        self.gathering = Accumulator(post, self._packing) if chosen.linger_s > 0 else None
+        self.accumulator = Accumulator(pending, self._packing) if chosen.linger_s > 0 else None
         self._is_closed = False
 
     async def close(self) -> None:
-        """Send what still lingers, wait for answers as long as a send may take, and end."""
+        """Send the batches, wait for answers as long as a send may take, and end."""
         self._is_closed = True
-        post, gathering = self.post, self.gathering
+        pending, accumulator = self.pending, self.accumulator
         try:
-            post.send_away()
+            pending.refuse_waiting()
             async with asyncio.timeout(self.settings.timeout_s):
-                while len(post) or gathering:
-                    if gathering is not None:
-                        gathering.flush()
-                    await post.drain()
-                    await asyncio.sleep(0)  # What arrived last has its turn to be told.
+                while len(pending) or accumulator:
+                    if accumulator is not None:
+                        accumulator.flush()
+                    await pending.drain()
+                    await asyncio.sleep(0)  # The callers of the last answers get their turn.
         except TimeoutError:
-            sends = quantity(len(post), "send")
-            log.warning("group %s leaves without the answers of %s", self._group, sends)
+            sends = quantity(len(pending), "send")
+            log.warning("group %s closes without the answers of %s", self._group, sends)
         finally:
-            if gathering is not None:
-                gathering.close(_CLOSED)
-            await post.close()
+            if accumulator is not None:
+                accumulator.close(_CLOSED)
+            await pending.close()
 
     # One message
 
     async def send(self, message: Message, queue: Queue | None) -> SendResult:
         """See :meth:`txmq.client.send.producer.Producer.send`."""
-        if type(message) is Reply:
-            return await self._asking.reply(message, self._sealed(message))
-        _check_queue(message, queue)
-        post, gathering = self.post, self.gathering
-        if gathering is not None and not travels_alone(message):
-            envelope = sealed(message, self._ids.next(), self._packing, compress=False)
+        if type(message) is not Message or queue is not None:
+            if type(message) is Reply:
+                return await self._requester.reply(message, self._sealed(message))
+            _check_queue(message, queue)
+        pending, accumulator = self.pending, self.accumulator
+        if accumulator is not None and not travels_alone(message):
+            envelope = self._sealed(message, compress=False)
             size = len(envelope.body)
-            if not post.take(size):
+            if not pending.take(size):
                 await self._wait_for_room(size)
-            return await gathering.add(envelope, queue)
+            return await accumulator.add(envelope, queue)
+        request = SendRequest(sealed(message, self._ids.next(), self._packing))
         size = len(message.body)
-        parcel = SendRequest(self._sealed(message))
-        if not post.take(size):
+        if not pending.take(size):
             await self._wait_for_room(size)
-        return await self._arrived(PendingSend(post, parcel, queue, self._retries(queue), size))
+        retries = self.settings.retries if queue is None else 0
+        send = PendingSend(pending, request, queue, retries, size)
+        pending.start(send)
+        try:
+            result: SendResult = await send.future
+        except asyncio.CancelledError:
+            send.drop()
+            raise
+        return result
 
     async def send_half(self, message: Message, queue: Queue | None) -> SendResult:
-        """Send a half message. It is tried again only while it is certain that nothing is stored:
-        a second half under the same id would be a second message where a stock broker has it.
+        """Send a half message, retried only while it is certain that no broker stored it.
+
+        A stock broker would take a second half under the same id for a second message.
 
         Raises:
             TxmqError: As for :meth:`send`.
         """
         _check_queue(message, queue)
-        post, size = self.post, len(message.body)
+        pending, size = self.pending, len(message.body)
         envelope = sealed(message, "", self._packing)  # It brings its id.
         flags = envelope.sys_flag | _PREPARED
-        parcel = SendRequest(msgspec.structs.replace(envelope, sys_flag=flags))
-        if not post.take(size):
+        request = SendRequest(msgspec.structs.replace(envelope, sys_flag=flags))
+        if not pending.take(size):
             await self._wait_for_room(size)
-        delivery = PendingSend(post, parcel, queue, self._retries(queue), size, is_once=True)
-        return await self._arrived(delivery)
-
-    async def _arrived(self, delivery: PendingSend) -> SendResult:
-        self.post.start(delivery)
+        retries = self.settings.retries if queue is None else 0
+        send = PendingSend(pending, request, queue, retries, size, is_once=True)
+        pending.start(send)
         try:
-            result: SendResult = await delivery.future
+            result: SendResult = await send.future
         except asyncio.CancelledError:
-            delivery.drop()
+            send.drop()
             raise
         return result
 
     def send_nowait(self, message: Message, queue: Queue | None) -> asyncio.Future[SendResult]:
         """See :meth:`txmq.client.send.producer.Producer.send_nowait`."""
-        _check_queue(message, queue)
-        post, gathering = self.post, self.gathering
-        if gathering is not None and not travels_alone(message):
-            envelope = sealed(message, self._ids.next(), self._packing, compress=False)
-            if not post.take(len(envelope.body)):
+        if type(message) is not Message or queue is not None:
+            _check_queue(message, queue)
+        pending, accumulator = self.pending, self.accumulator
+        if accumulator is not None and not travels_alone(message):
+            envelope = self._sealed(message, compress=False)
+            if not pending.take(len(envelope.body)):
                 raise self._no_room(len(envelope.body))
-            return gathering.add(envelope, queue)
+            return accumulator.add(envelope, queue)
+        request = SendRequest(sealed(message, self._ids.next(), self._packing))
         size = len(message.body)
-        parcel = SendRequest(self._sealed(message))
-        if not post.take(size):
+        if not pending.take(size):
             raise self._no_room(size)
-        delivery = PendingSend(
-            post, parcel, queue, self.settings.retries_nowait, size, is_nowait=True
-        )
-        post.start(delivery)
-        return delivery.future
+        retries = self.settings.retries_nowait
+        send = PendingSend(pending, request, queue, retries, size, is_nowait=True)
+        pending.start(send)
+        return send.future
 
     async def send_oneway(self, message: Message, queue: Queue | None) -> None:
         """See :meth:`txmq.client.send.producer.Producer.send_oneway`."""
-        post, session = self.post, self._session
+        pending, session = self.pending, self._session
         _check_queue(message, queue)
-        parcel = SendRequest(self._sealed(message))
+        request = SendRequest(self._sealed(message))
         async with _limited(self.settings.timeout_s):
             route = await self._route(message.topic)
-            queue = queue or post.next_queue(route)
+            queue = queue or pending.next_queue(route)
             address = route.master(queue.broker)
             connection = session.ready(address) or await session.connection(address)
             if connection.is_backed_up:
                 await connection.writable()
-        head = parcel.head(
-            post.form(queue), connection.number(), queue.number, session.clock.wall_ms(),
+        head = request.head(
+            pending.form(queue), connection.number(), queue.number, session.clock.wall_ms(),
             is_oneway=True,
         )  # fmt: skip
-        connection.post_oneway(head, parcel.body)
+        connection.post_oneway(head, request.body)
 
     # Several
 
@@ -183,7 +193,7 @@ class Sender:
         common_topic(messages)
         _check_queue(messages[0], queue)
         most = self.settings.body_bytes_max
-        parts = split([self._sealed(each, compress=False) for each in messages], most)
+        parts = split([self._sealed(message, compress=False) for message in messages], most)
         for part in parts:
             if len(part) == 1 and (packed := packed_size(part[0])) > most:
                 raise LimitExceeded("the size of a message in a batch", most, packed)
@@ -191,34 +201,35 @@ class Sender:
         for part in parts:
             try:
                 results += await self._send_part(part, queue)
-            except TxmqError as problem:
+            except TxmqError as error:
                 if not results:
                     raise
-                raise BatchCutShort(results, len(messages), problem) from problem
+                raise BatchCutShort(results, len(messages), error) from error
         return results
 
     async def _send_part(self, part: list[Envelope], queue: Queue | None) -> list[SendResult]:
-        post, parcel = self.post, bundled(part)
-        size = len(parcel.body)
-        if not post.take(size):
+        pending, request = self.pending, bundled(part)
+        size = len(request.body)
+        if not pending.take(size):
             await self._wait_for_room(size)
-        delivery = PendingSend(post, parcel, queue, self._retries(queue), size, is_single=False)
-        post.start(delivery)
+        retries = self.settings.retries if queue is None else 0
+        send = PendingSend(pending, request, queue, retries, size, is_single=False)
+        pending.start(send)
         try:
-            results: list[SendResult] = await delivery.future
+            results: list[SendResult] = await send.future
         except asyncio.CancelledError:
-            delivery.drop()
+            send.drop()
             raise
         return results
 
-    # What they have in common
+    # Parts of several
 
     async def writable(self, topic: str) -> Sequence[Queue]:
-        """The queues of a topic that can be written to, asked for where they are not known.
+        """The queues of a topic that take messages; asks for the route if it is not known.
 
         Raises:
-            RequestTimeout: Nobody told within the time for sending.
-            BrokerRefused: There is no such topic.
+            RequestTimeout: No answer came within the time for sending.
+            BrokerRefused: The topic does not exist.
         """
         check_name("topic", topic)
         async with _limited(self.settings.timeout_s):
@@ -231,17 +242,14 @@ class Sender:
     def _sealed(self, message: Message, *, compress: bool = True) -> Envelope:
         return sealed(message, self._ids.next(), self._packing, compress=compress)
 
-    def _retries(self, queue: Queue | None) -> int:
-        return self.settings.retries if queue is None else 0
-
     def _no_room(self, size: int) -> LimitExceeded:
         most = self.settings.in_flight_bytes_max
-        return LimitExceeded("bytes in flight", most, self.post.bytes_in_flight + size)
+        return LimitExceeded("bytes in flight", most, self.pending.bytes_in_flight + size)
 
     async def _wait_for_room(self, size: int) -> None:
-        await self.post.room(size)
+        await self.pending.take_later(size)
         if self._is_closed:
-            self.post.release(size)
+            self.pending.release(size)
             raise UsageError(_CLOSED)
 
 
@@ -250,10 +258,10 @@ async def _limited(timeout_s: float) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(timeout_s):
             yield
-    except TimeoutError as problem:
+    except TimeoutError as error:
         late = RequestTimeout("there was no way to a broker within the time for sending")
         late.effect = Effect.NONE  # Nothing was sent.
-        raise late from problem
+        raise late from error
 
 
 def _check_queue(message: Message, queue: Queue | None) -> None:
@@ -264,11 +272,11 @@ def _check_queue(message: Message, queue: Queue | None) -> None:
 
 
 def check_kind(message: object) -> None:
-    """See that something is sent as messages are.
+    """Refuse objects that a producer cannot send as messages.
 
     Raises:
         UsageError: It is a reply, which goes to one client.
-        LocalProtocolError: It is no message at all.
+        LocalProtocolError: It is not a message.
     """
     if isinstance(message, Reply):
         raise UsageError("a reply goes to the one who asked; send it by Producer.send")

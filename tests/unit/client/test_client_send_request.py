@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.envelope import COMPRESS_FROM_BYTES, check_name, received, sealed
+from txmq.client.names import check_name
+from txmq.client.received_message import received
+from txmq.client.send_request import COMPRESS_FROM_BYTES, sealed
 from txmq.errors import LimitExceeded, LocalProtocolError
 from txmq.limits import MESSAGE_BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_CHARS_MAX
 from txmq.message import Message, Queue

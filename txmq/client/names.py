@@ -1,0 +1,28 @@
+"""Which names of topics and groups the protocol can carry. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from txmq.errors import LimitExceeded, LocalProtocolError
+from txmq.limits import TOPIC_CHARS_MAX
+
+__all__ = ["check_name"]
+
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+def check_name(kind: str, name: str, limit: int = TOPIC_CHARS_MAX) -> None:
+    """Refuse a name the protocol cannot carry.
+
+    Raises:
+        LocalProtocolError: It is empty, or holds a character that names may not hold.
+        LimitExceeded: It is too long.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise LocalProtocolError(
+            f"{name!r} is no name for a {kind}; use letters, digits, '_', '-', '%' and '|'"
+        )
+    if len(name) > limit:
+        raise LimitExceeded(f"the length of a {kind}'s name", limit, len(name))

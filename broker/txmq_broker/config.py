@@ -1,7 +1,6 @@
-"""The broker's settings, grouped by the part they steer.
+"""The broker's settings, grouped by the part of the broker that uses them.
 
-How they are read (defaults, TOML, ``TXMQ_*`` variables, arguments) is :mod:`txmq.config`'s
-business.
+:mod:`txmq.config` reads them from defaults, TOML, ``TXMQ_*`` variables and arguments.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class StoreSettings:
     """
 
     def __post_init__(self) -> None:
-        """Refuse sizes that cannot work."""
+        """Refuse invalid sizes."""
         if self.segment_size < 2 * SPAN_BYTES_MAX:
             raise ConfigError(f"store.segment_size must be at least {2 * SPAN_BYTES_MAX} bytes")
         if self.checkpoint_every < 64 * 1024:
@@ -96,7 +95,7 @@ class RetentionSettings:
     """
 
     def __post_init__(self) -> None:
-        """Refuse hours that no day has, and marks out of order."""
+        """Refuse invalid hours, and limits out of order."""
         for hour in self.delete_at.split(";") if self.delete_at else []:
             if not (hour.strip().isdecimal() and int(hour) < 24):
                 raise ConfigError(
@@ -114,7 +113,7 @@ class RetentionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDefaults:
-    """How topics and groups come to be."""
+    """How topics and groups are created."""
 
     auto_create: bool = True
     """Whether sending to an unknown topic makes it."""
@@ -132,7 +131,7 @@ class TopicDefaults:
     """Whether the topic of traces, ``RMQ_SYS_TRACE_TOPIC``, is there from the start."""
 
     def __post_init__(self) -> None:
-        """Refuse what no frame can carry."""
+        """Refuse a body size that no frame can carry."""
         if not 0 < self.message_size_max <= FRAME_BYTES_MAX - 128 * 1024:
             raise ConfigError(
                 f"topics.message_size_max must fit a frame of {FRAME_BYTES_MAX} bytes"
@@ -153,7 +152,7 @@ class FilterSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckBackSettings:
-    """How the broker finds out what became of half messages."""
+    """How the broker asks producers for the state of open transactions."""
 
     timeout: Duration = Duration(60.0)
     """How long after a half message its producer is first asked, if it has not decided; also
@@ -173,7 +172,7 @@ class CheckBackSettings:
     """Transactions open at once; further half messages are refused, decisions never."""
 
     def __post_init__(self) -> None:
-        """Refuse times and numbers that cannot work."""
+        """Refuse invalid times and numbers."""
         if self.timeout < 0:
             raise ConfigError(
                 "transaction.timeout cannot be negative; with 0 producers are asked at once"
@@ -201,7 +200,7 @@ class DelaySettings:
     """How far away the time may be for which a message is sent; also ``timerMaxDelaySec``."""
 
     def __post_init__(self) -> None:
-        """Refuse levels that are none."""
+        """Refuse invalid delay levels."""
         self.levels_ms()
         if self.longest <= 0:
             raise ConfigError("delay.longest must be more than 0")
@@ -228,7 +227,7 @@ class DelaySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """Everything ``txmq serve`` can be told."""
+    """All settings of ``txmq serve``."""
 
     name: str = "broker-a"
     """This broker's name; brokers that share a cluster must differ in it."""
@@ -282,7 +281,7 @@ class BrokerSettings:
         return self.hold_max if self.long_polling else self.short_polling
 
     def __post_init__(self) -> None:
-        """Refuse names and addresses that cannot be, before anything is opened."""
+        """Refuse invalid names and addresses, before any file or port is opened."""
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"name cannot be {self.name!r}; it takes letters, digits, and -_.@")
         _address("names_listen", self.names_listen)

@@ -1,4 +1,4 @@
-"""Who this broker is: the name, the cluster and the address that records and routes carry."""
+"""The broker's identity: the name, cluster and address that records and routes carry."""
 
 from __future__ import annotations
 
@@ -36,18 +36,20 @@ class Identity:
         """The identity of a broker that listens at an address.
 
         Raises:
-            ConfigError: The address clients are told is a name, or means "every address here".
+            ConfigError: The advertised address is a name, or means every address of this machine.
         """
-        told_host, told_port = (
+        shown_host, shown_port = (
             split_address(settings.advertise) if settings.advertise else (host, port)
         )
         try:
-            packed = host_bytes(told_host, told_port)
+            packed = host_bytes(shown_host, shown_port)
         except ValueError as error:
-            raise ConfigError(f"{told_host!r} is no numeric address; {HOW_TO_ADVERTISE}") from error
+            raise ConfigError(
+                f"{shown_host!r} is no numeric address; {HOW_TO_ADVERTISE}"
+            ) from error
         if not any(packed[:-4]):
-            raise ConfigError(f"{told_host} is every address of this machine; {HOW_TO_ADVERTISE}")
-        text = f"[{told_host}]:{told_port}" if ":" in told_host else f"{told_host}:{told_port}"
+            raise ConfigError(f"{shown_host} is every address of this machine; {HOW_TO_ADVERTISE}")
+        text = f"[{shown_host}]:{shown_port}" if ":" in shown_host else f"{shown_host}:{shown_port}"
         return cls(
             settings.name,
             settings.cluster,

@@ -1,5 +1,4 @@
-"""A real broker inside a test process: the same code, log and wire as ``txmq serve``, on free
-ports.
+"""A real broker inside a test process, on free ports: the code, log and wire of ``txmq serve``.
 
 In asyncio tests::
 
@@ -39,7 +38,7 @@ _STOP_S: Final = 30.0
 def settings_for_test(data: str, settings: BrokerSettings | None = None) -> BrokerSettings:
     """Settings for a broker that serves one test: free ports, and answers before the disk confirms.
 
-    What is given in ``settings`` stays, but for the addresses and the directory.
+    Only the addresses and the directory of ``settings`` are replaced.
     """
     base = settings or BrokerSettings(store=StoreSettings(flush="async"))
     return replace(base, data=data, listen=_FREE_PORT, names_listen=_FREE_PORT)

@@ -1,8 +1,8 @@
-"""Look through a stopped broker's directory and name everything that is damaged or lost in it.
+"""The inspection of a stopped broker's directory: it finds everything that is damaged or lost.
 
-Nothing is changed. The log is read once, span by span; what is kept in memory grows with the number
-of queues and of open transactions, not with the log. A new kind of check adds a method to
-:class:`Inspection` and yields findings.
+The inspection changes nothing. It reads the log once, span by span. Its memory grows with the
+number of queues and of open transactions, not with the log. A new kind of check is a new method of
+:class:`Inspection` that yields findings.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["Inspection"]
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 _DRAFT: Final = ".new"
-"""What a small file is called until it is whole; a crash may leave one behind."""
+"""The suffix of a small file until it is whole; a crash may leave one behind."""
 
 
 QueueEnds: TypeAlias = Mapping[QueueKey, tuple[int, int]]
@@ -55,7 +55,7 @@ QueueEnds: TypeAlias = Mapping[QueueKey, tuple[int, int]]
 
 
 class Inspection:
-    """One look through a directory.
+    """One inspection of a directory.
 
     Args:
         disk: The broker's directory, locked by the caller.
@@ -69,7 +69,7 @@ class Inspection:
         self._beyond: list[tuple[str, Chunk]] = []
         """Chunks of indexes that reach behind the log, with their files."""
         self._lost_behind: list[OffsetRange] = []
-        """The messages that they know behind the end of the log."""
+        """The messages that these chunks know behind the end of the log."""
         self._end: int | None = None
         self._disk = disk
         self._committed: QueueOffsets = {}
@@ -80,7 +80,7 @@ class Inspection:
         self._floors: Mapping[str, Mapping[int, int]] | None = {}
 
     def findings(self) -> Iterator[Finding]:
-        """Everything that is to be said, in the order of the log.
+        """All findings, in the order of the log.
 
         Raises:
             OSError: The directory cannot be read.
@@ -382,7 +382,7 @@ def _config_refusal(path: str, error: StoreError) -> Finding:
 
 
 def _config_faults(file: CheckedFile, owner: str) -> Iterator[Finding]:
-    """What is wrong with one of two copies, while the other one serves."""
+    """The faults of one of two copies, while the other one serves."""
     for path, fault in file.find_faults(owner):
         if not fault:
             yield Finding(

@@ -11,7 +11,7 @@ from txmq.protocol.topics import HALF_TOPIC
 from txmq_broker.inspection.findings import Finding, OffsetRange, Severity, joined_offsets
 from txmq_broker.inspection.record_inspection import RecordInspection
 from txmq_broker.store.consume_queue import ENTRY
-from txmq_broker.store.index_check import QueueKey, StretchEntries, indexed
+from txmq_broker.store.index_check import QueueKey, RangeEntries, indexed
 from txmq_broker.store.index_file import Chunk, IndexFile, path_of
 from txmq_broker.store.log.reader import Gap, WholeSpan
 from txmq_broker.store.log.segments import Extent
@@ -21,7 +21,7 @@ __all__ = ["FileInspection"]
 
 
 class FileInspection:
-    """The look through one file of the log and its index."""
+    """The inspection of one file of the log and its index."""
 
     def __init__(
         self, records: RecordInspection, index: IndexFile | None, extent: Extent, *, is_newest: bool
@@ -35,19 +35,19 @@ class FileInspection:
         self._index = index
         self._chunks: list[Chunk] = []
         self._next = 0
-        self._stretch = StretchEntries(self._log)
+        self._entries = RangeEntries(self._log)
         self._lost: list[tuple[QueueKey, int, int]] = []
         self._indexed_to = extent.start
         self._differences: list[str] = []
         self.beyond: list[tuple[str, Chunk]] = []
         """Chunks of the index that reach behind the log, with the file's path."""
         self.lost_behind: list[OffsetRange] = []
-        """The messages that they know behind the end of the log."""
+        """The messages that these chunks know behind the end of the log."""
         self.torn_at: int | None = None
         """Where a crash ended the log in this file."""
 
     def run(self) -> Iterator[Finding]:
-        """Everything about the file."""
+        """All findings about the file."""
         try:
             index_findings = list(self._open_index())
             gaps: list[Gap] = []
@@ -149,10 +149,10 @@ class FileInspection:
             if chunk.part.end > position:
                 return
             self._next += 1
-            stretch, self._stretch = self._stretch, StretchEntries(self._log)
+            entries, self._entries = self._entries, RangeEntries(self._log)
             gaps = self._records.gaps_in(chunk.part.start, chunk.part.end)
             with suppress(CorruptRecord):
-                result = stretch.compare(self._index, chunk, gaps, self._records.floors)
+                result = entries.compare(self._index, chunk, gaps, self._records.floors)
                 self._differences += result.differences
                 self._lost += result.lost
 
@@ -193,11 +193,11 @@ class FileInspection:
                 count += 1
                 findings += records.take(found, position, span)
                 if is_covered:
-                    self._stretch.note(found, position)
+                    self._entries.note(found, position)
                 for entry in indexed(self._records.find_half, found, position, data):
                     findings += records.follow(entry, position, span)
                     if is_covered:
-                        self._stretch.add(entry)
+                        self._entries.add(entry)
         except CorruptRecord as error:
             findings.append(self._broken_record(span, error.position, error.reason))
         else:

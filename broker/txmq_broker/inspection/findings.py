@@ -17,10 +17,10 @@ _RANGES_MAX: Final = 1000
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     NOTE = "note"
-    """Nothing is lost: a crash leaves this, or an operator."""
+    """Nothing is lost: a crash or an operator left this."""
     DAMAGE = "damage"
     """Bytes differ from those that were written."""
     LOSS = "loss"
@@ -37,13 +37,13 @@ class OffsetRange(msgspec.Struct, gc=False):
 
 
 class Finding(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One thing that was found."""
+    """One finding."""
 
     kind: str
     severity: Severity
     file: str
     text: str
-    """What it is, what it means, and what to do."""
+    """What was found, what it means, and what to do."""
     position: int | None = None
     """Where in the log it begins."""
     offset: int | None = None

@@ -1,6 +1,4 @@
-"""The records of a stopped broker's log as people look for them: what each one is, which topic it
-concerns, and which of them are wanted.
-"""
+"""The records of a stopped broker's log: their kind, their topic, and a selection of them."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _NO_OFFSET: Final = -1
 
 
 class RecordKind(StrEnum):
-    """What a record of the log is."""
+    """The kind of a record of the log."""
 
     MESSAGE = "message"
     """A message that consumers can read."""
@@ -42,7 +40,7 @@ class RecordKind(StrEnum):
     LOSS = "loss"
     """A note that an operator accepted a loss; the queues it names go on behind it."""
     RECALL = "recall"
-    """A note that a delayed message shall not come."""
+    """The recall of a delayed message."""
 
 
 class LogRecord(NamedTuple):
@@ -98,7 +96,7 @@ Item: TypeAlias = LogRecord | Gap | Broken
 
 
 class Selection(NamedTuple):
-    """Which records are wanted. Empty means all."""
+    """The wanted records. Empty fields select all."""
 
     kinds: frozenset[RecordKind] = frozenset()
     topic: str = ""
@@ -113,7 +111,7 @@ class Selection(NamedTuple):
     """Before which position to stop."""
 
     def wants(self, found: LogRecord) -> bool:
-        """Whether a record is one of them."""
+        """Whether a record is selected."""
         return (
             self.start <= found.position < self.end
             and self.since_ms <= found.time_ms <= self.until_ms

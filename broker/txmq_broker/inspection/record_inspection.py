@@ -63,7 +63,7 @@ class RecordInspection:
         return len(self._open)
 
     def take(self, found: Found, position: int, span: WholeSpan) -> Iterator[Finding]:
-        """Count a record, and check what it says about others."""
+        """Count a record, and check what it says about other records."""
         if isinstance(found, Decision):
             self.summary.decisions += 1
             yield from self._decision(found, position, span)
@@ -179,7 +179,7 @@ class RecordInspection:
         return min(self._floors.get(entry.queue[0], {}).get(entry.queue[1], 0), entry.offset)
 
     def note_gap(self, gap: Gap) -> None:
-        """Remember what could not be read."""
+        """Remember a part that could not be read."""
         self._gaps.append((gap.position, gap.end))
 
     def note_lost_half(self, position: int, gap: Gap) -> None:

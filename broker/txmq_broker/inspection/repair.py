@@ -1,7 +1,7 @@
-"""The repairs of a stopped broker's directory that a person may choose, each with what it loses.
+"""The repairs of a stopped broker's directory, each with the messages that it loses.
 
-What is cut from the log is kept first, in a directory of its own that the commands for logs can
-read: ``cut/POSITION-TIME/log``.
+A person chooses them. Every part that is cut from the log is first copied to a directory that the
+commands for logs can read: ``cut/POSITION-TIME/log``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["CUT_FOLDER", "AcceptLoss", "Cut", "RemoveIndex", "Repair", "RepairLo
 
 
 class RepairLoss(NamedTuple):
-    """What a repair takes from the log."""
+    """The bytes, records and offsets that a repair takes from the log."""
 
     size: int
     records: int
@@ -66,7 +66,7 @@ class Cut(NamedTuple):
     finding: Finding
 
     def loss(self, disk: Disk) -> RepairLoss:
-        """Everything behind the position, as far as it can be read.
+        """The loss behind the position, as far as the log can be read.
 
         Raises:
             OSError: The log cannot be read.
@@ -136,7 +136,7 @@ class AcceptLoss(NamedTuple):
     finding: Finding
 
     def loss(self, disk: Disk) -> RepairLoss:  # noqa: ARG002 - as a cut has it
-        """What is missing already."""
+        """The loss that has happened already."""
         offsets = self.finding.offsets
         count = sum(run.last - run.first + 1 for run in offsets)
         return RepairLoss(self.finding.size or 0, count, offsets)
@@ -195,7 +195,7 @@ def plan(findings: Iterable[Finding]) -> list[Repair]:
         repairs = [repair for repair in repairs if not _is_behind(repair, end)]
         repairs.append(cut)
     if not repairs and accept is not None:
-        # What the others leave shows only then how much is lost in all.
+        # Only after the other repairs it is known how much is lost in all.
         repairs.append(accept)
     return repairs
 

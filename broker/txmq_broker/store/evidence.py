@@ -1,4 +1,4 @@
-"""What other files prove about the log: where it must begin and end, and which offsets it gave.
+"""Evidence about the log in other files: where it must begin and end, and which offsets it gave.
 
 A log whose newest file was cut looks like a shorter log that is whole. Appending to it would give
 offsets a second time, and groups whose committed offset lies beyond would lose what comes next. So
@@ -28,7 +28,7 @@ QueueOffsets = Mapping[str, Mapping[int, int]]
 
 
 class Evidence(NamedTuple):
-    """What the files beside the log know."""
+    """What the files beside the log prove."""
 
     mark: Mark | None
     chunks: list[tuple[str, Chunk]]
@@ -49,7 +49,7 @@ class Missing(NamedTuple):
     end: int
     """Where it ended; its own end where nothing is missing there."""
     proofs: tuple[str, ...]
-    """What says so, a sentence each."""
+    """The proofs, one sentence for each."""
     offsets: dict[str, dict[int, int]]
     """The next offset of each queue that is known to have lost messages."""
     is_of_log: bool

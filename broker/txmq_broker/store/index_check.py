@@ -1,8 +1,8 @@
-"""Compare the index files with the log while it is read.
+"""The comparison of index files with the log while it is read.
 
-What the log says of a stretch is collected until the end of the chunk that covers the stretch, then
-compared with the chunk and forgotten. So one chunk's entries are in memory at a time, however long
-the log is.
+The entries of a part of the log are collected until the end of the chunk that covers the part, then
+compared with the chunk and forgotten. So only one chunk's entries are in memory, however long the
+log is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from txmq_broker.store.key_index import HASH_BYTES, POSITION_BYTES, key_hash, ke
 from txmq_broker.store.log.reader import LogReader
 from txmq_broker.store.pending_transactions import PendingTransactions
 
-__all__ = ["Compared", "HalfFinder", "Indexed", "QueueKey", "StretchEntries", "indexed"]
+__all__ = ["Compared", "HalfFinder", "Indexed", "QueueKey", "RangeEntries", "indexed"]
 
 _POSITION_BITS = 64
 _TYPE_BITS = int(SysFlag.ROLLED_BACK)
@@ -101,8 +101,8 @@ def _keys(record: Record) -> tuple[int, ...]:
     return tuple([key_hash(seed, key) for key in keys_in(record.properties)])
 
 
-class StretchEntries:
-    """What the log says of the stretch that one chunk covers."""
+class RangeEntries:
+    """The entries and changes of the part of the log that one chunk covers."""
 
     def __init__(self, log: LogReader) -> None:
         self._log = log
@@ -120,7 +120,7 @@ class StretchEntries:
             keys.add(hashed << _POSITION_BITS | entry.entry[0])
 
     def note(self, found: Found, position: int) -> None:
-        """Take what a record does to the open transactions."""
+        """Take the change of a record to the open transactions."""
         if isinstance(found, Decision):
             if found.kind is DecisionKind.PARKED:
                 self._changes.note_parked(position, found.half_position)

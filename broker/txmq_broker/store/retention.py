@@ -1,4 +1,4 @@
-"""Which files of the log may go, and when sends must be refused: decisions only, no deeds."""
+"""Decides which files of the log are deleted and when sends are refused; it deletes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Age(NamedTuple):
 
 
 class RetentionVerdict(NamedTuple):
-    """What to do now."""
+    """The decision for this moment."""
 
     delete: int
     """How many of the oldest files to delete."""

@@ -27,7 +27,7 @@ class SealedBytes:
         self._is_whole = False
 
     def is_whole(self) -> bool:
-        """Whether the bytes are those that were written; once they were, that is believed."""
+        """Whether the bytes are as written; the result is kept once they were."""
         if not self._is_whole:
             data = self._file.read(self._at, self._size)
             self._is_whole = len(data) == self._size and crc32(data) == self._checksum
@@ -37,7 +37,7 @@ class SealedBytes:
         """Bytes at a position of the file.
 
         Raises:
-            CorruptRecord: What is sealed differs from what was written, or cannot be read.
+            CorruptRecord: The bytes differ from what was written, or cannot be read.
         """
         try:
             if self._is_whole or self.is_whole():

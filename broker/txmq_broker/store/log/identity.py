@@ -1,8 +1,8 @@
-"""Whose log a directory holds: a random number, given once, that every file of the directory names.
+"""The identity of a log: a random number, given once, that every file of the directory names.
 
-It is kept in a file of its own, and each span of the log, each chunk of an index and the high-water
-mark repeat it. So files that were swapped between two directories are named, and the number itself
-outlives the loss of its file.
+A file of its own holds it, and each span of the log, each chunk of an index and the high-water mark
+repeat it. So the broker detects files that were swapped between two directories, and the number
+survives the loss of its file.
 """
 
 from __future__ import annotations

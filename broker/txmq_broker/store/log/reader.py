@@ -1,4 +1,4 @@
-"""Read a log from one end to the other without changing it, and go on behind damage.
+"""Reads a log from one end to the other without changing it, and goes on behind damage.
 
 Recovery refuses a damaged log and a reconciliation refuses to guess. A person who looks at a
 damaged log wants both: everything that is whole, and the place and size of everything that is not.

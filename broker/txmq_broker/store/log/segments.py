@@ -1,7 +1,7 @@
 """The files of the log: each named by the position of its first byte, ending where the next begins.
 
 A file's end may not be durable yet when the next one begins, and a write may fail between two
-files: what a crash can make of that is sorted out in :meth:`Segments.open`.
+files. :meth:`Segments.open` handles the states that a crash then leaves.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Segments:
         self.end = 0
 
     def open(self, *, tidy: bool = True) -> None:
-        """Open what is there; other names than ours are let be.
+        """Open the files of the log; files with other names are ignored.
 
         A crash may have taken the end of a file and left the next one, so a file that ends before
         the next begins is no damage yet: that is for recovery to judge (:meth:`goes_on_at`).

@@ -1,4 +1,4 @@
-"""Bring the indexes up to the log's end, cut what a crash tore, and refuse what is damaged.
+"""The spans of the log's files: which are whole, which a crash tore, and which are damaged.
 
 Each segment is indexed as far as its chunks reach; the rest is scanned. A crash leaves at most the
 stretch since the last checkpoint to scan, so the cost of a restart follows that distance and not
@@ -18,7 +18,7 @@ from txmq_broker.store.log.segments import Extent, Segments
 __all__ = ["REPAIR_COMMAND", "Scan", "durable_behind", "scan", "span_at", "whole_behind"]
 
 REPAIR_COMMAND: Final = "txmq log verify --repair --data DIR"
-"""What carries out the repairs that refusals name."""
+"""The command for the repairs that refusals name."""
 
 _WINDOW: Final = 4 * 1024 * 1024
 

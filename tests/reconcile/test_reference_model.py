@@ -89,7 +89,7 @@ def agrees(found, expected):
 
 @settings(
     max_examples=40 if SOAK else 2,
-    derandomize=not SOAK,  # What is new is found by whoever looks for it.
+    derandomize=not SOAK,  # A soak run searches for new examples.
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=list(HealthCheck),

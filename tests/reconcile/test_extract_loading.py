@@ -170,7 +170,7 @@ def test_a_file_that_belongs_to_nothing_is_told(spark, extract):
     ids=["rows", "amount", "currency", "nothing", "id", "moment"],
 )
 def test_the_numbers_are_counted_again_and_the_total_that_differs_is_named(extract, change, told):
-    """Whoever changes a file and its hash has not changed what the bank has counted."""
+    """A changed file with a changed hash still differs from the bank's totals."""
     table = pq.read_table(part(extract))
     if told.startswith("icbc/entries: the sum of CNY was 999000 when"):
         assert sum(table["amount"].to_pylist()) == 999_000

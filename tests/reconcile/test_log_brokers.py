@@ -187,7 +187,7 @@ async def test_messages_outside_of_transactions(stage):
     assert next_day.message("4")["id"] == soon.id
     assert next_day.message("4")["queue_offset"] == 0
     assert taken.states() == {"1": "sent", "2": "sent", "3": "rolled_back", "4": "sent"}
-    # Whoever had read the log before the recall would have found the same.
+    # A reader before the recall would have found the same.
     assert not_yet.states() == {"1": "sent", "2": "sent", "3": "sent"}
     assert not_yet.message("3")["decided_ms"] is None
     row = taken.message("1")

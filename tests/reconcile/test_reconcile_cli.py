@@ -107,7 +107,7 @@ def test_nobody_waits_for_spark_who_wants_help():
     program = (
         "import sys; from txmq.cli.root import app\n"
         "try: app(['reconcile', '--help'])\n"
-        f"except SystemExit: print([each for each in {heavy!r} if each in sys.modules])"
+        f"except SystemExit: print([name for name in {heavy!r} if name in sys.modules])"
     )
     asked = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=CHECKOUT

@@ -1,9 +1,8 @@
-"""The closed table of classes: what may be the matter with a transfer, in the order it is looked
-for; pure.
+"""The closed table of classes of transfers, in the order of their checks; pure.
 
 Every transfer of a day is in exactly one class, so that the classes add up to what the banks and
-the log have. ``agreed`` classes need nobody, ``open`` ones wait for their time, and ``break`` ones
-are somebody's work.
+the log have. ``agreed`` classes need no action, ``open`` ones wait for their time, and
+``break`` ones need a person.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Group: TypeAlias = Literal["agreed", "open", "break"]
 
 
 class Class(StrEnum):
-    """What is the matter with a transfer."""
+    """The class of a transfer."""
 
     DUPLICATE_DEBIT = "duplicate-debit"
     DUPLICATE_CREDIT = "duplicate-credit"
@@ -44,7 +43,7 @@ class Class(StrEnum):
 
 
 class About(NamedTuple):
-    """What is to be told of a class."""
+    """The meaning of a class, and what to do about it."""
 
     group: Group
     meaning: str
@@ -174,4 +173,4 @@ ABOUT: Final[dict[Class, About]] = {
     Class.ROLLED_BACK: About("agreed", "the transfer was rolled back on all sides", "", ""),
     Class.MATCHED: About("agreed", "all sides agree", "", ""),
 }
-"""In the order in which classes are looked for: a transfer is in the first that fits."""
+"""In the order of the checks: a transfer is in the first class that fits."""

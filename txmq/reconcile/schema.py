@@ -1,4 +1,4 @@
-"""Results in a database, where other programs look for them: the ``recon`` schema.
+"""Results in a database for other programs: the ``recon`` schema.
 
 A run is written in one transaction, in the place of what was written under its id; in the same it
 becomes the day's current one. Signatures belong to results, and outlive the runs they came from.
@@ -42,13 +42,14 @@ from txmq.reconcile.summary import Run
 __all__ = ["ReconSchema"]
 
 _BATCH: Final = 1_000
-"""So many rows are held and sent at once."""
+"""The number of rows in one insert."""
 
 _TYPES: Final[Mapping[str, Any]] = {
     "string": Text, "long": BigInteger, "int": Integer, "boolean": Boolean,
 }  # fmt: skip
 _OURS: Final[Mapping[str, str]] = {"group": "group_", "class_": "class"}
-"""What SQL keeps for itself is called otherwise there; what Python keeps is not."""
+"""Columns renamed in SQL because of its reserved words, and fields renamed in Python because of
+its own."""
 
 _OF_A_RUN: Final[Mapping[str, Any]] = {
     "name": Text,
@@ -95,7 +96,7 @@ class ReconSchema:
         recon: Where they are.
 
     Raises:
-        ConfigError: That is no database that is known here, or its driver is missing.
+        ConfigError: The database is unknown, or its driver is missing.
     """
 
     def __init__(self, recon: Recon) -> None:
@@ -121,26 +122,26 @@ class ReconSchema:
         self.signoffs = self._table("signoffs", _key("result_digest"), *_columns(_OF_A_SIGN_OFF))
 
     def create(self) -> None:
-        """Make what is missing.
+        """Create the missing tables.
 
         Raises:
             DatabaseFailed: The database refused, or does not answer.
         """
         with self._transaction() as connection:
-            # Who may not make a schema may still use one that somebody else has made.
+            # A user without the right to create a schema may still use an existing one.
             if self._schema is not None and not inspect(connection).has_schema(self._schema):
                 connection.execute(CreateSchema(self._schema, if_not_exists=True))
             self._metadata.create_all(connection, checkfirst=True)
 
     def write(self, run: Run, items: Iterable[Mapping[str, Any]]) -> int:
-        """Write a run, and have it be the day's current one.
+        """Write a run, and make it the day's current one.
 
         Args:
-            run: What it came to; its totals, proofs and signatures are written as well.
-            items: Rows of its table ``items``, as many as there are.
+            run: The run; its totals, proofs and signatures are written too.
+            items: The rows of its table ``items``.
 
         Returns:
-            How many items that were.
+            The number of items.
 
         Raises:
             DatabaseFailed: The database refused, or does not answer; nothing has changed.
@@ -162,7 +163,7 @@ class ReconSchema:
         return written
 
     def sign(self, run: Run) -> None:
-        """Write the names under a run's result.
+        """Write the signatures of a run's result.
 
         Raises:
             DatabaseFailed: The database refused, or does not answer.
@@ -172,7 +173,7 @@ class ReconSchema:
             self._sign(connection, run)
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connections."""
         self._engine.dispose()
 
     def _sign(self, connection: Connection, run: Run) -> None:
@@ -224,7 +225,7 @@ def _copied(columns: Sequence[tables.Column]) -> list[Column[Any]]:
 
 
 def _row_of(run: Run) -> dict[str, Any]:
-    """What is told of a run in its row."""
+    """The columns of a run."""
     result = run.result
     sources = {"why": "\n".join(result.why), "is_current": True, "run_id": run.run_id}
     for name in (*_OF_A_RUN, "previous_run_id"):
@@ -242,7 +243,7 @@ def _named(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _put(connection: Connection, table: Table, rows: Iterator[Mapping[str, Any]]) -> int:
-    """Insert rows, some at a time; how many they were."""
+    """Insert rows in batches; returns their number."""
     written = 0
     while batch := list(islice(rows, _BATCH)):
         connection.execute(insert(table), batch)

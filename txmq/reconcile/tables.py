@@ -1,7 +1,7 @@
 """The tables that reconciliation is made of: their columns, once for Arrow, Spark and SQL; pure.
 
-Every source is written in the first six, whatever it looks like where it comes from. The others are
-what a run makes of them.
+Extracts use the tables of ``SOURCES``, whatever the source looks like. A run makes the others
+from these.
 
 Money is a whole number of minor units, a moment is milliseconds since 1970 in UTC, and a key has
 its bank's name before it (``icbc/4711``), since banks give out the same numbers.
@@ -34,7 +34,7 @@ Type: TypeAlias = Literal["string", "long", "int", "boolean"]
 
 
 class Column(NamedTuple):
-    """A column, whose place may be empty or not."""
+    """A column, nullable or not."""
 
     name: str
     type: Type
@@ -51,7 +51,7 @@ class TableSchema(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What its columns are called."""
+        """The names of its columns."""
         return tuple(column.name for column in self.columns)
 
     @property
@@ -288,6 +288,6 @@ RECURRING: Final = frozenset({
     "first_seen", "group", "holder", "kind", "message_state", "problem", "proof", "reason", "role",
     "state", "status", "topic", "was",
 })  # fmt: skip
-"""Columns of few texts that come again and again. Files keep a dictionary of these and of no
-others: of keys and accounts it takes its time, and gives no room back that compression would not.
+"""Columns with few distinct texts. Files have dictionaries for these alone: for keys and
+accounts a dictionary takes time, and saves no more space than compression does.
 """

@@ -47,7 +47,7 @@ VERDICTS: Final[dict[Verdict, Headline]] = {
         "There are breaks. Together they are within what the rules allow.",
     ),
     "over limits": Headline(
-        "bad", "Over the limits", "There is more than the rules allow. Somebody has to look today."
+        "bad", "Over the limits", "There is more than the rules allow. A person must look today."
     ),
 }
 

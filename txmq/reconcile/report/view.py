@@ -28,9 +28,9 @@ __all__ = [
 ]
 
 _GROUPS: Final = (
-    ("break", "Breaks: somebody has to look"),
+    ("break", "Breaks: these need a person"),
     ("open", "Open: these wait for their time, or are explained"),
-    ("agreed", "Agreed: these need nobody"),
+    ("agreed", "Agreed: these need no action"),
 )
 
 

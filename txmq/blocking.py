@@ -295,7 +295,7 @@ class Producer(_Member[txmq.Producer, settings.ProducerSettings]):
     def send_nowait(
         self, message: Message, queue: Queue | None = None
     ) -> concurrent.futures.Future[SendResult]:
-        """Send a message and return before it is answered; the future tells the answer.
+        """Send a message and return before the answer; the future holds it.
 
         Raises:
             TxmqError: As for :meth:`txmq.Producer.send_nowait`.

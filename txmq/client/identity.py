@@ -1,4 +1,4 @@
-"""Who this client is: the ids it gives its messages."""
+"""The unique ids that a client gives its messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COUNT_CHARS: Final = 4
 
 
 class UniqueIds:
-    """Ids no other client gives out.
+    """Ids that no other client generates.
 
     RocketMQ puts address, process and class loader into an id to tell clients apart. Those are
     drawn by lot here: containers share addresses and process ids, and 79 bits of chance do not
@@ -34,7 +34,7 @@ class UniqueIds:
         self._begin = ""
 
     def next(self) -> str:
-        """An id that was never given out before."""
+        """A new id."""
         count = self._count
         self._count = count + 1
         now_ms = self._clock.wall_ms()

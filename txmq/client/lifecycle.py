@@ -10,7 +10,7 @@ __all__ = ["Lifecycle"]
 
 
 class Lifecycle(ABC):
-    """Something that is opened and closed, by ``async with`` or by name."""
+    """An object that is opened and closed, by ``async with`` or by ``start`` and ``stop``."""
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...

@@ -169,7 +169,7 @@ class Session:
 
     @contextmanager
     def _closing_told(self) -> Iterator[None]:
-        # Closing cancels what callers share; to them that must not look like their own end.
+        # Closing cancels tasks that callers share; that must not look like their own cancellation.
         try:
             yield
         except asyncio.CancelledError:
@@ -217,8 +217,8 @@ class Session:
 
         Raises:
             UsageError: The session is not open.
-            TransportError: One of them does not answer; all others have been told.
-            BrokerRefused: One of them refuses; those before it have been told.
+            TransportError: One of them does not answer; all others have the request.
+            BrokerRefused: One of them refuses; those before it have the request.
         """
         failed: TransportError | None = None
         for address in self.names:
@@ -371,7 +371,7 @@ class Session:
             if known is None:
                 raise
             log.debug("the last known route of topic %s is kept: %s", topic, error)
-            # Believed for a while again, because each question in vain takes its time.
+            # Trusted for a while again, because each unanswered question costs time.
             self.routes.put(known, self.clock.monotonic())
             return known
 
@@ -392,7 +392,7 @@ class Session:
     def _settle(self, topic: str, task: asyncio.Task[Route]) -> None:
         self._asking.pop(topic, None)
         if not task.cancelled():
-            task.exception()  # Looked at, for the case that everybody has stopped waiting.
+            task.exception()  # Read, in case no caller waits any longer.
 
 
 def _addresses_in(names: str) -> tuple[str, ...]:

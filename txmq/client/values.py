@@ -39,7 +39,7 @@ class SendStatus(Enum):
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """What a broker says of a message it has stored."""
+    """A broker's receipt for a stored message."""
 
     # There is one for each message; a frozen dataclass takes six times as long to make.
 
@@ -49,7 +49,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     id: str
     """The one its sender gave it."""
     offset_id: str
-    """Where it lies; empty where a broker tells no place for each message of a batch."""
+    """Where it is stored; empty if a broker gives no place for each message of a batch."""
     transaction_id: str | None = None
     recall_handle: str | None = None
     """What a message that waits for its time is recalled by, where its broker can do that."""

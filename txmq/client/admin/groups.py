@@ -74,7 +74,7 @@ class GroupCalls(ClusterCalls):
     async def delete_group(
         self, name: str, *, offsets: bool = True, cluster: str | None = None
     ) -> None:
-        """Remove a consumer group, and unless told otherwise how far it had come.
+        """Remove a consumer group, and by default its offsets.
 
         Raises:
             ConfigError: The cluster is unknown, or several leave the choice open.

@@ -18,7 +18,7 @@ __all__ = ["LookupCalls"]
 TIME_MAX: Final = 2**63 - 1
 
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
-"""The field that tells a broker the key is a message's id."""
+"""The field that marks the key as a message's id."""
 
 UNIQUE_KEY_HITS: Final = 32
 """Messages asked for by one id: as many as a broker gives, since a message may be sent again."""

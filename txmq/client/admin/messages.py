@@ -159,7 +159,7 @@ class MessageCalls:
         try:
             return await self._session.address_of(Queue(handle.topic, handle.broker, 0))
         except TopicNotFound:
-            # A topic that came into being by this message may not be told of yet.
+            # Name servers may not know a topic yet that this message created.
             return (await self._session.route_to_write(handle.topic)).master(handle.broker)
 
     async def pull(

@@ -28,7 +28,7 @@ __all__ = ["TopicCalls"]
 READ_WRITE: Final = Perm.READ | Perm.WRITE
 
 SHOWN_S: Final = 10.0
-"""How long a name server may take to show a topic that a broker has just told it of."""
+"""How long a name server may take to show a topic that a broker has just registered."""
 
 LOOK_AGAIN_S: Final = (0.01, 0.5)
 """The first and the longest pause between two looks."""

@@ -32,7 +32,7 @@ SUSPEND_MOST_S: Final = 30.0
 """The longest rest of a queue, as in stock clients."""
 
 
-class _Line:
+class _QueueLine:
     """The waiting messages of one queue, and the task that works on them."""
 
     def __init__(self, fetcher: QueueFetcher) -> None:
@@ -93,7 +93,7 @@ class OrderlyWorkers:
         self._send_back = send_back
         self._locks = locks
         self._lose = lose
-        self._lines: dict[Queue, _Line] = {}
+        self._lines: dict[Queue, _QueueLine] = {}
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._tasks = Tasks()
 
@@ -114,7 +114,7 @@ class OrderlyWorkers:
             return
         line = self._lines.get(fetcher.queue)
         if line is None:
-            line = self._lines[fetcher.queue] = _Line(fetcher)
+            line = self._lines[fetcher.queue] = _QueueLine(fetcher)
             line.task = self._tasks.start(self._work(line), f"work on {fetcher.queue}")
         line.waiting.extend(messages)
         line.some.set()
@@ -169,7 +169,7 @@ class OrderlyWorkers:
 
     # Work
 
-    async def _work(self, line: _Line) -> None:
+    async def _work(self, line: _QueueLine) -> None:
         while True:
             while not line.waiting:
                 line.some.clear()
@@ -181,7 +181,7 @@ class OrderlyWorkers:
                 line.is_idle = True
                 line.idle.set()
 
-    async def _consume(self, line: _Line) -> None:
+    async def _consume(self, line: _QueueLine) -> None:
         """See one message, or one batch, through all its attempts."""
         fetcher, waiting = line.fetcher, line.waiting
         handler = self._find(waiting[0])

@@ -31,7 +31,7 @@ __all__ = ["PullConsumer"]
 ACTIVELY: Final = "CONSUME_ACTIVELY"
 
 POLL_S: Final = 5.0
-"""How long a poll waits unless it is told, as in stock clients."""
+"""How long a poll waits by default, as in stock clients."""
 
 
 class PullConsumer(Lifecycle):
@@ -424,7 +424,7 @@ class PullConsumer(Lifecycle):
     # What Client and brokers ask
 
     def registration(self) -> ConsumerRegistration:
-        """What brokers are told of it."""
+        """What it registers with brokers."""
         return ConsumerRegistration(
             self.group,
             ACTIVELY,
@@ -446,7 +446,7 @@ class PullConsumer(Lifecycle):
         return False
 
     def subscribed(self) -> list[bodies.SubscriptionData]:
-        """What it subscribes to, as brokers are told."""
+        """Its subscriptions, as brokers register them."""
         return [
             subscription.registration(self._version)
             for subscription in self._subscriptions.values()

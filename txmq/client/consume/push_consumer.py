@@ -323,7 +323,7 @@ class PushConsumer(Lifecycle):
         return self.settings.is_orderly
 
     def subscribed(self) -> list[bodies.SubscriptionData]:
-        """What it subscribes to, as brokers are told."""
+        """Its subscriptions, as brokers register them."""
         return self.registration().subscription_data_set
 
     def held(self) -> dict[Queue, HeldQueue]:
@@ -341,7 +341,7 @@ class PushConsumer(Lifecycle):
             self._assignment.hold_back(queues, is_paused=False)
 
     async def move(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on elsewhere in queues that it holds; brokers ask for it when offsets are reset.
+        """Seek in queues that it holds; brokers ask for it when an operator resets offsets.
 
         An orderly queue is moved once the handler at work on it has ended, so that handler cannot
         wait for this.
@@ -361,7 +361,7 @@ class PushConsumer(Lifecycle):
         await self._assignment.save()
 
     async def handle(self, message: ReceivedMessage) -> object:
-        """Have one message handled aside from its queue, as an operator may ask.
+        """Call the handler with one message outside its queue, as an operator may ask.
 
         Returns:
             What the handler said, if that was :class:`Later`; ``None`` where it is consumed.

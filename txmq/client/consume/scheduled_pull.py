@@ -97,7 +97,7 @@ class _Turns(PullAssignment):
 
 
 class _Puller(PullConsumer):
-    """A consumer for single pulls that is told which queues fall to it."""
+    """A consumer for single pulls that learns which queues are its own."""
 
     changed: Callable[[str, Sequence[Queue]], None]
 

@@ -1,4 +1,4 @@
-"""What a group wants of a topic. Pure."""
+"""A group's subscription to one topic. Pure."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class TopicSubscription:
         return not self.wanted or message.tags in self.wanted
 
     def registration(self, version: int) -> bodies.SubscriptionData:
-        """What brokers are told of it."""
+        """The subscription as brokers register it."""
         tags = sorted(self.wanted)
         return bodies.SubscriptionData(
             self.topic,

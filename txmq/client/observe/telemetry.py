@@ -1,6 +1,6 @@
-"""OpenTelemetry: spans of messages sent and handled, joined by what travels in their properties.
+"""OpenTelemetry: spans of sends and handlers, joined by the context in message properties.
 
-It is on for all producers and consumers of a client whose settings hold a :class:`Telemetry`::
+A :class:`Telemetry` in a client's settings turns it on for all its producers and consumers::
 
     settings = ClientSettings(telemetry=Telemetry.if_installed())
 
@@ -79,13 +79,13 @@ class Telemetry:
         return None if found is None else cls()
 
     def of_producer(self, group: str, client: str) -> SendHook:
-        """What looks on while a producer sends."""
+        """The hook of one producer."""
         return _SendSpans(
             self, {"messaging.rocketmq.client_group": group, "messaging.client.id": client}
         )
 
     def of_consumer(self, group: str, client: str, *, is_broadcast: bool) -> HandlerHook:
-        """What looks on while a consumer's handlers work."""
+        """The hook of one consumer."""
         model = "broadcasting" if is_broadcast else "clustering"
         return _HandlerSpans(self, {
             "messaging.consumer.group.name": group,
@@ -123,12 +123,12 @@ class Telemetry:
         )
 
     def begin(self, name: str, attributes: Mapping[str, Any], within: Span | None = None) -> Span:
-        """A span of what happens here, below another one or the caller's."""
+        """A span of work in this process, below another span or the caller's."""
         context = None if within is None else self._trace.set_span_in_context(within)
         return self._tracer.start_span(name, context=context, attributes=dict(attributes))
 
     def enter(self, span: Span) -> object:
-        """The span is the current one until :meth:`leave`; returns a token for that."""
+        """Make a span current until :meth:`leave`; returns the token for that."""
         return self._context.attach(self._trace.set_span_in_context(span))
 
     def begin_process(
@@ -162,14 +162,14 @@ class Telemetry:
         return span, self._context.attach(self._trace.set_span_in_context(span, parent))
 
     def leave(self, token: Any) -> None:
-        """The span is the current one no longer."""
+        """Make the span current no longer."""
         self._context.detach(token)
 
     def end(self, span: Span, error: BaseException | None, *, is_told: bool = False) -> None:
-        """It is over, well or with a problem, which another span may tell of already."""
+        """End a span; ``is_told`` says that another span records the error already."""
         if error is not None:
             span.set_attribute("error.type", type(error).__qualname__)
-            if isinstance(error, Exception):  # Who is cancelled has not failed.
+            if isinstance(error, Exception):  # A cancellation is not a failure.
                 if not is_told:
                     span.record_exception(error)
                 status = self._trace.Status(self._trace.StatusCode.ERROR, str(error))
@@ -224,8 +224,8 @@ class _SendSpans:
         about = {**self._about, **_described([message]), **_operation("check", "process")}
         about["messaging.message.id"] = message.id
         span, token = self._telemetry.begin_process([message], about, "check")
-        # It stays the current one as long as the task that checks; the END that follows in there
-        # is told what it stands below.
+        # It stays the current span as long as the task that checks: the END that follows in that
+        # task gets its parent from the message.
         del token
 
         def ended(word: str) -> None:
@@ -244,7 +244,7 @@ class _TransactionSpans:
         self._steps: list[tuple[int, Span]] = []
 
     def begin_step(self, number: int, word: str, text: str) -> None:
-        # A half message may be sent in the middle of a local transaction, which goes on meanwhile.
+        # A half message may be sent in the middle of a local transaction, which goes on.
         while self._steps and self._steps[-1][0] <= number:
             self._steps.pop()[1].end()
         about = {"txmq.transaction.step": number, "txmq.transaction.text": text}
@@ -253,7 +253,7 @@ class _TransactionSpans:
 
     @property
     def _inmost(self) -> Span:
-        # Looked at once: a thread may ask while the loop goes on.
+        # Read once: a thread may ask while the loop goes on.
         last = self._steps[-1:]
         return last[0][1] if last else self._span
 
@@ -308,7 +308,7 @@ def _operation(name: str, kind: str) -> dict[str, str]:
 
 
 def _described(messages: Sequence[Message]) -> dict[str, Any]:
-    """What is known of messages beforehand, in the words of OpenTelemetry's conventions."""
+    """Attributes known before the send, by OpenTelemetry's conventions."""
     first = messages[0]
     found: dict[str, Any] = {"messaging.destination.name": first.topic}
     if len(messages) > 1:

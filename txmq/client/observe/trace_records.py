@@ -1,4 +1,4 @@
-"""Trace records: what became of a message where, as stock clients write it and tools read it. Pure.
+"""Trace records of a message's life, as stock clients write them and tools read them. Pure.
 
 A record is a line of fields, ``0x01`` between them and ``0x02`` behind the last. Records travel in
 the bodies of ordinary messages of a trace topic, whose keys are the ids and keys of the messages
@@ -54,7 +54,7 @@ class MessageKind(IntEnum):
 
 
 class HandlerOutcome(IntEnum):
-    """What a handler did with messages."""
+    """How a handler ended."""
 
     CONSUMED = 0
     TIMED_OUT = 1
@@ -65,7 +65,7 @@ class HandlerOutcome(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRecord:
-    """A message was sent, well or in vain."""
+    """A send, successful or not."""
 
     at_ms: int
     region: str
@@ -85,7 +85,7 @@ class SendRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerStart:
-    """A handler was given a message."""
+    """A handler received a message."""
 
     at_ms: int
     region: str
@@ -99,7 +99,7 @@ class HandlerStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerEnd:
-    """A handler is done with a message."""
+    """A handler finished with a message."""
 
     request_id: str
     id: str
@@ -114,7 +114,7 @@ class HandlerEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRecord:
-    """A transaction was committed or rolled back by its producer."""
+    """A producer committed or rolled back a transaction."""
 
     at_ms: int
     region: str
@@ -135,7 +135,7 @@ TraceRecord: TypeAlias = SendRecord | HandlerStart | HandlerEnd | DecisionRecord
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """A record, and what it is about."""
+    """A record, and the topic of its message."""
 
     topic: str
     record: TraceRecord

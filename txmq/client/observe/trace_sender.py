@@ -39,7 +39,7 @@ FLUSH_S: Final = 3.0
 """How long a close waits for records to be sent."""
 
 WARN_S: Final = 60.0
-"""How often it is said that records were lost."""
+"""How often the log says that records were lost."""
 
 _PREFIX: Final = "_INNER_TRACE_PRODUCER-"
 
@@ -75,7 +75,7 @@ class Tracer:
     """Gathers records and sends them.
 
     Args:
-        sender: Who sends them; it is opened and closed with the tracer, and is not traced itself.
+        sender: The producer; it is opened and closed with the tracer, and is not traced itself.
         topic: The trace topic.
         clock: Where the time comes from.
         records_max: The most records that wait.
@@ -87,7 +87,7 @@ class Tracer:
         self.topic = topic
         self.clock = clock
         self.lost = 0
-        """Records that were dropped, or sent in vain."""
+        """Records that were dropped, or could not be sent."""
         self._sender = sender
         self._waiting: deque[TopicRecord] = deque(maxlen=records_max)
         self._some = asyncio.Event()
@@ -99,11 +99,11 @@ class Tracer:
         self._tasks = Tasks()
 
     def wants(self, topic: str) -> bool:
-        """Whether messages of a topic are traced: not those that are traces themselves."""
+        """Whether to trace messages of a topic: traces themselves are not traced."""
         return topic not in (self.topic, TRACES)
 
     def note(self, topic: str, record: TraceRecord) -> None:
-        """Take a record, which will be sent soon; the oldest gives way where there are too many."""
+        """Queue a record, to be sent soon; if there are too many, the oldest is dropped."""
         waiting = self._waiting
         if len(waiting) == waiting.maxlen:
             self.lost += 1
@@ -122,7 +122,7 @@ class Tracer:
         self._tasks.start(self._send_always(), "message trace")
 
     async def close(self) -> None:
-        """Send what is left, but not for long."""
+        """Send the records that are left, for a short time."""
         self._is_closing = True
         self._hurry.set()
         try:

@@ -45,7 +45,7 @@ TTL: Final = "TTL"
 ARRIVED_MS: Final = "ARRIVE_TIME"
 
 _ASKED: Final = (CORRELATION_ID, REPLY_TO_CLIENT, TTL)
-"""What tells a request from other messages; its reply says the same."""
+"""The properties that make a message a request; its reply carries them too."""
 
 SendOne = Callable[[Message], Awaitable[SendResult]]
 """Sends a message as its producer does."""

@@ -203,9 +203,8 @@ class _BorrowedConnection:
                 self.connection.close()
 
     def give_up(self) -> None:
-        if (
-            not self.is_lent and not self.connection.closed
-        ):  # Cut off in the middle, it would stay checked out.
+        # A connection that is cut off in the middle would stay checked out.
+        if not self.is_lent and not self.connection.closed:
             self.connection.invalidate()
             self.connection.close()
 

@@ -133,6 +133,9 @@ class AsyncAlchemyDoor:
 class _BorrowedConnection:
     """What both kinds of sessions do, blocking; an asyncio session runs it in a greenlet."""
 
+    is_lent = False
+    """Whether the connection stays with the session that lends it."""
+
     def __init__(self, sync_session: Session, connection: Connection, forms: Forms | None) -> None:
         self.sync_session = sync_session
         self.connection = connection
@@ -196,10 +199,12 @@ class _BorrowedConnection:
         try:
             self.sync_session.close()
         finally:
-            self.connection.close()
+            if not self.is_lent:
+                self.connection.close()
 
     def give_up(self) -> None:
-        if not self.connection.closed:  # Cut off in the middle, it would stay checked out.
+        # A connection that is cut off in the middle would stay checked out.
+        if not self.is_lent and not self.connection.closed:
             self.connection.invalidate()
             self.connection.close()
 
@@ -236,10 +241,7 @@ class _AlchemySession(_BorrowedConnection):
 
 
 class _LentAlchemySession(_AlchemySession):
-    """A session whose connection stays with the session that lends it."""
-
-    async def close(self) -> None:
-        self.sync_session.close()
+    is_lent = True
 
 
 class _AsyncAlchemySession(_BorrowedConnection):
@@ -256,8 +258,7 @@ class _AsyncAlchemySession(_BorrowedConnection):
         super().__init__(sync_session or session.sync_session, connection, forms)
         self.session = session
         self._launcher = launcher
-        self._is_lent = sync_session is not None
-        """Whether the connection stays with the session that lends it."""
+        self.is_lent = sync_session is not None
         self._is_given_back = False
         self._close_error: BaseException | None = None
 
@@ -325,9 +326,6 @@ class _AsyncAlchemySession(_BorrowedConnection):
             error, self._close_error = self._close_error, None
             if error is not None:
                 raise error
-            return
-        if self._is_lent:
-            await self._launcher.run_sync(lambda _: self.sync_session.close())
             return
         try:
             await self._launcher.run_sync(lambda _: self.close_now())

@@ -1,4 +1,4 @@
-"""A Spark session for a run: started quietly, set so that results do not depend on it, and gone
+"""A Spark session for a run: quiet, with settings that keep results the same everywhere, and gone
 without a trace afterwards.
 """
 
@@ -7,11 +7,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import threading
@@ -20,11 +18,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from subprocess import PIPE, Popen, TimeoutExpired
+from subprocess import Popen, TimeoutExpired
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from pyspark import SparkConf, SparkContext
-from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -39,21 +36,21 @@ __all__ = ["open_spark", "set_partition_count"]
 REACH_S: Final = 10.0
 """To connect to a master of a standalone cluster."""
 START_S: Final = 180.0
-"""Until a cluster has taken the application; Spark's own attempts take up to 60."""
+"""Until a cluster has accepted the application; Spark's own attempts take up to 60."""
 WORKER_S: Final = 60.0
 """Until a standalone cluster has given the first worker."""
 STOP_S: Final = 20.0
 LOOK_S: Final = 0.1
 ROWS_A_PARTITION: Final = 1_000_000
-"""Of a shuffle; some 200 bytes each where they are added up, at once in as many parts as there are
-cores.
+"""Of a shuffle. A row takes some 200 bytes while it is added up, in as many partitions at once as
+there are cores.
 """
 PARTITIONS_MAX: Final = 2_000
 
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[kmgt]", re.IGNORECASE)
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _THROUGHPUT: Final = "-XX:+UseParallelGC"
-"""A run waits for its end and nobody waits for its next answer; it is a seventh faster so."""
+"""A run needs throughput and no short pauses; this collector makes it a seventh faster."""
 _COMPILED_ONCE: Final = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:PerMethodTrapLimit=4",
@@ -63,22 +60,19 @@ _COMPILED_ONCE: Final = (
     "-XX:InlineSmallCode=1200",
     "-XX:CompileThresholdScaling=4",
 )
-"""A run is over within minutes, and every query of it is code that Java has never seen: what it
-bets on there, and loses, is compiled again and again. Half of its own sizes for what is compiled
-together costs a third less to compile, and runs no slower; so does to wait four times as long
-before anything is compiled, since what deserves it is run a million times.
+"""A run takes minutes, and each of its queries is code that Java has never seen. Java compiles on
+assumptions, and compiles again when they fail; the first two limits stop that. Half of Java's own
+inlining sizes compile a third faster and run no slower. So does compiling four times later, since
+the code that matters runs a million times.
 """
-_TOLD_AT: Final = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+_launch: Final[Callable[..., Any]] = launch_gateway
 _PORT: Final = "PYSPARK_GATEWAY_PORT"
-_SECRET: Final = "PYSPARK_GATEWAY_SECRET"  # noqa: S105  # a name
-_connect: Final[Callable[..., Any]] = launch_gateway
-"""Which launches nothing where it is told of a Java that is there."""
-_spark_home: Final[Callable[[], str]] = _find_spark_home
+"""Set where spark-submit has started Java; PySpark then connects to that one."""
 _LOCAL: Final = re.compile(r"local(?:$|\[|-cluster\[)")
 _STANDALONE: Final = "spark://"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost"})
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""By these Spark's Python writes whole stacks to standard error, before it raises the same."""
+"""PySpark writes whole stacks to standard error with these, before it raises the same."""
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 _SAME_EVERYWHERE: Final = {
@@ -87,18 +81,18 @@ _SAME_EVERYWHERE: Final = {
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.adaptive.skewJoin.enabled": "true",
     "spark.sql.files.maxPartitionBytes": "256m",
-    # Rows go to many files at once, and Linux is slow to be told of each few.
+    # Rows go to many files at once, and each small write costs a system call.
     "spark.shuffle.file.buffer": "256k",
-    # What is kept for a moment, and what is written once and read once, is not worth squeezing.
+    # Compression does not pay for what is cached briefly, or written once and read once.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.sql.parquet.compression.codec": "snappy",
     "spark.hadoop.parquet.summary.metadata.level": "NONE",
-    # Of a hundred thousand accounts hardly any is found in the first of two maps.
+    # With a hundred thousand accounts, the first of two maps has hardly any hits.
     "spark.sql.codegen.aggregate.map.twolevel.enabled": "false",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
-    # Where in Python each column was named costs several questions to Java, and nobody is told.
+    # To record where Python named each column costs several calls to Java, and no one reads it.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     _PARTITIONS: "64",
 }
@@ -126,29 +120,29 @@ def open_spark(
     log: Path | None = None,
     ui: bool = False,
 ) -> Iterator[SparkSession]:
-    """A session of Spark's while inside; its Java is gone afterwards, whatever happened.
+    """Start a Spark session, and end its Java process when the block ends, whatever happened.
 
-    Whatever Spark says goes into a file, which is removed where all went well. Ctrl-C inside is
-    Python's own :class:`KeyboardInterrupt`.
+    Spark's own output goes into a log file, which is removed if all went well. Ctrl-C in the block
+    raises Python's own :class:`KeyboardInterrupt`.
 
     Args:
-        master: Who does the work; this machine where nobody is named.
-        memory: What Java gets here, or each executor of a cluster.
-        cores: How many are used; all of them where it is left out.
-        jars: Drivers and the like.
-        settings: Spark's own, which go before ours.
-        log: Where the file is; one among the temporary files where it is left out.
-        ui: Whether Spark shows its pages; their address is in ``spark.sparkContext.uiWebUrl``.
+        master: The cluster's master; this machine if left out.
+        memory: For Java here, or for each executor of a cluster.
+        cores: How many cores to use; all if left out.
+        jars: JDBC drivers and the like.
+        settings: Spark settings, which override ours.
+        log: Path of the log file; a temporary file if left out.
+        ui: Whether Spark serves its web pages; ``spark.sparkContext.uiWebUrl`` is their address.
 
     Raises:
-        ConfigError: A setting cannot be.
-        UsageError: A session is open in this process already.
-        ReconcileRefused: Spark cannot be started, or what was done inside has failed in it.
+        ConfigError: A setting is invalid.
+        UsageError: This process has a Spark session already.
+        ReconcileRefused: Spark cannot be started, or Spark failed in the block.
     """
     plan = _Plan(
         master or f"local[{cores or '*'}]", memory, cores, tuple(jars), dict(settings or {})
     )
-    _see(plan)
+    _check(plan)
     home = Path(tempfile.mkdtemp(prefix="txmq-spark-"))
     if log is None:
         handle, name = tempfile.mkstemp(prefix="txmq-spark-", suffix=".log")
@@ -159,17 +153,17 @@ def open_spark(
     try:
         with (
             _quiet(),
-            log.open("wb") as said,
-            _started(plan, _conf(plan, home, ui), home, said) as session,
+            log.open("wb") as output,
+            _started(plan, _conf(plan, home, ui), output) as (session, gateway),
         ):
             try:
                 yield session
             except SPARK_ERRORS as error:
-                if isinstance(error, OSError) and _is_reached(*_java_of(session)):
-                    raise  # Not Spark's fault.
-                # It cannot be told any more once Java is gone.
-                why = cause_of(error)
-                said.write(traceback.format_exc().encode())
+                java = gateway.gateway_parameters
+                if isinstance(error, OSError) and _is_reached(java.address, java.port):
+                    raise  # Java is well, so this is not Spark's error.
+                why = cause_of(error)  # Asked now: it needs a Java that still runs.
+                output.write(traceback.format_exc().encode())
                 raise ReconcileRefused(f"Spark failed: {why}; its log is {log}") from None
     except ReconcileRefused as refused:
         keeps_log = str(log) in str(refused)
@@ -181,7 +175,7 @@ def open_spark(
 
 
 def set_partition_count(spark: SparkSession, rows: int) -> None:
-    """Cut shuffles into as many parts as so many rows need, unless somebody has said how many.
+    """Cut shuffles into as many partitions as this many rows need, unless a setting names a number.
 
     Results do not depend on it.
     """
@@ -205,7 +199,7 @@ class _Plan(NamedTuple):
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Of the masters of a standalone cluster; any of them will do."""
+        """The masters of a standalone cluster; any one of them will do."""
         if not self.master.startswith(_STANDALONE):
             return []
         found = []
@@ -218,27 +212,27 @@ class _Plan(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """Whether nobody outside this machine takes part."""
+        """Whether only this machine takes part."""
         hosts = {host for host, _ in self.addresses}
         return self.is_local or (bool(hosts) and hosts <= _LOOPBACK)
 
 
-def _see(plan: _Plan) -> None:
-    """See what can be seen before anything is started."""
+def _check(plan: _Plan) -> None:
+    """Check what can be checked before anything is started."""
     if _MEMORY.fullmatch(plan.memory) is None:
         raise ConfigError(f"memory {plan.memory!r} is no size; write one such as 4g or 800m")
     for jar in plan.jars:
         if not jar.is_file():
             raise ConfigError(f"there is no jar {jar}")
-    if _PORT not in os.environ:  # Else spark-submit has started Java.
+    if _PORT not in os.environ:
         check_java(os.environ)
     if plan.addresses and not any(_is_reached(*address) for address in plan.addresses):
         raise ReconcileRefused(
             f"no master answers at {plan.master}: check that the master of the cluster runs, "
             "or leave --master out to work on this machine"
         )
-    if SparkContext._active_spark_context is not None:  # noqa: SLF001  # it has no public name
-        raise UsageError("a session of Spark's is open in this process; close it first")
+    if SparkSession.getActiveSession() is not None:
+        raise UsageError("this process has an open Spark session; close it first")
 
 
 def _is_reached(host: str, port: int) -> bool:
@@ -250,16 +244,16 @@ def _is_reached(host: str, port: int) -> bool:
 
 
 def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
-    """All settings, ours and those that were given."""
+    """All settings: ours, and the caller's over them."""
     (home / "log4j2.properties").write_text(_LOG4J)
     options = [
         f"-Dlog4j2.configurationFile={(home / 'log4j2.properties').as_uri()}",
-        f"-Djava.io.tmpdir={home}",  # Spark's own temporary files lie there, unless told otherwise.
+        f"-Djava.io.tmpdir={home}",  # Spark puts its temporary files there by default.
         "-XX:-UsePerfData",  # It would leave a file in /tmp.
         *_COMPILED_ONCE,
     ]
     if not any(_COLLECTOR.search(setting) for setting in plan.settings.values()):
-        options.append(_THROUGHPUT)  # Two of them are refused by Java.
+        options.append(_THROUGHPUT)  # Java refuses to start with two collectors.
     found = {
         "spark.app.name": "txmq reconcile",
         "spark.master": plan.master,
@@ -269,7 +263,7 @@ def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
         **_SAME_EVERYWHERE,
     }
     if not ui:
-        # What each plan looks like, in full and again whenever it changes, is for its pages alone.
+        # Only Spark's pages show each plan in full, and again whenever it changes.
         found["spark.sql.ui.explainMode"] = "simple"
     if plan.is_local:
         found["spark.driver.memory"] = plan.memory
@@ -286,12 +280,12 @@ def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What Spark's Python would tell by itself is told once, by what is raised."""
-    loggers = [PySparkLogger.getLogger(logger) for logger in _LOGGERS]
+    """Silence PySpark's loggers: the exceptions say the same."""
+    loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
-    # An interrupted question to Java is told to the root, which would find itself a handler.
+    # Py4J logs an interrupted call to the root logger, which would otherwise add a handler.
     handler = logging.NullHandler()
     logging.root.addHandler(handler)
     try:
@@ -303,73 +297,39 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _started(plan: _Plan, conf: SparkConf, home: Path, said: BinaryIO) -> Iterator[SparkSession]:
-    """Java, and a session in it."""
-    java: Popen[bytes] | None = None
+def _started(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[tuple[SparkSession, Any]]:
+    """A Java process, and a session in it."""
     gateway: Any = None
     session: SparkSession | None = None
     wanted = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
     if plan.is_here:
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # Java writes to the log, and Ctrl-C of a terminal reaches Python alone.
+    popen = {"stdout": output, "stderr": output, "start_new_session": True}
     try:
         try:
             with _environment(wanted), _python_keeps_its_signals():
-                place = {}
-                if _PORT not in os.environ:  # Else spark-submit has started Java, and will end it.
-                    java = _java(conf, home, said)
-                    place = _place_of(java, home)
-                with _environment(place), _bounded(java):
-                    gateway = _connect(conf)
-                    context = SparkContext(gateway=gateway, conf=conf)
-                    session = SparkSession(context)
-                _wait_for_a_worker(plan, session)
+                with _signals_held():
+                    gateway = _launch(conf, popen)
+                with _bounded(gateway.proc):
+                    SparkContext(gateway=gateway, conf=conf)
+                    session = SparkSession.builder.getOrCreate()
+                _wait_for_a_worker(plan, session, gateway)
         except SPARK_ERRORS as error:
-            said.write(traceback.format_exc().encode())
-            why = cause_of(error) if gateway is not None else last_words(Path(said.name))
+            output.write(traceback.format_exc().encode())
+            why = cause_of(error) if gateway is not None else last_words(Path(output.name))
             raise ReconcileRefused(
-                f"Spark does not start with {plan.master}: {why}; its log is {said.name}"
+                f"Spark does not start with {plan.master}: {why}; its log is {output.name}"
             ) from None
-        yield session
+        yield session, gateway
     finally:
-        _end(session, gateway, java)
-
-
-def _java(conf: SparkConf, home: Path, said: BinaryIO) -> Popen[bytes]:
-    """Java as Spark's Python would start it, but known before it is up, so that it can be ended."""
-    command = [str(Path(_spark_home()) / "bin" / "spark-submit")]
-    for name, value in conf.getAll():
-        command += ["--conf", f"{name}={value}"]
-    command += shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
-    return Popen(  # noqa: S603  # Spark's own program
-        command,
-        env={**os.environ, "SPARK_CONNECT_MODE": "0", _TOLD_AT: str(home / "place")},
-        stdin=PIPE,  # Java ends by itself where nobody is at the other end.
-        stdout=said,
-        stderr=said,
-        start_new_session=True,  # Ctrl-C is for us.
-    )
-
-
-def _place_of(java: Popen[bytes], home: Path) -> dict[str, str]:
-    """Where Java listens for us, which it writes into a file once it does.
-
-    Raises:
-        ConnectionError: It has ended, or does not say.
-    """
-    clock, pause = SystemClock(), threading.Event()
-    deadline = clock.monotonic() + START_S
-    while not (home / "place").exists():
-        if java.poll() is not None or clock.monotonic() >= deadline:
-            raise ConnectionError("Java does not start")
-        pause.wait(LOOK_S)
-    told = (home / "place").read_bytes()
-    port, length = struct.unpack_from(">ii", told)
-    return {_PORT: str(port), _SECRET: told[8 : 8 + length].decode()}
+        if gateway is not None:
+            _end(session, gateway)
 
 
 @contextmanager
 def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """What Spark looks for there, while it is started."""
+    """Set variables of the environment while Spark starts."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -384,7 +344,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _python_keeps_its_signals() -> Iterator[None]:
-    """Spark's own answer to Ctrl-C asks Java on a connection that is waiting for an answer."""
+    """Undo Spark's handler for Ctrl-C: it calls Java on a connection that waits for an answer."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -394,8 +354,39 @@ def _python_keeps_its_signals() -> Iterator[None]:
 
 
 @contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold a signal until Java has started: before that there is no process to end.
+
+    A second signal acts at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    held: list[int] = []
+
+    def hold(number: int, frame: object) -> None:
+        del frame
+        held.append(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        restore()
+        for caught in held:
+            signal.raise_signal(caught)
+
+
+@contextmanager
 def _bounded(java: Popen[bytes] | None) -> Iterator[None]:
-    """End Java where a cluster says neither yes nor no."""
+    """Kill Java if a cluster neither accepts nor refuses the application."""
     if java is None:
         yield
         return
@@ -408,56 +399,53 @@ def _bounded(java: Popen[bytes] | None) -> Iterator[None]:
         timer.cancel()
 
 
-def _java_of(session: SparkSession) -> tuple[str, int]:
-    parameters: Any = session.sparkContext._gateway  # noqa: SLF001  # it has no public name
-    return parameters.java_parameters.address, parameters.java_parameters.port
-
-
-def _wait_for_a_worker(plan: _Plan, session: SparkSession) -> None:
-    """A standalone cluster without workers takes applications, and lets them wait for ever.
+def _wait_for_a_worker(plan: _Plan, session: SparkSession, gateway: Any) -> None:
+    """Wait for a worker: a standalone cluster without any lets an application wait for ever.
 
     Raises:
-        ReconcileRefused: None came.
+        ReconcileRefused: No worker came.
     """
     if not plan.addresses or session.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return
-    scheduler: Any = session.sparkContext._jsc.sc()  # noqa: SLF001  # it has no public name
+    scheduler = gateway.jvm.org.apache.spark.SparkContext.getOrCreate()
     clock, pause = SystemClock(), threading.Event()
     deadline = clock.monotonic() + WORKER_S
     while scheduler.getExecutorMemoryStatus().size() < 2:  # The driver is counted too.
         if clock.monotonic() >= deadline:
             raise ReconcileRefused(
-                f"{plan.master} has given no worker within {WORKER_S:.0f} s: see that one is "
+                f"{plan.master} has given no worker within {WORKER_S:.0f} s: check that one is "
                 f"alive and has {plan.memory} of memory free, or ask for less with --memory"
             )
         pause.wait(LOOK_S)
 
 
-def _end(session: SparkSession | None, gateway: Any, java: Popen[bytes] | None) -> None:
-    """End the session politely, if that is possible, and Java in any case."""
+def _end(session: SparkSession | None, gateway: Any) -> None:
+    """Stop the session if it still answers, and end Java in any case."""
+    java: Popen[bytes] | None = gateway.proc
     try:
-        if gateway is not None and (java is None or java.poll() is None):
-            # In a thread of its own: the connection of one that was interrupted is of no use.
-            polite = threading.Thread(target=_stop, args=(session, gateway, java), daemon=True)
-            polite.start()
-            polite.join(STOP_S)
+        if java is None or java.poll() is None:
+            # In its own thread: an interrupted thread's connection to Java is unusable.
+            stopper = threading.Thread(target=_stop, args=(session, gateway), daemon=True)
+            stopper.start()
+            stopper.join(STOP_S)
     finally:
         if java is not None:
-            _see_gone(java, STOP_S if session is not None else 0)
-            _forget()
+            _end_process(java, STOP_S if session is not None else 0)
+            # PySpark keeps the dead gateway in its class, and the next session would use it.
+            SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
 
 
-def _stop(session: SparkSession | None, gateway: Any, java: Popen[bytes] | None) -> None:
+def _stop(session: SparkSession | None, gateway: Any) -> None:
     with suppress(Exception), warnings.catch_warnings(action="ignore"):
         if session is not None:
             session.stop()
-    if java is not None:
+    if gateway.proc is not None:
         with suppress(Exception):
             gateway.shutdown()
 
 
-def _see_gone(java: Popen[bytes], patience_s: float) -> None:
-    """Wait for its end. One that is not up yet would not see that nobody is there any more."""
+def _end_process(java: Popen[bytes], patience_s: float) -> None:
+    """Wait for Java's end, or kill it: while it starts it does not notice that its input closed."""
     assert java.stdin is not None
     with suppress(OSError):
         java.stdin.close()
@@ -465,12 +453,5 @@ def _see_gone(java: Popen[bytes], patience_s: float) -> None:
         java.wait(patience_s)
     except TimeoutExpired:
         with suppress(ProcessLookupError):
-            os.killpg(java.pid, signal.SIGKILL)  # Java, and the shell that was about to start it.
+            os.killpg(java.pid, signal.SIGKILL)  # Java, and the shell around it.
         java.wait()
-
-
-def _forget() -> None:
-    """Let the next session of this process begin from nothing."""
-    SparkContext._active_spark_context = None  # noqa: SLF001  # Spark keeps them in its classes
-    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
-    SparkSession._instantiatedSession = None  # noqa: SLF001

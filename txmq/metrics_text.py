@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 __all__ = ["metrics_text"]
 
 
-class _Snapshot(Collector):
+class _FixedMetrics(Collector):
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = list(metrics)
 
@@ -21,5 +21,5 @@ class _Snapshot(Collector):
 def metrics_text(metrics: Iterable[Metric]) -> str:
     """The text of some metrics, in their order; nothing of this process is added to them."""
     registry = CollectorRegistry()
-    registry.register(_Snapshot(metrics))
+    registry.register(_FixedMetrics(metrics))
     return generate_latest(registry).decode()

@@ -95,7 +95,7 @@ def test_readers_with_snapshots_of_their_own_tear_the_books(bank, tmp_path, monk
             reading._settle(connection)
             reading._asked(connection, "SELECT 1")
 
-    monkeypatch.setattr(reading._Reader, "_join", alone)
+    monkeypatch.setattr(reading._PostgresReader, "_join", alone)
 
     with pytest.raises(reading.ReconcileRefused, match="icbc/entries: .* rows were extracted and"):
         taken(rules_of(tmp_path, bank_of(bank)))

@@ -21,20 +21,6 @@ MAY_SLEEP = {
 }
 MAY_READ_CLOCKS = {"runtime", "testing"}
 BLOCKING = ROOT / "txmq" / "blocking.py"
-# Names that two classes or more have today. None may be added; a name that is free again may go.
-MAY_BE_TWICE = set(
-    re.findall(
-        r"\w+",
-        """
-    Answer Asked Attempt Begun Block Books Branch Broker Change Checks ConnectedClient Day
-    Decided Delivery Done Evidence Failure Fate Fault Group Groups Here Holder Kind Lines Locks
-    Log LogReader Loss Mark Member Message Offsets OpenTransaction Options Outbox Outcome Place
-    Plan Pool Progress Property Recovery Reply RouteTable Row Sample Sent Source Step Stretch
-    Subscription Summary Table Transaction TransactionSettings Underway Verdict Waiting Window
-    _AsyncBorrowed _Attempt _Borrowed _Door _Lane _Line _Reader _Row
-    """,
-    )
-)
 
 
 def names_of(package):
@@ -120,4 +106,4 @@ def test_a_class_has_a_name_of_its_own():
                 places[node.name].append(f"{source.relative_to(ROOT)}:{node.lineno}")
 
     twice = {name: found for name, found in places.items() if len(found) > 1}
-    assert {name: found for name, found in twice.items() if name not in MAY_BE_TWICE} == {}
+    assert twice == {}

@@ -22,7 +22,7 @@ from txmq.outbox.tally import Backlog
 from txmq.quantity import quantity
 from txmq.runtime.threads import Threads
 
-__all__ = ["Heartbeat", "OutboxStore", "Page"]
+__all__ = ["BeatResult", "OutboxStore", "Page"]
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class Page(NamedTuple):
     """Whether there may be more rows."""
 
 
-class Heartbeat(NamedTuple):
+class BeatResult(NamedTuple):
     """The answer to a heartbeat: the slots this relay holds, and how many relays are alive."""
 
     held: set[int]
@@ -188,11 +188,11 @@ class OutboxStore:
 
     # Slots
 
-    async def beat(self) -> Heartbeat:
+    async def beat(self) -> BeatResult:
         """Report this relay as alive, renew its leases, and take free slots up to a fair share."""
         ours = {"token": self._token, "lease_ms": self._lease_ms}
 
-        async def beat(borrowed: Borrowed[Any]) -> Heartbeat:
+        async def beat(borrowed: Borrowed[Any]) -> BeatResult:
             await self._set_isolation(borrowed)
             seen = await borrowed.ask(self._statements["seen"], token=self._token)
             if not seen.changed:
@@ -212,7 +212,7 @@ class OutboxStore:
                     await borrowed.ask(self._statements["lease"], slots=slots, **ours)
                     held = await self._held(borrowed)
             await borrowed.commit(is_last=True)
-            return Heartbeat(held, living)
+            return BeatResult(held, living)
 
         return await self.run(beat)
 

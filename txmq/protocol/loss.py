@@ -9,7 +9,7 @@ import msgspec
 
 from txmq.errors import CorruptRecord
 
-__all__ = ["LOSS", "Loss"]
+__all__ = ["LOSS", "AcceptedLoss"]
 
 _MAGIC: Final = 0x7478_6C73
 LOSS: Final = _MAGIC.to_bytes(4, "big")
@@ -18,7 +18,7 @@ LOSS: Final = _MAGIC.to_bytes(4, "big")
 _HEAD: Final = Struct(">II")
 
 
-class Loss(NamedTuple):
+class AcceptedLoss(NamedTuple):
     """A missing part of the log, and the offsets at which its queues continue."""
 
     accepted_ms: int

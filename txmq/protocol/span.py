@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 from txmq.errors import CorruptRecord, RemoteProtocolError
 from txmq.protocol.checksum import crc32
 from txmq.protocol.decision import MARKER, Decision
-from txmq.protocol.loss import LOSS, Loss
+from txmq.protocol.loss import LOSS, AcceptedLoss
 from txmq.protocol.record import Record, unpack
 
 __all__ = [
@@ -51,7 +51,7 @@ HEAD_BYTES: Final = _FIELDS.size + _CHECK.size
 
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
 
-Found: TypeAlias = Record | Decision | Loss
+Found: TypeAlias = Record | Decision | AcceptedLoss
 """An item of a span."""
 
 
@@ -146,7 +146,7 @@ def found_in(payload: bytes, position: int) -> Iterator[tuple[Found, int, bytes]
         if payload[at + 4 : at + 8] == LOSS:
             size = int.from_bytes(payload[at : at + 4], "big")
             data = payload[at : at + size]
-            yield Loss.unpack(data, where), where, data
+            yield AcceptedLoss.unpack(data, where), where, data
             at += size
             continue
         try:

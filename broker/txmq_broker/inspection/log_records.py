@@ -11,7 +11,7 @@ from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.decision import Decision
-from txmq.protocol.loss import Loss
+from txmq.protocol.loss import AcceptedLoss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
 from txmq.protocol.topics import WAITING_TOPICS, WHEEL_TOPIC
@@ -61,7 +61,7 @@ class LogRecord(NamedTuple):
     record: Record | None
     """The message; of a decision its half message, where that can be read."""
     decision: Decision | None
-    loss: Loss | None = None
+    loss: AcceptedLoss | None = None
 
     @property
     def unique(self) -> str:
@@ -184,7 +184,7 @@ def _log_record(log: LogReader, found: Found, position: int, size: int) -> LogRe
             RecordKind.DECISION, position, size, topic, queue, found.queue_offset,
             found.decided_ms, record, found,
         )  # fmt: skip
-    if isinstance(found, Loss):
+    if isinstance(found, AcceptedLoss):
         return LogRecord(
             RecordKind.LOSS, position, size, "", 0, _NO_OFFSET, found.accepted_ms, None, None, found
         )

@@ -7,7 +7,7 @@ from typing import Final
 
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.decision import Decision, DecisionKind
-from txmq.protocol.loss import Loss
+from txmq.protocol.loss import AcceptedLoss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
 from txmq_broker.inspection.findings import Finding, InspectionSummary, OffsetRange, Severity
@@ -67,7 +67,7 @@ class RecordInspection:
         if isinstance(found, Decision):
             self.summary.decisions += 1
             yield from self._decision(found, position, span)
-        elif isinstance(found, Loss):
+        elif isinstance(found, AcceptedLoss):
             yield self._accepted(found, position)
         elif found.sys_flag & _TYPE_BITS == _PREPARED:
             self.summary.halves += 1
@@ -75,7 +75,7 @@ class RecordInspection:
         else:
             self.summary.messages += 1
 
-    def _accepted(self, loss: Loss, position: int) -> Finding:
+    def _accepted(self, loss: AcceptedLoss, position: int) -> Finding:
         """A loss that an operator accepted, from which on some queues go on at later offsets."""
         lost: list[OffsetRange] = []
         for topic, numbers in loss.offsets.items():

@@ -16,7 +16,7 @@ from txmq.protocol import java, properties
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.decision import Decision, DecisionKind
-from txmq.protocol.loss import Loss
+from txmq.protocol.loss import AcceptedLoss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, WAITING_TOPICS
@@ -63,7 +63,7 @@ HalfFinder: TypeAlias = Callable[[int], tuple[Record, bytes] | None]
 
 def indexed(find_half: HalfFinder, found: Found, position: int, data: bytes) -> Iterator[Indexed]:
     """The entries that the index holds for one record, as recovery makes them."""
-    if isinstance(found, Loss):
+    if isinstance(found, AcceptedLoss):
         return
     if isinstance(found, Decision):
         hidden = crc32(data) ^ HIDDEN

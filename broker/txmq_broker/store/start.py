@@ -14,7 +14,7 @@ from txmq.protocol import java, properties
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.decision import Decision
-from txmq.protocol.loss import Loss
+from txmq.protocol.loss import AcceptedLoss
 from txmq.protocol.record import Record
 from txmq.protocol.span import HEAD_BYTES, Found, read_head
 from txmq.protocol.topics import WAITING_TOPICS
@@ -172,7 +172,7 @@ class Start:
 
     def _scan(self, extent: Extent) -> Scan:
         def take(record: Found, position: int, data: bytes) -> None:
-            if isinstance(record, Loss):
+            if isinstance(record, AcceptedLoss):
                 self._restore_loss(record, position - HEAD_BYTES, extent)
             else:
                 self._restore(record, position, data)
@@ -195,7 +195,7 @@ class Start:
             )
         self._checkpoints.save_to(end, extent)
 
-    def _restore_loss(self, loss: Loss, position: int, extent: Extent) -> None:
+    def _restore_loss(self, loss: AcceptedLoss, position: int, extent: Extent) -> None:
         if position > self._checkpoints.checkpointed:
             self._segments.harden(self._checkpoints.checkpointed, position)
             self._index_to(position, extent)
@@ -263,7 +263,7 @@ class Start:
             self._index_to(self._segments.end, self._segments.extents()[-1])
         self._jump(offsets)
         why = reason or 'a crash lost what flush = "async" had not yet made durable'
-        record = Loss(self._log.last_ms, missing.end, why, offsets).pack()
+        record = AcceptedLoss(self._log.last_ms, missing.end, why, offsets).pack()
         self._log.stage((record,), len(record))
         start, end = self._log.end, self._log.write()
         for file in self._log.files_to_sync():

@@ -151,7 +151,7 @@ def read_jdbc(
         ReconcileRefused: The database cannot be read, or holds what does not fit.
     """
     name, taken_ms = books.bank.name, clock.wall_ms()
-    reader = _Reader(books, money, spark)
+    reader = _JdbcReader(books, money, spark)
     try:
         tables = (*reader.entries(), *reader.accounts())
     except (PySparkException, Py4JError) as error:
@@ -161,7 +161,7 @@ def read_jdbc(
     return ExtractedSource(name, "jdbc", "", taken_ms, taken_ms, tables)
 
 
-class _Reader:
+class _JdbcReader:
     """Reads a bank's tables through Spark."""
 
     def __init__(self, books: BookRequest, money: Mapping[str, Money], spark: SparkSession) -> None:

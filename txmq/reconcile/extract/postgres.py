@@ -161,7 +161,7 @@ def read_postgres(books: BookRequest, money: Mapping[str, Money], clock: Clock) 
         with _connected(url) as first:
             snapshot = _exported(first)
             taken_ms = clock.wall_ms()
-            reader = _Reader(books, money, url, snapshot)
+            reader = _PostgresReader(books, money, url, snapshot)
             return ExtractedSource(
                 books.bank.name,
                 "postgresql",
@@ -174,7 +174,7 @@ def read_postgres(books: BookRequest, money: Mapping[str, Money], clock: Clock) 
         raise ReconcileRefused(f"{books.bank.name}: {error_text(error, url)}") from error
 
 
-class _Reader:
+class _PostgresReader:
     """Reads a bank's tables under a snapshot."""
 
     def __init__(

@@ -114,14 +114,14 @@ def read_sqlite(books: BookRequest, money: Mapping[str, Money], clock: Clock) ->
             # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
             taken_ms = clock.wall_ms()
-            reader = _Reader(books, money, connection)
+            reader = _SQLiteReader(books, money, connection)
             tables = (*reader.entries(), *reader.accounts())
     except sqlite3.Error as error:
         raise ReconcileRefused(f"{name}: {error_text(error)} ({path})") from error
     return ExtractedSource(name, "sqlite", "", taken_ms, taken_ms, tables)
 
 
-class _Reader:
+class _SQLiteReader:
     """Reads a bank's tables in one transaction."""
 
     def __init__(

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
-from txmq.protocol.loss import Loss
+from txmq.protocol.loss import AcceptedLoss
 from txmq.protocol.record import Record
 from txmq.protocol.span import Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
@@ -104,7 +104,7 @@ class Collapse:
         for item in found:
             if isinstance(item, Decision):
                 self._take_decision(item)
-            elif isinstance(item, Loss):
+            elif isinstance(item, AcceptedLoss):
                 # It names missing offsets, not their messages; each shows up as a break.
                 continue
             elif item.sys_flag & _TYPE_BITS == _PREPARED:

@@ -65,9 +65,9 @@ class Flows:
     """The flows of some rules, by topic."""
 
     def __init__(self, flows: Iterable[Flow]) -> None:
-        self._of: dict[str, list[_Reader]] = {}
+        self._of: dict[str, list[_FlowReader]] = {}
         for flow in flows:
-            self._of.setdefault(flow.topic, []).append(_Reader(flow))
+            self._of.setdefault(flow.topic, []).append(_FlowReader(flow))
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._of
@@ -109,7 +109,7 @@ class Flows:
             record.stored_ms, None if reason is None else printable_text(reason), record.position,
         )  # fmt: skip
 
-    def _reader(self, topic: str, text: str) -> _Reader | None:
+    def _reader(self, topic: str, text: str) -> _FlowReader | None:
         readers = self._of.get(topic)
         if readers is None:
             return None
@@ -123,7 +123,7 @@ class Flows:
         return None
 
 
-class _Reader:
+class _FlowReader:
     """Reads the bodies of one flow."""
 
     def __init__(self, flow: Flow) -> None:

@@ -10,7 +10,7 @@ from txmq.errors import ReconcileRefused
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
-from txmq.protocol.loss import Loss
+from txmq.protocol.loss import AcceptedLoss
 from txmq.protocol.span import Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.files import OpenFile, files_of
@@ -66,7 +66,7 @@ def raw_record(found: Found, position: int) -> RawRecord:
             None, None, None, found.half_position, _OUTCOMES[found.kind], _SOURCES[found.source],
             found.reason or None,
         )  # fmt: skip
-    if isinstance(found, Loss):
+    if isinstance(found, AcceptedLoss):
         return RawRecord(
             position, "loss", None, None, None, found.accepted_ms, None, None, None, None,
             None, None, None, None, None, None, found.reason,

@@ -13,8 +13,8 @@ from txmq.protocol.message_id import host_bytes, offset_id
 from txmq.transaction.state import (
     OUTCOMES,
     SPELLINGS,
+    EndReply,
     LocalTransactionState,
-    Reply,
     TransactionState,
     end_of,
     end_of_check,
@@ -22,10 +22,10 @@ from txmq.transaction.state import (
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState
 AGREES = dict(zip(LocalTransactionState, TransactionState, strict=True))
-BROKEN = {(COMMIT, Reply.ROLLED_BACK), (ROLLBACK, Reply.COMMITTED)}
+BROKEN = {(COMMIT, EndReply.ROLLED_BACK), (ROLLBACK, EndReply.COMMITTED)}
 
 
-@pytest.mark.parametrize("pair", list(product(LocalTransactionState, Reply)))
+@pytest.mark.parametrize("pair", list(product(LocalTransactionState, EndReply)))
 def test_only_a_contrary_decision_has_no_outcome(pair):
     assert (pair in OUTCOMES) is (pair not in BROKEN)
 
@@ -36,7 +36,7 @@ def test_an_outcome_is_never_the_contrary_of_what_was_said(said, heard):
 
     assert state is AGREES[said]
     if is_acknowledged:
-        assert heard in (Reply.TAKEN, Reply.COMMITTED, Reply.ROLLED_BACK)
+        assert heard in (EndReply.TAKEN, EndReply.COMMITTED, EndReply.ROLLED_BACK)
         assert state is not TransactionState.UNKNOWN
 
 

@@ -55,7 +55,7 @@ SAID = {
     r"Verdict\.FIRST\n$",
     "fence": r"^INSERT INTO txmq_fence_mark\n\S+\.COMMIT\n\S+\.COMMIT\n\S+\.ROLLBACK\n0\n$",
     "test-handlers": r"^seed 5, 1 key, 3 attempts:\n.* had 3 effects:\n.*: killed: after",
-    "trace": r"^Sent\(at_ms=\d+, region='DefaultRegion', group='shop', topic='Orders', ",
+    "trace": r"^SendRecord\(at_ms=\d+, region='DefaultRegion', group='shop', topic='Orders', ",
     "relay": r"^1 published\n0 left\n$",
     "blocking": r"^OK 0\n10\n(billing (tea|milk)\n){11}read \d+\n$",
 }

@@ -157,10 +157,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         found = globals()[name] = getattr(import_module(_LATER[name]), name)
-    except ModuleNotFoundError as problem:
+    except ModuleNotFoundError as error:
         if _LATER[name] not in _WITH_SQL:
             raise
-        raise errors.ConfigError(f"{problem.name} is missing: pip install 'txmq[sql]'") from problem
+        raise errors.ConfigError(f"{error.name} is missing: pip install 'txmq[sql]'") from error
     return found
 
 

@@ -390,11 +390,11 @@ def _of_the_day(rules: Rules) -> Iterator[str]:
         except (OSError, ValueError, KeyError):
             yield f"the zone {zone!r} of {where} is unknown; write one such as Asia/Shanghai"
     if _CLOCK.fullmatch(rules.day.cut_off) is None:
-        yield f"cut_off {rules.day.cut_off!r} is no time; write one such as 17:00"
+        yield f"cut_off {rules.day.cut_off!r} is not a time; write one such as 17:00"
     try:
         _ = rules.day.grace_ms
     except ValueError as error:
-        yield f"grace {rules.day.grace!r} is none: write {error}"
+        yield f"grace {rules.day.grace!r} is invalid: write {error}"
 
 
 def _of_the_banks(rules: Rules) -> Iterator[str]:

@@ -102,8 +102,8 @@ async def opened(settings: TourSettings) -> AsyncIterator[World]:
 
 
 async def see_redis(url: str) -> None:
-    """See that one answers. Without any the banks do all the same, from their tables alone; but
-    whoever names one wants to see it take part.
+    """See that Redis answers. Without Redis the banks do the same from their tables alone,
+    but a named Redis has to take part.
 
     Raises:
         ConfigError: That is no URL.

@@ -176,7 +176,7 @@ def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
         currency = columns.currency.value
         if rules.money and currency not in rules.money:
             known = ", ".join(sorted(rules.money))
-            raise ReconcileRefused(f"{bank.name}: the currency {currency} is none of {known}")
+            raise ReconcileRefused(f"{bank.name}: the currency {currency} is not one of {known}")
 
 
 def _publish(early: Path, final: Path, manifest: Manifest) -> Manifest:

@@ -98,7 +98,7 @@ def test_without_java_it_is_said_how_to_get_one(driver):
     code, out, err = driver.run(LOCAL, "work", PATH=str(driver.here), JAVA_HOME="")
 
     assert (code, out, err.count("\n")) == (3, "", 1)
-    assert err.startswith("txmq: Spark needs Java, and there is none: install Java 17 or later")
+    assert err.startswith("txmq: Spark needs Java, and none was found: install Java 17 or later")
     assert "apt install openjdk-17-jre-headless" in err
     assert "brew install openjdk@17" in err
     assert driver.left() == []

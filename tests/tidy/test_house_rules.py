@@ -107,3 +107,17 @@ def test_a_class_has_a_name_of_its_own():
 
     twice = {name: found for name, found in places.items() if len(found) > 1}
     assert twice == {}
+
+
+def test_words_that_readers_had_to_translate_stay_out():
+    """A few phrases that stood for nothing in particular; good prose does without them."""
+    unwanted = re.compile(r"(?i:\bfor each in\b|\bas problem\b|\bwhoever\b)|\bis none\b")
+    texts = [*SOURCES, *(ROOT / "examples").rglob("*.py")]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in texts
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if unwanted.search(line)
+    ]
+
+    assert found == []

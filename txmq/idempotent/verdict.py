@@ -67,5 +67,5 @@ def encode_result(result: object) -> str:
 
 
 def decode_result(stored: str | None) -> object:
-    """A stored result; ``None`` if there is none."""
+    """A stored result; ``None`` where nothing was stored."""
     return None if stored is None else json.loads(stored)

@@ -42,7 +42,7 @@ def check_java(environ: Mapping[str, str]) -> None:
     else:
         found = shutil.which("java", path=environ.get("PATH", ""))
         if found is None:
-            raise ReconcileRefused(f"Spark needs Java, and there is none: {_INSTALL}")
+            raise ReconcileRefused(f"Spark needs Java, and none was found: {_INSTALL}")
         program = found
     version = _version(program, environ)
     if version is None:

@@ -175,7 +175,7 @@ class Attempts:
         )
 
     def pause_s(self, error: BaseException) -> float | None:
-        """How long to wait before the next attempt; ``None`` if there is none."""
+        """How long to wait before the next attempt; ``None`` to give up."""
         self.failures += 1
         if self.backoff is None:
             self.backoff = Backoff(self.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)

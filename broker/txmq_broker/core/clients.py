@@ -66,7 +66,7 @@ class Clients(Generic[C]):
         return list(self._producers.get(group, {}).values())
 
     def client_id(self, group: str, connection: C) -> str:
-        """The client id of a group's producer on a connection; empty if there is none."""
+        """The client id of a group's producer on a connection; empty without one."""
         members = self._producers.get(group)
         member = members.get(connection) if members else None
         return member.client_id if member else ""

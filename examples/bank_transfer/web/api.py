@@ -139,7 +139,7 @@ def paying_api_of(bank: ICBC) -> list[Route]:
 
 
 async def ask(bank: ICBC, asked: Asked) -> tuple[int, Booked | None, str]:
-    """Make a transfer; returns the status of the answer, and the booking, or why there is none."""
+    """Make a transfer; returns the status of the answer, and the booking or what prevented it."""
     try:
         booked = await bank.transfer(asked.order(), asked.way, asked.drill)
     except Refused as error:

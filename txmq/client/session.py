@@ -160,7 +160,7 @@ class Session:
 
         Raises:
             UsageError: The session is not open.
-            TransportError: No answer came; the leaf says whether the request may have been served.
+            TransportError: No answer came; the subclass says whether the request may have run.
             BrokerRefused: The answer is a refusal.
         """
         asked = await self.connection(address)
@@ -354,7 +354,7 @@ class Session:
 
         Raises:
             UsageError: The session is not open.
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No name server answers, or the broker has no master now.
         """
         route = await self.route(queue.topic)

@@ -242,7 +242,7 @@ class Producer(Lifecycle):
 
         Raises:
             IllegalOperation: The handle is invalid, or it is too late.
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came; the effect says whether it may be recalled.
             BrokerRefused: The broker refuses for another reason, or cannot recall messages.
             UsageError: The producer is not open.

@@ -88,8 +88,8 @@ def patience(kind: str, wait_ms: int) -> str:
 
 
 def patience_again(kind: str, said: tuple[object, ...]) -> str:
-    """The statement that restores the lock timeout read by :data:`PATIENCE`; for rows, and in MySQL
-    for tables.
+    """The statement that sets the lock timeouts read by :data:`PATIENCE`: rows, and in MySQL
+    tables.
     """
     if kind == "mysql":
         return f"SET SESSION innodb_lock_wait_timeout = {said[0]}, lock_wait_timeout = {said[1]}"
@@ -97,7 +97,7 @@ def patience_again(kind: str, said: tuple[object, ...]) -> str:
 
 
 def doubts(kind: str, said: tuple[object, ...]) -> str | None:
-    """Why a commit of this session may be lost, and the remedy; empty if commits are durable."""
+    """Why a commit of this session may be lost, and the remedy; ``None`` if commits are durable."""
     if kind == "postgresql":
         if said[1]:
             return "this server is a standby and takes no writes; name the primary"

@@ -36,7 +36,7 @@ class Canary:
     """The canary of one connection.
 
     Args:
-        connection: psycopg's connection (2 or 3), outside a transaction or at its beginning.
+        connection: psycopg's, blocking or asyncio, outside a transaction or at its beginning.
     """
 
     def __init__(self, connection: Any) -> None:

@@ -205,7 +205,7 @@ class _PsycopgSession:
         return asked(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
-        """A connection keeps nothing back."""
+        """A connection has no pending writes."""
 
     def know(self) -> None:
         self._canary.know()
@@ -222,7 +222,7 @@ class _PsycopgSession:
         with psycopg.Cursor(self.session) as cursor:
             answer = cursor.execute(statement.encode()).statusmessage
             if self.session.autocommit:
-                cursor.execute(b"BEGIN")  # The block wants something that it can end.
+                cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
         return str(answer)
 
     async def anew(self) -> Borrowed[psycopg.Connection[Any]]:
@@ -266,7 +266,7 @@ class _AsyncPsycopgSession:
         return await awaited(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
-        """A connection keeps nothing back."""
+        """A connection has no pending writes."""
 
     def know(self) -> None:
         self._canary.know()
@@ -283,7 +283,7 @@ class _AsyncPsycopgSession:
         async with psycopg.AsyncCursor(self.session) as cursor:
             answer = (await cursor.execute(statement.encode())).statusmessage
             if self.session.autocommit:
-                await cursor.execute(b"BEGIN")  # The block wants something that it can end.
+                await cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
         return str(answer)
 
     async def anew(self) -> Borrowed[psycopg.AsyncConnection[Any]]:

@@ -47,7 +47,7 @@ class Route:
     """Whether several brokers have queues of it that can be written to."""
 
     def __post_init__(self) -> None:
-        """Compute the writable queues once, because every send needs them."""
+        """Compute ``is_spread`` once, because every send needs it."""
         first = self.writable[0].broker if self.writable else ""
         is_spread = any(queue.broker != first for queue in self.writable)
         object.__setattr__(self, "is_spread", is_spread)

@@ -87,7 +87,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=1024)
 def _check_topic(name: str) -> None:
-    check_name("topic", name)  # Intern topics: every message has one, and there are few.
+    check_name("topic", name)  # Cached: every message names a topic, and there are few.
 
 
 def sealed(
@@ -316,7 +316,7 @@ def result_of(answer: Command, queue: Queue, own_id: str) -> SendResult:
 
     Raises:
         RemoteProtocolError: The answer is invalid.
-        BrokerRefused: The broker refused; the leaf says whether it is stored all the same.
+        BrokerRefused: The broker refused; the subclass says whether it stored the message anyway.
     """
     code = answer.code
     status = _OK if code == 0 else _STATUSES.get(code)

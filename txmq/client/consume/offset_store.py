@@ -250,9 +250,8 @@ async def begin_at(
 async def _first_offset(
     queue: Queue, settings: ConsumerSettings, calls: OffsetCalls, clock: Clock
 ) -> QueueOffset:
-    is_retry = queue.topic.startswith(
-        RETRY
-    )  # The queue is newer than the group, so the group starts at its beginning.
+    # All messages in a retry topic belong to the group.
+    is_retry = queue.topic.startswith(RETRY)
     if settings.start is StartFrom.TIME and not is_retry:
         start_ms = settings.start_ms
         if start_ms is None:

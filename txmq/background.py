@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for programs that have none."""
+"""An event loop in its own thread, for programs without one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ END_S: Final = 10.0
 class WaitingThread:
     """A thread that waits for the loop.
 
-    Its lock is held while there is nothing to do; only the loop releases it.
+    Its lock is held while it has no work; only the loop releases it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class WaitingThread:
         self._is_over = False
 
     def leave(self) -> None:
-        """End the wait; for the loop."""
+        """End the wait; called by the loop."""
         self._is_over = True
         self._wake()
 
@@ -45,19 +45,19 @@ class WaitingThread:
             self._sleep()
 
     def abandon(self) -> None:
-        """The caller was interrupted and waits no longer; for the loop."""
+        """Mark the wait as abandoned: the caller was interrupted; called by the loop."""
 
     def _wake(self) -> None:
         if self._lock.locked():
             self._lock.release()
 
     def _sleep(self) -> None:
-        # Ctrl-C may come just before this thread falls asleep, and would not wake it.
+        # Ctrl-C may come just before this thread sleeps, and would not wake it.
         self._lock.acquire(timeout=LOOK_S)
 
 
 class Background:
-    """An event loop in a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -66,7 +66,7 @@ class Background:
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs, in this process."""
+        """Whether it runs in this process."""
         return self._loop is not None and self._owner.is_current
 
     def start(self) -> None:
@@ -86,7 +86,7 @@ class Background:
             self._loop.run_forever()
 
     def stop(self) -> None:
-        """Stop the loop, and everything that still runs in it."""
+        """Stop the loop and cancel its tasks."""
         is_running = self.is_running
         loop, self._loop = self._loop, None
         thread, self._thread = self._thread, None
@@ -95,11 +95,12 @@ class Background:
             thread.join(END_S)
 
     def wait(self, work: Coroutine[Any, Any, R], here: WaitingThread | None = None) -> R:
-        """Run a coroutine in the loop and wait for it, and serve what it wants run in this thread.
+        """Run a coroutine in the loop and wait for it; meanwhile, run the calls it sends to this
+        thread.
 
         Raises:
-            UsageError: The loop does not run, or runs in the process that this one was forked
-                from, or an event loop would have to wait here.
+            UsageError: The loop does not run, or runs in the parent process of a fork, or this
+                thread runs an event loop.
         """
         loop = self._loop
         if loop is None:
@@ -118,14 +119,14 @@ class Background:
         except BaseException:
             # Ctrl-C may hit the waiting thread, even before it begins to wait; the work in the
             # loop must be cancelled too.
-            with suppress(RuntimeError):  # The loop has ended, and with it all that ran there.
+            with suppress(RuntimeError):  # The loop has ended, and all its tasks with it.
                 loop.call_soon_threadsafe(call.cancel)
             raise
         return call.result()
 
 
 class _Call(Generic[R]):
-    """Something that runs in the loop while another thread waits for it."""
+    """A coroutine that runs in the loop while another thread waits for it."""
 
     def __init__(self, work: Coroutine[Any, Any, R], here: WaitingThread) -> None:
         self.here = here
@@ -150,11 +151,11 @@ class _Call(Generic[R]):
             self._problem = concurrent.futures.CancelledError()
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             self._problem = error
-        # Not once the task has ended, which the loop would take one more turn to tell.
+        # Skip a task that has ended: the loop needs one more turn to report that.
         self.here.leave()
 
     def cancel(self) -> None:
-        """The caller waits no longer."""
+        """Cancel the coroutine: the caller no longer waits."""
         self.here.abandon()
         self._is_cancelled = True
         if self._task is None:
@@ -163,13 +164,13 @@ class _Call(Generic[R]):
             self._task.cancel()
 
     def result(self) -> R:
-        """Its result, or the error it raised."""
+        """Return its result, or raise its error."""
         if (error := self._problem) is None:
             return self._found[0]
         try:
             raise error
         finally:
-            del error, self._problem  # Its traceback leads here.
+            del error, self._problem  # The error's traceback refers to this frame.
 
 
 def _is_in_a_loop() -> bool:
@@ -181,7 +182,7 @@ def _is_in_a_loop() -> bool:
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The factory of event loops from uvloop, if that is installed."""
+    """The event loop factory of uvloop, if it is installed."""
     try:
         import uvloop
     except ImportError:

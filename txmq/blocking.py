@@ -1,4 +1,4 @@
-"""The same names without ``await``: for Flask, Django, scripts and threads.
+"""The blocking client: the same names without ``await``, for Flask, Django, scripts and threads.
 
 ::
 
@@ -8,14 +8,13 @@
     with Producer("billing", "127.0.0.1:9876") as producer:
         producer.send(Message(topic="Orders", body=b"..."))
 
-It is the asyncio client that works here, in one event loop in a thread of its own for each
-:class:`Client`; a producer or consumer that is given name servers has a client of its own. Every
-method waits for what its twin in :mod:`txmq` awaits, takes the same arguments and raises the same
-errors. All of it may be used from any number of threads.
+Each :class:`Client` runs the asyncio client in an event loop in its own thread. A producer or
+consumer created with name servers has its own client. Every method waits for its counterpart in
+:mod:`txmq`, takes the same arguments and raises the same errors. All objects are thread-safe.
 
-Ctrl-C while something waits cancels it there too. Handlers given to consumers run in threads of the
-consumer's, or in the background loop where they are ``async``; inside an event loop, that one or
-another, nothing here may be called, since it would stall.
+Ctrl-C during a call also cancels it in the loop. Plain handlers run in threads of the consumer,
+``async`` handlers in the background loop. Do not call this module inside any event loop, because it
+would stall.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ B = TypeVar("B", bound=BatchHandler)
 
 
 class _Face(Generic[T_co]):
-    """An object of the asyncio client, and the loop it lives in."""
+    """A blocking facade: an object of the asyncio client, and its loop."""
 
     def __init__(self, background: Background, real: T_co) -> None:
         self._background = background
@@ -111,7 +110,7 @@ def _each(background: Background, found: AsyncIterator[R]) -> Iterator[R]:
 def _there(
     method: Callable[Concatenate[T, P], R],
 ) -> Callable[Concatenate[_Face[T], P], R]:
-    """A plain method that must run in the loop's thread."""
+    """Run a plain method in the loop's thread."""
 
     @functools.wraps(method)
     def call(self: _Face[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -150,13 +149,13 @@ class _Openable(_Face[X]):
         """Open it, as ``with`` does; for programs whose start and end lie apart.
 
         Raises:
-            UsageError: It is open already, or lacks what it needs to be opened.
-            TxmqError: Whatever its twin in :mod:`txmq` raises.
+            UsageError: It is already open, or a required part is missing.
+            TxmqError: Any error of its counterpart in :mod:`txmq`.
         """
         self.__enter__()
 
     def stop(self) -> None:
-        """Close it, as leaving ``with`` does; has no effect where it is not open."""
+        """Close it, as leaving ``with`` does; has no effect if it is not open."""
         self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
@@ -179,7 +178,7 @@ class _Openable(_Face[X]):
         trace: TracebackType | None,
     ) -> None:
         if not self._background.is_running:
-            return  # It is closed, or belongs to the process that this one was forked from.
+            return  # It is closed, or belongs to the parent process of a fork.
         try:
             self._background.wait(self._real.__aexit__(kind, error, trace))
         finally:
@@ -188,7 +187,7 @@ class _Openable(_Face[X]):
 
 
 class Admin(_Face[txmq.Admin]):
-    """:class:`txmq.Admin`; see there what each method does and raises."""
+    """:class:`txmq.Admin`, which documents the methods and their errors."""
 
     create_topic = _waits(txmq.Admin.create_topic)
     update_topic = _waits(txmq.Admin.update_topic)
@@ -255,12 +254,12 @@ class Client(_Openable[txmq.Client]):
 
     @property
     def id(self) -> str:
-        """What brokers call it."""
+        """The client id that brokers see."""
         return self._real.id
 
 
 class _Member(_Openable[X], Generic[X, S]):
-    """A producer or consumer, in a client that it shares or in one of its own."""
+    """A producer or consumer, in a shared client or in its own."""
 
     _kind: Callable[[str, str | txmq.Client, S | None], X]
 
@@ -295,7 +294,7 @@ class Producer(_Member[txmq.Producer, settings.ProducerSettings]):
     def send_nowait(
         self, message: Message, queue: Queue | None = None
     ) -> concurrent.futures.Future[SendResult]:
-        """Send a message and return before the answer; the future holds it.
+        """Send a message without waiting; the future returns the answer.
 
         Raises:
             TxmqError: As for :meth:`txmq.Producer.send_nowait`.
@@ -320,9 +319,8 @@ class Producer(_Member[txmq.Producer, settings.ProducerSettings]):
 class TransactionProducer(Producer):
     """:class:`txmq.TransactionProducer`; ``with`` opens and closes it.
 
-    A plain local transaction runs in the thread that calls :meth:`send_in_transaction`, with all
-    that belongs to it: a session, a request, a transaction already begun. Checks run in threads of
-    the producer's.
+    A plain local transaction runs in the thread that calls :meth:`send_in_transaction`, so it can
+    use that thread's session, request or open transaction. Checks run in the producer's threads.
     """
 
     _real: txmq.TransactionProducer
@@ -352,8 +350,8 @@ class TransactionProducer(Producer):
 class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
     """:class:`txmq.TransactionManager`; ``with`` opens and closes it.
 
-    Its resource is one that blocks. Decorated functions and blocks of code run in the thread that
-    calls them.
+    Its resource is a blocking one. Decorated functions and ``with`` blocks run in the calling
+    thread.
     """
 
     def __init__(
@@ -412,13 +410,13 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         error: Exception | None = None
 
         async def begin() -> TransactionBlock[D]:
-            # Kept here at once: Ctrl-C may come before the waiting thread is given it.
+            # Kept here at once: Ctrl-C may come before the waiting thread receives it.
             nonlocal begun
             begun = await self._real.begin(message)
             return begun
 
         async def leave() -> None:
-            # Looked at there: what was cancelled may still have begun.
+            # Checked in the loop: a cancelled call may still have begun.
             if begun is not None:
                 await self._real.leave(begun)
 
@@ -438,7 +436,7 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
             raise
         outcome = self._ended(begun, error)
         if transaction is None and error is not None:
-            raise error  # The block never began, so no caller can read an outcome.
+            raise error  # The block never began, so no code can read an outcome.
         assert transaction is not None, "it had a session"
         transaction.outcome = outcome
 
@@ -448,7 +446,7 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         except Exception:
             raise
         except BaseException:
-            # Ctrl-C may come before the loop has begun with it.
+            # Ctrl-C may come before the loop has started it.
             self._background.wait(self._real.leave(begun))
             raise
 
@@ -479,7 +477,7 @@ class PushConsumer(_Member[txmq.PushConsumer, settings.ConsumerSettings]):
 
     @property
     def queues(self) -> list[Queue]:
-        """The queues it holds now."""
+        """The queues it consumes now."""
         return sorted(self.positions())
 
 
@@ -511,7 +509,7 @@ class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
 
     @property
     def queues(self) -> list[Queue]:
-        """The queues it has now."""
+        """The queues it consumes now."""
         return sorted(self.positions())
 
     def __iter__(self) -> Iterator[list[ReceivedMessage]]:
@@ -524,7 +522,7 @@ class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
 
 @dataclass(slots=True)
 class PullContext:
-    """What a task of a :class:`ScheduledPull` is given for one call."""
+    """The argument of a :class:`ScheduledPull` task for one call."""
 
     consumer: PullConsumer
     next_delay_s: float
@@ -574,7 +572,7 @@ class ScheduledPull(_Member[txmq.ScheduledPull, settings.ConsumerSettings]):
         def decorate(task: K) -> K:
             async def call(queue: Queue, context: txmq.PullContext) -> None:
                 here = PullContext(self.consumer, context.next_delay_s)
-                # The caller's context goes along, as with asyncio.to_thread.
+                # The thread runs in the caller's context, as with asyncio.to_thread.
                 await self._threads.run(partial(copy_context().run, task, queue, here))
                 context.next_delay_s = here.next_delay_s
 

@@ -69,7 +69,7 @@ async def open_ccb(
         try:
             order = order_in(message)
         except Refused as error:
-            # A retry would not help, and there is no account to pay it back to.
+            # A retry would not help, and no account exists for a refund.
             return Later(DEAD_LETTER, reason=str(error))
         advice = await pay_in(session, order, clock.wall_ms())
         # In the same transaction: every credit has an advice, and every advice a credit.
@@ -90,7 +90,7 @@ async def open_ccb(
 
 
 def order_in(message: ReceivedMessage) -> Order:
-    """What a message says that ICBC has sent.
+    """The order in a message from ICBC.
 
     Raises:
         Refused: ICBC sends no such message.

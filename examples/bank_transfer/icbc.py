@@ -133,7 +133,7 @@ class ICBC:
     async def transfer(
         self, order: Order, way: Way = Way.HALF, drill: Drill = Drill.NONE
     ) -> Booked:
-        """Make a transfer, once for each id; who asks again is told what became of it.
+        """Make a transfer, once for each id; a repeated order receives the first one's result.
 
         Raises:
             Refused: The order makes no sense, or there is no such way here, or its id is another

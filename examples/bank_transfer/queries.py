@@ -81,7 +81,7 @@ class Queries:
             return (await session.scalars(wanted.limit(min(limit, ROWS_MAX)))).all()
 
     async def entries(self, of: str) -> Sequence[Entry]:
-        """What the journal says of a transfer."""
+        """The journal's entries of a transfer."""
         wanted = select(Entry).where(Entry.transfer == of).order_by(Entry.id)
         async with AsyncSession(self._engine) as session:
             return (await session.scalars(wanted)).all()

@@ -1,4 +1,4 @@
-"""What the three programs have in common: a transfer, and what a caller is answered."""
+"""Shared code of the three programs: a transfer and the answer to a caller."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ UNAVAILABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What is asked for; also the body of the message."""
+    """The requested transfer; also the body of the message."""
 
     id: str
     """Made up by the caller, and the same each time it asks for this transfer."""
@@ -62,7 +62,7 @@ class Transfer:
 
 
 class Answer(NamedTuple):
-    """What a caller is answered."""
+    """The answer to a caller."""
 
     status: int
     body: dict[str, str]

@@ -81,7 +81,9 @@ tm = TransactionManager(GROUP, os.environ["TXMQ_NAMES"], SQLResource(connection)
 
 @tm.transactional(topic="transfer", tags="CCB", keys=lambda order: order.id)
 def transfer_out(_: Any, order: Transfer) -> None:
-    """What the ORM does here is committed with the message; ``connection`` is the session."""
+    """Debit the payer with the ORM; the writes commit with the message. ``connection`` is the
+    session.
+    """
     current = tm.current()
     assert current is not None
     Booking.objects.create(id=order.id, xid=current.xid, payer=order.payer, amount=order.amount)
@@ -116,7 +118,7 @@ def transfer(request: HttpRequest) -> JsonResponse:
 
 
 def health(_: HttpRequest) -> JsonResponse:
-    """Whether requests may come."""
+    """Whether the service is ready for requests."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     return JsonResponse({"state": "well"})

@@ -1,7 +1,7 @@
-"""The client: sessions and single requests here, and a wing for each thing that a program does.
+"""The client: sessions and single requests here, and a package for each task of a program.
 
 Reading order: ``routes`` (pure), ``session``, ``send_request`` (pure), ``admin``; then
-``cluster_client``, ``send``, ``observe`` and ``consume``. ``client`` stands above all of them.
+``cluster_client``, ``send``, ``observe`` and ``consume``. ``client`` builds on all of them.
 """
 
 from __future__ import annotations

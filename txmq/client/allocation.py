@@ -1,9 +1,8 @@
-"""Who of a group consumes which queues: the strategies stock clients have. Pure.
+"""Strategies that divide queues among a group's consumers, the same as stock clients have. Pure.
 
-No coordinator hands queues out. Every member of a group computes its own share, from the same two
-lists and by the same rule, so the shares fit together. That holds only while all members use one
-strategy and agree to the last digit, stock clients among them; hence every division and every hash
-here is theirs. The caller sorts both lists before it asks.
+No coordinator assigns queues. Every member of a group computes its own share from the same two
+sorted lists, so the shares fit together. That holds only if all members use the same strategy and
+the same arithmetic. Stock clients may be members, so every division and hash here equals theirs.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ VIRTUAL_NODES: Final = 10
 
 
 class Allocation(Protocol):
-    """A rule that gives a client its share of the queues."""
+    """A strategy that computes a client's share of the queues."""
 
     @property
     def name(self) -> str:
@@ -43,29 +42,29 @@ class Allocation(Protocol):
     def __call__(
         self, group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
     ) -> list[Queue]:
-        """The queues that one client consumes; none where it is not among the clients.
+        """The queues of one client; empty if it is not among the clients.
 
         Args:
-            group: The group they all are in.
-            client_id: Whose share is wanted.
-            queues: All queues to be shared out, sorted.
-            clients: The ids of all who share them, sorted.
+            group: The consumer group.
+            client_id: The client whose share is computed.
+            queues: All queues, sorted.
+            clients: The ids of the group's clients, sorted.
 
         Raises:
-            ConfigError: The rule does not know what to do with one of them.
+            ConfigError: The strategy cannot place a queue or a client.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Neighbouring queues, the same number for everybody; the first clients take what is over."""
+    """Neighbouring queues in equal numbers; the first clients take the remainder."""
 
     name: ClassVar[str] = "AVG"
 
     def __call__(
         self, _group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
     ) -> list[Queue]:
-        """A page of the queues, as long as everybody else's or longer by one."""
+        """A contiguous slice of the queues."""
         if client_id not in clients:
             return []
         at = clients.index(client_id)
@@ -76,14 +75,14 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Circle:
-    """One queue for each client, then one more for each, until there are none left."""
+    """Queues dealt out to the clients in turn."""
 
     name: ClassVar[str] = "AVG_BY_CIRCLE"
 
     def __call__(
         self, _group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
     ) -> list[Queue]:
-        """Its own place in the list of queues, and every place one round of clients on."""
+        """Every n-th queue for n clients, starting at the client's own index."""
         if client_id not in clients:
             return []
         return list(queues[clients.index(client_id) :: len(clients)])
@@ -93,8 +92,8 @@ class Circle:
 class ByConfig:
     """The queues configured for this client, as far as they exist.
 
-    The lists of a group's clients are not checked against each other. A topic without a configured
-    queue is shared evenly: lists usually forget the topic that brings failed messages again.
+    The lists of a group's clients are not compared with each other. A topic without a configured
+    queue is shared evenly, because lists usually omit the retry topic.
     """
 
     queues: frozenset[Queue]
@@ -103,7 +102,7 @@ class ByConfig:
     def __call__(
         self, group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
     ) -> list[Queue]:
-        """Those of the queues that were written down."""
+        """The configured queues that exist."""
         if client_id not in clients:
             return []
         if not {queue.topic for queue in self.queues} & {queue.topic for queue in queues}:
@@ -113,9 +112,9 @@ class ByConfig:
 
 @dataclass(frozen=True, slots=True)
 class MachineRoom:
-    """Only queues of brokers in certain rooms; a broker in a room is called ``room@name``.
+    """Queues of brokers in certain machine rooms; the broker's name is ``room@name``.
 
-    What is left over after everybody had the same goes one by one to the first clients.
+    Each client gets the same number; the first clients get one more each from the remainder.
     """
 
     rooms: frozenset[str]
@@ -124,7 +123,7 @@ class MachineRoom:
     def __call__(
         self, _group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
     ) -> list[Queue]:
-        """A page of the rooms' queues, and perhaps one of those that are over."""
+        """A slice of the rooms' queues, and perhaps one of the remainder."""
         if client_id not in clients:
             return []
         at = clients.index(client_id)
@@ -134,16 +133,16 @@ class MachineRoom:
         return share + ours[len(clients) * size + at :][:1] if at < over else share
 
     def _holds(self, broker: str) -> bool:
-        # Java's split() does not see separators at the end.
+        # Java's split() ignores trailing separators.
         parts = broker.rstrip("@").split("@")
         return len(parts) == 2 and parts[0] in self.rooms
 
 
 @dataclass(frozen=True, slots=True)
 class NearestRoom:
-    """The queues of a room for the clients in it, by another strategy.
+    """The queues of each machine room for the clients in it, by another strategy.
 
-    Queues of rooms without a client are shared by all clients.
+    All clients share the queues of rooms without a client.
     """
 
     inner: Allocation
@@ -158,10 +157,10 @@ class NearestRoom:
     def __call__(
         self, group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
     ) -> list[Queue]:
-        """A share of the own room's queues, and of those that no client is near to.
+        """A share of the client's own room, and of the rooms without clients.
 
         Raises:
-            ConfigError: The room of one of them is unknown.
+            ConfigError: The room of a broker or client is unknown.
         """
         if client_id not in clients:
             return []
@@ -179,12 +178,12 @@ class NearestRoom:
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHash:
-    """A queue for the client that comes next on a ring of hashes.
+    """Each queue belongs to the next client on a consistent-hash ring.
 
     When a client leaves, only its queues move.
 
     Raises:
-        ConfigError: Clients without a place on the ring would get nothing.
+        ConfigError: There are no virtual nodes, so clients would get no queues.
     """
 
     virtual_nodes: int = VIRTUAL_NODES
@@ -197,10 +196,10 @@ class ConsistentHash:
     def __call__(
         self, _group: str, client_id: str, queues: Sequence[Queue], clients: Sequence[str], /
     ) -> list[Queue]:
-        """The queues whose next place on the ring is one of this client's."""
+        """The queues whose next virtual node on the ring is this client's."""
         if client_id not in clients:
             return []
-        # Where two places fall together, the later client has it, as in Java's map.
+        # If two virtual nodes have the same hash, the later client wins, as in Java's map.
         owners = {
             _ring_hash(f"{item}-{number}"): item
             for item in clients
@@ -220,7 +219,7 @@ def _by_room(items: Sequence[T], room_of: Callable[[T], str]) -> dict[str, list[
     for item in items:
         room = room_of(item)
         if not room:
-            # A queue that is passed over would silently have no consumer.
+            # A skipped queue would silently have no consumer.
             raise ConfigError(f"the room of {item} is unknown")
         found.setdefault(room, []).append(item)
     return found

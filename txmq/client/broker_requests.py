@@ -55,16 +55,16 @@ _RAISED: Final = "CR_THROW_EXCEPTION"
 
 @runtime_checkable
 class TransactionOwner(Protocol):
-    """A producer that knows what became of its transactions."""
+    """A producer that can report the state of its transactions."""
 
     def check(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
-        """A broker asks about a half message; the answer, if there is one, is an END."""
+        """Handle a broker's check of a half message; the answer, if any, is an END."""
         ...
 
 
 @runtime_checkable
 class Consuming(Protocol):
-    """A consumer that can be watched and moved."""
+    """A consumer that brokers can inspect and move."""
 
     @property
     def is_orderly(self) -> bool:
@@ -72,23 +72,23 @@ class Consuming(Protocol):
         ...
 
     def positions(self) -> Mapping[Queue, QueueOffset]:
-        """How far it has consumed each queue that it holds."""
+        """The consumed offset of each queue that it holds."""
         ...
 
     def held(self) -> Mapping[Queue, HeldQueue]:
-        """The queues that it holds, as operators see them."""
+        """The queues that it holds, for operators."""
         ...
 
     def subscribed(self) -> Sequence[SubscriptionData]:
-        """What it subscribes to."""
+        """Its subscriptions."""
         ...
 
     async def move(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on elsewhere in queues that it holds."""
+        """Move to other offsets in queues that it holds."""
         ...
 
     async def handle(self, message: ReceivedMessage) -> object:
-        """Have one message handled aside from its queue; ``None`` where it is consumed."""
+        """Handle one message outside its queue; ``None`` if it is consumed."""
         ...
 
 
@@ -97,7 +97,7 @@ class Home(Protocol):
 
     @property
     def tasks(self) -> Tasks:
-        """What is running for it."""
+        """Its background tasks."""
         ...
 
     def producer(self, group: str) -> object | None:
@@ -109,17 +109,17 @@ class Home(Protocol):
         ...
 
     def rebalance_soon(self, group: str | None = None) -> None:
-        """Have consumers look again which queues are theirs."""
+        """Make consumers rebalance soon."""
         ...
 
     @property
     def replies(self) -> Replies:
-        """The replies that are awaited."""
+        """The awaited replies."""
         ...
 
 
 class BrokerRequests:
-    """Answers brokers in the name of a client's groups."""
+    """Answers brokers' requests for a client's groups."""
 
     def __init__(self, home: Home, clock: Clock, names: str) -> None:
         self._home = home
@@ -128,7 +128,7 @@ class BrokerRequests:
         self._started_ms = clock.wall_ms()
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """The method for each request code."""
         return {
             RequestCode.CHECK_TRANSACTION_STATE: self.check,
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self.members_changed,
@@ -142,12 +142,14 @@ class BrokerRequests:
     # Producers
 
     def check(self, connection: Connection, request: Command) -> None:
-        """39: what became of a half message? An unknown group leaves it to the next check."""
+        """39: check a half message. For an unknown group, the next check may find a member."""
         header = request.read(CheckState)
         message = received(unpack(request.body)[0], "")
         group = message.properties.get(properties.PRODUCER_GROUP, "")
         producer = self._home.producer(group)
-        check = getattr(producer, "check", None)  # To look for a protocol takes as long as a send.
+        check = getattr(
+            producer, "check", None
+        )  # An isinstance check of a protocol takes as long as a send.
         if check is not None:
             check(connection, header, message)
         else:
@@ -172,7 +174,7 @@ class BrokerRequests:
         self._home.rebalance_soon(request.read(GroupHeader).consumer_group)
 
     def reset(self, connection: Connection, request: Command) -> None:
-        """220: go on elsewhere."""
+        """220: move to other offsets."""
         del connection
         header = request.read(ResetOffset)
         consumer = self._consumer(header.group)
@@ -181,7 +183,7 @@ class BrokerRequests:
         self._start(consumer.move(offsets), f"offset reset of {header.group}")
 
     def status(self, connection: Connection, request: Command) -> bytes:
-        """221: how far has each queue been consumed here?"""
+        """221: report the consumed offset of each queue."""
         del connection
         header = request.read(TopicAndGroup)
         positions = self._consumer(header.group).positions()
@@ -189,7 +191,7 @@ class BrokerRequests:
         return answer(request, body=with_queue_map("messageQueueTable", table))
 
     def running_info(self, connection: Connection, request: Command) -> bytes:
-        """307: what is this consumer doing?"""
+        """307: report this consumer's status."""
         del connection
         consumer = self._consumer(request.read(ConsumeDirectly).consumer_group)
         held = {
@@ -233,7 +235,7 @@ class BrokerRequests:
             if await consumer.handle(message) is not None:
                 result = _LATER
         except Exception as error:
-            # The operator who asked for it sees it; the message itself is where it was.
+            # The operator receives the error; the message keeps its place.
             log.exception("a handler failed with message %s", message.id)
             result, remark = _RAISED, f"{type(error).__name__}: {error}"
         spent_ms = int((self._clock.monotonic() - since) * 1000)

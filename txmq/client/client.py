@@ -1,4 +1,4 @@
-"""A cluster client that also runs handlers of its own: what most programs open."""
+"""A cluster client that also runs handlers; most programs open one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ M = TypeVar("M", bound=MessageHandler)
 
 
 class Client(ClusterClient):
-    """Everything of one program that speaks to one cluster; ``async with`` opens and closes it.
+    """One program's client of one cluster; ``async with`` opens and closes it.
 
     ::
 
@@ -36,18 +36,18 @@ class Client(ClusterClient):
         async with client:
             await client.wait()
 
-    Producers and consumers given the same client share its connections. Names of groups are unique
-    within a client, once for producers and once for consumers.
+    Producers and consumers given the same client share its connections. Within a client, each
+    producer group and each consumer group has one member.
 
     Args:
         names: The name servers, ``host:port`` separated by ``;``.
-        settings: How it keeps in touch.
-        network: Where streams come from.
-        clock: Where the time comes from.
-        entropy: Where chance comes from.
+        settings: Timeouts and intervals.
+        network: Opens streams.
+        clock: Gives the time.
+        entropy: Gives randomness.
 
     Raises:
-        ConfigError: ``names`` names no server, or one in a way that is no address.
+        ConfigError: ``names`` names no server, or an address is invalid.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Client(ClusterClient):
             await self._running.aclose()
 
     async def wait(self) -> None:
-        """Return once the client has been closed; for programs that do nothing but consume.
+        """Return once the client has closed; for programs that only consume.
 
         Raises:
             UsageError: It was never open.
@@ -120,10 +120,10 @@ class Client(ClusterClient):
             tags: The tags wanted, separated by ``||``.
             group: The consumer group; it may have functions for several topics.
             sql: Instead of tags, a condition on the messages' properties.
-            settings: How the group consumes; given once for all its topics.
+            settings: How the group consumes; one value for all its topics.
 
         Raises:
-            UsageError: The group has such a function already, or other settings, or the client is
+            UsageError: The group already has such a function or other settings, or the client is
                 open.
             LocalProtocolError: A name is invalid, or the expression does not parse.
         """

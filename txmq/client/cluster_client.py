@@ -1,8 +1,8 @@
-"""A program's place in a cluster: one set of connections, one id, and the groups it belongs to.
+"""A program's membership in a cluster: one set of connections, one id, and its groups.
 
-A client keeps brokers informed: it beats to all of them every 30 s, at once when a group joins, and
-on every connection as it opens, since a broker forgets a client with its connection. It keeps
-routes fresh, and serves what brokers ask of it (:mod:`txmq.client.broker_requests`).
+A client sends heartbeats to all brokers every 30 s, when a group joins, and on every new
+connection, since a broker forgets a client with its connection. It refreshes routes, and answers
+brokers' requests (:mod:`txmq.client.broker_requests`).
 """
 
 from __future__ import annotations
@@ -55,24 +55,24 @@ class ClientMember(Protocol):
         ...
 
     def rebalance_soon(self) -> None:
-        """Topics or fellow members have changed; a producer need not care."""
+        """React to changed topics or members; a producer ignores it."""
         ...
 
 
 class ClusterClient(Lifecycle):
     """The connections, heartbeats, routes and groups that producers and consumers share.
 
-    :class:`txmq.client.client.Client` adds handlers of its own.
+    :class:`txmq.client.client.Client` adds handlers.
 
     Args:
         names: The name servers, ``host:port`` separated by ``;``.
-        settings: How it keeps in touch.
-        network: Where streams come from.
-        clock: Where the time comes from.
-        entropy: Where chance comes from.
+        settings: Timeouts and intervals.
+        network: Opens streams.
+        clock: Gives the time.
+        entropy: Gives randomness.
 
     Raises:
-        ConfigError: ``names`` names no server, or one in a way that is no address.
+        ConfigError: ``names`` names no server, or an address is invalid.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ClusterClient(Lifecycle):
             service=Dispatcher(BrokerRequests(self, clock, names).table()),
             on_open=self._opened,
             answer_s=self.settings.answer_s,
-            # Asked again in the background well before it is too old to be believed.
+            # Refresh in the background well before the route expires.
             fresh_s=2 * self.settings.route_refresh_s,
         )
         self.admin = Admin(self.session)
@@ -132,16 +132,16 @@ class ClusterClient(Lifecycle):
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be used."""
+        """Whether it is open."""
         return self._is_open
 
     # Groups
 
     async def join(self, member: ClientMember) -> None:
-        """Make a producer or consumer known to all brokers that are known.
+        """Register a producer or consumer with all known brokers.
 
         Raises:
-            UsageError: The client is not open, or has such a member of this group already.
+            UsageError: The client is not open, or already has such a member of this group.
         """
         if not self._is_open:
             raise UsageError(
@@ -159,12 +159,12 @@ class ClusterClient(Lifecycle):
                 await self._meet_brokers()
             await self.beat()
         except BaseException:
-            # Some brokers may know it by now.
+            # Some brokers may have registered it.
             await self.leave(member)
             raise
 
     async def leave(self, member: ClientMember) -> None:
-        """Take it out again, and tell the brokers; one that does not answer finds out by itself."""
+        """Unregister it with the brokers; one that does not answer notices later by itself."""
         table = self._table_of(member)
         if table.get(member.group) is not member:
             return
@@ -176,7 +176,7 @@ class ClusterClient(Lifecycle):
             consumer_group=None if is_producer else member.group,
         )
         addresses = {**self._beaten, **dict.fromkeys(self._addresses())}
-        # Begun one by one: if the loop is closed already, no task is left without an awaiter.
+        # Started one by one: if the loop is already closed, every task has an awaiter.
         told = [asyncio.ensure_future(self._tell_goodbye(address, header)) for address in addresses]
         await asyncio.gather(*told)
 
@@ -202,7 +202,7 @@ class ClusterClient(Lifecycle):
         return self._consumers.get(group)
 
     def rebalance_soon(self, group: str | None = None) -> None:
-        """Have consumers look again which queues are theirs: those of one group, or all."""
+        """Make the consumers of one group, or all, rebalance soon."""
         for name, member in self._consumers.items():
             if group is None or name == group:
                 member.rebalance_soon()
@@ -210,12 +210,12 @@ class ClusterClient(Lifecycle):
     # Heartbeats
 
     async def beat(self) -> None:
-        """Tell all brokers that are known who is here; those that do not answer are skipped."""
+        """Send heartbeats to all known brokers; skip those that do not answer."""
         if self._producers or self._consumers:
             await asyncio.gather(*[self.beat_at(address) for address in self._addresses()])
 
     def _addresses(self) -> list[str]:
-        # Only consumers have anything to say to a replica that is no master.
+        # Only consumers register with slave replicas.
         routed = [
             address
             for replicas in self.session.brokers().values()
@@ -225,8 +225,9 @@ class ClusterClient(Lifecycle):
         return list(dict.fromkeys([*routed, *self._met.values()]))
 
     async def _meet_brokers(self) -> bool:
-        """Find every broker where one of us is to be asked about transactions: others of its group,
-        and it itself before it was started anew, may have sent through any. Whether any is new.
+        """Find every broker that may check this client's transactions; returns whether any is new.
+
+        Other members of the group, or this one before a restart, may have sent through any broker.
         """
         before, self._met = self._met, {}
         if any(isinstance(member, TransactionOwner) for member in self._producers.values()):
@@ -244,9 +245,7 @@ class ClusterClient(Lifecycle):
         return not self._met.items() <= before.items()
 
     def master(self, broker: str) -> str | None:
-        """Where a broker took writes when all were last found; for who is asked about
-        transactions.
-        """
+        """A broker's master address at the last search; for producers of transactions."""
         return self._met.get(broker)
 
     def _heartbeat(self) -> bytes:
@@ -267,11 +266,11 @@ class ClusterClient(Lifecycle):
         ).write()
 
     async def beat_at(self, address: str) -> Connection | None:
-        """Tell one broker who is here; returns the connection over which it heard, if it did."""
+        """Send a heartbeat to one broker; returns the connection if the broker answered."""
         try:
             connection = await self._connection_to_beat(address)
             if not self._producers and not self._consumers:
-                return None  # All have left meanwhile.
+                return None  # All groups have left meanwhile.
             await self._beat_over(connection)
         except BrokerRefused as error:
             log.warning("%s refuses the heartbeat of %s: %s", address, self.id, error)
@@ -290,8 +289,8 @@ class ClusterClient(Lifecycle):
             )
         except RequestTimeout:
             if connection.active_at < asked_at:
-                # A way that was cut without a word stays open for a quarter of an hour; the next
-                # who needs the broker shall look for another.
+                # A silently cut connection stays open for a quarter of an hour; close it, so that
+                # the next request opens another.
                 connection.abort()
             raise
 
@@ -304,7 +303,7 @@ class ClusterClient(Lifecycle):
 
     def _opened(self, address: str, connection: Connection) -> None:
         del connection
-        # A connection opened for a heartbeat carries that one; only others need one now.
+        # A connection opened for a heartbeat carries that heartbeat; only others need one now.
         is_due = not self._to_beat[address] and address not in self.session.names
         if is_due and self._is_open and (self._producers or self._consumers):
             self.tasks.start(self.beat_at(address), f"heartbeat to {address}")
@@ -314,7 +313,7 @@ class ClusterClient(Lifecycle):
             await asyncio.sleep(self.settings.heartbeat_s)
             addresses = self._addresses()
             self._beaten = {address: None for address in self._beaten if address in addresses}
-            self._to_beat = +self._to_beat  # What is not counted any more.
+            self._to_beat = +self._to_beat  # Connections that are no longer counted.
             await self.beat()
 
     # Routes
@@ -328,7 +327,7 @@ class ClusterClient(Lifecycle):
                 log.warning("routes are not refreshed: %s", error)
                 continue
             if await self._meet_brokers() or moved:
-                # Brokers may be new that have not heard of us.
+                # New brokers have not registered this client yet.
                 await self.beat()
                 self.rebalance_soon()
 
@@ -339,19 +338,19 @@ def client_of(
     clock: Clock | None = None,
     entropy: Entropy | None = None,
 ) -> tuple[ClusterClient, bool]:
-    """The client a producer or a consumer works with: one that it shares, or one of its own.
+    """The client of a producer or consumer: a shared one, or a new one of its own.
 
     Args:
-        names: The client to share, or the name servers of one of its own.
-        network: Where streams come from, for one of its own.
-        clock: Where the time comes from, likewise.
-        entropy: Where chance comes from, likewise.
+        names: The client to share, or the name servers of a new one.
+        network: Opens streams, for a new one.
+        clock: Gives the time, likewise.
+        entropy: Gives randomness, likewise.
 
     Returns:
-        The client, and whether it is to be opened and closed.
+        The client, and whether the caller must open and close it.
 
     Raises:
-        ConfigError: ``names`` names no server, or is neither.
+        ConfigError: ``names`` names no server, or has the wrong type.
     """
     if isinstance(names, ClusterClient):
         return names, False

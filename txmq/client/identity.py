@@ -17,10 +17,10 @@ _COUNT_CHARS: Final = 4
 class UniqueIds:
     """Ids that no other client generates.
 
-    RocketMQ puts address, process and class loader into an id to tell clients apart. Those are
-    drawn by lot here: containers share addresses and process ids, and 79 bits of chance do not
-    collide. The time stays where tools look for it, but is reckoned in UTC; tools that reckon in
-    local time look 13 hours back from it, which covers the difference.
+    RocketMQ puts address, process and class loader into an id to distinguish clients. Here these
+    bits are random: containers share addresses and process ids, and 79 random bits do not collide.
+    The time stays where tools look for it, but in UTC. Tools that use local time look 13 hours back
+    from it, which covers the difference.
     """
 
     def __init__(self, clock: Clock, entropy: Entropy) -> None:
@@ -44,7 +44,7 @@ class UniqueIds:
         return f"{self._begin}{count & 0xFFFF:04X}"
 
     def _begin_at(self, now_ms: int) -> str:
-        """What the ids of one millisecond have in common: all but the count at the end."""
+        """Compute the common prefix of a millisecond's ids; only the final count differs."""
         begins, ends = self._month
         if not begins <= now_ms < ends:
             begins, _ = self._month = _month_of(now_ms)
@@ -53,7 +53,7 @@ class UniqueIds:
 
 
 def _month_of(now_ms: int) -> tuple[int, int]:
-    """The month's first millisecond, and the first of the next."""
+    """The first millisecond of the month and of the next one."""
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     # No month has more than 31 days, and the 32nd day from its first lies in the next.

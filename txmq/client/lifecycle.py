@@ -27,11 +27,11 @@ class Lifecycle(ABC):
         """Open it, as ``async with`` does; for programs whose start and end lie apart.
 
         Raises:
-            UsageError: It is open already, or lacks what it needs to be opened.
-            TxmqError: Whatever entering it with ``async with`` raises.
+            UsageError: It is already open, or a required part is missing.
+            TxmqError: Any error of entering it with ``async with``.
         """
         await self.__aenter__()
 
     async def stop(self) -> None:
-        """Close it, as leaving ``async with`` does; has no effect where it is not open."""
+        """Close it, as leaving ``async with`` does; has no effect if it is not open."""
         await self.__aexit__(None, None, None)

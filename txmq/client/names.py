@@ -1,4 +1,4 @@
-"""Which names of topics and groups the protocol can carry. Pure."""
+"""Validate names of topics and groups. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 def check_name(kind: str, name: str, limit: int = TOPIC_CHARS_MAX) -> None:
-    """Refuse a name the protocol cannot carry.
+    """Reject an invalid name.
 
     Raises:
-        LocalProtocolError: It is empty, or holds a character that names may not hold.
+        LocalProtocolError: It is empty or contains an invalid character.
         LimitExceeded: It is too long.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):

@@ -1,8 +1,9 @@
-"""Which queue a message goes to: by rotation, by key, and around brokers that are slow. Pure.
+"""Choose a message's queue: by rotation, by key, and around slow brokers. Pure.
 
-Each topic has a counter that advances with every queue it gives. A retry goes to another broker if
-there is one. With a fault table, rotation also passes over brokers that failed or answered late;
-nothing probes them: the next message sent to one is the probe. Times are monotonic, in seconds.
+Each topic has a counter that advances with every chosen queue. A retry chooses another broker if
+there is one. With a fault table, rotation also skips brokers that failed or answered late. There
+are no separate probes: the next message sent to such a broker is the probe. Times are monotonic, in
+seconds.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class _Fault:
 
 
 class FaultTable:
-    """How long each broker took last, and until when it is left alone.
+    """Each broker's last latency, and the time until which it is skipped.
 
     Args:
-        limit: How many brokers are remembered.
+        limit: The maximum number of brokers.
     """
 
     def __init__(self, limit: int = FAULTS_MAX) -> None:
@@ -55,31 +56,31 @@ class FaultTable:
         return len(self._faults)
 
     def note(self, broker: str, latency_s: float, now: float, *, failed: bool = False) -> None:
-        """A broker took so long to answer.
+        """Record a broker's latency.
 
         Args:
             broker: Its name.
-            latency_s: How long it took.
+            latency_s: Its latency.
             now: The time.
-            failed: There was no answer, or one that another broker might not give.
+            failed: It did not answer, or another broker might answer better.
         """
         latency_s = FAILED_S if failed else latency_s
         at = bisect_right(_LATENCIES_S, latency_s)
         pause_s = _PAUSES_S[at - 1] if at else 0.0
         self._faults[broker] = _Fault(broker, latency_s, now + pause_s)
         if len(self._faults) > self._limit:
-            # The one that is back longest, or is back first: forgetting it says the least.
+            # Drop the one that is available longest or soonest: it carries the least information.
             del self._faults[min(self._faults.values(), key=lambda fault: fault.until).broker]
 
     def is_available(self, broker: str, now: float) -> bool:
-        """Whether a broker may be sent to; one that nothing is known of may."""
+        """Whether a broker is available; an unknown one is."""
         found = self._faults.get(broker)
         return found is None or now >= found.until
 
     def least_bad(self, now: float) -> str | None:
-        """A broker to try where none is available: one of the better half, each in its turn.
+        """A broker to try if all are unavailable: one of the better half, in turn.
 
-        Better is one that is available, then one that took less time, then one that is back sooner.
+        The order is: available, then lower latency, then available again sooner.
         """
         ranked = sorted(self._faults.values(), key=lambda fault: fault.rank(now))
         if not ranked:
@@ -94,10 +95,10 @@ class FaultTable:
 
 
 class QueueRotation:
-    """The counters of topics, the one used last at the end.
+    """The counters of topics, in order of last use.
 
     Args:
-        limit: How many topics are remembered; the one used longest ago begins anew.
+        limit: The maximum number of topics; the least recently used one is dropped.
     """
 
     def __init__(self, limit: int = TURNS_MAX) -> None:
@@ -108,16 +109,16 @@ class QueueRotation:
         return len(self._counters)
 
     def next_queue(self, route: Route, first: int, avoid: str | None = None) -> Queue:
-        """The queue whose turn it is to be written to.
+        """The next writable queue in rotation.
 
         Args:
             route: The topic's route.
-            first: Where to begin with a topic that is not remembered; chance, so that many
-                clients which start together do not all begin with the same queue.
-            avoid: The broker that failed just now; used only where there is no other.
+            first: The start for an unknown topic; random, so that clients which start together
+                begin with different queues.
+            avoid: The broker that just failed; chosen only if there is no other.
 
         Raises:
-            NoPermission: The topic is there and cannot be written to.
+            NoPermission: The topic exists and is not writable.
         """
         topic, queues, counters = route.topic, route.writable or _writable(route), self._counters
         if avoid is not None:
@@ -125,7 +126,7 @@ class QueueRotation:
                 queue = queues[self._count(topic, first) % len(queues)]
                 if queue.broker != avoid:
                     return queue
-        # As _count does, without the call: each send comes by here.
+        # The same as _count, inlined because every send runs this.
         turn = counters.pop(topic, first)
         counters[topic] = turn + 1
         if len(counters) > self._limit:
@@ -135,18 +136,17 @@ class QueueRotation:
     def next_available(
         self, route: Route, first: int, faults: FaultTable, now: float, avoid: str | None = None
     ) -> Queue:
-        """The next queue of a broker that is available, or of one of those that are least bad.
+        """The next queue of an available broker, or of one of the least bad.
 
         Args:
             route: The topic's route.
-            first: Where to begin with a topic that is not remembered.
-            faults: What is known of the brokers; one that has none of these queues is removed
-                where it would be picked.
-            now: The time, as the fault table has it.
-            avoid: The broker that failed just now; used only where no other is available.
+            first: The start for an unknown topic.
+            faults: The fault table; a broker without any of these queues is removed when picked.
+            now: The time, on the fault table's clock.
+            avoid: The broker that just failed; chosen only if no other is available.
 
         Raises:
-            NoPermission: The topic is there and cannot be written to.
+            NoPermission: The topic exists and is not writable.
         """
         queues = _writable(route)
         turn = self._count(route.topic, first)
@@ -182,13 +182,13 @@ def _writable(route: Route) -> tuple[Queue, ...]:
 
 
 def queue_of_key(queues: Sequence[Queue], key: str | bytes | int) -> Queue:
-    """The queue of a key, as long as the topic keeps its number of queues.
+    """The queue of a key; it stays the same while the topic's number of queues does.
 
-    Text goes where Java's ``SelectMessageQueueByHash`` sends it, a whole number where the remainder
-    says, so that producers in either language agree.
+    Text is hashed as in Java's ``SelectMessageQueueByHash``, an integer is taken modulo the queues,
+    so that producers in either language agree.
 
     Raises:
-        NoPermission: There is no queue.
+        NoPermission: The topic has no writable queue.
     """
     if not queues:
         raise NoPermission("the topic has no queue that can be written to")

@@ -27,7 +27,7 @@ def received(record: Record, broker: str) -> ReceivedMessage:
 
 
 def opened(record: Record, broker: str) -> ReceivedMessage:
-    """A stored record as a message, which says so where its body does not decompress."""
+    """A stored record as a message; if its body does not decompress, the message is marked."""
     named = record.property_map()
     offset_id = record.offset_id
     unreadable = ""

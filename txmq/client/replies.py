@@ -1,4 +1,4 @@
-"""The table of requests that were sent as messages and wait for a reply."""
+"""The table of request messages that wait for a reply."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Replies:
 
     @contextmanager
     def expect(self, correlation: str) -> Iterator[asyncio.Future[ReceivedMessage]]:
-        """Wait for a reply for as long as the block runs."""
+        """Expect a reply while the block runs."""
         waiter: asyncio.Future[ReceivedMessage] = asyncio.get_running_loop().create_future()
         self._waiting[correlation] = waiter
         try:
@@ -31,7 +31,7 @@ class Replies:
             del self._waiting[correlation]
 
     def came(self, correlation: str, reply: ReceivedMessage) -> bool:
-        """Hand a reply over; true if a caller waited for it."""
+        """Deliver a reply; true if a caller waited for it."""
         waiter = self._waiting.get(correlation)
         if waiter is None or waiter.done():
             return False

@@ -1,7 +1,7 @@
-"""Where topics live: what a name server answers, turned into queues and addresses. Pure.
+"""Routes: a name server's answer as the queues of a topic and the addresses of brokers. Pure.
 
-A route is a value; the table keeps those that are young enough. Neither asks a name server: the
-session does, if the table has no fresh route, and puts the answer in.
+A route is a value; the table caches fresh ones. If the table has no fresh route, the session
+queries a name server and stores the answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IDLE_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The queues of one topic, and where their brokers listen."""
+    """The queues of one topic, and the addresses of their brokers."""
 
     topic: str
     writable: tuple[Queue, ...]
@@ -47,7 +47,7 @@ class Route:
     """Whether several brokers have queues of it that can be written to."""
 
     def __post_init__(self) -> None:
-        """Look once, because each send asks."""
+        """Compute ``is_spread`` once, because every send needs it."""
         first = self.writable[0].broker if self.writable else ""
         is_spread = any(queue.broker != first for queue in self.writable)
         object.__setattr__(self, "is_spread", is_spread)
@@ -58,10 +58,10 @@ class Route:
         return tuple(sorted({queue.broker for queue in self.readable + self.writable}))
 
     def master(self, broker: str) -> str:
-        """Where a broker takes writes.
+        """The address of a broker's master.
 
         Raises:
-            TopicNotFound: The topic has nothing at this broker.
+            TopicNotFound: The topic is not on this broker.
             ConnectFailed: The broker has no master now.
         """
         replicas = self.addresses.get(broker)
@@ -71,10 +71,10 @@ class Route:
         raise ConnectFailed(f"broker {broker} has no master now")
 
     def reader(self, broker: str) -> str:
-        """Where to read from: the master, or the first replica if no master exists.
+        """The address to read from: the master, or the first replica if no master exists.
 
         Raises:
-            TopicNotFound: The topic has nothing at this broker.
+            TopicNotFound: The topic is not on this broker.
         """
         replicas = self._replicas(broker)
         return replicas[min(replicas)]
@@ -101,10 +101,11 @@ def route_of(
     """The route that a name server's answer describes.
 
     Args:
-        topic: Which topic it is for.
+        topic: The topic.
         body: The answer.
-        template: The answer is about :data:`TEMPLATE`, because the topic is not there yet.
-        queues_max: The most queues it will get at each broker, once it is there.
+        template: Whether the answer describes :data:`TEMPLATE`, because the topic does not exist
+            yet.
+        queues_max: The maximum number of queues on each broker once it exists.
     """
     addresses = {entry.broker_name: dict(entry.broker_addrs) for entry in body.broker_datas}
     known = [entry for entry in body.queue_datas if addresses.get(entry.broker_name)]
@@ -133,7 +134,7 @@ def route_of(
 
 
 class RouteTable:
-    """The routes that are known."""
+    """The known routes."""
 
     def __init__(self, fresh_s: float = FRESH_S) -> None:
         self._fresh_s = fresh_s
@@ -141,7 +142,7 @@ class RouteTable:
         self._used: dict[str, float] = {}
 
     def get(self, topic: str, now: float) -> Route | None:
-        """The topic's route, unless it is unknown or too old to be believed."""
+        """The topic's route, unless it is unknown or expired."""
         found = self._routes.get(topic)
         self._used[topic] = now
         if found is None or now - found[1] > self._fresh_s:
@@ -154,18 +155,18 @@ class RouteTable:
         return None if found is None else found[0]
 
     def put(self, route: Route, now: float) -> None:
-        """Remember a route as it is now."""
+        """Store the current route."""
         self._routes[route.topic] = (route, now)
 
     def in_use(self, now: float) -> list[str]:
-        """The topics that were asked for not long ago; the others are forgotten."""
+        """The recently used topics; the others are dropped."""
         for topic in [used_topic for used_topic, at in self._used.items() if now - at > IDLE_S]:
             del self._used[topic]
             self._routes.pop(topic, None)
         return list(self._used)
 
     def brokers(self) -> dict[str, dict[int, str]]:
-        """Where all brokers listen that some route names, by name and replica number."""
+        """The addresses of all brokers in known routes, by name and replica number."""
         found: dict[str, dict[int, str]] = {}
         for route, _ in self._routes.values():
             for name, replicas in route.addresses.items():
@@ -173,13 +174,13 @@ class RouteTable:
         return found
 
     def forget(self, topic: str) -> None:
-        """Ask again before this topic is used again: something about its route was wrong."""
+        """Expire a topic's route because it was wrong, so that the next use queries again."""
         found = self._routes.get(topic)
         if found is not None:
             self._routes[topic] = (found[0], -inf)
 
     def remove(self, topic: str, broker: str | None = None) -> None:
-        """Keep nothing of a topic that was deleted, at one broker or at all."""
+        """Drop a deleted topic, on one broker or entirely."""
         known = self.last(topic)
         if known is None:
             return

@@ -1,7 +1,7 @@
-"""What a request to a broker carries: one message, or a batch; and what its answer says. Pure.
+"""Send requests of one message or a batch, and their answers. Pure.
 
-A message becomes an envelope (checked, named, compressed), and one or more envelopes a request.
-Producers, administrators and the outbox send through here.
+A message becomes an envelope (checked, with an id, compressed); one or more envelopes become a
+request. Producers, administrators and the outbox use this module.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _NOTHING: Final = b'""'
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How messages are made ready to travel."""
+    """Options for encoding messages."""
 
     body_bytes_max: int = MESSAGE_BODY_BYTES_MAX
     compress_from: int = COMPRESS_FROM_BYTES
@@ -73,9 +73,9 @@ STOCK: Final = Packing()
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """What a send carries of a message."""
+    """An encoded message."""
 
-    # There is one for each message; a frozen dataclass takes six times as long to make.
+    # Created for each message; a frozen dataclass takes six times as long.
 
     topic: str
     id: str
@@ -87,16 +87,15 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=1024)
 def _check_topic(name: str) -> None:
-    check_name("topic", name)  # Every message names its topic, and there are few of them.
+    check_name("topic", name)  # Cached: every message names a topic, and there are few.
 
 
 def sealed(
     message: Message, fresh_id: str, packing: Packing = STOCK, *, compress: bool = True
 ) -> Envelope:
-    """A message made ready to travel.
+    """Encode a message.
 
-    A message that carries a unique key in its properties keeps it: that is how the same message is
-    sent a second time.
+    A message with a unique key in its properties keeps it, so that it can be sent a second time.
 
     Raises:
         LocalProtocolError: The protocol cannot carry it.
@@ -137,7 +136,7 @@ def sealed(
 
 
 def compressed(envelope: Envelope, packing: Packing = STOCK) -> Envelope:
-    """The same with a smaller body, where the body is large enough for that.
+    """The same with a compressed body, if the body is large enough.
 
     Raises:
         ConfigError: The algorithm needs a package that is not installed.
@@ -174,7 +173,7 @@ def _no_tag(given: object) -> LocalProtocolError:
 
 def _joined(keys: Sequence[str]) -> str:
     if isinstance(keys, str):
-        # It would be taken for a key of each of its characters.
+        # A string would become one key per character.
         raise LocalProtocolError(f"keys are a tuple, not a str; write keys=({keys!r},)")
     try:
         text = " ".join(keys)
@@ -239,7 +238,7 @@ def _add_delay(message: Message, named: dict[str, str]) -> None:
 
 
 class SendRequest:
-    """One request's load."""
+    """The content of one send request."""
 
     __slots__ = ("body", "flag", "ids", "is_batch", "properties", "sys_flag", "topic")
 
@@ -272,10 +271,10 @@ class SendRequest:
         )  # fmt: skip
 
     def results(self, answer: Command, queue: Queue) -> list[SendResult]:
-        """What became of each message.
+        """The result of each message.
 
         Raises:
-            RemoteProtocolError: The answer says nothing that could be understood.
+            RemoteProtocolError: The answer is invalid.
             BrokerRefused: The broker refused; the leaf says whether they are stored all the same.
         """
         if len(self.ids) == 1:
@@ -293,16 +292,16 @@ class SendRequest:
 
 
 def bundled(envelopes: Sequence[Envelope]) -> SendRequest:
-    """Several messages of one topic as one load.
+    """Several messages of one topic as one request.
 
     Raises:
-        LocalProtocolError: No batch can hold one of them.
+        LocalProtocolError: A message cannot be in a batch.
     """
-    # Bodies stay as they are: stock brokers and consumers know no compression inside a batch.
+    # Bodies stay uncompressed: stock brokers and consumers do not support compression in a batch.
     body = batch.pack(
         [(envelope.flag, envelope.body, envelope.properties) for envelope in envelopes]
     )
-    # Of a batch the broker looks at the common properties; it waits where one message does.
+    # The broker reads a batch's common properties; it waits if any message does.
     wait = properties.WAIT
     waits = any(properties.find(envelope.properties, wait) != "false" for envelope in envelopes)
     common = "" if waits else properties.render({wait: "false"})
@@ -313,16 +312,16 @@ def bundled(envelopes: Sequence[Envelope]) -> SendRequest:
 
 
 def result_of(answer: Command, queue: Queue, own_id: str) -> SendResult:
-    """What an answer says of one message, or of a batch as a whole.
+    """The result in an answer, for one message or a whole batch.
 
     Raises:
-        RemoteProtocolError: It says nothing that could be understood.
-        BrokerRefused: The broker refused; the leaf says whether it is stored all the same.
+        RemoteProtocolError: The answer is invalid.
+        BrokerRefused: The broker refused; the subclass says whether it stored the message anyway.
     """
     code = answer.code
     status = _OK if code == 0 else _STATUSES.get(code)
     if status is None or (code and not answer.field_map()):
-        # A broker that stored a message says where, however safe it is.
+        # A broker returns the place of a stored message, whatever the status.
         raise refusal(code, answer.remark or "")
     told = answer.read(SendAnswer)
     if told.queue_id != queue.number:
@@ -334,10 +333,10 @@ def result_of(answer: Command, queue: Queue, own_id: str) -> SendResult:
 
 
 def packed_size(envelope: Envelope) -> int:
-    """How many bytes a message takes in a batch.
+    """The size of a message in a batch, in bytes.
 
     Raises:
-        LocalProtocolError: Its properties hold half a character.
+        LocalProtocolError: Its properties contain a lone surrogate.
     """
     text = envelope.properties
     try:
@@ -348,7 +347,7 @@ def packed_size(envelope: Envelope) -> int:
 
 
 def split(envelopes: Sequence[Envelope], bytes_max: int) -> list[list[Envelope]]:
-    """Messages in as few batches as hold them, in order; one that is too large stands alone."""
+    """Split messages into as few batches as possible, in order; a too large one is alone."""
     parts: list[list[Envelope]] = []
     sizes = [packed_size(envelope) for envelope in envelopes]
     if _fits(len(sizes), sum(sizes), bytes_max):
@@ -371,7 +370,7 @@ def _fits(count: int, size: int, bytes_max: int) -> bool:
 
 
 def travels_alone(message: Message) -> bool:
-    """Whether a message may not be in a batch: it is delayed, retried, or half of a transaction."""
+    """Whether a message cannot be in a batch: it is delayed, a retry, or a half message."""
     if message.delay_level or message.deliver_at_ms is not None:
         return True
     if message.deliver_after_s is not None or message.topic.startswith(RETRY):
@@ -380,10 +379,10 @@ def travels_alone(message: Message) -> bool:
 
 
 def common_topic(messages: Sequence[Message]) -> str:
-    """The topic of messages that may travel in a batch.
+    """The common topic of messages that may form a batch.
 
     Raises:
-        LocalProtocolError: They may not.
+        LocalProtocolError: They may not form one.
     """
     if not isinstance(messages, Sequence):
         hint = "; write send_batch([message])" if isinstance(messages, Message) else ""

@@ -1,8 +1,8 @@
-"""One client's way to a cluster: name servers to ask, routes remembered, connections shared.
+"""A client's session with a cluster: name servers, cached routes, shared connections.
 
-A session keeps to one name server until that fails, then moves to the next. It opens nothing before
-something is asked, runs no task of its own, and takes time, chance and streams only from its ports.
-Producers, consumers and :class:`txmq.client.admin.admin.Admin` share one.
+A session uses one name server until that fails, then the next. It opens connections on demand, runs
+no background task, and takes time, randomness and streams only from its ports. Producers, consumers
+and :class:`txmq.client.admin.admin.Admin` share one.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ Fields = Header | dict[str, str] | None
 
 
 class Session:
-    """A client's connections and what it knows of the cluster; ``async with`` opens and closes it.
+    """A client's connections and its view of the cluster; ``async with`` opens and closes it.
 
     Args:
         names: The name servers, ``host:port`` separated by ``;``.
-        network: Where streams come from.
-        clock: Where the time comes from.
-        entropy: Where chance comes from.
-        service: Who answers what brokers ask of this client.
-        on_open: Who hears of every connection that was opened, and to which address.
-        answer_s: How long an answer may take.
-        fresh_s: How long a route is believed.
+        network: Opens streams.
+        clock: Gives the time.
+        entropy: Gives randomness.
+        service: Answers brokers' requests.
+        on_open: Called with every new connection and its address.
+        answer_s: The timeout of a request.
+        fresh_s: How long a route is fresh.
 
     Raises:
-        ConfigError: ``names`` names no server, or one in a way that is no address.
+        ConfigError: ``names`` names no server, or an address is invalid.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Session:
         if self.pool is not None:
             raise UsageError("this session is open already")
         if not self.owner.is_current:
-            # Made before a fork: each child gives out ids of its own.
+            # Created before a fork: each child generates its own ids.
             self.ids = UniqueIds(self.clock, self.entropy)
             self.owner = OwnerProcess("client")
         self.pool = ConnectionPool(self._network, self.clock, self._service, self._on_open)
@@ -121,7 +121,7 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         if not self.owner.is_current:
-            return  # What is open belongs to the parent, which goes on with it.
+            return  # Open connections belong to the parent, which still uses them.
         pool, self.pool = self.pool, None
         for task in list(self._asking.values()):
             task.cancel()
@@ -131,7 +131,7 @@ class Session:
     # Connections
 
     def ready(self, address: str) -> Connection | None:
-        """The connection to an address, where one is open now."""
+        """The open connection to an address, if any."""
         return None if self.pool is None else self.pool.ready(address)
 
     async def connection(self, address: str) -> Connection:
@@ -156,11 +156,11 @@ class Session:
         body: bytes = b"",
         timeout_s: float | None = None,
     ) -> Command:
-        """Ask one address and return its answer where that is a success.
+        """Send a request to an address and return its successful answer.
 
         Raises:
             UsageError: The session is not open.
-            TransportError: No answer came; the leaf says whether the request may have been served.
+            TransportError: No answer came; the subclass says whether the request may have run.
             BrokerRefused: The answer is a refusal.
         """
         asked = await self.connection(address)
@@ -169,7 +169,8 @@ class Session:
 
     @contextmanager
     def _closing_told(self) -> Iterator[None]:
-        # Closing cancels tasks that callers share; that must not look like their own cancellation.
+        # Closing cancels tasks that callers share; callers must not see that as their own
+        # cancellation.
         try:
             yield
         except asyncio.CancelledError:
@@ -181,12 +182,12 @@ class Session:
     # Name servers
 
     async def ask_names(self, code: int, header: Fields = None) -> Command:
-        """Ask a name server, and the next where one does not answer.
+        """Send a request to a name server; if it does not answer, to the next.
 
         Raises:
             UsageError: The session is not open.
-            TransportError: None of them answers.
-            BrokerRefused: The one that answered refuses.
+            TransportError: No name server answers.
+            BrokerRefused: The name server that answers refuses.
         """
         first = self._names_at
         failed: TransportError | None = None
@@ -213,12 +214,12 @@ class Session:
         raise ConnectFailed(text) from failed
 
     async def tell_names(self, code: int, header: Fields = None) -> None:
-        """Have every name server do something.
+        """Send a request to every name server.
 
         Raises:
             UsageError: The session is not open.
-            TransportError: One of them does not answer; all others have the request.
-            BrokerRefused: One of them refuses; those before it have the request.
+            TransportError: A name server does not answer; all others have the request.
+            BrokerRefused: A name server refuses; those before it have the request.
         """
         failed: TransportError | None = None
         for address in self.names:
@@ -232,15 +233,15 @@ class Session:
     # Routes
 
     def known_route(self, topic: str) -> Route | None:
-        """Where a topic lives, as far as that is known without asking."""
+        """A topic's cached route, if any."""
         return self.routes.get(topic, self.clock.monotonic())
 
     def brokers(self) -> Mapping[str, Mapping[int, str]]:
-        """Where all brokers listen that some known route names, by name and replica number."""
+        """The addresses of all brokers in known routes, by name and replica number."""
         return self.routes.brokers()
 
     async def refresh(self) -> list[str]:
-        """Ask again where the topics live that are in use; returns those that have moved.
+        """Refresh the routes of topics in use; returns the topics whose route changed.
 
         A topic that the name servers no longer know keeps its last route.
 
@@ -258,17 +259,17 @@ class Session:
                 if before is not None:
                     self.routes.put(before, self.clock.monotonic())
             except BrokerRefused:
-                # The next caller that uses the topic gets the reason.
+                # The next caller that uses the topic receives the error.
                 self.forget(topic)
         return moved
 
     async def route(self, topic: str) -> Route:
-        """Where a topic lives.
+        """A topic's route.
 
-        A route that was good once is kept while the name servers do not answer, answer that they
-        do not know the topic, or name no queue of it: a name server that has just started, or has
-        lost its brokers, knows less than this client. It is not kept past a broker's own word that
-        the topic does not exist (:meth:`remove`).
+        The session keeps a known route while the name servers do not answer, do not know the topic,
+        or name no queue of it: a name server that has just started, or has lost its brokers, knows
+        less than this client. It drops the route when a broker says that the topic does not exist
+        (:meth:`remove`).
 
         Raises:
             UsageError: The session is not open.
@@ -284,27 +285,27 @@ class Session:
             self._asking[topic] = asking
             asking.add_done_callback(lambda task: self._settle(topic, task))
         known = self.routes.last(topic)
-        # Many may wait for one answer, so a caller that gives up does not cancel the question.
+        # Many callers may wait for one answer, so a cancelled caller does not cancel the request.
         with self._closing_told():
             await asyncio.wait({asking}, timeout=None if known is None else KNOWN_ROUTE_WAIT_S)
             if known is None or asking.done():
                 return asking.result()
         known = self.routes.last(topic)
-        if known is None:  # A broker has said meanwhile that the topic does not exist.
+        if known is None:  # Meanwhile a broker answered that the topic does not exist.
             return await asyncio.shield(asking)
         self.routes.put(known, self.clock.monotonic())
         return known
 
     async def route_to_write(self, topic: str, new_queues: int = TEMPLATE_QUEUES_MAX) -> Route:
-        """Where a topic lives, or would come to live by its first message.
+        """A topic's route for writing; for a new topic, the route that its first message creates.
 
         Args:
             topic: The topic.
-            new_queues: The queues it is to get at each broker, if it is not there yet.
+            new_queues: The number of queues on each broker, if the topic does not exist yet.
 
         Raises:
             UsageError: The session is not open.
-            TopicNotFound: No broker has it, and none would create it.
+            TopicNotFound: No broker has it, and no broker would create it.
             TransportError: No name server answers.
         """
         try:
@@ -314,11 +315,11 @@ class Session:
                 answer = await self._ask_about(TEMPLATE)
             except TopicNotFound:
                 raise error from None
-            # Not remembered: the true route is there as soon as the first message is.
+            # Not cached: the real route exists as soon as the first message is stored.
             return route_of(topic, answer, template=True, queues_max=new_queues)
 
     async def fresh_route(self, topic: str) -> Route:
-        """Where a topic lives, asked now.
+        """A topic's route, queried now.
 
         Raises:
             UsageError: The session is not open.
@@ -329,20 +330,20 @@ class Session:
         return await self._ask_route(topic)
 
     def forget(self, topic: str) -> None:
-        """Ask for this topic's route again before it is next used."""
+        """Expire this topic's route."""
         self.routes.forget(topic)
 
     def remove(self, topic: str, broker: str | None = None) -> None:
-        """Keep nothing of a topic that does not exist any more: at one broker, or at all."""
+        """Drop the route of a deleted topic, on one broker or entirely."""
         self.routes.remove(topic, broker)
 
     async def queue_to_write(self, topic: str) -> tuple[Queue, str]:
-        """The queue whose turn it is, and the address that takes messages for it.
+        """The next queue in rotation, and its master's address.
 
         Raises:
             UsageError: The session is not open.
-            TopicNotFound: No broker has the topic, and none would create it.
-            NoPermission: It has no queue that can be written to.
+            TopicNotFound: No broker has the topic, and no broker would create it.
+            NoPermission: The topic has no writable queue.
             TransportError: No name server answers.
         """
         route = await self.route_to_write(topic)
@@ -350,11 +351,11 @@ class Session:
         return queue, route.master(queue.broker)
 
     async def address_of(self, queue: Queue, *, reading: bool = False) -> str:
-        """Where the broker of a queue listens.
+        """The address of a queue's broker.
 
         Raises:
             UsageError: The session is not open.
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No name server answers, or the broker has no master now.
         """
         route = await self.route(queue.topic)
@@ -371,7 +372,7 @@ class Session:
             if known is None:
                 raise
             log.debug("the last known route of topic %s is kept: %s", topic, error)
-            # Trusted for a while again, because each unanswered question costs time.
+            # Treat the route as fresh for a while, because each unanswered request costs time.
             self.routes.put(known, self.clock.monotonic())
             return known
 
@@ -392,7 +393,7 @@ class Session:
     def _settle(self, topic: str, task: asyncio.Task[Route]) -> None:
         self._asking.pop(topic, None)
         if not task.cancelled():
-            task.exception()  # Read, in case no caller waits any longer.
+            task.exception()  # Retrieve the exception, in case no caller waits any longer.
 
 
 def _addresses_in(names: str) -> tuple[str, ...]:

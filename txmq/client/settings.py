@@ -1,4 +1,4 @@
-"""What can be set about clients, producers and consumers; the defaults are those of stock clients.
+"""Settings of clients, producers and consumers; the defaults are those of stock clients.
 
 Durations are seconds, sizes bytes.
 """
@@ -33,7 +33,7 @@ def check_bounds(settings: object, least: Mapping[str, float]) -> None:
     """Check that settings are not too small.
 
     Raises:
-        ConfigError: One is smaller.
+        ConfigError: A value is too small.
     """
     for name, bound in least.items():
         value: Any = getattr(settings, name)
@@ -43,7 +43,7 @@ def check_bounds(settings: object, least: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """How a client keeps in touch with its cluster.
+    """A client's timeouts and intervals.
 
     Raises:
         ConfigError: A value cannot work.
@@ -69,7 +69,7 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerSettings:
-    """How a producer sends.
+    """A producer's settings.
 
     Raises:
         ConfigError: A value cannot work.
@@ -139,7 +139,7 @@ class StartFrom(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """How a consumer gets its messages and works on them.
+    """A consumer's settings.
 
     Raises:
         ConfigError: A value cannot work.
@@ -219,7 +219,7 @@ def settings_or(kind: type[S], given: S | None) -> S:
     """The settings that were given, or the defaults.
 
     Raises:
-        ConfigError: Something else was given.
+        ConfigError: The settings have the wrong type.
     """
     if given is None:
         return kind()

@@ -1,4 +1,4 @@
-"""What brokers answer: receipts, batches, and views of topics, groups and brokers."""
+"""Brokers' answers: receipts, batches, and views of topics, groups and brokers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class SendStatus(Enum):
-    """How safe a message is that a broker has stored."""
+    """The durability of a stored message."""
 
     OK = 0
     """As safe as the broker is set to make it."""
@@ -41,7 +41,7 @@ class SendStatus(Enum):
 class SendResult(msgspec.Struct, frozen=True, gc=False):
     """A broker's receipt for a stored message."""
 
-    # There is one for each message; a frozen dataclass takes six times as long to make.
+    # Created for each message; a frozen dataclass takes six times as long.
 
     status: SendStatus
     queue: Queue
@@ -56,7 +56,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class PullOutcome(Enum):
-    """How a pull ended."""
+    """The result of a pull."""
 
     FOUND = "found"
     EMPTY = "empty"
@@ -69,7 +69,7 @@ class PullOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PulledBatch:
-    """What one pull brought."""
+    """The messages of one pull."""
 
     outcome: PullOutcome
     messages: tuple[ReceivedMessage, ...]
@@ -79,7 +79,7 @@ class PulledBatch:
 
     @property
     def found(self) -> bool:
-        """Whether the broker had messages to give; those left out by their tag count."""
+        """Whether the broker had messages; messages filtered out by tag count too."""
         return self.outcome is PullOutcome.FOUND
 
 
@@ -95,7 +95,7 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class OffsetMove:
-    """Where a group stands in one queue, and where a reset takes it."""
+    """A group's offset in one queue, before and after a reset."""
 
     queue: Queue
     before: QueueOffset | None
@@ -105,7 +105,7 @@ class OffsetMove:
 
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
-    """How far a group has come in one queue."""
+    """A group's progress in one queue."""
 
     queue: Queue
     broker_offset: QueueOffset
@@ -114,7 +114,7 @@ class QueueProgress:
 
     @property
     def lag(self) -> int:
-        """Messages that are stored and not consumed."""
+        """Stored messages that are not consumed yet."""
         return max(0, self.broker_offset - self.group_offset)
 
 

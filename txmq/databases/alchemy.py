@@ -1,4 +1,4 @@
-"""Doors for SQLAlchemy: engines and sessionmakers, blocking and of asyncio."""
+"""Adapters (doors) for SQLAlchemy: engines and sessionmakers, blocking and asyncio."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ _IN_ERROR: Final = 3
 
 
 def alchemy_door(source: object) -> Door[Any] | None:
-    """The door of an engine or sessionmaker; ``None`` for anything else.
+    """The adapter of an engine or sessionmaker; ``None`` for anything else.
 
     Raises:
-        ConfigError: Its sessions can write to several databases, or to one that has no fence.
+        ConfigError: Its sessions can write to several databases, or to one that does not support a
+            fence.
     """
     if isinstance(source, Engine):
-        # A function's result is used after the commit, and must not be loaded again then.
+        # Callers use a function's result after the commit, so objects must not expire.
         return AlchemyDoor(sessionmaker(source, expire_on_commit=False), source)
     if isinstance(source, AsyncEngine):
         return AsyncAlchemyDoor(async_sessionmaker(source, expire_on_commit=False), source)
@@ -110,7 +111,7 @@ class AsyncAlchemyDoor:
 
     async def open(self) -> Borrowed[AsyncSession]:
         """See :meth:`Door.open`."""
-        # All in one greenlet, which costs as much as a statement.
+        # Use one greenlet for all calls, because a greenlet costs as much as a statement.
         return await self._launcher.run_sync(self._open_in_greenlet)
 
     def _open_in_greenlet(self, _: Session) -> _AsyncAlchemySession:
@@ -131,7 +132,7 @@ class AsyncAlchemyDoor:
 
 
 class _BorrowedConnection:
-    """What both kinds of sessions do, blocking; an asyncio session runs it in a greenlet."""
+    """The blocking code of both kinds of sessions; an asyncio session runs it in a greenlet."""
 
     is_lent = False
     """Whether the connection stays with the session that lends it."""
@@ -156,24 +157,24 @@ class _BorrowedConnection:
             return Standing.ABORTED
         driver = _driver(connection)
         if driver is None:
-            return Standing.ABORTED  # The application has detached it.
+            return Standing.ABORTED  # The application detached it.
         if self._canary is None:
             return Standing.UNSURE
-        # libpq stores the transaction's status with every answer, so the server need not be asked.
+        # libpq stores the transaction's status with every answer, which saves a round trip.
         status = driver.info.transaction_status
         if status == _IN_TRANSACTION:
             return Standing.OPEN if self._canary.is_sure() else Standing.UNSURE
         return Standing.ABORTED if status == _IN_ERROR else Standing.ENDED
 
     def holds_back(self) -> bool:
-        """Whether the session still has something to write."""
+        """Whether the session has unflushed changes."""
         session = self.sync_session
         is_nested = session.get_nested_transaction() is not None
         return is_nested or bool(session.new or session.dirty or session.deleted)
 
     def leave_savepoints(self) -> None:
         while (nested := self.sync_session.get_nested_transaction()) is not None:
-            nested.commit()  # As the commit itself would do later.
+            nested.commit()  # The commit would do the same later.
 
     def flush_now(self) -> None:
         self.leave_savepoints()
@@ -203,7 +204,7 @@ class _BorrowedConnection:
                 self.connection.close()
 
     def give_up(self) -> None:
-        # A connection that is cut off in the middle would stay checked out.
+        # A connection cancelled halfway would stay checked out.
         if not self.is_lent and not self.connection.closed:
             self.connection.invalidate()
             self.connection.close()
@@ -245,7 +246,7 @@ class _LentAlchemySession(_AlchemySession):
 
 
 class _AsyncAlchemySession(_BorrowedConnection):
-    """Runs what blocks in a greenlet; asks the driver without one."""
+    """Runs blocking calls in a greenlet, and driver calls without one."""
 
     def __init__(
         self,
@@ -268,7 +269,7 @@ class _AsyncAlchemySession(_BorrowedConnection):
     async def flush(self) -> None:
         if not self.holds_back():
             return
-        # The application's class of sessions may do something of its own in these methods.
+        # The application's session class may override these methods.
         if type(self.session).flush is not AsyncSession.flush:
             await self._launcher.run_sync(lambda _: self.leave_savepoints())
             await self.session.flush()
@@ -299,7 +300,7 @@ class _AsyncAlchemySession(_BorrowedConnection):
         try:
             self.close_now()
         except BaseException as error:  # noqa: BLE001 - raised by close()
-            # It is committed; a broken connection does not change that.
+            # The transaction is committed; a broken connection does not change that.
             self.give_up()
             self._close_error = error
 
@@ -313,7 +314,7 @@ class _AsyncAlchemySession(_BorrowedConnection):
         self.sync_session.close()
         session = Session(self.connection)
         _begin(session)
-        # The application receives nothing of this, so its asyncio session is an empty one.
+        # The application never sees this session, so an empty asyncio session is enough.
         return _AsyncAlchemySession(
             AsyncSession(), self.connection, self.forms, self._launcher, session
         )
@@ -337,7 +338,7 @@ class _AsyncAlchemySession(_BorrowedConnection):
 def ask(
     connection: Connection, forms: Forms | None, statement: Any, values: dict[str, object]
 ) -> StatementResult:
-    """Run a statement on a connection that has begun; with forms, psycopg runs it directly."""
+    """Run a statement in an open transaction; with ``forms``, psycopg runs it directly."""
     if forms is not None:
         try:
             return asked(_driver(connection), forms, statement, values)
@@ -353,7 +354,7 @@ async def ask_async(
     values: dict[str, object],
     launcher: AsyncSession,
 ) -> StatementResult:
-    """The same for asyncio; the launcher is a session of no database."""
+    """The same for asyncio; ``launcher`` is a session without a database."""
     if forms is not None:
         try:
             return await awaited(_driver(connection), forms, statement, values)
@@ -371,23 +372,25 @@ def _ask_alchemy(
 
 
 def _forms(engine: Engine | AsyncEngine) -> Forms | None:
-    """For statements that psycopg runs directly, at half the cost."""
+    """Compiled statements that psycopg runs directly, at half the cost."""
     return psycopg_forms() if engine.dialect.driver == "psycopg" else None
 
 
 def is_renamed(connection: Connection) -> bool:
-    """Whether tables have names that only SQLAlchemy knows, so it must run the statements."""
+    """Whether SQLAlchemy renames tables, so that only it can run the statements."""
     return "schema_translate_map" in connection.get_execution_options()
 
 
 def is_psycopg(connection: Connection) -> bool:
-    """Whether its driver is psycopg, blocking or of asyncio."""
+    """Whether its driver is psycopg, blocking or asyncio."""
     return connection.dialect.driver == "psycopg"
 
 
 def commits_each(connection: Connection) -> bool:
-    """Whether a connection that has begun says that it commits each statement. A driver that says
-    nothing is trusted: to ask the database would cost every transaction a round trip.
+    """Whether a connection reports that it commits each statement.
+
+    A driver that does not report it is trusted, because a query would cost every transaction a
+    round trip.
     """
     proxied = connection.connection
     drivers = (proxied.driver_connection, proxied.dbapi_connection)
@@ -395,12 +398,12 @@ def commits_each(connection: Connection) -> bool:
 
 
 def _commits_each(driver: Any) -> bool:
-    in_transaction = getattr(driver, "in_transaction", None)  # Drivers for SQLite say so.
+    in_transaction = getattr(driver, "in_transaction", None)  # SQLite drivers report it.
     if isinstance(in_transaction, bool) and hasattr(driver, "isolation_level"):
         is_off = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
         return is_off and not in_transaction
     if callable(said := getattr(driver, "get_autocommit", None)):
-        return bool(said())  # Drivers for MySQL.
+        return bool(said())  # MySQL drivers.
     if getattr(driver, "autocommit", False) is not True:
         return False
     status = getattr(getattr(driver, "info", None), "transaction_status", _IDLE)
@@ -418,8 +421,10 @@ def _raise_translated(
     statement: Any,
     values: dict[str, object],
 ) -> None:
-    """Raise psycopg's error as SQLAlchemy's. A lost connection is not raised: SQLAlchemy must
-    notice it by itself, to give up all other connections of its pool.
+    """Raise psycopg's error as SQLAlchemy's.
+
+    A lost connection is not raised: SQLAlchemy must detect it itself, so that it discards all other
+    connections of its pool.
     """
     if failure(error) is Failure.LOST and _driver(connection).closed:
         return
@@ -433,19 +438,19 @@ def _raise_translated(
 def _enter(session: Session, connection: Connection) -> None:
     driver = _driver(connection)
     is_direct = connection.dialect.driver == "psycopg"
-    # A session joins a transaction that it finds, and does not commit it. And what another user of
-    # the connection has left there would be committed with ours.
+    # A session joins an open transaction and does not commit it. Otherwise, a previous user's
+    # uncommitted work would be committed with ours.
     if connection.in_transaction():
         is_used = True
     elif not is_direct:
-        is_used = bool(getattr(driver, "in_transaction", False))  # Drivers for SQLite know.
+        is_used = bool(getattr(driver, "in_transaction", False))  # SQLite drivers report it.
     else:
-        # A pool that resets its connections gives out clean ones. Only an event listener may have
-        # spoken, and psycopg begins a transaction with its first word.
+        # A pool that resets its connections returns clean ones. Only an event listener may have run
+        # a statement, and psycopg begins a transaction with the first one.
         is_reset = connection.engine.pool._reset_on_return is not ResetStyle.reset_none  # noqa: SLF001
         is_used = not is_reset and driver.info.transaction_status != _IDLE
     if is_used:
-        connection.invalidate()  # Nothing else would end what is on it.
+        connection.invalidate()  # No other code would end its transaction.
         raise DatabaseFailed("the source gave a connection that is in a transaction already")
     session.begin()
     if session.connection() is not connection:
@@ -463,8 +468,9 @@ def _begin(session: Session) -> None:
 
 
 def _abandon(connection: Connection) -> None:
-    """Roll back after a failed commit. SQLAlchemy would give the connection back as it is, and its
-    next user would find uncommitted rows.
+    """Roll back after a failed commit.
+
+    SQLAlchemy would return the connection as it is, and its next user would find uncommitted rows.
     """
     if connection.closed or connection.invalidated:
         return

@@ -1,11 +1,11 @@
-"""A canary that shows, mostly without a round trip, whether a PostgreSQL transaction is still the
-same.
+"""A canary detects, mostly without a round trip, that the application ended a PostgreSQL
+transaction.
 
 libpq knows the status of its connection. It does not notice if the application ends the transaction
-by a statement of its own, and begins another. So the canary flips a setting until our transaction
-ends. The server reports every change of this setting to its clients, and a transaction that has
-begun ignores it. While the flipped value shows, our transaction lasts; otherwise the database is
-asked.
+with its own statement and begins another. So the canary flips a setting for the duration of our
+transaction. The server reports every change of this setting to the client, and the setting has no
+effect on a transaction that has begun. While the client sees the flipped value, our transaction is
+open; otherwise a query finds out.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Canary:
     """The canary of one connection.
 
     Args:
-        connection: psycopg's, of either version, outside of a transaction or at its beginning.
+        connection: psycopg's, blocking or asyncio, outside a transaction or at its beginning.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -46,17 +46,17 @@ class Canary:
         self._is_turned = False
 
     def know(self) -> None:
-        """The setting is flipped: remember its value."""
+        """Remember the value of the flipped setting."""
         self._is_turned, self._known = True, self._now()
 
     def is_sure(self) -> bool:
-        """Whether the transaction is the same as ever.
+        """Whether the transaction is certainly still the same.
 
-        If not, it may still be the same: a function may have set the value back, and a pooler that
-        shares servers may show what another client has set.
+        If false, it may still be the same: a function may have reset the value, or a pooler that
+        shares servers may show another client's value.
         """
         if not self._is_turned:
-            return True  # No guard row depends on it.
+            return True  # No guard row depends on this connection.
         return self._known not in (None, self._before) and self._now() == self._known
 
     def _now(self) -> str | None:

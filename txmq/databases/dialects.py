@@ -1,4 +1,4 @@
-"""What databases say differently: time, patience, and how sure a commit is. Pure."""
+"""Differences between SQL dialects: time, lock timeouts and commit durability. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 NOW_MS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "postgresql": "CAST(extract(epoch from clock_timestamp()) * 1000 AS BIGINT)",
-        # By no zone: the hour that comes twice in autumn is not to be had there.
+        # Use UTC: local time repeats an hour in autumn.
         "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000",
         "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     }
@@ -66,10 +66,10 @@ _SAME: Final[Mapping[str, str]] = MappingProxyType({"mariadb": "mysql"})
 
 
 def kind_of(dialect: str) -> str:
-    """Which of the three families a dialect belongs to.
+    """The family of a dialect: one of three.
 
     Raises:
-        ConfigError: None of them.
+        ConfigError: The dialect is not supported.
     """
     kind = _SAME.get(dialect, dialect)
     if kind not in NOW_MS:
@@ -78,24 +78,26 @@ def kind_of(dialect: str) -> str:
 
 
 def patience(kind: str, wait_ms: int) -> str:
-    """The statement that limits how long the session waits for a lock."""
+    """The statement that sets the session's lock timeout."""
     if kind == "postgresql":
         return f"SET LOCAL lock_timeout = {wait_ms}"
     if kind == "mysql":
-        wait_s = max(1, wait_ms // 1000)  # It knows whole seconds only, MySQL none below one.
+        wait_s = max(1, wait_ms // 1000)  # MySQL accepts whole seconds only, at least one.
         return patience_again(kind, (wait_s, wait_s))
     return patience_again(kind, (wait_ms,))
 
 
 def patience_again(kind: str, said: tuple[object, ...]) -> str:
-    """Wait as long again as was said to :data:`PATIENCE`; for rows, and in MySQL for tables."""
+    """The statement that sets the lock timeouts read by :data:`PATIENCE`: rows, and in MySQL
+    tables.
+    """
     if kind == "mysql":
         return f"SET SESSION innodb_lock_wait_timeout = {said[0]}, lock_wait_timeout = {said[1]}"
     return f"PRAGMA busy_timeout = {said[0]}"
 
 
 def doubts(kind: str, said: tuple[object, ...]) -> str | None:
-    """Why a commit of this session may be forgotten, with what to do; nothing where it is kept."""
+    """Why a commit of this session may be lost, and the remedy; ``None`` if commits are durable."""
     if kind == "postgresql":
         if said[1]:
             return "this server is a standby and takes no writes; name the primary"
@@ -111,7 +113,8 @@ def doubts(kind: str, said: tuple[object, ...]) -> str | None:
                 "innodb_flush_log_at_trx_commit is not 1: a crash of the server forgets commits "
                 "that were acknowledged; set it to 1"
             )
-        # A restart rolls back what is not in the binary log; only MariaDB's 3 does not rely on it.
+        # A restart rolls back transactions missing from the binary log, except with MariaDB's value
+        # 3.
         if flush == "1" and has_log != "0" and log_sync != "1":
             return (
                 "sync_binlog is not 1: with the binary log a power cut forgets commits that were "

@@ -1,8 +1,7 @@
-"""The door for Django: its own connections, so that its ORM writes behind the fence.
+"""The adapter (door) for Django's connections, so that the ORM and the fence share a transaction.
 
-Django keeps one connection for each thread and alias, and everything that a thread does with an
-alias goes through it. A local transaction is an ``atomic`` block on the connection of the thread
-that calls it; a check has that of a thread of the resource.
+Django keeps one connection for each thread and alias. A local transaction is an ``atomic`` block on
+the calling thread's connection; a check uses the connection of a resource's thread.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _DIALECTS: Final = MappingProxyType({"postgresql": psycopg_dialect, "sqlite": sq
 
 
 def django_door(source: Any) -> Door[Any] | None:
-    """The door of one of Django's connections; none for anything else.
+    """The adapter of a Django connection; ``None`` for anything else.
 
     Raises:
-        ConfigError: It is one to a database that has no fence.
+        ConfigError: Its database does not support a fence.
     """
     if not is_connection(source):
         return None
@@ -52,7 +51,7 @@ def django_door(source: Any) -> Door[Any] | None:
 
 
 def is_connection(source: object) -> bool:
-    """Whether this is one of Django's connections."""
+    """Whether this is a Django connection."""
     return source is connection or isinstance(source, BaseDatabaseWrapper)
 
 
@@ -72,10 +71,10 @@ class DjangoDoor:
         """See :meth:`Door.open`; the session is the calling thread's connection.
 
         Raises:
-            UsageError: This thread is in a transaction of Django's already.
+            UsageError: This thread already has an open Django transaction.
         """
-        # A thread that serves no request, such as a resource's, never closes its connections. So a
-        # connection that is opened here is closed here.
+        # Django closes connections at the end of a request, and a resource's thread serves none. So
+        # a connection opened here is closed here.
         had = [wrapper.alias for wrapper in connections.all(initialized_only=True)]
         session = connections[self._alias]
         borrowed = _DjangoSession(session, self._forms, is_ours=self._alias not in had)
@@ -87,12 +86,12 @@ class DjangoDoor:
         return borrowed
 
     async def say(self, statement: str) -> None:
-        """See :meth:`Door.say`; only doors that can prepare need it."""
+        """See :meth:`Door.say`; only adapters that can prepare need it."""
         raise UsageError(f"through Django nothing is said outside of transactions: {statement}")
 
 
 def _refuse_used(session: Any) -> None:
-    # The end of a savepoint is not a commit: a COMMIT reported after it would be too early.
+    # Releasing a savepoint is not a commit, so reporting COMMIT after it would be too early.
     if session.in_atomic_block:
         raise UsageError(
             f"this thread is in a transaction of Django's on {session.alias!r} already; with "
@@ -120,7 +119,7 @@ class _DjangoSession:
     def begin(self) -> None:
         session = self.session
         if session.errors_occurred:
-            session.close_if_unusable_or_obsolete()  # As Django does between two requests.
+            session.close_if_unusable_or_obsolete()  # Django does the same between two requests.
         _refuse_used(session)
         self._block.__enter__()
         self._guard.__enter__()
@@ -129,7 +128,7 @@ class _DjangoSession:
             self._canary = Canary(session.connection)
 
     def _guarded(self, execute: Callable[..., Any], *statement: Any) -> Any:
-        """What follows an end that Django has not heard of would be committed by itself."""
+        """Detect an end that Django did not notice: later statements would autocommit."""
         if self._has_begun and self._has_ended():
             raise TransactionManagementError(
                 "the transaction was ended inside; leave commit and rollback to txmq"
@@ -149,7 +148,7 @@ class _DjangoSession:
             return StatementResult(cursor.rowcount, [tuple(row) for row in rows])
 
     async def flush(self) -> None:
-        """Django's ORM keeps nothing back."""
+        """Django's ORM writes at once; there is nothing to flush."""
 
     def know(self) -> None:
         if self._canary is not None:
@@ -171,7 +170,7 @@ class _DjangoSession:
     def _has_ended(self) -> bool:
         session = self.session
         if session.closed_in_transaction:
-            return False  # That has rolled it back, and Django refuses further statements.
+            return False  # The transaction was rolled back, and Django refuses further statements.
         if session.vendor == "sqlite":
             return not session.connection.in_transaction
         return bool(session.connection.info.transaction_status == _IDLE)
@@ -179,8 +178,8 @@ class _DjangoSession:
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
         session = self.session
-        # Django calls them before the block is left, and what they raise would look like an error
-        # of the commit.
+        # Django calls them before it leaves the block, and their errors would look like commit
+        # errors.
         hooks = [entry[1] for entry in session.run_on_commit]
         session.run_on_commit = []
         try:
@@ -205,7 +204,8 @@ class _DjangoSession:
         try:
             if self._is_open:
                 if session.savepoint_ids:
-                    # The application has left a block open: only closing the connection ends all.
+                    # The application left a block open: only closing the connection ends all of
+                    # them.
                     session.close()
                     session.savepoint_ids.clear()
                 self._leave(UsageError)

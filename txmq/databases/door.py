@@ -1,7 +1,7 @@
-"""The door to a database: one interface for every source of connections, without any library.
+"""The database adapter (door): one interface for every source of connections.
 
-The work of a resource is written once, as coroutines over a :class:`Door`. The door of a blocking
-source never waits inside them, so :func:`drive` runs them to their end in the calling thread.
+A resource is written once, as coroutines over a :class:`Door`. The adapter of a blocking source
+never suspends them, so :func:`drive` runs them to the end in the calling thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StatementResult(NamedTuple):
 
 
 class Standing(Enum):
-    """How a local transaction stands before its commit."""
+    """The status of a local transaction before its commit."""
 
     OPEN = "open"
     ABORTED = "aborted"
@@ -38,59 +38,61 @@ class Standing(Enum):
 
 
 class Borrowed(Protocol[S_co]):
-    """One session in one database transaction, ours until it is closed."""
+    """A session in one database transaction, checked out until it is closed."""
 
     @property
     def session(self) -> S_co:
-        """What the application's function receives."""
+        """The object that the application's function receives."""
         ...
 
     async def ask(self, statement: Any, **values: object) -> StatementResult:
-        """Run a statement of SQLAlchemy's, or a text."""
+        """Run an SQLAlchemy statement or a text."""
         ...
 
     async def flush(self) -> None:
-        """Write what the session still holds back."""
+        """Flush the session's pending writes."""
         ...
 
     def know(self) -> None:
-        """Remember the value of the canary, now that the transaction has flipped it; see
+        """Remember the canary's value after the transaction flipped it; see
         :mod:`txmq.databases.canary`.
         """
         ...
 
     def standing(self) -> Standing:
-        """How the transaction stands, as far as this side knows."""
+        """The transaction's status, as far as the client knows."""
         ...
 
     async def commit(self, *, is_last: bool = False) -> None:
-        """Commit; what is raised may leave open whether it is done.
+        """Commit; after an error the outcome may be open.
 
         Args:
-            is_last: Nothing follows but :meth:`close`, which may be done already; what is wrong
-                with that is raised by it all the same, and not here.
+            is_last: Only :meth:`close` follows, so the commit may close already. Errors of closing
+                are still raised by :meth:`close`.
         """
         ...
 
     async def prepare(self, statement: str) -> str:
-        """Say PREPARE TRANSACTION, and what the server answers to it; only PostgreSQL's doors can.
+        """Run PREPARE TRANSACTION and return the server's answer; PostgreSQL only.
 
-        Afterwards the transaction belongs to no session any more.
+        Afterwards the transaction is detached from its session.
         """
         ...
 
     async def anew(self) -> Borrowed[S_co]:
-        """Another transaction, once this one is prepared, on the same connection; closing that does
-        not give the connection back. Only PostgreSQL's doors can.
+        """Begin another transaction on the same connection after this one is prepared; PostgreSQL
+        only.
+
+        Closing it keeps the connection checked out.
         """
         ...
 
     async def alone(self, statement: str) -> None:
-        """Run a statement outside of any transaction, once this one is prepared; likewise."""
+        """Run a statement outside any transaction after this one is prepared; PostgreSQL only."""
         ...
 
     async def close(self) -> None:
-        """Give the session back; what was not committed is rolled back."""
+        """Return the session; uncommitted work is rolled back."""
         ...
 
 
@@ -104,7 +106,7 @@ class Door(Protocol[S_co]):
 
     @property
     def is_blocking(self) -> bool:
-        """Whether its coroutines never wait."""
+        """Whether its coroutines never suspend."""
         ...
 
     @property
@@ -114,31 +116,32 @@ class Door(Protocol[S_co]):
 
     @property
     def problems(self) -> tuple[type[Exception], ...]:
-        """What its library raises."""
+        """The exceptions of its library."""
         ...
 
     async def open(self) -> Borrowed[S_co]:
-        """Begin a transaction on a session of its own.
+        """Begin a transaction in a new session.
 
         Raises:
-            DatabaseFailed: The source gave a session that is in a transaction already.
-            FenceUnsafe: It gave one that commits each statement by itself.
+            DatabaseFailed: The source returned a session that already has a transaction.
+            FenceUnsafe: The source returned a session that commits each statement.
         """
         ...
 
     async def say(self, statement: str) -> None:
-        """Run a statement outside of any transaction, on a connection of its own."""
+        """Run a statement outside any transaction, on a separate connection."""
         ...
 
 
 class Kept(Generic[S]):
-    """A door behind which one connection is: one that has prepared, and that is not given back.
+    """An adapter over the one connection that prepared a transaction and stays checked out.
 
-    Sessions that wait for the locks of the prepared transaction may hold all other connections.
+    It needs its own connection, because sessions that wait for the prepared transaction's locks may
+    hold all others.
 
     Args:
-        door: Where the connection is from.
-        borrowed: The session that has it; what is opened here is closed first.
+        door: The adapter that opened the connection.
+        borrowed: The session that owns the connection; sessions opened here are closed before it.
     """
 
     def __init__(self, door: Door[S], borrowed: Borrowed[S]) -> None:
@@ -159,16 +162,16 @@ class Kept(Generic[S]):
 
 @asynccontextmanager
 async def reading(opening: Awaitable[Borrowed[S]]) -> AsyncIterator[Borrowed[S]]:
-    """A transaction that only reads; it is committed, unless something is raised inside.
+    """A read-only transaction; it commits unless the block raises.
 
-    At a rollback psycopg forgets all statements that its connection has prepared, and the next user
-    of the pooled connection would have to prepare them again.
+    After a rollback psycopg forgets the connection's prepared statements, and the next user of the
+    pooled connection must prepare them again.
 
     Args:
-        opening: Begins it.
+        opening: Opens the session.
 
     Raises:
-        Exception: Whatever the door's library raises, also at the end.
+        Exception: Any error of the adapter's library, also at the end.
     """
     borrowed = await opening
     try:
@@ -179,7 +182,7 @@ async def reading(opening: Awaitable[Borrowed[S]]) -> AsyncIterator[Borrowed[S]]
 
 
 def drive(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never waits to its end, in this thread."""
+    """Run a coroutine that never suspends, in this thread."""
     try:
         work.send(None)
     except StopIteration as done:

@@ -1,4 +1,4 @@
-"""Makes an engine for the database URL of a command."""
+"""Create the engine for the database URL of a command."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INSTALLS: Final = {
 
 
 def engine_of(url: str) -> Engine:
-    """A blocking engine for a database, whatever driver an application uses for it.
+    """A blocking engine for a database URL, even if the URL names an asyncio driver.
 
     Raises:
         ConfigError: The URL is invalid, its database cannot have a fence, or its driver is missing.

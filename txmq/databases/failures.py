@@ -1,8 +1,8 @@
 """Classifies exceptions of databases. Pure: knows no driver.
 
-Drivers differ in what their exceptions carry: PostgreSQL's have an SQLSTATE, SQLite's the
-name of a result code, MySQL's a number, and some an SQLSTATE as well, which says less: it is the
-same for a double key as for any other constraint. SQLAlchemy wraps them and keeps the original.
+Drivers differ in what their exceptions carry. PostgreSQL's have an SQLSTATE, SQLite's the name of a
+result code, MySQL's a number. Some MySQL drivers add an SQLSTATE, but it is the same for a
+duplicate key and for any other constraint. SQLAlchemy wraps them and keeps the original.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Failure", "failure", "is_settled", "words"]
 
 
 class Failure(Enum):
-    """What became of a statement or a transaction."""
+    """The kind of failure of a statement or transaction."""
 
     RETRY = "retry"
     """A serialization failure or a deadlock: nothing of it remains; the same may work at once."""
@@ -59,8 +59,8 @@ _SQLSTATES: Final = (
 
 _MYSQL: Final = {
     1213: Failure.RETRY,
-    1020: Failure.RETRY,  # MariaDB: the record has changed since it was last read.
-    3101: Failure.RETRY,  # Group replication has not let the commit pass.
+    1020: Failure.RETRY,  # MariaDB: the record changed since it was last read.
+    3101: Failure.RETRY,  # Group replication rejected the commit.
     1205: Failure.LOCKED,
     3572: Failure.LOCKED,
     1062: Failure.DUPLICATE,
@@ -88,29 +88,29 @@ _SETTLED: Final = {Failure.RETRY, Failure.LOCKED, Failure.DUPLICATE, Failure.REF
 
 
 def failure(problem: BaseException) -> Failure:
-    """What an exception says, of a driver, or wrapped by SQLAlchemy."""
+    """Classify an exception of a driver, bare or wrapped by SQLAlchemy."""
     seen: BaseException | None = problem
     while (inner := getattr(seen, "orig", None)) is not None:
         if getattr(seen, "connection_invalidated", False):
             return Failure.LOST
         seen = inner
-    # SQLAlchemy's faces of asyncio drivers keep what those raised as the cause.
+    # SQLAlchemy's asyncio adapters keep the driver's error as the cause.
     for cause in (seen, getattr(seen, "__cause__", None)):
         if (found := _by_mark(cause)) is not None:
             return found
     if _named(seen, "TimeoutError"):
-        return Failure.LOST  # Also SQLAlchemy's, whose pool had no connection to give in time.
+        return Failure.LOST  # Includes SQLAlchemy's pool timeout.
     if isinstance(seen, OSError | EOFError):
         return Failure.LOST if isinstance(seen, ConnectionError | EOFError) else Failure.OTHER
-    # A number alone means something only where SQLAlchemy says that a database has raised it.
+    # A number is meaningful only if SQLAlchemy says that the database raised the error.
     number = None if seen is problem else _number(seen)
     return Failure.OTHER if number is None else _MYSQL.get(number, Failure.OTHER)
 
 
 def words(problem: BaseException) -> str:
-    """What an exception says, in a line: without the statement and the links that SQLAlchemy adds.
+    """An exception's text in one line, without the statement and links that SQLAlchemy adds.
 
-    The whole of it is the cause of the error that says these words.
+    The full exception is the cause of the error that carries this text.
     """
     seen = problem
     while (inner := getattr(seen, "orig", None)) is not None:
@@ -119,10 +119,10 @@ def words(problem: BaseException) -> str:
 
 
 def is_settled(problem: BaseException) -> bool:
-    """Whether a COMMIT that failed with this has certainly not committed.
+    """Whether a COMMIT that failed with this error certainly did not commit.
 
-    Only what a database says of a commit that it could have carried out is certain. A lost
-    connection, a shutdown, a full disk and whatever we do not know leave the outcome open.
+    Only a database's refusal of the commit is certain. A lost connection, a shutdown, a full disk
+    and any unknown error leave the outcome open.
     """
     return failure(problem) in _SETTLED
 
@@ -136,14 +136,14 @@ def _by_mark(problem: BaseException | None) -> Failure | None:
     name = getattr(problem, "sqlite_errorname", None)
     if isinstance(name, str):
         return _by_sqlite(name, str(problem))
-    # psycopg has no SQLSTATE for what its own side noticed: there was no server to give one.
+    # psycopg has no SQLSTATE for errors that the client detected: no server sent one.
     if type(problem).__module__.startswith("psycopg"):
         return Failure.LOST if _named(problem, "OperationalError", "InterfaceError") else None
     return None
 
 
 def _number(problem: BaseException | None) -> int | None:
-    """MySQL's: most drivers put it in front, one gives it a name."""
+    """MySQL's error number: most drivers put it in ``args``, one in an attribute."""
     if isinstance(problem, OSError):
         return None
     first = problem.args[0] if problem is not None and problem.args else None

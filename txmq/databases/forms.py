@@ -1,4 +1,4 @@
-"""Statements of SQLAlchemy in the words of a driver that runs them without it."""
+"""SQLAlchemy statements compiled for a driver that runs them directly."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class _Form(NamedTuple):
 
 
 class Forms:
-    """Statements as a driver takes them; each is compiled once.
+    """Compiled statements; each is compiled once.
 
     Args:
-        dialect: How it speaks.
+        dialect: The SQL dialect.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -29,7 +29,7 @@ class Forms:
         self._done: dict[Any, _Form] = {}
 
     def of(self, statement: Any, values: dict[str, object]) -> tuple[str, Any]:
-        """A statement, and the values for it; none for one that is a text."""
+        """A compiled statement and its values; ``None`` for a text."""
         if isinstance(statement, str):
             return statement, None
         form = self._done.get(statement)

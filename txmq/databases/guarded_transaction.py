@@ -1,4 +1,4 @@
-"""A database transaction that begins with a row, by which it is known whether it committed."""
+"""A database transaction whose first row, the guard row, proves whether it committed."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ log = logging.getLogger(__name__)
 
 
 class DualContext(ABC, Generic[T]):
-    """Code that is entered by ``with`` if its source blocks, and by ``async with`` if its source is
-    of asyncio. Its beginning and end are written once, as coroutines.
+    """A context manager: ``with`` for a blocking source, ``async with`` for an asyncio one.
+
+    Its beginning and end are written once, as coroutines.
     """
 
     @property
     @abstractmethod
     def is_blocking(self) -> bool:
-        """Whether its coroutines never wait, so it is for ``with``."""
+        """Whether its coroutines never suspend, so it is for ``with``."""
 
     @abstractmethod
     async def begin(self) -> T:
-        """Run before the code inside; returns what the code receives."""
+        """Run before the block; returns the value for ``as``."""
 
     @abstractmethod
     async def end(self, problem: BaseException | None) -> None:
-        """Run after the code inside, with its exception, which is raised again."""
+        """Run after the block, with its exception, which is raised again."""
 
     def __enter__(self) -> T:
         """Begin, in this thread.
@@ -80,7 +81,7 @@ class DualContext(ABC, Generic[T]):
 
 
 class CommitState(Enum):
-    """What is known about the commit of a transaction."""
+    """The known state of a transaction's commit."""
 
     NOTHING = "nothing"
     """Nothing of it is in the database."""
@@ -92,8 +93,8 @@ class CommitState(Enum):
 class GuardedTransaction(DualContext[S], Generic[S]):
     """The transaction: its guard row is inserted before anything else, and it commits last.
 
-    Only this class may end it; an end by the application is detected. :attr:`commit_state` is
-    valid at any moment.
+    Only this class may end it; it detects an end by the application. :attr:`commit_state` is always
+    valid.
 
     Args:
         door: Opens sessions of the database.
@@ -250,7 +251,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
 
 
 class GuardRow(Protocol):
-    """A guard row that is an object of its own; see :class:`RowTransaction`."""
+    """A guard row as a separate object; see :class:`RowTransaction`."""
 
     @property
     def of(self) -> str:
@@ -275,7 +276,7 @@ class GuardRow(Protocol):
 
 
 class RowTransaction(GuardedTransaction[S]):
-    """A guarded transaction whose row is an object of its own.
+    """A guarded transaction whose guard row is a separate object.
 
     Args:
         door: Opens sessions of the database.

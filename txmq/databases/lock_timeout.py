@@ -1,4 +1,4 @@
-"""Sessions that wait for locks only briefly."""
+"""Sessions with a short lock timeout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["impatient", "waiting"]
 
 @asynccontextmanager
 async def impatient(door: Door[object], wait_ms: int) -> AsyncIterator[Borrowed[object]]:
-    """A new session with a short lock timeout; it sees what others have just committed."""
+    """A new session with a short lock timeout; it sees the latest commits."""
     borrowed = await door.open()
     try:
         if (level := dialects.ISOLATION.get(door.kind)) is not None:
@@ -29,7 +29,7 @@ async def impatient(door: Door[object], wait_ms: int) -> AsyncIterator[Borrowed[
 async def waiting(
     door: Door[object], borrowed: Borrowed[object], wait_ms: int
 ) -> AsyncIterator[None]:
-    """While inside, a short lock timeout; afterwards the session has its own timeout again."""
+    """Set a short lock timeout inside the block, and restore the session's own afterwards."""
     waited = await _waited(door, borrowed)
     await borrowed.ask(dialects.patience(door.kind, wait_ms))
     try:
@@ -50,6 +50,6 @@ async def _be_patient(
     try:
         await borrowed.ask(dialects.patience_again(door.kind, waited))
     except door.problems as error:
-        # The error inside says more, and a lost connection is not used again.
+        # The block's error says more, and a lost connection is not used again.
         if failure(error) is not Failure.LOST:
             raise

@@ -1,4 +1,4 @@
-"""Receives NOTIFY of PostgreSQL over a connection of its own; with psycopg."""
+"""Receive PostgreSQL's NOTIFY over a separate psycopg connection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ LOOK_S: Final = 10.0
 
 
 async def likeness(session: Any) -> str | None:
-    """What another connection like a session's is opened with; nothing if it is not psycopg's."""
+    """The parameters to open another connection like a session's; ``None`` if it is not
+    psycopg's.
+    """
     found: Any = session
     if isinstance(session, AsyncSession):
         raw = await (await session.connection()).get_raw_connection()
@@ -36,15 +38,15 @@ async def likeness(session: Any) -> str | None:
 async def listen(like: str, channel: str, heard: Callable[[], None]) -> None:
     """Call a function at each NOTIFY of a channel, and once at the beginning.
 
-    The connection is outside of transactions meanwhile, so it does not hold back VACUUM.
+    The connection stays outside transactions, so it does not hold back VACUUM.
 
     Args:
-        like: What :func:`likeness` gave.
+        like: The result of :func:`likeness`.
         channel: The channel.
-        heard: What is called; perhaps once for many.
+        heard: The function to call; one call may cover several notifications.
 
     Raises:
-        Exception: One of :data:`LISTENING_PROBLEMS`; the connection is lost, or there was none.
+        Exception: One of :data:`LISTENING_PROBLEMS`; the connection failed or was lost.
     """
     connection = await psycopg.AsyncConnection.connect(like, autocommit=True)
     try:

@@ -1,7 +1,7 @@
-"""Doors for psycopg without SQLAlchemy: pools, and functions that connect.
+"""Adapters (doors) for psycopg without SQLAlchemy: pools, and functions that connect.
 
-The application's function is given the connection itself. A transaction block of psycopg's stands
-around it, in which psycopg refuses to commit or roll back.
+The application's function receives the connection itself, inside a psycopg transaction block. There
+psycopg refuses to commit or roll back.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PROBLEMS: Final = (psycopg.Error, OSError)
 
 
 def psycopg_door(source: Any) -> Door[Any] | None:
-    """The door of a pool, or of a function that connects; none for anything else.
+    """The adapter of a pool or connect function; ``None`` for anything else.
 
     Raises:
-        ConfigError: It is a connection, which checks cannot share with a local transaction.
+        ConfigError: The source is a connection, which checks cannot share with a local transaction.
     """
     if isinstance(source, psycopg.Connection | psycopg.AsyncConnection):
         raise ConfigError(
@@ -46,14 +46,14 @@ def psycopg_door(source: Any) -> Door[Any] | None:
 
 
 def psycopg_forms() -> Forms:
-    """Statements in psycopg's words."""
+    """Statements compiled for psycopg."""
     return Forms(psycopg_dialect())  # type: ignore[no-untyped-call]
 
 
 def asked(
     connection: psycopg.Connection[Any], forms: Forms, statement: Any, values: dict[str, object]
 ) -> StatementResult:
-    """Run a statement, whatever rows and cursors the application has chosen for its connection."""
+    """Run a statement, regardless of the connection's row factory and cursor class."""
     words, given = forms.of(statement, values)
     cursor = psycopg.Cursor(connection, row_factory=tuple_row)
     cursor.execute(words.encode(), given)
@@ -116,7 +116,7 @@ class PsycopgDoor:
 
 
 class AsyncPsycopgDoor:
-    """Connections of asyncio."""
+    """Asyncio connections."""
 
     kind = "postgresql"
     can_prepare = True
@@ -179,7 +179,7 @@ async def _asay(connection: psycopg.AsyncConnection[Any], statement: str) -> Non
 
 
 def _keep(connection: psycopg.Connection[Any]) -> None:
-    """Not to be given back."""
+    """Do nothing: the connection stays checked out."""
 
 
 async def _akeep(connection: psycopg.AsyncConnection[Any]) -> None:
@@ -205,7 +205,7 @@ class _PsycopgSession:
         return asked(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
-        """A connection keeps nothing back."""
+        """A connection has no pending writes."""
 
     def know(self) -> None:
         self._canary.know()
@@ -222,7 +222,7 @@ class _PsycopgSession:
         with psycopg.Cursor(self.session) as cursor:
             answer = cursor.execute(statement.encode()).statusmessage
             if self.session.autocommit:
-                cursor.execute(b"BEGIN")  # The block wants something that it can end.
+                cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
         return str(answer)
 
     async def anew(self) -> Borrowed[psycopg.Connection[Any]]:
@@ -266,7 +266,7 @@ class _AsyncPsycopgSession:
         return await awaited(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
-        """A connection keeps nothing back."""
+        """A connection has no pending writes."""
 
     def know(self) -> None:
         self._canary.know()
@@ -283,7 +283,7 @@ class _AsyncPsycopgSession:
         async with psycopg.AsyncCursor(self.session) as cursor:
             answer = (await cursor.execute(statement.encode())).statusmessage
             if self.session.autocommit:
-                await cursor.execute(b"BEGIN")  # The block wants something that it can end.
+                await cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
         return str(answer)
 
     async def anew(self) -> Borrowed[psycopg.AsyncConnection[Any]]:

@@ -1,7 +1,7 @@
-"""Runs statements in the application's own sessions and transactions.
+"""Run statements in the application's own sessions and transactions.
 
-Nothing here commits or rolls back. A transaction begins only as SQLAlchemy and psycopg begin one,
-when a session is first used. A session in autocommit mode is refused, as far as that is visible
+This module never commits or rolls back. A transaction begins as SQLAlchemy and psycopg begin one,
+when a session is first used. Sessions in autocommit mode are refused, as far as they are detectable
 without a round trip to the database.
 """
 
@@ -46,11 +46,11 @@ class Given(Protocol):
     """Whether its coroutines never wait."""
 
     async def ask(self, statement: Any, **values: object) -> StatementResult:
-        """Run a statement of SQLAlchemy's.
+        """Run an SQLAlchemy statement.
 
         Raises:
-            UsageError: It would be committed at once.
-            Exception: Whatever the session's library raises.
+            UsageError: The session is in autocommit mode.
+            Exception: Any error of the session's library.
         """
         ...
 
@@ -59,7 +59,7 @@ class Lender:
     """Finds the adapter of a session.
 
     Args:
-        table: What the statements are about: an ORM session may have several databases.
+        table: The table of the statements, because an ORM session may have several databases.
     """
 
     def __init__(self, table: Table) -> None:
@@ -74,7 +74,7 @@ class Lender:
 
         Raises:
             UsageError: It is not a session, or has no database.
-            ConfigError: Its database is not known here.
+            ConfigError: Its kind of database is not supported.
         """
         if isinstance(session, scoped_session | async_scoped_session):
             session = session()
@@ -158,7 +158,7 @@ class _AsyncAlchemy:
     async def ask(self, statement: Any, **values: object) -> StatementResult:
         plain = self._session
         if isinstance(plain, Connection) and plain.in_transaction():
-            connection = plain  # Nothing has to be begun, so no greenlet is needed for it.
+            connection = plain  # The transaction has begun, so no greenlet is needed.
             _refuse_autocommit(connection)
         else:
             connection = await self._launcher.run_sync(lambda _: _begun(plain, self._table))
@@ -185,7 +185,7 @@ class _Django:
 
 
 def _is_django(session: object) -> bool:
-    # A connection of Django's exists only if Django is imported; it is optional.
+    # A Django connection exists only if Django, which is optional, is imported.
     if "django.db" not in sys.modules:
         return False
     from txmq.databases.django import is_connection
@@ -202,13 +202,13 @@ def _kind(session: Session | Connection, table: Table) -> str:
 
 
 def _begun(session: Session | Connection, table: Table) -> Connection:
-    """The connection of a session, in a transaction, as after its first statement."""
+    """The connection of a session, with a transaction begun."""
     if isinstance(session, Session):
         connection = session.connection(bind_arguments={"clause": table})
     else:
         connection = session
         if not connection.in_transaction():
-            # Else it would not commit what psycopg is asked to do by itself.
+            # Otherwise, SQLAlchemy would not commit statements that psycopg runs directly.
             connection.begin()
     _refuse_autocommit(connection)
     return connection

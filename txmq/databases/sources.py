@@ -1,4 +1,4 @@
-"""The sources of connections to a database, and the door for each."""
+"""The sources of database connections, and the adapter for each."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ class DjangoConnection(Protocol):
 
     @property
     def alias(self) -> str:
-        """Which of the databases in the settings."""
+        """The key of the database in Django's settings."""
         ...
 
     @property
     def vendor(self) -> str:
-        """The family of databases."""
+        """Django's name for the family of the database."""
         ...
 
 
 def door_of(source: Any) -> Door[Any]:
-    """The door of a source.
+    """The adapter of a source.
 
     Raises:
-        ConfigError: It gives no sessions, or sessions that cannot be used.
+        ConfigError: The source is not supported, or its sessions are not usable.
     """
     door = alchemy_door(source) or psycopg_door(source) or _django_door(source)
     if door is None:
@@ -69,7 +69,7 @@ def door_of(source: Any) -> Door[Any]:
 
 
 def _django_door(source: Any) -> Door[Any] | None:
-    # A connection of Django's exists only if Django is imported; it is optional.
+    # A Django connection exists only if Django, which is optional, is imported.
     if "django.db" not in sys.modules:
         return None
     from txmq.databases.django import django_door

@@ -1,6 +1,4 @@
-"""Tables of ours in databases of others: their names, their texts, and the statements that make
-them.
-"""
+"""txmq's tables in application databases: names, text columns and DDL."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
 
 
 def plain_names(*names: str | None) -> None:
-    """Refuse names of tables or schemas that some database takes only in quotes.
+    """Reject names of tables or schemas that need quotes in some database.
 
     Raises:
         ConfigError: A name needs quotes in some database.
@@ -44,21 +42,23 @@ def plain_names(*names: str | None) -> None:
 
 
 def create_command(what: str, table: Table) -> str:
-    """What makes a table of ours where it is missing, with the names that it has here."""
+    """The command that creates a table, with its names."""
     named = "" if table.name == f"txmq_{what}" else f" --{what} {table.name}"
     placed = "" if table.schema is None else f" --schema {table.schema}"
     return f"txmq schema create {what}{named}{placed} --database URL"
 
 
 def plain_text(chars: int) -> Any:
-    """Characters of ASCII, up to so many, compared byte for byte: ids that differ in case only are
-    different ids, and no update of a collation can put a primary key into disorder.
+    """An ASCII text column, compared byte by byte.
+
+    Ids that differ only in case are different ids, and a collation update cannot corrupt a primary
+    key.
     """
     return _text(_mysql.VARCHAR(chars, charset="ascii", collation="ascii_bin"))
 
 
 def any_text(chars: int) -> Any:
-    """Any characters, likewise; for MySQL it is the same with spaces behind it."""
+    """A Unicode text column, compared byte by byte; MySQL ignores trailing spaces."""
     return _text(_mysql.VARCHAR(chars, charset="utf8mb4", collation="utf8mb4_bin"))
 
 
@@ -71,11 +71,11 @@ def statements(tables: Iterable[Table], dialect: str) -> list[str]:
     """The statements that make tables, for ``postgresql``, ``mysql`` or ``sqlite``.
 
     Raises:
-        ConfigError: It is another dialect.
+        ConfigError: The dialect is not supported.
     """
     spoken, every = DIALECTS[kind_of(dialect)](), list(tables)
     made: list[DDLElement] = [CreateTable(table) for table in every]
-    # In an order of their own: those of a table are a set.
+    # Sort by name, because a table's indexes are a set.
     made += [
         CreateIndex(index)
         for table in every

@@ -73,7 +73,7 @@ def story(name: str, steps: list[Step]) -> Table:
 
 
 def figures(record: Record) -> Table:
-    """How much, how fast, and what went wrong on the way."""
+    """Amounts, speed and failures of the run."""
     table = Table(title="in figures", title_justify="left", show_header=False)
     table.add_column("what")
     table.add_column("how much", justify="right")

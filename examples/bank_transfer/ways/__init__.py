@@ -8,7 +8,7 @@ __all__ = ["Way"]
 
 
 class Way(StrEnum):
-    """How the debit at one bank and the credit at the other become one fact."""
+    """A way to make the debit at one bank and the credit at the other one fact."""
 
     HALF = "half"
     """A half message, which CCB receives if the debit commits."""

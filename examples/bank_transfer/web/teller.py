@@ -35,7 +35,7 @@ SIDES: Final = {
 
 
 class TellerPage:
-    """What tellers see.
+    """The page for tellers.
 
     Args:
         bank: Its name.

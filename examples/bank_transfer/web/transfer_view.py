@@ -99,7 +99,7 @@ class TransferView:
 
     @property
     def way(self) -> Way | None:
-        """How CCB is notified; None in the books of the payee's bank."""
+        """The way of notifying CCB; ``None`` in the books of the payee's bank."""
         if self.row is not None:
             return Way(self.row.way) if self.row.way else None
         return None if self.begun is None else self.begun.asked.way
@@ -122,13 +122,13 @@ class TransferView:
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether the same order may work now that did not then."""
+        """Whether the same order may succeed now."""
         begun = self.begun
         return self.row is None and begun is not None and begun.status == AGAIN_STATUS
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more becomes of it."""
+        """Whether the transfer has ended."""
         if self.row is not None:
             return State(self.row.state).is_final
         return self.headline is NOT_MADE

@@ -1,7 +1,5 @@
-"""Everything one can ask of a cluster in single requests, under one name.
-
-The calls are grouped in modules by what they are about; this class only joins them. It keeps
-nothing and tries nothing twice.
+"""All single requests to a cluster, in one class. The modules group the calls by subject; this
+class only joins them. It keeps no state and never retries.
 """
 
 from __future__ import annotations
@@ -26,4 +24,4 @@ class Admin(
     LookupCalls,
     TransactionCalls,
 ):
-    """Orders and questions to brokers and name servers, over an open session."""
+    """Administrative requests to brokers and name servers, over an open session."""

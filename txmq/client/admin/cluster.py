@@ -1,4 +1,4 @@
-"""The brokers of a cluster, and what they say of themselves."""
+"""Requests for the brokers of a cluster and their statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ClusterCalls"]
 
 
 class ClusterCalls:
-    """Questions about brokers, asked over a session."""
+    """Requests about brokers."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -36,7 +36,7 @@ class ClusterCalls:
         return sorted(found, key=lambda info: (info.cluster, info.name))
 
     async def broker_stats(self, broker: str) -> dict[str, str]:
-        """What a broker says of itself, by RocketMQ's names for it.
+        """A broker's own statistics, under RocketMQ's names.
 
         Raises:
             ConfigError: No such broker is known.
@@ -50,7 +50,7 @@ class ClusterCalls:
     async def _masters(
         self, *, broker: str | None = None, cluster: str | None = None
     ) -> dict[str, str]:
-        # The masters to talk to, by name: of one broker, of one cluster, or of the only cluster.
+        # The addresses of masters by name: of one broker, of one cluster, or of the only cluster.
         known = await self.cluster()
         chosen = [
             info

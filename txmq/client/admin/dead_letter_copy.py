@@ -1,4 +1,4 @@
-"""A dead letter as it is given to its group again, and what it says of that. Pure."""
+"""The copy of a dead letter that its group receives again, and its provenance. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEFT_BEHIND: Final = frozenset(
     {
         properties.WAIT,
         properties.CLUSTER,
-        # RocketMQ leaves the last delay on a dead letter; it would be served once more.
+        # RocketMQ leaves the last delay on a dead letter; the copy would wait again.
         *properties.DELAYS,
         "TIMER_ENQUEUE_MS",
         "TIMER_DEQUEUE_MS",
@@ -41,7 +41,7 @@ _LEFT_BEHIND: Final = frozenset(
         properties.REAL_TOPIC,
         properties.REAL_QUEUE,
         properties.TRANSACTION,
-        # The attempts of a former life.
+        # Attempts before the message became a dead letter.
         "RECONSUME_TIME",
         "MAX_RECONSUME_TIMES",
         "CONSUME_START_TIME",
@@ -53,21 +53,21 @@ _LEFT_BEHIND: Final = frozenset(
         "__CRC32#",
     }
 )
-"""What brokers and clients wrote into a message for its way so far."""
+"""Properties that brokers and clients wrote into the message; the copy drops them."""
 
 
 def mark_of(message: ReceivedMessage) -> str:
-    """The key by which the copy of a dead letter is found."""
+    """The key under which the copy of a dead letter is indexed."""
     return _MARK + message.offset_id
 
 
 def copy_of(
     message: ReceivedMessage, topic: str, reason: str, operator: str, now_ms: int
 ) -> Message:
-    """A dead letter as it is given to its group again: as new, and marked.
+    """The copy of a dead letter: a new message with the mark as a key.
 
     Raises:
-        UsageError: It does not say which topic it was for, or its body cannot be read.
+        UsageError: The dead letter does not name its topic, or its body is unreadable.
     """
     if message.unreadable:
         raise UsageError(
@@ -87,8 +87,8 @@ def copy_of(
         RESENT_AT: str(now_ms),
         RESENT_FROM: message.offset_id,
     }
-    # Consumers may go by the first key, or by the id if there is no key: both stay as they were.
-    # The mark is the second key, because brokers index a limited number of keys.
+    # Consumers may rely on the first key, or on the id if there is no key; both are unchanged. The
+    # mark is the second key, because brokers index a limited number of keys.
     others = [key for key in message.keys[1:] if not key.startswith(_MARK)]
     return Message(
         topic=topic,
@@ -101,6 +101,6 @@ def copy_of(
 
 
 def provenance(copy: ReceivedMessage) -> str:
-    """Who gave a message to its group again, and why."""
+    """The operator who resent a message, and the reason."""
     named = copy.properties
     return f"by {named.get(RESENT_BY, 'somebody')}: {named.get(RESENT_REASON, 'no reason given')}"

@@ -1,8 +1,8 @@
-"""Dead letters: messages a group could not consume, counted, read, and given to it once more.
+"""Count, read and resend dead letters: messages that a group could not consume.
 
-A broker puts them into the topic ``%DLQ%group`` and leaves them there until the log's files expire.
-To give one to its group again, a copy goes to the group's retry topic, which no other group reads;
-RocketMQ's dashboard has a connected consumer run it instead, and the broker forgets how that ended.
+A broker stores them in the topic ``%DLQ%group`` until the log's files expire. To resend one, the
+client stores a copy in the group's retry topic, which no other group reads. RocketMQ's dashboard
+lets a connected consumer handle it instead, and the broker does not record the result.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ would put the copy back among the dead letters."""
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """What lies in a group's dead letters."""
+    """A group's dead letters, counted."""
 
     group: str
     messages: int
@@ -79,16 +79,16 @@ class DeadLetters:
 
 
 class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
-    """Questions about dead letters, and their second chance, over a session."""
+    """Requests about dead letters."""
 
     async def dead_letter_groups(self, group: str | None = None) -> list[DeadLetters]:
-        """How many dead letters each group has; groups that never had one are left out.
+        """The number of dead letters of each group; groups that never had one are left out.
 
         Args:
             group: Only this group.
 
         Raises:
-            LocalProtocolError: It is no name for a group.
+            LocalProtocolError: The group name is invalid.
             TransportError: A name server or broker does not answer.
             BrokerRefused: A broker refuses.
         """
@@ -109,22 +109,22 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         end_ms: int = TIME_MAX,
         topic: str | None = None,
     ) -> AsyncGenerator[ReceivedMessage, None]:
-        """The dead letters of a group that are there now, oldest first.
+        """The dead letters that a group has now, oldest first.
 
-        They are fetched a page at a time while they are asked for, so there may be any number of
-        them. Those that arrive meanwhile are left for the next time.
+        The iterator fetches them page by page, so there may be any number. It leaves out dead
+        letters that arrive meanwhile.
 
         Args:
             group: The group.
-            start: How many to pass over, of those that would be given.
-            count: The most wanted.
-            begin_ms: Put there at this time or later.
-            end_ms: Put there at this time or earlier.
-            topic: Only those that were sent to this topic.
+            start: The number of matching dead letters to skip.
+            count: The maximum number.
+            begin_ms: Dead since this time or later.
+            end_ms: Dead since this time or earlier.
+            topic: Only dead letters sent to this topic.
 
         Raises:
-            LocalProtocolError: It is no name for a group.
-            NoPermission: They may not be read; the text says how to change that.
+            LocalProtocolError: The group name is invalid.
+            NoPermission: The dead letter topic is not readable; the text says how to change that.
             TransportError: A name server or broker does not answer.
             BrokerRefused: A broker refuses for another reason.
         """
@@ -149,14 +149,14 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
 
         Args:
             group: The group.
-            message_id: The id its producer gave it, its place among the dead letters, or the place
-                where it was stored first. Of several with one id, the newest is meant: it died
-                again after it was resent.
+            message_id: The producer's id, the place among the dead letters, or the place where the
+                broker stored it first. Of several with one id, the newest counts: it failed again
+                after it was resent.
 
         Raises:
             NotFound: The group has no such dead letter.
-            LocalProtocolError: It is no name for a group.
-            NoPermission: They had to be read through, which is not allowed.
+            LocalProtocolError: The group name is invalid.
+            NoPermission: The search must read the dead letter topic, which is not readable.
             TransportError: A name server or broker does not answer.
             BrokerRefused: A broker refuses for another reason.
         """
@@ -167,7 +167,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             raise NotFound(f"group {group} has no dead letters") from None
         if found is not None:
             return found
-        # Where it was stored first, nothing may lie any more; only the dead letters remember.
+        # The first place may have expired; only the dead letters still name it.
         async with aclosing(self.dead_letters(group)) as letters:
             async for letter in letters:
                 if message_id in (letter.offset_id, letter.properties.get(properties.ORIGIN_ID)):
@@ -175,10 +175,10 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         raise NotFound(f"group {group} has no dead letter {message_id}")
 
     async def resent_copy(self, group: str, message: ReceivedMessage) -> ReceivedMessage | None:
-        """The first copy of a dead letter that was given to its group again, if one was.
+        """The first resent copy of a dead letter, if it was resent.
 
-        The copy carries the dead letter's place as a key. It is younger than the dead letter, so
-        it stays in the log as long. A broker that keeps no index of keys never finds it.
+        The copy carries the dead letter's place as a key. It is younger than the dead letter, so it
+        stays in the log at least as long. A broker without an index of keys never finds it.
 
         Raises:
             TransportError: A name server or broker does not answer.
@@ -199,28 +199,29 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         operator: str,
         force: bool = False,
     ) -> SendResult:
-        """Give a dead letter to its group once more, and to no other.
+        """Resend a dead letter to its group, and to no other.
 
-        A copy goes to the group's retry topic: the same id, body, keys and properties, no attempts
-        yet, and who resent it, when and why. The dead letter itself stays until it expires.
+        The client stores a copy in the group's retry topic: the same id, body, keys and properties,
+        zero attempts, and the operator, time and reason. The dead letter itself stays until it
+        expires.
 
         Args:
             group: The group.
             message: The dead letter.
-            reason: Why; kept with the copy.
-            operator: Who; kept with the copy.
-            force: Also where it was resent already. Two operators at the same moment are not kept
-                apart.
+            reason: The reason; stored with the copy.
+            operator: The operator's name; stored with the copy.
+            force: Resend even if it was resent before. Without it, two operators at the same moment
+                may still both resend.
 
         Raises:
-            UsageError: It is no dead letter of this group, does not say which topic it was for, was
-                resent already, or reason or operator is missing.
-            IllegalOperation: The broker put the copy among the dead letters at once.
-            TopicNotFound: The group has no retry topic, because no consumer of it ever came.
+            UsageError: The message is not a dead letter of this group, does not name its topic, or
+                was resent already; or reason or operator is missing.
+            IllegalOperation: The broker stored the copy as a dead letter at once.
+            TopicNotFound: The group has no retry topic, because it never had a consumer.
             LocalProtocolError: The protocol cannot carry the copy.
-            LimitExceeded: It is too large with the reason.
-            TransportError: No answer came; the leaf says whether it may be stored.
-            BrokerRefused: The broker refuses; the leaf says whether it is stored all the same.
+            LimitExceeded: The copy is too large with the reason.
+            TransportError: No answer came; the subclass says whether it may be stored.
+            BrokerRefused: The broker refuses; the subclass says whether it stored the copy anyway.
         """
         if message.topic != _topic_of(group):
             raise UsageError(f"a message of {message.topic} is no dead letter of group {group}")
@@ -229,7 +230,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         now_ms = self._session.clock.wall_ms()
         copy = copy_of(message, RETRY + group, reason.strip(), operator.strip(), now_ms)
         envelope = sealed(copy, self._session.ids.next())
-        quoted(envelope.properties)  # Refuses half characters, which command lines may hold.
+        quoted(envelope.properties)  # Rejects lone surrogates, which command lines may contain.
         if not force:
             before = await self.resent_copy(group, message)
             if before is not None:
@@ -251,7 +252,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             queues = await self.topic_status(topic)
             route = await self._session.route(topic)
         except TopicNotFound:
-            return None  # It has no dead letters, or they were removed meanwhile.
+            return None  # The group has no dead letters, or they were removed meanwhile.
         by_broker = dict.fromkeys(route.brokers, 0)
         oldest: list[int] = []
         newest: list[int] = []
@@ -269,7 +270,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         return DeadLetters(
             topic.removeprefix(DLQ),
             sum(by_broker.values()),
-            # A broker that cannot tell says -1.
+            # A broker that does not know the time returns -1.
             min((stored_ms for stored_ms in oldest if stored_ms > 0), default=None),
             max((stored_ms for stored_ms in newest if stored_ms > 0), default=None),
             by_broker,
@@ -283,7 +284,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         try:
             route = await self._session.fresh_route(topic)
         except TopicNotFound:
-            return ()  # The first dead letter makes the topic.
+            return ()  # The first dead letter creates the topic.
         closed = _closed_at(route)
         if closed:
             raise NoPermission(
@@ -296,10 +297,11 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
     async def _stream(
         self, queue: Queue, begin_ms: int, end_ms: int
     ) -> AsyncGenerator[ReceivedMessage, None]:
-        # A copy that dies again while the dead letters are resent must not keep this going.
+        # Stop at today's end: a resent copy that fails again must not extend the iteration.
         end = await self.max_offset(queue)
         if begin_ms > 0:
-            # Among several of one time a broker may name any; before it, only strangers are lost.
+            # Among messages of one time a broker may return any, so search 1 ms earlier and filter
+            # below.
             at = await self.offset_by_time(queue, begin_ms - 1)
         else:
             at = await self.min_offset(queue)
@@ -328,7 +330,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         route = await self._session.route(dead)
         for broker, replicas in route.addresses.items():
-            # An id that a producer gave can look like a place: no other broker is asked.
+            # A producer's id can look like a place, so only brokers of this group are queried.
             if address not in replicas.values():
                 continue
             try:
@@ -336,7 +338,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
                     address, RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position)
                 )
             except InternalError:
-                return None  # Nothing lies there.
+                return None  # No message is stored there.
             found = opened(unpack(answer.body)[0], broker)
             return found if found.topic == dead else await self._by_id(dead, found.id)
         return None
@@ -350,7 +352,8 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             raise TopicNotFound(
                 f"group {group} has no retry topic yet; start one of its consumers, which makes it"
             ) from error
-        # Brokers remember groups each for itself, and this one knows it for certain.
+        # Each broker keeps its own list of groups; the dead letter's broker certainly has this
+        # group.
         there = [queue for queue in route.writable if queue.broker == broker] or route.writable
         if not there:
             raise NoPermission(f"the retry topic of group {group} may not be written to")
@@ -385,7 +388,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         return result_of(answer, queue, envelope.id)
 
     async def _check_given(self, group: str, result: SendResult, address: str) -> None:
-        # RocketMQ 5 takes no retries for a group that holds locks, and does not say so.
+        # RocketMQ 5 silently ignores retries for a group that holds locks.
         try:
             position = split_offset_id(result.offset_id)[2]
             answer = await self._session.request(
@@ -393,7 +396,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             )
             topic = unpack(answer.body)[0].topic
         except (BrokerRefused, RemoteProtocolError, TransportError):
-            return  # It is stored; had it failed again, the next list would show it.
+            return  # The copy is stored; if it failed again, the next list shows it.
         if topic == DLQ + group:
             raise IllegalOperation(
                 f"the broker put the copy among the dead letters again, at {result.offset_id}: "
@@ -405,7 +408,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
 async def _merged(
     streams: list[AsyncGenerator[ReceivedMessage, None]],
 ) -> AsyncGenerator[ReceivedMessage, None]:
-    # The streams are in order each; of each only the next message is held.
+    # Each stream is sorted; the merge holds only the next message of each.
     heads: list[tuple[int, int, ReceivedMessage]] = []
     try:
         for at, stream in enumerate(streams):

@@ -1,4 +1,4 @@
-"""Consumer groups made, watched and removed."""
+"""Create, list, watch and delete consumer groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["GroupCalls"]
 
 
 class GroupCalls(ClusterCalls):
-    """Orders and questions about groups, over a session."""
+    """Requests about groups."""
 
     async def create_group(
         self,
@@ -40,21 +40,20 @@ class GroupCalls(ClusterCalls):
         broker: str | None = None,
         cluster: str | None = None,
     ) -> None:
-        """Make a consumer group, or change it; what is not named stays as it is.
+        """Create a consumer group, or change the settings that are given.
 
         Args:
             name: The group.
-            retries: How often a message is given again before it goes to the dead letters; 16 for a
-                new group.
-            enabled: Whether it may consume; a new group may.
-            broker: The broker to make it at; all of the cluster where none is named.
-            cluster: The cluster, where there are several.
+            retries: Retries before a message becomes a dead letter; 16 for a new group.
+            enabled: Whether the group may consume; a new group may.
+            broker: The broker to create it on; by default, all of the cluster.
+            cluster: The cluster, if there are several.
 
         Raises:
-            LocalProtocolError: It is no name for a group.
-            ConfigError: Broker or cluster is unknown, or several clusters leave the choice open.
-            TransportError: No answer came; the group may have been made at some brokers.
-            BrokerRefused: A broker refuses; the group may have been made at others.
+            LocalProtocolError: The group name is invalid.
+            ConfigError: Broker or cluster is unknown, or must be named because there are several.
+            TransportError: No answer came; some brokers may have created the group.
+            BrokerRefused: A broker refuses; others may have created the group.
         """
         check_name("group", name, GROUP_CHARS_MAX)
         said = {"consume_enable": enabled, "retry_max_times": retries}
@@ -77,11 +76,11 @@ class GroupCalls(ClusterCalls):
         """Remove a consumer group, and by default its offsets.
 
         Raises:
-            ConfigError: The cluster is unknown, or several leave the choice open.
+            ConfigError: The cluster is unknown, or must be named because there are several.
             TransportError: A broker does not answer; others may have removed it.
             BrokerRefused: A broker refuses; others may have removed it.
         """
-        # The flag has two names: the older for RocketMQ 4, the younger for 5.
+        # The flag has two names: the older for RocketMQ 4, the newer for RocketMQ 5.
         header = DeleteGroup(name, remove_offset=offsets, clean_offset=offsets)
         for address in (await self._masters(cluster=cluster)).values():
             await self._session.request(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
@@ -90,7 +89,7 @@ class GroupCalls(ClusterCalls):
         """All consumer groups by name, with their settings at the first broker that has them.
 
         Raises:
-            ConfigError: The cluster is unknown, or several leave the choice open.
+            ConfigError: The cluster is unknown, or must be named because there are several.
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
@@ -103,10 +102,10 @@ class GroupCalls(ClusterCalls):
     async def group_progress(
         self, name: str, topic: str | None = None, *, cluster: str | None = None
     ) -> list[QueueProgress]:
-        """How far a group has come in every queue it has an offset for.
+        """A group's progress in every queue for which it has an offset.
 
         Raises:
-            ConfigError: The cluster is unknown, or several leave the choice open.
+            ConfigError: The cluster is unknown, or must be named because there are several.
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
@@ -131,8 +130,8 @@ class GroupCalls(ClusterCalls):
         """The consumers of a group that are connected to any broker.
 
         Raises:
-            ConsumerOffline: None is.
-            ConfigError: The cluster is unknown, or several leave the choice open.
+            ConsumerOffline: The group has no connected consumer.
+            ConfigError: The cluster is unknown, or must be named because there are several.
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses for another reason.
         """
@@ -165,7 +164,7 @@ class GroupCalls(ClusterCalls):
         """The producers of a group that are connected to any broker.
 
         Raises:
-            ConfigError: The cluster is unknown, or several leave the choice open.
+            ConfigError: The cluster is unknown, or must be named because there are several.
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
@@ -176,14 +175,14 @@ class GroupCalls(ClusterCalls):
                     address, RequestCode.GET_PRODUCER_CONNECTION_LIST, NamedGroup(name)
                 )
             except InternalError:
-                # RocketMQ has no better code than this for "none is connected".
+                # RocketMQ has no better code for "no producer is connected".
                 continue
             found += ProducerConnections.read(answer.body).connection_set
         return _clients(found)
 
 
 def _clients(found: Iterable[bodies.ClientConnection]) -> tuple[values.ConnectedClient, ...]:
-    # A client holds one connection to each broker; it is one client all the same.
+    # A client has one connection to each broker; count it once.
     by_id: dict[str, values.ConnectedClient] = {}
     for connection in found:
         seen = values.ConnectedClient(

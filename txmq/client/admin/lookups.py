@@ -1,4 +1,4 @@
-"""Stored messages looked up: by their place in a log, by key, by the id a producer gave them."""
+"""Look up stored messages: by place in a log, by key, by the producer's id."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ UNIQUE_KEY_HITS: Final = 32
 
 
 class LookupCalls(ClusterCalls):
-    """Questions about single messages, asked over a session."""
+    """Requests about single messages."""
 
     async def view(self, offset_id: str) -> ReceivedMessage:
-        """The message that lies where an offset id says.
+        """The message at the place that an offset id names.
 
         Raises:
-            LocalProtocolError: It is no offset id.
+            LocalProtocolError: The offset id is invalid.
             TransportError: The broker it names does not answer.
-            BrokerRefused: There is no message at that place.
+            BrokerRefused: No message is stored at that place.
         """
         try:
             host, port, position = split_offset_id(offset_id)
@@ -55,12 +55,12 @@ class LookupCalls(ClusterCalls):
         begin_ms: int = 0,
         end_ms: int = TIME_MAX,
     ) -> list[ReceivedMessage]:
-        """The messages of a topic that carry a key, oldest first; empty where there are none.
+        """The messages of a topic that carry a key, oldest first.
 
         Args:
             topic: The topic.
             key: The key.
-            count: The most messages wanted of each broker.
+            count: The maximum number of messages from each broker.
             begin_ms: Stored at this time or later.
             end_ms: Stored at this time or earlier.
 
@@ -71,11 +71,11 @@ class LookupCalls(ClusterCalls):
         """
         header = fields_of(MessageQuery(topic, key, count, begin_ms, end_ms))
         found = await self._query(topic, header)
-        # Brokers find by hash: a stranger with the same hash is not what was asked for.
+        # Brokers look up by hash; drop messages whose key only has the same hash.
         return [message for message in found if key in message.keys]
 
     async def find(self, topic: str, message_id: str) -> ReceivedMessage:
-        """The message that a producer gave an id; the first of them where it was sent twice.
+        """The message with a producer's id; the first one if it was sent twice.
 
         Raises:
             NotFound: No broker has it.

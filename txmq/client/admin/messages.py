@@ -1,7 +1,7 @@
-"""Messages sent, recalled and pulled, one request at a time.
+"""Send, recall and pull messages, one request at a time.
 
-Nothing is tried twice here: a caller who must know whether a message is stored reads the error's
-``effect``. Producers that retry and consumers that share queues are built on top of this.
+These calls never retry: the error's ``effect`` says whether the message may be stored. Producers
+that retry and consumers that share queues build on them.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class MessageCalls:
     async def send(
         self, message: Message, queue: Queue | None = None, *, group: str = PRODUCER_GROUP
     ) -> SendResult:
-        """Send a message, to the queue whose turn it is unless one is given.
+        """Send a message to ``queue``, or by default to the next queue in rotation.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
             LimitExceeded: It is too large.
-            TransportError: No answer came; the leaf says whether it may be stored.
+            TransportError: No answer came; the subclass says whether it may be stored.
             BrokerRefused: The broker refused; the leaf says whether it is stored all the same.
         """
         request = SendRequest(sealed(message, self._session.ids.next()))
@@ -88,7 +88,7 @@ class MessageCalls:
         Raises:
             LocalProtocolError: The protocol cannot carry these messages as one batch.
             LimitExceeded: They are too large together.
-            TransportError: No answer came; the leaf says whether they may be stored.
+            TransportError: No answer came; the subclass says whether they may be stored.
             BrokerRefused: The broker refused; the leaf says whether they are stored all the same.
         """
         common_topic(messages)
@@ -125,22 +125,22 @@ class MessageCalls:
             raise
 
     async def recall(self, topic: str, handle: str, *, group: str = PRODUCER_GROUP) -> str:
-        """Have a message that waits for its time never come.
+        """Cancel a delayed message before it becomes visible.
 
         Args:
             topic: Its topic.
-            handle: What its :attr:`SendResult.recall_handle` said.
+            handle: Its :attr:`SendResult.recall_handle`.
             group: In whose name.
 
         Returns:
             The message's id.
 
         Raises:
-            IllegalOperation: It is no handle of such a message, or too late.
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
-            TransportError: No answer came; the leaf says whether it may be recalled.
+            IllegalOperation: The handle is invalid, or the message is already visible.
+            TopicNotFound: The topic does not exist, or not on this broker.
+            TransportError: No answer came; the subclass says whether it may be recalled.
             BrokerRefused: The broker refuses for another reason, or cannot recall messages.
-            RemoteProtocolError: The answer does not say which message it was.
+            RemoteProtocolError: The answer does not name the message.
         """
         wanted = recall.decode(handle)
         if wanted.topic != topic:
@@ -159,7 +159,7 @@ class MessageCalls:
         try:
             return await self._session.address_of(Queue(handle.topic, handle.broker, 0))
         except TopicNotFound:
-            # Name servers may not know a topic yet that this message created.
+            # Name servers may not know the topic yet if this message created it.
             return (await self._session.route_to_write(handle.topic)).master(handle.broker)
 
     async def pull(
@@ -172,21 +172,21 @@ class MessageCalls:
         *,
         tags: str = ANY_TAG,
     ) -> PulledBatch:
-        """Fetch messages of a queue from an offset on.
+        """Fetch messages of a queue, starting at an offset.
 
         Args:
             queue: The queue.
-            offset: The first message wanted.
-            count: The most messages wanted; a broker may give fewer.
-            group: In whose name; nothing is committed for it.
-            hold_ms: How long the broker shall wait for messages where there are none.
-            tags: Which tags are wanted, separated by ``||``.
+            offset: The offset of the first message.
+            count: The maximum number of messages; a broker may return fewer.
+            group: The consumer group; its offsets do not change.
+            hold_ms: How long the broker waits for messages if the queue has none.
+            tags: The accepted tags, separated by ``||``.
 
         Raises:
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
             BrokerRefused: The broker refused for another reason than that it has no messages.
-            RemoteProtocolError: What came is not what a broker stores.
+            RemoteProtocolError: The answer is not a valid batch of messages.
         """
         address = await self._session.address_of(queue, reading=True)
         flags = PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if hold_ms > 0 else 0)
@@ -228,7 +228,7 @@ def _pulled(answer: Command, broker: str, tags: str) -> PulledBatch:
     if outcome is PullOutcome.FOUND:
         messages = [opened(record, broker) for record in unpack_all(answer.body)]
         if tags != ANY_TAG:
-            # Brokers filter by hash; the text decides.
+            # Brokers filter tags by hash; compare the text here.
             wanted = {word.strip() for word in tags.split("||")}
             messages = [message for message in messages if message.tags in wanted]
     return PulledBatch(

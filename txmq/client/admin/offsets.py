@@ -1,4 +1,4 @@
-"""Where queues begin and end, and how far groups have come in them."""
+"""Minimum and maximum offsets of queues, and the committed offsets of groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TO_THE_END: Final = -1
 
 
 class OffsetCalls:
-    """Questions and orders about offsets, over a session."""
+    """Requests about offsets."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -36,7 +36,7 @@ class OffsetCalls:
         """The offset the next message of a queue will have.
 
         Raises:
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
             BrokerRefused: The broker refuses.
         """
@@ -47,7 +47,7 @@ class OffsetCalls:
         """The offset of the oldest message a queue still has.
 
         Raises:
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
             BrokerRefused: The broker refuses.
         """
@@ -58,7 +58,7 @@ class OffsetCalls:
         """The offset of the message that was stored nearest to a time.
 
         Raises:
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
             BrokerRefused: The broker refuses.
         """
@@ -66,13 +66,13 @@ class OffsetCalls:
         return await self._ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     async def committed_offset(self, group: str, queue: Queue) -> QueueOffset | None:
-        """The next message a group wants of a queue; ``None`` where it never said.
+        """The offset a group committed for a queue, or ``None`` if it never did.
 
-        RocketMQ before version 5 says 0 instead of "never", on a queue that still has its first
+        Before version 5, RocketMQ returns 0 instead of "never" for a queue that still has its first
         message.
 
         Raises:
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
             BrokerRefused: The broker refuses.
         """
@@ -83,11 +83,11 @@ class OffsetCalls:
             return None
 
     async def commit_offset(self, group: str, queue: Queue, offset: int) -> None:
-        """Say which message a group wants next of a queue.
+        """Store the offset of the next message a group will consume from a queue.
 
         Raises:
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
-            TransportError: No answer came; the leaf says whether it may have been noted.
+            TopicNotFound: The topic does not exist, or not on this broker.
+            TransportError: No answer came; the subclass says whether the broker may have stored it.
             BrokerRefused: The broker refuses.
         """
         address = await self._session.address_of(queue)
@@ -97,10 +97,10 @@ class OffsetCalls:
     async def reset_offset(
         self, group: str, topic: str, time_ms: int, *, force: bool = True
     ) -> dict[Queue, QueueOffset]:
-        """Take a group to the messages stored at a time, and return where it stands now.
+        """Move a group to the messages stored at a time, and return its new offsets.
 
-        A group with consumers connected is moved by the broker, which tells them; a group without
-        is moved by writing its offsets.
+        The broker moves a group with connected consumers, and notifies them. For a group without
+        consumers this call writes the offsets.
 
         Args:
             group: The group.
@@ -135,7 +135,7 @@ class OffsetCalls:
     async def plan_reset(
         self, group: str, topic: str, time_ms: int, *, force: bool = True
     ) -> list[OffsetMove]:
-        """What :meth:`reset_offset` would do now, queue by queue; nothing is changed.
+        """The moves that :meth:`reset_offset` would make now, by queue; changes nothing.
 
         Args:
             group: The group.

@@ -1,4 +1,4 @@
-"""Topics made, shown and removed."""
+"""Create, show, change and delete topics."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOOK_AGAIN_S: Final = (0.01, 0.5)
 
 
 class TopicCalls(ClusterCalls):
-    """Orders and questions about topics, over a session."""
+    """Requests about topics."""
 
     async def create_topic(
         self,
@@ -47,21 +47,21 @@ class TopicCalls(ClusterCalls):
         perm: int = READ_WRITE,
         order: bool = False,
     ) -> Route:
-        """Make a topic, or change it, and return when the name server shows it.
+        """Create or change a topic, and return when the name server shows it.
 
         Args:
             name: The topic.
-            queues: Its queues at each broker.
-            broker: The broker to make it at; all of the cluster where none is named.
-            cluster: The cluster, where there are several.
-            perm: What it allows.
+            queues: The number of queues on each broker.
+            broker: The broker to create it on; by default, all of the cluster.
+            cluster: The cluster, if there are several.
+            perm: Reading, writing or both.
             order: Whether its queues must not change while a broker is away.
 
         Raises:
-            LocalProtocolError: It is no name for a topic.
-            ConfigError: Broker or cluster is unknown, or several clusters leave the choice open.
-            TransportError: No answer came; the topic may have been made at some brokers.
-            BrokerRefused: A broker refuses; the topic may have been made at others.
+            LocalProtocolError: The topic name is invalid.
+            ConfigError: Broker or cluster is unknown, or must be named because there are several.
+            TransportError: No answer came; some brokers may have created the topic.
+            BrokerRefused: A broker refuses; others may have created the topic.
         """
         check_name("topic", name)
         masters = await self._masters(broker=broker, cluster=cluster)
@@ -69,16 +69,16 @@ class TopicCalls(ClusterCalls):
         return await self._put_topic(name, masters, dict.fromkeys(masters, config))
 
     async def update_topic(self, name: str, configs: Mapping[str, TopicConfig]) -> Route:
-        """Change a topic at some brokers, and return when the name server shows it.
+        """Change a topic on some brokers, and return when the name server shows it.
 
         Args:
             name: The topic.
-            configs: Its new settings by broker; :meth:`topic_config` returns the present ones.
+            configs: The new settings by broker; :meth:`topic_config` returns the current ones.
 
         Raises:
             TopicNotFound: A broker does not have it.
-            TransportError: No answer came; the topic may have been changed at some brokers.
-            BrokerRefused: A broker refuses; the topic may have been changed at others.
+            TransportError: No answer came; some brokers may have changed the topic.
+            BrokerRefused: A broker refuses; others may have changed the topic.
         """
         route = await self._session.fresh_route(name)
         masters = {broker: route.master(broker) for broker in configs}
@@ -89,10 +89,10 @@ class TopicCalls(ClusterCalls):
 
         Args:
             name: The topic.
-            broker: The only broker to ask; all that have the topic where none is named.
+            broker: The broker to query; by default, all that have the topic.
 
         Raises:
-            TopicNotFound: No broker has it, or not the one that is named.
+            TopicNotFound: The named broker does not have it, or no broker has it.
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
         """
@@ -159,7 +159,7 @@ class TopicCalls(ClusterCalls):
         self._session.remove(name)
 
     async def topics(self) -> list[str]:
-        """The names of all topics, those of the system too.
+        """The names of all topics, including system topics.
 
         Raises:
             TransportError: No name server answers.
@@ -168,7 +168,7 @@ class TopicCalls(ClusterCalls):
         return sorted(TopicNames.read(answer.body).topic_list)
 
     async def route(self, name: str) -> Route:
-        """Where a topic lives.
+        """The queues of a topic and the addresses of its brokers.
 
         Raises:
             TopicNotFound: No broker has it.
@@ -177,7 +177,7 @@ class TopicCalls(ClusterCalls):
         return await self._session.fresh_route(name)
 
     async def topic_status(self, name: str) -> list[QueueStatus]:
-        """The queues of a topic and what is in them.
+        """The offset range of every queue of a topic.
 
         Raises:
             TopicNotFound: No broker has it.
@@ -203,7 +203,7 @@ class TopicCalls(ClusterCalls):
         return sorted(found, key=lambda status: status.queue)
 
     async def topic_groups(self, name: str) -> list[str]:
-        """The consumer groups that consume a topic or have done so.
+        """The consumer groups that consume a topic, now or in the past.
 
         Raises:
             TopicNotFound: No broker has it.
@@ -220,7 +220,7 @@ class TopicCalls(ClusterCalls):
         return sorted(found)
 
     async def _shown(self, name: str, configs: Mapping[str, TopicConfig]) -> Route:
-        # Brokers tell their name servers one-way, so the order that came first may be served last.
+        # Brokers update their name servers one-way, so updates may be applied out of order.
         writable = {
             Queue(name, broker, number)
             for broker, config in configs.items()

@@ -1,6 +1,6 @@
-"""Open transactions listed, shown, decided by hand and checked anew.
+"""List, show, decide and recheck open transactions.
 
-Only brokers of ours know how; Apache RocketMQ answers these requests with "not supported".
+Only txmq brokers support these requests; Apache RocketMQ answers "not supported".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAGE: Final = 500
 
 
 class TransactionCalls(ClusterCalls):
-    """Orders and questions about transactions, over a session."""
+    """Requests about transactions."""
 
     async def transactions(
         self,
@@ -39,17 +39,17 @@ class TransactionCalls(ClusterCalls):
         broker: str | None = None,
         cluster: str | None = None,
     ) -> list[OpenTransaction]:
-        """Undecided transactions, the oldest of each broker first.
+        """Undecided transactions, oldest first for each broker.
 
         Args:
-            state: Only the ``prepared`` ones, which wait for their producer, or the ``parked``.
-            group: Only those of this producer group.
-            limit: The most wanted of each broker.
-            broker: The broker to ask; all of the cluster where none is named.
-            cluster: The cluster, where there are several.
+            state: Only ``prepared`` ones, which wait for their producer, or only ``parked`` ones.
+            group: Only transactions of this producer group.
+            limit: The maximum number from each broker.
+            broker: The broker to query; by default, all of the cluster.
+            cluster: The cluster, if there are several.
 
         Raises:
-            ConfigError: Broker or cluster is unknown, or several clusters leave the choice open.
+            ConfigError: Broker or cluster is unknown, or must be named because there are several.
             RequestNotSupported: A broker is not a txmq broker.
             TransportError: A broker does not answer.
             BrokerRefused: A broker refuses.
@@ -71,19 +71,19 @@ class TransactionCalls(ClusterCalls):
     async def transaction(
         self, name: str, *, broker: str | None = None, cluster: str | None = None
     ) -> tuple[OpenTransaction, ReceivedMessage]:
-        """An open transaction, by its id or its half message's, with the message it is about.
+        """An open transaction and its message, by the transaction's id or the half message's id.
 
         Args:
-            name: The id.
-            broker: The broker that has it; all of the cluster are asked where none is named.
-            cluster: The cluster, where there are several.
+            name: The id of the transaction or of its half message.
+            broker: The broker that has it; by default, the call queries all of the cluster.
+            cluster: The cluster, if there are several.
 
         Raises:
             NotFound: No broker has such a transaction open.
-            UsageError: Several have one: their producer tried again at another broker.
-            ConfigError: Broker or cluster is unknown, or several clusters leave the choice open.
+            UsageError: Several brokers have one: the producer retried on another broker.
+            ConfigError: Broker or cluster is unknown, or must be named because there are several.
             RequestNotSupported: A broker is not a txmq broker.
-            TransportError: None has it of those that answer.
+            TransportError: A broker does not answer, and the others do not have it.
             BrokerRefused: A broker refuses.
         """
         found = await self._holder(name, broker, cluster)
@@ -100,14 +100,14 @@ class TransactionCalls(ClusterCalls):
         broker: str | None = None,
         cluster: str | None = None,
     ) -> str:
-        """Decide an open transaction by hand; who did it, and why, is kept in the broker's log.
+        """Decide an open transaction by hand; the broker logs the operator and the reason.
 
         Returns:
-            The broker that had it.
+            The broker that decided it.
 
         Raises:
-            ShouldCommit: It was committed meanwhile, and so it stays.
-            ShouldRollBack: It was rolled back meanwhile, and so it stays.
+            ShouldCommit: The transaction was committed meanwhile; that is final.
+            ShouldRollBack: The transaction was rolled back meanwhile; that is final.
             InvalidParameter: Operator or reason is missing.
             TransportError: The broker does not answer; it may have decided.
             TxmqError: As for :meth:`transaction`.
@@ -120,7 +120,8 @@ class TransactionCalls(ClusterCalls):
     async def recheck_transaction(
         self, name: str, *, broker: str | None = None, cluster: str | None = None
     ) -> None:
-        """Have an open transaction's producers asked now, parked or not, as often as at first.
+        """Make the broker check an open transaction with its producers now, with a full number of
+        checks.
 
         Raises:
             TxmqError: As for :meth:`transaction`.
@@ -141,7 +142,7 @@ class TransactionCalls(ClusterCalls):
             except NotFound:
                 continue
             except TransportError as error:
-                # It may be another that has it.
+                # Another broker may have it.
                 silent[broker_name] = error
             else:
                 holders.append(_Holder(broker_name, address, answer))

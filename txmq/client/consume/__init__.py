@@ -4,7 +4,7 @@ Reading order: ``subscription`` and ``window`` (pure), ``fetcher`` (one queue), 
 ``members`` and ``assignment`` (which queues). Then how handlers run: ``handler``,
 ``concurrent_workers``, ``queue_locks``, ``orderly_workers``; or how a caller polls:
 ``pull_buffer``, ``pull_assignment``. ``push_consumer``, ``pull_consumer`` and ``scheduled_pull``
-are the public faces.
+are public.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Do brokers understand a group's subscriptions, and do all its members have the same?"""
+"""Checks that brokers support a group's subscriptions and that all members have the same ones."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ class Agreement:
         self._is_looking = False
 
     async def check(self, wanted: Collection[TopicSubscription]) -> None:
-        """Have every broker of each topic read the SQL conditions.
+        """Make every broker of each topic parse the SQL conditions.
 
-        All brokers understand tags. If a broker cannot answer now, the pulls will show it.
+        All brokers support tags. If a broker cannot answer now, the pulls will fail later.
 
         Raises:
-            SubscriptionInvalid: A condition does not parse; says where, if the broker does.
+            SubscriptionInvalid: A condition does not parse; the text says where, if the broker
+                does.
             FilterUnsupported: A broker does not support conditions.
             BrokerRefused: A broker refuses to look at it.
         """
@@ -70,14 +71,14 @@ class Agreement:
         """Warn if other members of the group have other subscriptions.
 
         A broker keeps one subscription for a group, from the member that registered last. The
-        queues are shared as if all members had it, so each member silently misses a part.
+        queues are shared as if all members had it, so each member silently misses some messages.
         """
         route = self._client.session.known_route(next(iter(wanted), ""))
         if route is None or not route.brokers or self._is_looking:
             return
         self._is_looking = True
         try:
-            # Any broker will do: members register the same with all of them.
+            # Any broker is enough: members register the same with all of them.
             address = route.reader(route.brokers[0])
             answer = await self._client.session.request(
                 address, RequestCode.GET_CONSUMER_CONNECTION_LIST, GroupHeader(self._group)

@@ -1,8 +1,8 @@
-"""The queues of one consumer: which they are, where it begins in each, how far it has consumed.
+"""The queues of one consumer, with their start and consumed offsets.
 
-The members of a group share a topic's queues without talking to each other: each asks a broker for
-the members, and computes the same division. They repeat this every 20 s, and when a broker reports
-that a member joined or left. In between, a queue may have two consumers, or none.
+The members of a group share a topic's queues without communicating: each queries a broker for the
+members, and computes the same division. They repeat this every 20 s, and when a broker reports that
+a member joined or left. In between, a queue may have two consumers or no consumer.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class QueueAssignment:
     # Starting and stopping
 
     async def settle_beginnings(self) -> None:
-        """Save where a new group begins, before its consumer counts as started."""
+        """Save a new group's start offsets, before its consumer counts as started."""
         if self.settings.start is not StartFrom.LAST:
             return
         for topic in self.subscriptions:
@@ -101,29 +101,29 @@ class QueueAssignment:
             self._settled.add(topic)
 
     def open(self) -> None:
-        """Begin to hold queues."""
+        """Start to hold queues."""
         self._tasks.start(self._balance_always(), f"rebalance of {self.group}")
         self._tasks.start(self._save_always(), f"offsets of {self.group}")
 
     async def stop_fetching(self) -> None:
-        """Take no further queues and no further messages; those that were fetched stay."""
+        """Stop taking queues and fetching messages; fetched messages stay."""
         await self._tasks.stop()
 
     async def close(self) -> None:
-        """Let all queues go, and save how far each was consumed."""
+        """Release all queues, and save their offsets."""
         await self._tasks.stop()
         await self._drop(list(self.fetchers))
         await self.offsets.save()
 
     async def abandon(self) -> None:
-        """Stop everything where it stands; nothing is left to do where it was closed."""
+        """Stop everything at once; has no effect after :meth:`close`."""
         try:
             await self._tasks.stop()
         finally:
             await self._leaving.stop()
 
     def rebalance_soon(self) -> None:
-        """Compute again which queues are ours."""
+        """Rebalance soon."""
         self._look_again.set()
 
     # Which queues are ours
@@ -144,14 +144,14 @@ class QueueAssignment:
         try:
             return await self.balance()
         except Exception:
-            # A strategy may be the application's own.
+            # The strategy may be the application's.
             log.exception("%s: queues are shared as before", self.group)
             return False
 
     async def balance(self) -> bool:
-        """Run one round; true if every topic was looked at and every queue of ours has begun.
+        """Rebalance once; true if every topic was processed and every queue of ours has started.
 
-        Lost queues are let go in the background.
+        Lost queues are released in the background.
         """
         is_whole = True
         for topic, subscription in list(self.subscriptions.items()):
@@ -169,7 +169,7 @@ class QueueAssignment:
         return is_whole
 
     async def share_of(self, topic: str) -> list[Queue]:
-        """The queues of a topic that fall to this member now.
+        """This member's current share of a topic's queues.
 
         Raises:
             TopicNotFound: No broker has the topic.
@@ -184,7 +184,7 @@ class QueueAssignment:
         try:
             members = await members_of(self.group, topic, session)
         except BrokerRefused:
-            members = []  # A broker that has heard of no member at all refuses to list them.
+            members = []  # A broker that knows no member refuses to list them.
         if self.client.id not in members:
             log.info("%s: no broker knows of us yet", self.group)
             await self.client.beat()
@@ -199,11 +199,11 @@ class QueueAssignment:
                 self.lose(queue)
         for queue in [queue for queue in self._starts if queue.topic == topic]:
             if queue not in wanted:
-                del self._starts[queue]  # Where to begin is its next holder's business.
+                del self._starts[queue]  # The next holder decides where to start.
         fresh = [queue for queue in mine if queue not in self.fetchers]
         begun = True
         while fresh:
-            # Side by side: a broker that does not answer must not keep others' queues waiting.
+            # Concurrently: an unresponsive broker must not delay other brokers' queues.
             now, fresh = fresh[:BEGUN_AT_ONCE], fresh[BEGUN_AT_ONCE:]
             ends = await asyncio.gather(*[self._begin(queue, subscription) for queue in now])
             begun = begun and all(ends)
@@ -229,7 +229,7 @@ class QueueAssignment:
     def _open(self, queue: Queue, subscription: TopicSubscription, start: int) -> QueueFetcher:
         settings = self.settings
         session, deliver = self.client.session, self._sink.deliver
-        # Broadcasts are given up by each member for itself.
+        # With broadcasting, each member gives up a message by itself.
         give_up = None if settings.is_broadcast else Returns(session, self.group, settings)
         fetcher = QueueFetcher(session, queue, self.group, subscription, start, deliver, give_up)
         fetcher.batch, fetcher.hold_s = settings.pull_batch, settings.hold_s
@@ -249,8 +249,8 @@ class QueueAssignment:
             log.exception("%s: %s is begun with anew", self.group, fetcher.queue)
             await asyncio.sleep(LONGEST_PAUSE_S)
         else:
-            # Kept before the pause, for a drop that happens meanwhile. The pause is for a broker
-            # that moves us away from every offset.
+            # Stored before the pause, in case the queue is dropped during it. The pause limits the
+            # rate if a broker rejects every offset.
             self._starts[fetcher.queue] = start
             await asyncio.sleep(FIRST_PAUSE_S)
         self.lose(fetcher.queue)
@@ -264,7 +264,7 @@ class QueueAssignment:
         return await begin_at(queue, self.offsets, self.settings, admin, clock, is_new=is_new)
 
     def _share_limits(self) -> None:
-        """Divide what may wait among the queues."""
+        """Divide the buffer limits among the queues."""
         counts = Counter(queue.topic for queue in self.fetchers)
         for queue, fetcher in self.fetchers.items():
             fetcher.limits = limits_of(self.settings, counts[queue.topic], len(self.fetchers))
@@ -276,18 +276,18 @@ class QueueAssignment:
         await asyncio.gather(*[self.drop(queue) for queue in queues])
 
     async def drop(self, queue: Queue) -> None:
-        """Let a queue go, and save how far it was consumed; harmless where it is not held."""
+        """Release a queue and save its offset; has no effect if the queue is not held."""
         dropping = self._begin_to_drop(queue)
         if dropping is not None:
-            # Shielded: it runs to its end, and until then the queue is not begun again.
+            # Shielded: the release completes, and until then the queue is not taken again.
             await asyncio.shield(dropping)
 
     def lose(self, queue: Queue, start: int | None = None) -> None:
-        """Let a queue go without waiting for it; it is begun with anew if it is still ours.
+        """Release a queue without waiting; if it is still ours, the next round takes it again.
 
         Args:
             queue: The queue.
-            start: Where the group stands in it now, if that is not what was consumed.
+            start: The group's offset now, if it differs from the consumed one.
         """
         if start is not None and queue in self.fetchers:
             self._starts[queue] = start
@@ -320,17 +320,18 @@ class QueueAssignment:
     async def _save_last(self, fetcher: QueueFetcher) -> None:
         queue, saved = fetcher.queue, -1
         error: TxmqError | None = None
-        # Again where it is moved meanwhile.
+        # Repeat if the queue is moved meanwhile.
         while saved != (offset := self._starts.get(queue, fetcher.window.safe_offset)):
             self.offsets.note(queue, QueueOffset(offset))
             error = await self.offsets.save(queue)
             saved = offset
         if error is None:
-            # Asked for again: another member may go on from there before it is ours again.
+            # Load the offset again later: another member may consume before the queue is ours
+            # again.
             self._starts.pop(queue, None)
 
     async def move(self, offsets: Mapping[Queue, int]) -> None:
-        """Begin anew elsewhere in some of the queues that are held, or are just begun with."""
+        """Restart some held or starting queues at other offsets."""
         for queue in self._beginning & offsets.keys():
             self._starts[queue] = offsets[queue]
         moved = [queue for queue in offsets if queue in self.fetchers]
@@ -341,7 +342,7 @@ class QueueAssignment:
     # Pauses
 
     def hold_back(self, queues: Sequence[Queue] | None, *, is_paused: bool) -> None:
-        """Fetch nothing for now, or go on: of some queues, or of all and those to come."""
+        """Pause or resume fetching, for some queues, or for all current and future ones."""
         if queues is None:
             self._is_paused = is_paused
             self._paused.clear()
@@ -354,7 +355,7 @@ class QueueAssignment:
     # Offsets
 
     def positions(self) -> dict[Queue, QueueOffset]:
-        """How far each queue that is held was consumed."""
+        """The consumed offset of each held queue."""
         return {
             queue: fetcher.window.safe_offset
             for queue, fetcher in self.fetchers.items()
@@ -362,11 +363,11 @@ class QueueAssignment:
         }
 
     def shown(self) -> dict[Queue, HeldQueue]:
-        """The queues that are held, as operators see them."""
+        """The held queues, for operators."""
         return {queue: fetcher.shown() for queue, fetcher in self.fetchers.items()}
 
     async def save(self) -> TxmqError | None:
-        """Save how far the group has come in every held queue; see :meth:`OffsetStore.save`."""
+        """Save the offsets of all held queues; see :meth:`OffsetStore.save`."""
         for queue, offset in self.positions().items():
             self.offsets.note(queue, offset)
         return await self.offsets.save()

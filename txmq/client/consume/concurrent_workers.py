@@ -1,7 +1,7 @@
-"""Messages worked on side by side, in no particular order.
+"""Concurrent consumption, in no particular order.
 
-As many handlers run at once as the consumer allows. What fails is sent back to the broker, which
-gives it again later; where that fails too, it is tried again here.
+The consumer's settings limit the number of running handlers. A failed message is sent back to the
+broker, which delivers it again later. If sending back fails too, the message is retried here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Lot = tuple[QueueFetcher, BoundHandler, list[ReceivedMessage]]
 
 
 class ConcurrentWorkers:
-    """Works on messages with a number of workers."""
+    """Handles messages with several workers."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ConcurrentWorkers:
         self._tasks = Tasks()
 
     def open(self) -> None:
-        """Let the workers come."""
+        """Start the workers on demand."""
         for number in range(self._settings.concurrency):
             self._tasks.start(self._work(number), f"worker {number}")
         if not self._settings.is_broadcast:
@@ -78,12 +78,12 @@ class ConcurrentWorkers:
     # What QueueAssignment asks
 
     async def may_hold(self, queue: Queue) -> bool:
-        """Any queue may be begun with at any time."""
+        """Always true: any queue may start at any time."""
         del queue
         return True
 
     def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
-        """Put messages before the workers."""
+        """Queue messages for the workers."""
         lots, most = self._lots, self._settings.batch_max
         handler: BoundHandler | None = None
         topic = None
@@ -101,7 +101,9 @@ class ConcurrentWorkers:
         self._wake_soon()
 
     async def let_go(self, fetcher: QueueFetcher) -> None:
-        """Drop the messages that no worker has begun; the queue's next consumer gets them again."""
+        """Drop the messages that no worker has begun; the queue's next consumer receives them
+        again.
+        """
         self._lots = deque(lot for lot in self._lots if lot[0] is not fetcher)
         self._see_whether_settled()
         for timer in [timer for timer, its in self._later.items() if its is fetcher]:
@@ -109,10 +111,10 @@ class ConcurrentWorkers:
             del self._later[timer]
 
     async def gone(self, queue: Queue) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     async def finish(self) -> None:
-        """Return once all that was delivered is worked on, or ``stop_s`` later."""
+        """Wait until all delivered messages are handled, for ``stop_s`` at most."""
         try:
             with stop_notice(self._settings.stop_s):
                 async with asyncio.timeout(self._settings.stop_s):
@@ -127,7 +129,7 @@ class ConcurrentWorkers:
             await self._settled.wait()
 
     async def close(self) -> None:
-        """Send the workers home; handlers at work are cancelled."""
+        """Stop the workers; running handlers are cancelled."""
         for timer in self._later:
             timer.cancel()
         self._later.clear()
@@ -142,8 +144,8 @@ class ConcurrentWorkers:
     # Workers
 
     def _wake_soon(self) -> None:
-        # One more worker each time the loop turns and work is left: if handlers never wait, the
-        # first one finishes everything before a second wakes.
+        # Start one more worker per loop iteration while work is left: if handlers never wait, the
+        # first worker finishes everything before a second starts.
         if not self._is_waking and self._idle and self._lots:
             self._is_waking = True
             asyncio.get_running_loop().call_soon(self._wake)
@@ -202,7 +204,7 @@ class ConcurrentWorkers:
         self, fetcher: QueueFetcher, message: ReceivedMessage, verdict: Later
     ) -> None:
         if fetcher.is_dropped:
-            return  # The queue's consumer now gets it anyway.
+            return  # The queue's new consumer receives it anyway.
         if self._settings.is_broadcast:
             log.warning("given up, as broadcasts are: %s", named([message]))
             fetcher.end([message])
@@ -242,6 +244,6 @@ class ConcurrentWorkers:
             for number in late:
                 (fetcher, _, messages), _ = self._at_work.pop(number)
                 log.error("worked on for more than %g s: %s", most_s, named(messages))
-                # Not awaited one after the other: the next may end while a broker does not answer.
+                # Not awaited one by one: others may time out while a broker does not answer.
                 verdict = Later(TOO_LONG_LEVEL, reason=f"worked on for more than {most_s:g} s")
                 self._tasks.start(self._again(fetcher, messages, verdict), "send back")

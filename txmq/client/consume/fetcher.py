@@ -1,7 +1,7 @@
-"""One queue's messages, fetched ahead of their consumption.
+"""Fetch one queue's messages ahead of their consumption.
 
-An fetcher asks for more as long as little enough waits, lets the broker hold a question that finds
-nothing, and never gives up: whatever fails is tried again, with pauses.
+A fetcher pulls while its buffer has room, and uses long polling. It never gives up: it retries
+every failure after a pause.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _GOES_ON: Final = (_FOUND, _EMPTY, _NONE_MATCHED, _MOVED)
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How much of one queue may wait to be consumed."""
+    """How much of one queue may be buffered."""
 
     messages: int
     bytes_held: int
@@ -68,7 +68,7 @@ class FetchLimits:
 
 
 def limits_of(settings: ConsumerSettings, of_topic: int, of_all: int) -> FetchLimits:
-    """The limits of one queue, where so many of its topic and so many in all are held."""
+    """The limits of one queue, given the number of held queues of its topic and in total."""
     count, size = settings.cached_max, settings.cached_bytes_max
     if settings.topic_cached_max is not None:
         count = max(1, settings.topic_cached_max // of_topic)
@@ -83,14 +83,13 @@ class QueueFetcher:
     """Fetches the messages of one queue.
 
     Args:
-        session: The way to the brokers.
+        session: The session with the brokers.
         queue: The queue.
-        group: In whose name.
-        subscription: Which messages are wanted.
-        start: The first message wanted.
-        deliver: Who gets what was fetched.
-        give_up: Puts an unreadable message aside, with the reason; ``None`` drops such a
-            message.
+        group: The consumer group.
+        subscription: The filter.
+        start: The offset of the first message.
+        deliver: Receives fetched messages.
+        give_up: Stores an unreadable message as a dead letter, with the reason; ``None`` drops it.
     """
 
     def __init__(
@@ -126,10 +125,10 @@ class QueueFetcher:
         self._backoff = Backoff(session.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
     async def run(self) -> int:
-        """Fetch until cancelled, or until the group does not go on from here.
+        """Fetch until cancelled, or until the group must continue at another offset.
 
         Returns:
-            Where it goes on. What was fetched is not wanted any more, or is fetched again.
+            That offset. Fetched messages are dropped or fetched again.
         """
         clock = self._session.clock
         while True:
@@ -163,7 +162,7 @@ class QueueFetcher:
 
     @property
     def has_room(self) -> bool:
-        """Whether few enough messages wait to be consumed."""
+        """Whether the buffer has room."""
         window, limits = self.window, self.limits
         return (
             not self.is_paused
@@ -181,22 +180,22 @@ class QueueFetcher:
             await self._put_poison_aside()
 
     def end(self, messages: Sequence[ReceivedMessage]) -> None:
-        """These have been consumed, or will come again by another way."""
+        """Remove messages that are consumed, or that will be delivered another way."""
         self.window.end_all(messages)
         self.look_again()
 
     def look_again(self) -> None:
-        """There may be room now."""
+        """Check again whether there is room."""
         if not self._room.is_set() and self.has_room:
             self._room.set()
 
     # Fetching
 
     async def _pull(self) -> tuple[bool, int | None]:
-        """Ask once, and hand on what comes.
+        """Pull once and deliver the messages.
 
         Returns:
-            Whether the queue was gone through further, and where to begin anew if it must be.
+            Whether the offset advanced, and the offset to restart at, if necessary.
         """
         offset = self.window.next_offset
         answer = await self._ask(offset)
@@ -230,10 +229,11 @@ class QueueFetcher:
         window, there = self.window, bounds.next_begin_offset
         offset, safe = window.next_offset, int(window.safe_offset)
         if code == _MOVED and bounds.min_offset <= offset <= bounds.max_offset:
-            # Nothing is wrong with the place: RocketMQ 5 says it where an operator moved the group.
+            # The offset is valid: RocketMQ 5 answers this after an operator moved the group.
             return there if (there, there) != (offset, safe) else None
         if there < offset:
-            # The queue has lost its end. What we have not consumed may lie before that.
+            # The queue lost its newest messages. Messages we have not consumed may lie before its
+            # new end.
             return max(0, min(there, safe))
         return None
 
@@ -247,7 +247,7 @@ class QueueFetcher:
         return messages
 
     async def _put_poison_aside(self) -> None:
-        """Turn unreadable messages into dead letters; the queue does not wait for that."""
+        """Turn unreadable messages into dead letters; the queue does not wait for it."""
         clock = self._session.clock
         while self._poison and clock.monotonic() >= self._poison_at:
             message = self._poison[0]
@@ -289,7 +289,7 @@ class QueueFetcher:
         return replicas.get(self._replica) or route.reader(queue.broker)
 
     def shown(self) -> HeldQueue:
-        """How it stands, as operators see it."""
+        """Its status for operators."""
         window = self.window
         return HeldQueue(
             commit_offset=window.safe_offset,
@@ -302,6 +302,6 @@ class QueueFetcher:
 
 
 def as_sent(message: ReceivedMessage) -> ReceivedMessage:
-    """What comes by way of a retry topic, with the topic it was sent to."""
+    """A message from a retry topic, with its original topic restored."""
     topic = message.properties.get(properties.RETRY_TOPIC)
     return message if topic is None else replace(message, topic=topic)

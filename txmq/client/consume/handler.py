@@ -1,4 +1,4 @@
-"""An application's handler, and the verdicts that it may return."""
+"""An application's handler, and its possible verdicts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BatchHandler: TypeAlias = Callable[[Sequence[ReceivedMessage]], Awaitable[Verdic
 
 
 class BoundHandler:
-    """A handler made ready to be awaited: a plain function runs in a thread of the consumer's.
+    """An awaitable handler: a plain function runs in one of the consumer's threads.
 
     Raises:
         UsageError: It cannot be called with messages alone.
@@ -55,12 +55,12 @@ class BoundHandler:
         self._failures: dict[str, str] = {}
 
     def open(self, threads: Threads, hooks: HandlerHooks | None = None) -> None:
-        """Say where plain functions run, and who looks on."""
+        """Set the pool for plain functions, and the hooks."""
         self._threads = threads
         self._hooks = hooks
 
     def __call__(self, messages: Sequence[ReceivedMessage]) -> Awaitable[Verdict]:
-        """Handle these messages, which are one unless the handler takes batches."""
+        """Handle these messages; exactly one, unless the handler takes batches."""
         if self._hooks is not None:
             return self._hooks.handle(self._call, messages)
         return self._call(messages)
@@ -71,7 +71,7 @@ class BoundHandler:
 
     async def _in_thread(self, given: object) -> Verdict:
         assert self._threads is not None, "the consumer is running"
-        # The caller's context goes along, as with asyncio.to_thread: traces are kept in it.
+        # The thread runs in the caller's context, as with asyncio.to_thread: it contains traces.
         context, is_wanted = copy_context(), True
 
         def work() -> object:
@@ -82,11 +82,11 @@ class BoundHandler:
             said = cast("Awaitable[Verdict] | Verdict", await self._threads.run(work))
         finally:
             is_wanted = False
-        # A plain function may also hand on what an async one returned.
+        # A plain function may return an async function's coroutine.
         return await said if inspect.isawaitable(said) else said
 
     async def judge(self, messages: Sequence[ReceivedMessage]) -> Verdict:
-        """Handle these messages, and take a failure for ``Later()``."""
+        """Handle these messages; a failure counts as ``Later()``."""
         said: object = Later()
         try:
             said = cast("object", await self(messages))
@@ -94,33 +94,33 @@ class BoundHandler:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Not we are cancelled, but something that the handler waited for.
+            # This task is not cancelled, but something that the handler awaited.
             log.exception("a handler was cancelled with %s", named(messages))
             said = Later(reason="the handler was cancelled")
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except (KeyInProgress, VersionGap) as error:
-            # Nothing failed: it is only not its turn.
+            # Not a failure: the message is only postponed.
             log.info("%s comes again later: %s", named(messages), error)
             said = Later(reason=str(error))
         except KeyConflict as error:
             log.warning("%s is put with the dead letters: %s", named(messages), error)
             said = Later(DEAD_LETTER, reason=str(error))
         except BaseException as error:  # noqa: BLE001 - logged, and the message comes again
-            # Also what is not an Exception: it would end the worker for good.
+            # Includes BaseException, which would end the worker.
             reason = "".join(format_exception_only(error)).strip()
             self._log_failure(messages, reason)
             said = Later(reason=reason)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            # The handler kept to itself that we are cancelled; what it says comes too late.
+            # The handler swallowed the cancellation; its verdict comes too late.
             raise asyncio.CancelledError
         if said is Later:
-            return Later()  # A handler that forgot the brackets did not mean "consumed".
+            return Later()  # A verdict class without brackets does not mean "consumed".
         return said if isinstance(said, Later) else None
 
     def _log_failure(self, messages: Sequence[ReceivedMessage], reason: str) -> None:
-        """Log one line for each attempt, with the traceback where the failure is a new one."""
+        """Log one line for each attempt, with a traceback if the failure is new."""
         message_id, failures = messages[0].id, self._failures
         is_new = failures.pop(message_id, None) != reason
         failures[message_id] = reason
@@ -131,7 +131,7 @@ class BoundHandler:
 
 
 def _check(handler: Callable[..., object]) -> None:
-    # Found out now, not once for every message.
+    # Computed now, not for every message.
     name = getattr(handler, "__qualname__", repr(handler))
     if not callable(handler):
         raise UsageError(f"a handler is a function, not {name}")
@@ -142,20 +142,20 @@ def _check(handler: Callable[..., object]) -> None:
             error
         )
     except ValueError:
-        return  # Some that are built in do not tell.
+        return  # Some built-in functions have no signature.
 
 
 def _call(handler: Callable[..., Awaitable[Verdict]], given: object) -> Awaitable[Verdict]:
     try:
         return handler(given)
     except StopIteration as error:
-        # No future can hold it: a caller that awaits the thread would wait for ever.
+        # A future cannot hold StopIteration: a caller that awaits the thread would wait for ever.
         raise RuntimeError("a handler raised StopIteration") from error
 
 
 @contextmanager
 def stop_notice(most_s: float) -> Iterator[None]:
-    """Log a line where a stop has to wait for handlers that are at work."""
+    """Log a line if a stop must wait for running handlers."""
     text = "stopping, and waiting up to %g s for handlers at work; Ctrl-C ends it without waiting"
     timer = asyncio.get_running_loop().call_later(NOTICE_S, log.warning, text, most_s)
     try:
@@ -165,12 +165,12 @@ def stop_notice(most_s: float) -> Iterator[None]:
 
 
 def no_handler(message: ReceivedMessage) -> str:
-    """The reason for a message whose topic has no handler any more."""
+    """The reason for a message whose topic no longer has a handler."""
     return f"topic {message.topic} has no handler here"
 
 
 def named(messages: Sequence[ReceivedMessage]) -> str:
-    """Messages as logs name them."""
+    """The names of messages in logs."""
     first = messages[0]
     more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
     retry = f", retry {first.attempts}" if first.attempts else ""

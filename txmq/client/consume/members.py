@@ -21,7 +21,7 @@ async def members_of(group: str, topic: str, session: Session) -> list[str]:
     """
     route = await session.route(topic)
     brokers = route.brokers
-    # Any will do; another one each time, as one of them may be down.
+    # Any broker is enough; use another one each time, because one may be down.
     first = session.entropy.below(len(brokers)) if brokers else 0
     error: TxmqError = TopicNotFound(f"topic {topic} has no queues")
     for step in range(len(brokers)):

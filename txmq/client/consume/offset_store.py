@@ -1,7 +1,7 @@
-"""How far a group has consumed: kept by brokers, or for broadcast consumers in a file.
+"""Consumed offsets: stored by brokers, or for broadcast consumers in a file.
 
-Offsets are noted at any time and saved periodically. After a crash, the group consumes again what
-was noted but not saved.
+Offsets are noted at any time and saved periodically. After a crash, the group consumes messages
+again whose offsets were noted but not saved.
 """
 
 from __future__ import annotations
@@ -31,30 +31,29 @@ SAVED_AT_ONCE: Final = 64
 
 
 class OffsetStore(Protocol):
-    """Where a consumer keeps its offsets."""
+    """The store of a consumer's offsets."""
 
     async def load(self, queue: Queue) -> QueueOffset | None:
-        """The next message wanted of a queue; ``None`` where that was never said.
+        """The offset of the next message of a queue; ``None`` if none was ever saved.
 
         Raises:
-            TxmqError: It cannot be found out now.
+            TxmqError: The offset is not available now.
         """
         ...
 
     def note(self, queue: Queue, offset: QueueOffset) -> None:
-        """Everything before this offset has been consumed."""
+        """Note that all messages before this offset are consumed."""
         ...
 
     def forget(self, queue: Queue) -> None:
-        """The queue belongs to another consumer now."""
+        """Forget a queue that now belongs to another consumer."""
         ...
 
     async def save(self, queue: Queue | None = None) -> TxmqError | None:
-        """Make what was noted of one queue, or of all, last; what cannot be saved now is saved
-        next time.
+        """Persist the noted offsets of one queue or all; failed ones are saved next time.
 
         Returns:
-            Why something could not be saved; ``None`` where all of it is.
+            The first error; ``None`` if all offsets are saved.
         """
         ...
 
@@ -96,15 +95,15 @@ class BrokerOffsets:
             del left[:SAVED_AT_ONCE]
         if not problems:
             return None
-        # One line, for however many queues.
+        # One line for all queues.
         queues = quantity(len(problems), "queue")
         text = "%s: offsets are not saved in %s; the last error: %s"
         log.warning(text, self._group, queues, problems[-1])
         return problems[-1]
 
     async def _save(self, queue: Queue) -> TxmqError | None:
-        # Looked up now: while others were saved, the queue may have been moved, or lost to a
-        # consumer that has gone on since.
+        # Read the offset now: while others were saved, the queue may have been moved, or lost to
+        # another consumer that has advanced.
         offset = self._noted.get(queue)
         if offset is None:
             return None
@@ -113,7 +112,7 @@ class BrokerOffsets:
         except TxmqError as error:
             log.debug("%s: offset %d of %s is not saved: %s", self._group, offset, queue, error)
             return error
-        if queue in self._noted:  # Otherwise another consumer has it by now.
+        if queue in self._noted:  # Otherwise another consumer has the queue by now.
             self._saved[queue] = offset
         return None
 
@@ -121,12 +120,11 @@ class BrokerOffsets:
 class FileOffsets:
     """Offsets in a file, for a consumer that shares its queues with no other.
 
-    The file is written beside the old one and put in its place, so that there is always a whole
-    one.
+    A save writes a new file and renames it over the old one, so that the file is always complete.
 
     Args:
-        folder: Where the file is.
-        group: Whose offsets they are; the file is named after it.
+        folder: The folder of the file.
+        group: The consumer group, which names the file.
 
     Raises:
         ConfigError: The file is not one of ours, or cannot be read.
@@ -134,11 +132,11 @@ class FileOffsets:
 
     def __init__(self, folder: Path, group: str) -> None:
         self._group = group
-        # Not every file system takes a bar, and no group's name holds a plus.
+        # Some file systems do not allow a bar, and group names do not contain a plus.
         self._path = folder / f"{group.replace('|', '+')}.json"
         path = self._path
         if "|" in group and not path.exists():
-            path = folder / f"{group.replace('|', '_')}.json"  # Where it was kept before.
+            path = folder / f"{group.replace('|', '_')}.json"  # The former file.
         self._noted = _read(path, group)
         self._is_new = False
 
@@ -153,7 +151,7 @@ class FileOffsets:
             self._is_new = True
 
     def forget(self, queue: Queue) -> None:
-        """Keep it: the queue may come back, and no other consumer moves this offset."""
+        """Keep the offset: the queue may come back, and no other consumer moves it."""
 
     async def save(self, queue: Queue | None = None) -> TxmqError | None:
         """See :meth:`OffsetStore.save`; there is one file, and so all are saved."""
@@ -192,11 +190,11 @@ def _read(path: Path, group: str) -> dict[Queue, QueueOffset]:
 
 
 async def settle_beginning(queues: list[Queue], offsets: OffsetStore, calls: OffsetCalls) -> None:
-    """Save where a group begins that starts with what is stored from now on.
+    """Save the start of a new group that begins with messages stored from now on.
 
-    It is saved for all queues of a topic, for all members: one that begins a queue later, or
-    takes over from one that died, must not skip what was stored meanwhile. In a queue that is
-    newer than the group, everything was stored meanwhile.
+    It saves all queues of a topic, for all members: a member that starts a queue later, or replaces
+    a dead one, must not skip messages stored meanwhile. In a queue newer than the group, all
+    messages were stored meanwhile.
 
     Raises:
         TxmqError: A broker does not say, or does not save it.
@@ -225,9 +223,9 @@ async def begin_at(
     *,
     is_new: bool = False,
 ) -> QueueOffset:
-    """Where a group goes on in a queue, or begins if it never said how far it has come.
+    """A group's committed offset in a queue, or its start offset if it never committed one.
 
-    All messages of a queue that is newer than its consumer came after the consumer's start.
+    All messages of a queue newer than its consumer came after the consumer's start.
 
     Raises:
         TxmqError: The broker does not say.
@@ -242,8 +240,8 @@ async def begin_at(
         first = await calls.min_offset(queue)
     else:
         first = await _first_offset(queue, settings, calls, clock)
-    # Said at once: what comes from now on is the group's, also if we are gone before the next time
-    # that offsets are saved.
+    # Saved at once: messages from now on belong to the group, even if this process ends before the
+    # next save.
     offsets.note(queue, first)
     await offsets.save(queue)
     return first
@@ -252,7 +250,8 @@ async def begin_at(
 async def _first_offset(
     queue: Queue, settings: ConsumerSettings, calls: OffsetCalls, clock: Clock
 ) -> QueueOffset:
-    is_retry = queue.topic.startswith(RETRY)  # What is there is the group's own, and all of it.
+    # All messages in a retry topic belong to the group.
+    is_retry = queue.topic.startswith(RETRY)
     if settings.start is StartFrom.TIME and not is_retry:
         start_ms = settings.start_ms
         if start_ms is None:

@@ -1,7 +1,7 @@
-"""Messages of each queue worked on one after the other, as they were stored.
+"""Orderly consumption: each queue's messages one after the other, in stored order.
 
-A queue is worked on only while the broker keeps it locked for this client (``queue_locks``). After
-a lost lock another consumer may have gone on, so the queue is let go and begun again.
+A queue is consumed only while the broker keeps it locked for this client (``queue_locks``). After a
+lost lock another consumer may have advanced, so the queue is released and taken again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SUSPEND_MOST_S: Final = 30.0
 
 
 class _QueueLine:
-    """The waiting messages of one queue, and the task that works on them."""
+    """The waiting messages of one queue, and the task that handles them."""
 
     def __init__(self, fetcher: QueueFetcher) -> None:
         self.fetcher = fetcher
@@ -47,37 +47,37 @@ class _QueueLine:
         self.task: asyncio.Task[None] | None = None
 
     async def rest(self, seconds: float) -> None:
-        """Wait, but not once the queue is let go, or the consumer stops."""
+        """Wait, unless the queue is released or the consumer stops."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.left.wait()
 
     async def until_idle(self, *, is_done: bool) -> None:
-        """Wait until no handler works on it; with ``is_done``, until no message waits either."""
+        """Wait until no handler is running; with ``is_done``, until no message waits either."""
         while not self.is_given_up and (not self.is_idle or (is_done and self.waiting)):
             self.idle.clear()
             await self.idle.wait()
 
     def stop(self) -> None:
-        """Leave what fails from now on to the queue's next consumer."""
+        """Leave messages that fail from now on to the queue's next consumer."""
         self.is_stopping = True
         self.left.set()
 
     def give_up(self) -> None:
-        """Release the callers that wait for it."""
+        """Wake the callers that wait for it."""
         self.is_given_up = True
         self.idle.set()
 
 
 class OrderlyWorkers:
-    """Works on each queue in order, on several queues side by side.
+    """Handles each queue in order, several queues concurrently.
 
     Args:
-        settings: How many at once, how long a queue rests, how often a message may fail.
-        find: Who handles a message.
-        send_back: Where messages go that have failed too often.
+        settings: The concurrency, the pause after a failure, and the maximum number of attempts.
+        find: Finds the handler of a message.
+        send_back: Sends back messages that failed too often.
         locks: The locks of the queues; ``None`` if no other consumer receives the same messages.
-        lose: Lets a queue go whose lock is lost.
+        lose: Releases a queue whose lock is lost.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class OrderlyWorkers:
         self._tasks = Tasks()
 
     def open(self) -> None:
-        """Begin to keep locks."""
+        """Start to renew locks."""
         if self._locks is not None:
             self._tasks.start(self._locks.renew_always(self._lose), "locks of queues")
 
@@ -120,9 +120,9 @@ class OrderlyWorkers:
         line.some.set()
 
     async def let_go(self, fetcher: QueueFetcher) -> None:
-        """Let the handler at work finish, however long it takes, unless the consumer is stopped.
+        """Let the running handler finish, however long it takes, unless the consumer is stopped.
 
-        No other consumer may begin with the queue before that, so its lock is kept.
+        Until then no other consumer may start the queue, so its lock is kept.
         """
         line = self._lines.get(fetcher.queue)
         if line is None:
@@ -138,18 +138,18 @@ class OrderlyWorkers:
         finally:
             line.task.cancel()
             del self._lines[fetcher.queue]
-        # A handler that is cancelled may have something to put in order.
+        # A cancelled handler may need time to clean up.
         await asyncio.wait([line.task])
 
     async def gone(self, queue: Queue) -> None:
-        """Give the lock back: the next one need not wait for it to run out."""
+        """Release the lock, so that the next consumer need not wait for it to expire."""
         if self._locks is not None:
             await self._locks.give_back(queue)
 
     async def finish(self) -> None:
-        """Return once all that was delivered is worked on, or ``stop_s`` later.
+        """Wait until all delivered messages are handled, for ``stop_s`` at most.
 
-        A message that fails is not tried again, and what stands behind it has to wait for it.
+        A message that fails is not retried, and it blocks the messages behind it.
         """
         for line in self._lines.values():
             line.stop()
@@ -161,10 +161,10 @@ class OrderlyWorkers:
             line.give_up()
 
     async def close(self) -> None:
-        """Stop; handlers at work are cancelled."""
+        """Stop; running handlers are cancelled."""
         await self._tasks.stop()
         if self._locks is not None:
-            # Of queues that were locked and then not begun with.
+            # Locks of queues that were locked but never started.
             await self._locks.give_back_all()
 
     # Work
@@ -182,14 +182,14 @@ class OrderlyWorkers:
                 line.idle.set()
 
     async def _consume(self, line: _QueueLine) -> None:
-        """See one message, or one batch, through all its attempts."""
+        """Run all attempts of one message or batch."""
         fetcher, waiting = line.fetcher, line.waiting
         handler = self._find(waiting[0])
         count = self._settings.batch_max if handler is not None and handler.takes_batch else 1
         taken = [waiting.popleft() for _ in range(min(count, len(waiting)))]
         while taken:
             async with self._slots:
-                # Looked at here: it may have taken long until it was our turn.
+                # Checked here, because the wait for a free slot may have been long.
                 if not self._is_ours(fetcher):
                     return
                 verdict: Verdict
@@ -222,7 +222,7 @@ class OrderlyWorkers:
     async def _failed(
         self, fetcher: QueueFetcher, messages: list[ReceivedMessage], verdict: Later
     ) -> list[ReceivedMessage]:
-        """What of it is to be tried again."""
+        """The messages to retry."""
         if self._settings.is_broadcast:
             given_up = quantity(len(messages), "message")
             log.warning("given up, as broadcasts are: %s", given_up)
@@ -242,7 +242,7 @@ class OrderlyWorkers:
     async def _given_up(self, message: ReceivedMessage, reason: str) -> bool:
         failed = f"it failed {quantity(message.attempts + 1, 'time')}"
         try:
-            # Brokers do not see the attempts that were made here.
+            # Brokers do not see local attempts.
             await self._send_back(message, DEAD_LETTER, f"{failed}: {reason}" if reason else failed)
         except TxmqError as error:
             log.warning("cannot give up %s: %s", named([message]), error)

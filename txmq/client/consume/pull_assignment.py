@@ -27,7 +27,7 @@ class PullAssignment(QueueAssignment):
 
     @property
     def queues(self) -> list[Queue]:
-        """The queues that are chosen, or else held."""
+        """The assigned queues, or else the held ones."""
         if self.assigned is not None:
             return self.assigned
         return sorted(queue for queue in self.fetchers if self._is_held(queue))
@@ -44,11 +44,11 @@ class PullAssignment(QueueAssignment):
     async def assign(
         self, queues: Sequence[Queue], subscriptions: Mapping[str, TopicSubscription]
     ) -> None:
-        """Hold exactly these queues."""
+        """Assign exactly these queues."""
         self.assigned = sorted(set(queues))
         self.subscriptions = dict(subscriptions)
         self._sought = {q: at for q, at in self._sought.items() if q in self.assigned}
-        # Those held anew are begun with in the next round; the others must not be used any more.
+        # New queues start in the next round; the removed ones must stop now.
         self.rebalance_soon()
         await self._drop([queue for queue in self.fetchers if queue not in self.assigned])
 
@@ -59,12 +59,13 @@ class PullAssignment(QueueAssignment):
         return has_begun
 
     def go_on(self, queue: Queue, offset: int, *, is_told: bool = False) -> None:
-        """Go on elsewhere in a queue, at once: what was fetched of it is forgotten.
+        """Continue at another offset at once; drop the queue's fetched messages.
 
         Args:
             queue: The queue.
-            offset: The next message wanted of it.
-            is_told: The group's offset is there already, even if only commit() moves it otherwise.
+            offset: The offset of the next message.
+            is_told: Whether the group's offset is already there, even if otherwise only commit()
+                moves it.
 
         Raises:
             UsageError: The queue is neither held nor chosen.
@@ -83,27 +84,27 @@ class PullAssignment(QueueAssignment):
         stood = old.window.safe_offset
         window = self._open(queue, old.subscription, offset).window
         if not (self.settings.commits_itself or is_told):
-            window.kept = stood  # Until the application says that it has consumed something.
+            window.kept = stood  # Until the application commits.
 
     async def move(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on elsewhere in some of the queues that are held, and say so."""
+        """Move some of the held queues to other offsets, and log it."""
         for queue, offset in offsets.items():
             if self._is_held(queue):
                 self.go_on(queue, offset, is_told=True)
         await self.save()
 
     def hold_back(self, queues: Sequence[Queue] | None, *, is_paused: bool) -> None:
-        """See :meth:`QueueAssignment.hold_back`; nothing is given out of these queues either."""
+        """See :meth:`QueueAssignment.hold_back`; also stops delivery from these queues."""
         super().hold_back(queues, is_paused=is_paused)
         self.buffer.look_again()
 
     def may_give(self, queue: Queue) -> bool:
-        """Whether messages of a queue may be given out now."""
+        """Whether messages of a queue may be delivered now."""
         is_wanted = self.assigned is None or queue in self.assigned
         return is_wanted and not self._paused.get(queue, self._is_paused)
 
     def reached(self) -> dict[Queue, QueueOffset]:
-        """The next message of each queue that is given out."""
+        """The offset of the next message to deliver from each queue."""
         return {
             queue: fetcher.window.reached
             for queue, fetcher in self.fetchers.items()

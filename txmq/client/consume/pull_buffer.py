@@ -1,4 +1,4 @@
-"""Messages that were fetched and wait until the application polls."""
+"""The buffer of fetched messages that wait until the application polls."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["PullBuffer"]
 
 
 class PullBuffer:
-    """Keeps messages by queue, and gives out some of one queue at a time, queues in turn.
+    """Buffers messages by queue, and delivers from one queue at a time, in turn.
 
-    What was given out takes no more room in its queue's window. It keeps the place where the group
-    stands, though, until :meth:`settle` says that it has been consumed.
+    A delivered message frees its room in the queue's window. The group's offset stays before it
+    until :meth:`settle` marks it as consumed.
 
     Args:
-        batch_max: The most messages given out at once.
-        may_give: Whether messages of a queue may be given out now.
+        batch_max: The maximum number of messages delivered at once.
+        may_give: Whether messages of a queue may be delivered now.
     """
 
     def __init__(self, batch_max: int, may_give: Callable[[Queue], bool]) -> None:
@@ -34,26 +34,26 @@ class PullBuffer:
     # What QueueAssignment asks
 
     async def may_hold(self, queue: Queue) -> bool:
-        """Any queue may be begun with at any time."""
+        """Always true: any queue may start at any time."""
         del queue
         return True
 
     def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
-        """Put messages at the end of their queue's line."""
+        """Append messages to their queue's line."""
         self._lines.setdefault(fetcher, deque()).extend(messages)
         self.look_again()
 
     async def let_go(self, fetcher: QueueFetcher) -> None:
-        """Drop the queue's messages; its next consumer gets them again."""
+        """Drop the queue's messages; its next consumer receives them again."""
         self.forget(fetcher)
 
     async def gone(self, queue: Queue) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     # What the consumer asks
 
     def take(self) -> list[ReceivedMessage]:
-        """The next messages of the queue whose turn it is; empty where nothing waits."""
+        """The next messages of the next queue in turn; empty if none wait."""
         for fetcher in self._lines:
             if self._may_give(fetcher.queue):
                 return self._take_from(fetcher)
@@ -64,7 +64,7 @@ class PullBuffer:
         count = min(len(line), self._batch_max)
         messages = [line.popleft() for _ in range(count)]
         if line:
-            self._lines[fetcher] = line  # Behind all others now.
+            self._lines[fetcher] = line  # The queue is last in turn now.
         if window.kept is None:
             window.kept = window.reached
         self._given[fetcher] = None
@@ -72,7 +72,7 @@ class PullBuffer:
         return messages
 
     async def wait(self) -> None:
-        """Return once it is worth looking again whether there is something to take."""
+        """Wait until there may be messages to take."""
         self._some = asyncio.get_running_loop().create_future()
         try:
             await self._some
@@ -80,23 +80,23 @@ class PullBuffer:
             self._some = None
 
     def look_again(self) -> None:
-        """There may be something to take now."""
+        """Wake the waiting callers: there may be messages to take."""
         if self._some is not None and not self._some.done():
             self._some.set_result(None)
 
     def close(self) -> None:
-        """Give out nothing more."""
+        """Stop delivering."""
         self.is_closed = True
         self.look_again()
 
     def settle(self) -> None:
-        """Everything that was given out has been consumed."""
+        """Mark all delivered messages as consumed."""
         for fetcher in self._given:
             fetcher.window.kept = None
         self._given.clear()
 
     def forget(self, fetcher: QueueFetcher) -> None:
-        """Forget what waits of a queue, and what was given out of it."""
+        """Forget a queue's buffered and delivered messages."""
         self._lines.pop(fetcher, None)
         self._given.pop(fetcher, None)
 

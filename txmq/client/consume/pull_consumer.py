@@ -1,4 +1,4 @@
-"""A consumer that is asked for messages."""
+"""A consumer that the application polls for messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POLL_S: Final = 5.0
 
 
 class PullConsumer(Lifecycle):
-    """A member of a consumer group that is asked for messages; ``async with`` starts and stops it.
+    """A member of a consumer group that you poll for messages; ``async with`` starts and stops it.
 
     ::
 
@@ -45,23 +45,23 @@ class PullConsumer(Lifecycle):
             async for messages in consumer:
                 ...
 
-    Messages are fetched ahead and given out in lists, each of one queue and in its order. What was
-    given out counts as consumed once more is asked for. A caller that leaves after the last list
-    without asking again calls :meth:`commit`, or receives that list again. With
-    ``settings.commits_itself=False`` only :meth:`commit` counts. One task at a time asks.
+    Messages are fetched ahead and delivered in lists, each of one queue and in its order. The next
+    poll marks the previous list as consumed. If you stop polling after a list, call :meth:`commit`,
+    or you will receive that list again. With ``settings.commits_itself=False`` only :meth:`commit`
+    counts. Only one task may poll at a time.
 
     Queues are shared with the other members of the group (:meth:`subscribe`), or chosen
-    (:meth:`assign`), or neither: :meth:`pull` fetches once, from anywhere, and
-    :meth:`note_offset` keeps how far the group has come. A consumer that shares no queues needs a
-    group of its own: members that share would leave it a part.
+    (:meth:`assign`), or neither: :meth:`pull` fetches once, from anywhere, and :meth:`note_offset`
+    stores the group's offset. A consumer that does not share queues needs a separate group, because
+    sharing members would count it as one of them.
 
     Args:
         group: The group. All its members have the same subscriptions.
         names: The name servers, or a client to share.
         settings: How it consumes.
-        network: Where streams come from, unless a client is shared.
-        clock: Where the time comes from, likewise.
-        entropy: Where chance comes from, likewise.
+        network: Opens streams; a shared client has its own.
+        clock: Gives the time, likewise.
+        entropy: Gives randomness, likewise.
 
     Raises:
         LocalProtocolError: It is no name for a group.
@@ -95,14 +95,15 @@ class PullConsumer(Lifecycle):
     # Which queues
 
     def subscribe(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> None:
-        """Want the messages of a topic, and share its queues with the group.
+        """Subscribe to a topic, and share its queues with the group.
 
         Args:
             topic: The topic.
             tags: The tags wanted, separated by ``||``.
             sql: Instead of tags, a condition on the messages' properties. Brokers read it when the
                 consumer starts: that raises :class:`txmq.errors.SubscriptionInvalid` if it does not
-                parse, and :class:`txmq.errors.FilterUnsupported` if they take no conditions.
+                parse, and :class:`txmq.errors.FilterUnsupported` if a broker does not support
+                conditions.
 
         Raises:
             UsageError: The consumer is running, or has queues assigned.
@@ -119,8 +120,8 @@ class PullConsumer(Lifecycle):
     async def assign(self, queues: Sequence[Queue], tags: str = ANY_TAG, *, sql: str = "") -> None:
         """Read exactly these queues, even if other consumers read them too; at any time.
 
-        Queues that are kept go on where they are. The others are let go, and how far they were
-        consumed is saved.
+        Queues that stay assigned continue where they are. The others are released and their offsets
+        saved.
 
         Args:
             queues: The queues.
@@ -130,9 +131,9 @@ class PullConsumer(Lifecycle):
         Raises:
             UsageError: The consumer subscribes to topics.
             LocalProtocolError: The expression does not parse.
-            SubscriptionInvalid: The same, of a condition, which a running consumer has brokers
-                read; one that is not running does so when it is started.
-            FilterUnsupported: A broker takes no conditions.
+            SubscriptionInvalid: A condition does not parse. Brokers check it now if the consumer is
+                running, otherwise when it starts.
+            FilterUnsupported: A broker does not support conditions.
         """
         if self._subscriptions:
             raise UsageError("a consumer shares queues or has them assigned, not both")
@@ -148,11 +149,11 @@ class PullConsumer(Lifecycle):
 
     @property
     def queues(self) -> list[Queue]:
-        """The queues it has now."""
+        """The queues it consumes now."""
         return [] if self._assignment is None else list(self._assignment.queues)
 
     async def queues_of(self, topic: str) -> list[Queue]:
-        """All queues of a topic that can be read.
+        """All readable queues of a topic.
 
         Raises:
             UsageError: The consumer is not running.
@@ -191,7 +192,7 @@ class PullConsumer(Lifecycle):
     def _held(self) -> PullAssignment:
         settings = self.settings
         all_max = settings.all_cached_max or FETCHED_MESSAGES_MAX
-        # Given out in order, so that the span between messages says nothing.
+        # Delivered in order, so the span between messages does not limit fetching.
         settings = replace(settings, all_cached_max=all_max, is_orderly=True)
         assignment = PullAssignment(self.client, self.group, settings)
         assignment.subscriptions = dict(self._subscriptions or self._chosen)
@@ -200,9 +201,9 @@ class PullConsumer(Lifecycle):
         return assignment
 
     async def _find_brokers(self, topics: Iterable[str]) -> None:
-        # Brokers must know of us before we ask them who shares the queues.
+        # Register with brokers before querying them for the members.
         for topic in topics:
-            # Asked again in every round: a topic may come into being later.
+            # Retried in every round: the topic may be created later.
             with suppress(TxmqError):
                 await self.client.session.route(topic)
 
@@ -222,17 +223,17 @@ class PullConsumer(Lifecycle):
         await self._closing.aclose()
 
     def end(self) -> None:
-        """Give out nothing more: an iteration ends, a poll that waits returns nothing.
+        """Stop delivering: an iteration ends, a waiting poll returns an empty list.
 
-        An iteration that ends has consumed what it was given. What was fetched and not given out is
-        left to the next holder of the queues. :meth:`stop` does this first.
+        An iteration that ends has consumed its last list. Messages fetched but not delivered are
+        left to the next holder of the queues. :meth:`stop` calls this first.
         """
         if self._assignment is not None:
             self._assignment.buffer.close()
 
     @property
     def is_running(self) -> bool:
-        """Whether it may be asked for messages."""
+        """Whether it may be polled."""
         return self._assignment is not None and not self._assignment.buffer.is_closed
 
     def _running(self) -> PullAssignment:
@@ -249,7 +250,7 @@ class PullConsumer(Lifecycle):
         """The next messages, at most ``settings.pull_batch`` and all of one queue.
 
         Returns:
-            The messages; none where none came in time.
+            The messages; empty if none came in time.
 
         Raises:
             UsageError: The consumer is not running, or another call polls it.
@@ -287,15 +288,15 @@ class PullConsumer(Lifecycle):
         return []
 
     async def commit(self) -> None:
-        """Take everything that was given out for consumed, and save that now.
+        """Mark all delivered messages as consumed, and save the offsets now.
 
-        Messages of queues that were lost meanwhile come again, to the next consumer.
+        Messages of queues lost meanwhile are delivered again, to the next consumer.
 
         Raises:
             UsageError: The consumer is not running.
             TransportError: It could not be saved; it is tried again every ``settings.commit_s``.
             BrokerRefused: Likewise.
-            WriteFailed: Likewise, of a broadcast consumer.
+            WriteFailed: Likewise, for a broadcast consumer.
         """
         assignment = self._running()
         assignment.buffer.settle()
@@ -306,9 +307,9 @@ class PullConsumer(Lifecycle):
     # Going elsewhere
 
     async def seek(self, queue: Queue, offset: int) -> None:
-        """Go on elsewhere in a queue; where it has no such offset, at the nearest it has.
+        """Continue at another offset of a queue, or at the nearest existing one.
 
-        What was given out of the queue before is not counted as consumed any more.
+        Messages of the queue delivered before no longer count as consumed.
 
         Raises:
             UsageError: The queue is not held here, or no queue has such an offset.
@@ -316,7 +317,7 @@ class PullConsumer(Lifecycle):
         self._running().go_on(queue, offset)
 
     async def seek_to_begin(self, queue: Queue) -> None:
-        """Go on with the oldest message.
+        """Continue at the oldest message.
 
         Raises:
             UsageError: The queue is not held here.
@@ -327,7 +328,7 @@ class PullConsumer(Lifecycle):
         await self.seek(queue, await self.client.admin.min_offset(queue))
 
     async def seek_to_end(self, queue: Queue) -> None:
-        """Go on with what is stored from now on.
+        """Continue with messages stored from now on.
 
         Raises:
             UsageError: The queue is not held here.
@@ -338,7 +339,7 @@ class PullConsumer(Lifecycle):
         await self.seek(queue, await self.client.admin.max_offset(queue))
 
     async def seek_to_time(self, queue: Queue, time_ms: int) -> None:
-        """Go on with what was stored at a time or later.
+        """Continue with messages stored at a time or later.
 
         Raises:
             UsageError: The queue is not held here.
@@ -349,17 +350,17 @@ class PullConsumer(Lifecycle):
         await self.seek(queue, await self.client.admin.offset_by_time(queue, time_ms))
 
     def pause(self, queues: Sequence[Queue] | None = None) -> None:
-        """Give out and fetch nothing for now, of some queues, or of all and those to come."""
+        """Pause delivery and fetching, for some queues, or for all current and future ones."""
         if self._assignment is not None:
             self._assignment.hold_back(queues, is_paused=True)
 
     def resume(self, queues: Sequence[Queue] | None = None) -> None:
-        """Give out and fetch again."""
+        """Resume delivery and fetching."""
         if self._assignment is not None:
             self._assignment.hold_back(queues, is_paused=False)
 
     def positions(self) -> Mapping[Queue, QueueOffset]:
-        """The next message that is given out of each queue it holds."""
+        """The offset of the next message to deliver from each held queue."""
         return {} if self._assignment is None else self._assignment.reached()
 
     # Single pulls
@@ -373,32 +374,32 @@ class PullConsumer(Lifecycle):
         tags: str = ANY_TAG,
         hold_s: float = 0.0,
     ) -> PulledBatch:
-        """Fetch messages of any queue once, from an offset on.
+        """Fetch messages of any queue once, starting at an offset.
 
         Args:
             queue: The queue.
-            offset: The first message wanted.
-            count: The most messages wanted; a broker may give fewer.
+            offset: The offset of the first message.
+            count: The maximum number of messages; a broker may return fewer.
             tags: The tags wanted, separated by ``||``.
-            hold_s: How long the broker shall wait for messages where there are none.
+            hold_s: How long the broker waits for messages if the queue has none.
 
         Raises:
             UsageError: The consumer is not running.
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came.
             BrokerRefused: The broker refused for another reason than that it has no messages.
-            RemoteProtocolError: What came is not what a broker stores.
+            RemoteProtocolError: The answer is not a valid batch of messages.
         """
         self._running()
         hold_ms = int(hold_s * 1000)
         return await self.client.admin.pull(queue, offset, count, self.group, hold_ms, tags=tags)
 
     async def committed(self, queue: Queue) -> QueueOffset | None:
-        """The next message that the group wants of a queue: as noted here, or else as it is saved.
+        """The group's offset in a queue: as noted here, or else as saved.
 
         Returns:
-            The offset; ``None`` where the group never said. RocketMQ before version 5 says 0
-            instead of "never", on a queue that still has its first message.
+            The offset, or ``None`` if the group never committed one. Before version 5, RocketMQ
+            returns 0 instead of "never" for a queue that still has its first message.
 
         Raises:
             UsageError: The consumer is not running.
@@ -410,7 +411,7 @@ class PullConsumer(Lifecycle):
         return await assignment.offsets.load(queue) if noted is None else noted
 
     def note_offset(self, queue: Queue, offset: int) -> None:
-        """Say which message the group wants next of a queue; saved every ``settings.commit_s``.
+        """Note the group's next offset in a queue; saved every ``settings.commit_s``.
 
         Raises:
             UsageError: The consumer is not running, or has the queue and notes by itself.
@@ -434,7 +435,7 @@ class PullConsumer(Lifecycle):
         )
 
     def rebalance_soon(self) -> None:
-        """Look again which queues are ours."""
+        """Rebalance soon."""
         if self._assignment is not None:
             self._assignment.rebalance_soon()
             work = self._agreement.look(self._subscriptions)
@@ -442,7 +443,7 @@ class PullConsumer(Lifecycle):
 
     @property
     def is_orderly(self) -> bool:
-        """Whether it locks queues, which it never does."""
+        """Always false: it never locks queues."""
         return False
 
     def subscribed(self) -> list[bodies.SubscriptionData]:
@@ -453,16 +454,16 @@ class PullConsumer(Lifecycle):
         ]
 
     def held(self) -> dict[Queue, HeldQueue]:
-        """The queues that it holds, as operators see them."""
+        """The queues that it holds, for operators."""
         return {} if self._assignment is None else self._assignment.shown()
 
     async def move(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on elsewhere in queues that it holds; brokers ask for it when offsets are reset."""
+        """Move held queues to other offsets; brokers request it after a reset."""
         if self._assignment is not None:
             await self._assignment.move(offsets)
 
     async def handle(self, message: ReceivedMessage) -> object:
-        """Nothing handles single messages here.
+        """Refuse: a pull consumer has no handler.
 
         Raises:
             RequestNotSupported: Always.

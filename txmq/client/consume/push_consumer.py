@@ -1,4 +1,4 @@
-"""A consumer whose handlers are called with messages as they come."""
+"""A consumer that calls handlers with messages as they arrive."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ class PushConsumer(Lifecycle):
         async with consumer:
             await consumer.wait()
 
-    A handler that returns has consumed its message; one that raises gets it again later, and so
-    does one that returns :class:`Later`. Every message comes at least once, and sometimes more
-    often. Plain functions run in threads, ``async`` functions in the event loop.
+    A handler that returns has consumed its message. One that raises or returns :class:`Later`
+    receives it again later. Delivery is at least once. Plain functions run in threads, ``async``
+    functions in the event loop.
 
-    A stop lets handlers finish what was fetched, for as long as ``settings.stop_s``.
+    A stop lets handlers finish the fetched messages, for ``settings.stop_s`` at most.
 
     Args:
         group: The group. All its members have the same subscriptions.
         names: The name servers, or a client to share.
-        settings: How it consumes.
-        network: Where streams come from, unless a client is shared.
-        clock: Where the time comes from, likewise.
-        entropy: Where chance comes from, likewise.
+        settings: The settings.
+        network: Opens streams; a shared client has its own.
+        clock: Gives the time, likewise.
+        entropy: Gives randomness, likewise.
 
     Raises:
         LocalProtocolError: The group's name is invalid.
@@ -106,14 +106,15 @@ class PushConsumer(Lifecycle):
     # Handlers
 
     def on(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> Callable[[M], M]:
-        """Have a function called with every message of a topic; a decorator.
+        """Call a function with every message of a topic; a decorator.
 
         Args:
             topic: The topic.
             tags: The tags wanted, separated by ``||``.
             sql: Instead of tags, a condition on the messages' properties. Brokers read it when the
                 consumer starts: that raises :class:`txmq.errors.SubscriptionInvalid` if it does not
-                parse, and :class:`txmq.errors.FilterUnsupported` if they take no conditions.
+                parse, and :class:`txmq.errors.FilterUnsupported` if a broker does not support
+                conditions.
 
         Raises:
             UsageError: The topic has a handler, or the consumer is running.
@@ -129,9 +130,9 @@ class PushConsumer(Lifecycle):
         return decorate
 
     def on_batch(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> Callable[[B], B]:
-        """Have a function called with up to ``settings.batch_max`` messages at once; a decorator.
+        """Call a function with up to ``settings.batch_max`` messages at once; a decorator.
 
-        They have one fate, unless the function returns ``Later(first=n)``.
+        They succeed or fail together, unless the function returns ``Later(first=n)``.
 
         Raises:
             UsageError: The topic has a handler, or the consumer is running.
@@ -244,12 +245,12 @@ class PushConsumer(Lifecycle):
         return wanted
 
     async def _find_brokers(self) -> None:
-        # Brokers must know us before we ask them for the members that share the queues.
+        # Register with brokers before querying them for the members.
         for topic in self._subscriptions:
             try:
                 await self.client.session.route(topic)
             except TxmqError:
-                # Each round asks again: the topic may be created later.
+                # Retried in every round: the topic may be created later.
                 continue
 
     async def _stop(self) -> None:
@@ -277,7 +278,7 @@ class PushConsumer(Lifecycle):
             self._stopped.set()
 
     async def wait(self) -> None:
-        """Return once the consumer has been stopped; for programs that do nothing else.
+        """Return once the consumer has stopped; for programs that only consume.
 
         Raises:
             UsageError: It was never started.
@@ -290,7 +291,7 @@ class PushConsumer(Lifecycle):
     # What Client asks
 
     def registration(self) -> ConsumerRegistration:
-        """What brokers are told of it."""
+        """What it registers with brokers."""
         return ConsumerRegistration(
             self.group,
             PASSIVELY,
@@ -300,7 +301,7 @@ class PushConsumer(Lifecycle):
         )
 
     def rebalance_soon(self) -> None:
-        """Compute again which queues are ours."""
+        """Rebalance soon."""
         if self._assignment is not None:
             self._assignment.rebalance_soon()
             work = self._agreement.look(self._subscriptions)
@@ -310,11 +311,11 @@ class PushConsumer(Lifecycle):
 
     @property
     def queues(self) -> list[Queue]:
-        """The queues it holds now."""
+        """The queues it consumes now."""
         return [] if self._assignment is None else sorted(self._assignment.fetchers)
 
     def positions(self) -> Mapping[Queue, QueueOffset]:
-        """How far it has consumed each queue that it holds."""
+        """The consumed offset of each queue that it holds."""
         return {} if self._assignment is None else self._assignment.positions()
 
     @property
@@ -327,30 +328,30 @@ class PushConsumer(Lifecycle):
         return self.registration().subscription_data_set
 
     def held(self) -> dict[Queue, HeldQueue]:
-        """The queues that it holds, as operators see them."""
+        """The queues that it holds, for operators."""
         return {} if self._assignment is None else self._assignment.shown()
 
     def pause(self, queues: Sequence[Queue] | None = None) -> None:
-        """Fetch no more for now, of some queues or of all; what was fetched is still handled."""
+        """Pause fetching, for some queues or all; fetched messages are still handled."""
         if self._assignment is not None:
             self._assignment.hold_back(queues, is_paused=True)
 
     def resume(self, queues: Sequence[Queue] | None = None) -> None:
-        """Fetch again."""
+        """Resume fetching."""
         if self._assignment is not None:
             self._assignment.hold_back(queues, is_paused=False)
 
     async def move(self, offsets: Mapping[Queue, int]) -> None:
-        """Seek in queues that it holds; brokers ask for it when an operator resets offsets.
+        """Seek in queues that it holds; brokers request it when an operator resets offsets.
 
-        An orderly queue is moved once the handler at work on it has ended, so that handler cannot
-        wait for this.
+        An orderly queue moves after its running handler has ended, so that handler must not wait
+        for this.
         """
         if self._assignment is not None:
             await self._assignment.move(offsets)
 
     async def commit(self) -> None:
-        """Save now how far it has come; what cannot be saved is logged, and saved next time.
+        """Save the offsets now; failures are logged, and saved next time.
 
         Raises:
             UsageError: The consumer is not running.
@@ -361,14 +362,14 @@ class PushConsumer(Lifecycle):
         await self._assignment.save()
 
     async def handle(self, message: ReceivedMessage) -> object:
-        """Call the handler with one message outside its queue, as an operator may ask.
+        """Call the handler with one message outside its queue, for an operator.
 
         Returns:
-            What the handler said, if that was :class:`Later`; ``None`` where it is consumed.
+            The handler's :class:`Later`, or ``None`` if the message is consumed.
 
         Raises:
             UsageError: The topic has no handler here.
-            Exception: Whatever the handler raises.
+            Exception: Any error of the handler.
         """
         if message.topic == RETRY + self.group:
             message = as_sent(message)

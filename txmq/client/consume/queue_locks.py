@@ -1,4 +1,4 @@
-"""The locks of an orderly consumer's queues: taken, renewed long before they expire, released.
+"""The locks of an orderly consumer's queues; they are renewed long before they expire.
 
 A lock counts from the moment of the request, by this client's clock, and for half as long as
 brokers keep it. So if two clients disagree, both consider it lost.
@@ -31,7 +31,7 @@ LOCK_S: Final = 30.0
 
 
 class QueueLocks(Protocol):
-    """Where queues are locked."""
+    """The service that locks queues."""
 
     async def lock(self, queues: Sequence[Queue]) -> set[Queue]:
         """Lock queues of one broker, or renew their locks; returns those that are ours now.
@@ -90,7 +90,7 @@ class HeldLocks:
         return self._until.get(queue, 0.0) > self._clock.monotonic()
 
     async def take(self, queue: Queue) -> bool:
-        """Lock a queue; whether that worked.
+        """Lock a queue; returns whether that succeeded.
 
         Raises:
             TxmqError: The broker does not answer.
@@ -102,13 +102,13 @@ class HeldLocks:
         return True
 
     async def give_back(self, queue: Queue) -> None:
-        """Unlock a queue that we hold or held not long ago."""
+        """Unlock a queue that we hold or recently held."""
         if self._until.pop(queue, None) is not None:
             with suppress(TxmqError):
                 await self._locks.unlock(queue)
 
     async def give_back_all(self) -> None:
-        """Unlock what is left."""
+        """Unlock all remaining queues."""
         await asyncio.gather(*[self.give_back(queue) for queue in list(self._until)])
 
     async def renew_always(self, lose: Callable[[Queue], object]) -> None:

@@ -1,4 +1,4 @@
-"""Messages that a consumer sends back to their broker, to come again later."""
+"""Send messages back to their broker for a later delivery."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Returns"]
 
 
 class Returns:
-    """Sends messages back, to come again later.
+    """Sends messages back for a later delivery.
 
     Args:
-        session: The way to the brokers.
-        group: The group that is to get them again.
-        settings: How often they may come.
+        session: The session with the brokers.
+        group: The group that will receive them again.
+        settings: The maximum number of deliveries.
     """
 
     def __init__(self, session: Session, group: str, settings: ConsumerSettings) -> None:
@@ -32,8 +32,8 @@ class Returns:
 
         Args:
             message: The message.
-            level: The delay level it waits for; 0 leaves that to the broker.
-            reason: Why; kept with it where it is a dead letter, by brokers that listen.
+            level: The delay level; 0 lets the broker choose.
+            reason: The reason; brokers that support it store it with a dead letter.
 
         Raises:
             TransportError: No answer came; it may come again all the same.

@@ -1,4 +1,4 @@
-"""A consumer that calls a function for each of its queues, again and again."""
+"""A consumer that calls a function periodically for each of its queues."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEXT_S: Final = 0.2
 
 @dataclass(slots=True)
 class PullContext:
-    """What a task is given for one call."""
+    """A task's argument for one call."""
 
     consumer: PullConsumer
     """Where to pull from, and to note how far the group has come."""
@@ -49,7 +49,7 @@ T = TypeVar("T", bound=PullTask)
 
 
 class _Round:
-    """One queue whose task is called again and again."""
+    """One queue and the periodic calls of its task."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -58,24 +58,24 @@ class _Round:
         self.task: asyncio.Task[None] | None = None
 
     def lose(self) -> None:
-        """Call no more."""
+        """Stop the calls."""
         self.is_ours = False
         self.lost.set()
 
     def regain(self) -> None:
-        """Go on calling."""
+        """Resume the calls."""
         self.is_ours = True
         self.lost.clear()
 
     async def rest(self, seconds: float) -> None:
-        """Wait, but not once the queue is lost."""
+        """Wait, unless the queue is lost."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
                 await self.lost.wait()
 
 
 class _Turns(PullAssignment):
-    """An assignment that reports its queues and fetches nothing: the tasks fetch."""
+    """An assignment that reports its queues and leaves fetching to the tasks."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class _Turns(PullAssignment):
         self._changed = changed
 
     async def settle_beginnings(self) -> None:
-        """Nothing: tasks begin where they choose to."""
+        """Do nothing: tasks choose their own start."""
 
     async def _hold(self, topic: str, mine: list[Queue], subscription: TopicSubscription) -> bool:
         del subscription
@@ -97,7 +97,7 @@ class _Turns(PullAssignment):
 
 
 class _Puller(PullConsumer):
-    """A consumer for single pulls that learns which queues are its own."""
+    """A consumer for single pulls that knows its own queues."""
 
     changed: Callable[[str, Sequence[Queue]], None]
 
@@ -107,7 +107,7 @@ class _Puller(PullConsumer):
         return turns
 
     async def let_go(self, queue: Queue) -> None:
-        """Save the offset noted for a queue that another consumer has now."""
+        """Save the noted offset of a queue that another consumer takes over."""
         if self._assignment is not None:
             await self._assignment.offsets.save()
             self._assignment.offsets.forget(queue)
@@ -132,21 +132,21 @@ class ScheduledPull(Lifecycle):
         async with schedule:
             await schedule.wait()
 
-    A task is called for each queue that falls to this member, never twice at once for the same
-    queue, and again some time after it has ended; where it raises, that is logged. At most
-    ``settings.concurrency`` calls run at once. When a queue is lost to another member, a call that
-    runs is let finish. A stop waits ``settings.stop_s`` for them, then cancels them.
+    A task is called for each queue of this member, never twice at once for the same queue, and
+    again some time after it has ended. Its errors are logged. At most ``settings.concurrency``
+    calls run at once. When another member takes over a queue, a running call finishes. A stop waits
+    ``settings.stop_s`` for them, then cancels them.
 
     Args:
         group: The group. All its members have the same topics.
         names: The name servers, or a client to share.
-        settings: How it consumes.
-        network: Where streams come from, unless a client is shared.
-        clock: Where the time comes from, likewise.
-        entropy: Where chance comes from, likewise.
+        settings: The settings.
+        network: Opens streams; a shared client has its own.
+        clock: Gives the time, likewise.
+        entropy: Gives randomness, likewise.
 
     Raises:
-        LocalProtocolError: It is no name for a group.
+        LocalProtocolError: The group name is invalid.
         LimitExceeded: The name is too long.
         ConfigError: ``names`` names no server.
     """
@@ -171,7 +171,7 @@ class ScheduledPull(Lifecycle):
 
     @property
     def consumer(self) -> PullConsumer:
-        """The consumer that tasks pull with."""
+        """The consumer that tasks use to pull."""
         return self._puller
 
     @property
@@ -180,11 +180,11 @@ class ScheduledPull(Lifecycle):
         return sorted(queue for queue, pull_round in self._rounds.items() if pull_round.is_ours)
 
     def on(self, topic: str) -> Callable[[T], T]:
-        """Have an ``async`` function called for each queue of a topic; a decorator.
+        """Call an ``async`` function for each queue of a topic; a decorator.
 
         Raises:
             UsageError: The topic has a task, the function is not ``async``, or it runs already.
-            LocalProtocolError: It is no name of a topic.
+            LocalProtocolError: The topic name is invalid.
         """
 
         def decorate(task: T) -> T:
@@ -245,7 +245,7 @@ class ScheduledPull(Lifecycle):
             await self._tasks.stop()
 
     async def wait(self) -> None:
-        """Return once it has been stopped; for programs that do nothing else.
+        """Return once it has stopped; for programs that only consume.
 
         Raises:
             UsageError: It was never started.
@@ -278,7 +278,7 @@ class ScheduledPull(Lifecycle):
             while one.is_ours:
                 while one.is_ours:
                     await one.rest(await self._call(one))
-                # The queue may come back while this is saved.
+                # The queue may come back during the save.
                 await self._puller.let_go(one.queue)
         finally:
             del self._rounds[one.queue]

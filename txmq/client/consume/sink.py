@@ -15,11 +15,11 @@ class MessageSink(Protocol):
     """Receives the messages of the assigned queues."""
 
     async def may_hold(self, queue: Queue) -> bool:
-        """Whether work on this queue may begin now; if not, the next round asks again."""
+        """Whether work on this queue may begin now; if not, the next round retries."""
         ...
 
     def deliver(self, fetcher: QueueFetcher, messages: Sequence[ReceivedMessage]) -> None:
-        """Take messages that were fetched."""
+        """Receive fetched messages."""
         ...
 
     async def let_go(self, fetcher: QueueFetcher) -> None:
@@ -27,5 +27,5 @@ class MessageSink(Protocol):
         ...
 
     async def gone(self, queue: Queue) -> None:
-        """The queue's offset is saved; another consumer may begin with it from now on."""
+        """Called when the queue's offset is saved; from now on another consumer may start it."""
         ...

@@ -22,7 +22,7 @@ _SQL: Final = "SQL92"
 
 @dataclass(frozen=True, slots=True)
 class TopicSubscription:
-    """A topic, and which of its messages are wanted: by tags (``A || B``), or by a condition.
+    """A topic and a filter of its messages: tags (``A || B``) or a condition.
 
     Raises:
         LocalProtocolError: Both are given, or the expression is too long or names no tag.
@@ -35,7 +35,7 @@ class TopicSubscription:
     """The tags by name; empty where all are wanted, or a condition decides."""
 
     def __post_init__(self) -> None:
-        """Read the expression."""
+        """Parse the expression."""
         if self.sql and self.tags != ANY_TAG:
             raise LocalProtocolError("a subscription is by tags or by a condition, not by both")
         size = len(self.sql or self.tags)
@@ -57,22 +57,22 @@ class TopicSubscription:
 
     @property
     def by_tags(self) -> bool:
-        """Whether single tags are wanted, and others not."""
+        """Whether it filters by tags."""
         return not self.sql and any(tag.strip() not in {"", ANY_TAG} for tag in self._named)
 
     @property
     def expression(self) -> str:
-        """The expression as it travels."""
-        # Brokers know the star only by itself; with a blank beside it they take it for a tag.
+        """The expression as sent."""
+        # Brokers recognize the star only alone; with a blank beside it, it counts as a tag.
         return self.sql or (self.tags if self.by_tags else ANY_TAG)
 
     @property
     def kind(self) -> str:
-        """Which language it is in."""
+        """The language of the expression."""
         return _SQL if self.sql else _TAG
 
     def wants(self, message: ReceivedMessage) -> bool:
-        """Whether a message is wanted. Brokers filter by the hash of a tag; its text decides."""
+        """Whether a message matches. Brokers filter by a tag's hash; this compares the text."""
         return not self.wanted or message.tags in self.wanted
 
     def registration(self, version: int) -> bodies.SubscriptionData:

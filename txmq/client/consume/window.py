@@ -1,6 +1,6 @@
-"""The messages of one queue that were fetched and are not consumed yet. Pure.
+"""The fetched, unconsumed messages of one queue. Pure.
 
-They end in any order; what may be told to the broker is the offset before which all have ended.
+They end in any order. The committable offset is the one before which all have ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ConsumeWindow:
         return offset in self._sizes
 
     def put(self, messages: Sequence[ReceivedMessage], next_offset: int) -> None:
-        """Take in what was fetched: in the order of the queue, and none of it was here before.
+        """Add fetched messages, in queue order and without repetition.
 
-        All of it lies before ``next_offset``, and that is never before what it was.
+        All lie before ``next_offset``, which never decreases.
         """
         sizes, held = self._sizes, 0
         for message in messages:
@@ -48,22 +48,22 @@ class ConsumeWindow:
         self.next_offset = next_offset
 
     def end(self, offset: int) -> None:
-        """A message has been consumed, or will come again by another way; harmless if repeated."""
+        """End a message: it is consumed, or will be delivered another way; harmless if repeated."""
         self.bytes_held -= self._sizes.pop(offset, 0)
 
     def end_all(self, messages: Iterable[ReceivedMessage]) -> None:
-        """The same for several."""
+        """End several messages."""
         for message in messages:
             self.end(message.offset)
 
     @property
     def safe_offset(self) -> QueueOffset:
-        """Everything before it has been consumed."""
+        """The offset before which all messages are consumed."""
         return self.reached if self.kept is None else QueueOffset(self.kept)
 
     @property
     def reached(self) -> QueueOffset:
-        """Everything before it has ended."""
+        """The offset before which all messages have ended."""
         in_order, sizes = self._in_order, self._sizes
         while in_order and in_order[0] not in sizes:
             in_order.popleft()
@@ -71,5 +71,5 @@ class ConsumeWindow:
 
     @property
     def span(self) -> int:
-        """How far its first unconsumed message and the last it took in are apart."""
+        """The distance between the first unconsumed message and the last added one."""
         return self._in_order[-1] - self.reached if self._sizes else 0

@@ -1,7 +1,7 @@
 """The hooks that observe sends, handlers and transactions: the trace and OpenTelemetry are two.
 
 A hook runs before something happens, and returns a function for afterwards. Hooks neither wait nor
-fail. A producer or a consumer without hooks pays one test for ``None``.
+fail. Without hooks, a producer or consumer only tests for ``None``.
 """
 
 from __future__ import annotations

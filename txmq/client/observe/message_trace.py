@@ -55,7 +55,7 @@ class SendTrace:
         self._brokers: dict[str, tuple[str, bool]] = {}
 
     def on_answer(self, broker: str, answer: Command) -> None:
-        """Note from an answer in which region the broker is and whether it wants traces."""
+        """Note the broker's region from an answer, and whether the broker wants traces."""
         named = answer.field_map()
         if len(self._brokers) >= FAULTS_MAX and broker not in self._brokers:
             self._brokers.clear()

@@ -5,7 +5,7 @@ A :class:`Telemetry` in a client's settings turns it on for all its producers an
     settings = ClientSettings(telemetry=Telemetry.if_installed())
 
 This module is the only one that imports ``opentelemetry``, and only when a ``Telemetry`` is made.
-Without one nothing is measured, and messages travel as they are.
+Without one there are no spans, and messages are unchanged.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _STATE: Final = "txmq.transaction.state"
 
 
 class Telemetry:
-    """Where spans go, and how their context travels.
+    """The destination of spans, and the propagation of their context.
 
     Args:
-        provider: Makes spans; the one that is set for the whole program where it is ``None``.
-        propagator: Writes and reads a message's properties, likewise; W3C ``traceparent`` and
-            ``tracestate`` unless the program says otherwise.
+        provider: Creates spans; by default, the program's global provider.
+        propagator: Writes and reads a message's properties; by default, the program's global one,
+            usually W3C ``traceparent`` and ``tracestate``.
 
     Raises:
         ConfigError: ``opentelemetry-api`` is not installed.
@@ -71,7 +71,7 @@ class Telemetry:
 
     @classmethod
     def if_installed(cls) -> Telemetry | None:
-        """Telemetry, or ``None`` where ``opentelemetry-api`` is not installed."""
+        """Telemetry, or ``None`` if ``opentelemetry-api`` is not installed."""
         try:
             found = find_spec("opentelemetry.trace")
         except ModuleNotFoundError:
@@ -110,8 +110,8 @@ class Telemetry:
         return replace(message, properties={**message.properties, **named})
 
     def begin_end(self, end: TransactionEnd, attributes: Mapping[str, Any]) -> Span:
-        """A span of end a transaction: below the caller's, or where it was checked below the
-        one that sent its message.
+        """A span of the end of a transaction: a child of the caller's span, or after a check of the
+        span that sent the message.
         """
         context = None
         if end.is_after_check:
@@ -123,7 +123,7 @@ class Telemetry:
         )
 
     def begin(self, name: str, attributes: Mapping[str, Any], within: Span | None = None) -> Span:
-        """A span of work in this process, below another span or the caller's."""
+        """A span of work in this process, a child of another span or the caller's."""
         context = None if within is None else self._trace.set_span_in_context(within)
         return self._tracer.start_span(name, context=context, attributes=dict(attributes))
 
@@ -137,10 +137,10 @@ class Telemetry:
         attributes: Mapping[str, Any],
         verb: str = "process",
     ) -> tuple[Span, object]:
-        """A span of handling, which is the current one until :meth:`leave`; and a token for that.
+        """A span of handling, current until :meth:`leave`, and the token for that.
 
-        It stands below the span that sent the message; below none, but linked to all, where there
-        are several messages.
+        It is a child of the span that sent the message. For several messages it has no parent, but
+        links to all their spans.
         """
         empty = self._context.Context()
         origins = [
@@ -162,7 +162,7 @@ class Telemetry:
         return span, self._context.attach(self._trace.set_span_in_context(span, parent))
 
     def leave(self, token: Any) -> None:
-        """Make the span current no longer."""
+        """Stop the span from being current."""
         self._context.detach(token)
 
     def end(self, span: Span, error: BaseException | None, *, is_told: bool = False) -> None:

@@ -1,8 +1,8 @@
 """Trace records of a message's life, as stock clients write them and tools read them. Pure.
 
 A record is a line of fields, ``0x01`` between them and ``0x02`` behind the last. Records travel in
-the bodies of ordinary messages of a trace topic, whose keys are the ids and keys of the messages
-they tell of, so that all records of a message are found by its id.
+the bodies of ordinary messages of a trace topic, whose keys are the ids and keys of the traced
+messages, so that a message's id finds all its records.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _END: Final = "\x02"
 
 
 class MessageKind(IntEnum):
-    """What kind of message was sent."""
+    """The kind of a sent message."""
 
     NORMAL = 0
     HALF = 1
@@ -54,7 +54,7 @@ class MessageKind(IntEnum):
 
 
 class HandlerOutcome(IntEnum):
-    """How a handler ended."""
+    """The result of a handler."""
 
     CONSUMED = 0
     TIMED_OUT = 1
@@ -145,7 +145,7 @@ class TopicRecord:
 
 
 def encode(records: Iterable[TraceRecord]) -> bytes:
-    """Records as the body of a trace message holds them."""
+    """Encode records as the body of a trace message."""
     return "".join([_line(record) for record in records]).encode(errors="replace")
 
 
@@ -186,10 +186,10 @@ def _written(value: str | int) -> str:
 
 
 def decode(body: bytes) -> list[TraceRecord]:
-    """The records of a trace message; kinds that are not known here are left out.
+    """The records of a trace message; unknown kinds are left out.
 
     Raises:
-        RemoteProtocolError: A record of a known kind cannot be read.
+        RemoteProtocolError: A record of a known kind is invalid.
     """
     found: list[TraceRecord] = []
     for line in body.decode(errors="replace").split(_END):
@@ -262,7 +262,7 @@ class TracePack:
 
 
 def packed(traced: Iterable[TopicRecord]) -> list[TracePack]:
-    """Records as trace messages, each about one topic, and none too large to be found again."""
+    """Pack records into trace messages, each about one topic, and small enough to be indexed."""
     by_topic: dict[str, list[TraceRecord]] = {}
     for topic_record in traced:
         by_topic.setdefault(topic_record.topic, []).append(topic_record.record)
@@ -297,6 +297,6 @@ def _own_keys(record: TraceRecord) -> dict[str, None]:
 
 
 def _fit(keys: dict[str, None]) -> bool:
-    # Brokers index so many keys of a message, and find it by no others.
+    # Brokers index only this many keys of a message.
     size = sum([len(key.encode(errors="replace")) + 1 for key in keys])
     return len(keys) <= KEYS_PER_MESSAGE_MAX and size <= KEYS_BYTES_MAX

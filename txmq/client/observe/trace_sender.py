@@ -1,7 +1,7 @@
-"""Trace records of one producer or consumer, gathered and sent in the background.
+"""Trace records of one producer or consumer, collected and sent in the background.
 
-Nothing that is traced waits for its trace or fails with it. Records that the trace topic does not
-take in time are dropped, the oldest first, and counted.
+Traced operations never wait for their trace, nor fail with it. Records not sent in time are
+dropped, the oldest first, and counted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Messages that wait for ``linger_s`` to share one request with others.
 
 Messages of one topic whose queue the rotation chooses share a line; messages for one chosen queue
-share another. Batches of the first kind are in flight side by side, each to the queue whose turn it
-is. Of the second kind one is in flight at a time, so that a queue gets its messages in the order
-they were given, even if an attempt fails.
+share another. Batches of the first kind are in flight concurrently, each to the next queue in
+rotation. For a chosen queue only one batch is in flight at a time, so that the queue receives its
+messages in order, even if an attempt fails.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Batch:
 
 
 class _BatchLine:
-    """The batch that fills, and the full ones behind each other."""
+    """The filling batch, and the queue of full ones."""
 
     __slots__ = ("batch", "full", "is_busy", "queue", "timer", "topic")
 
@@ -71,7 +71,7 @@ class Accumulator:
 
     Args:
         pending: Takes full batches to brokers.
-        packing: How to seal a message that travels alone after all.
+        packing: Options for encoding a message that is sent alone after all.
     """
 
     def __init__(self, pending: PendingSends, packing: Packing) -> None:
@@ -80,7 +80,7 @@ class Accumulator:
         self._packing = packing
         self._linger_s = settings.linger_s
         self._bytes_max = min(settings.linger_bytes, settings.body_bytes_max)
-        # What many small messages take in a broker's log has a bound of its own.
+        # The size of many small messages in a broker's log has a separate limit.
         stored = max(1, (SPAN_BYTES_MAX - self._bytes_max) // STORED_BYTES)
         self._count_max = min(settings.linger_messages, BATCH_MESSAGES_MAX, stored)
         self._lines: dict[tuple[str, Queue | None], _BatchLine] = {}
@@ -92,12 +92,12 @@ class Accumulator:
         """Add a message to a batch.
 
         Args:
-            envelope: The message, not compressed; one that may travel in a batch. Its bytes count
-                as in flight already.
+            envelope: The uncompressed message, which may be in a batch. Its bytes already count as
+                in flight.
             queue: Its queue; ``None`` lets the rotation choose.
 
         Raises:
-            LocalProtocolError: No batch can hold it; its bytes are released.
+            LocalProtocolError: The message cannot be in a batch; its bytes are released.
         """
         size = len(envelope.body)
         try:
@@ -153,7 +153,7 @@ class Accumulator:
     def _send(self, line: _BatchLine, batch: _Batch) -> None:
         pending = self._pending
         if any(future.done() for future in batch.futures):
-            # Their callers were cancelled before anything was sent.
+            # All callers were cancelled before the send.
             pending.release(batch.drop_cancelled())
             if not batch.futures:
                 return

@@ -112,7 +112,7 @@ class PendingSends:
             raise
 
     def release(self, size: int) -> None:
-        """These bytes are in flight no longer; the next in line may have room now."""
+        """Release bytes in flight; the next in line may have room now."""
         self.bytes_in_flight -= size
         assert self.bytes_in_flight >= 0, "more bytes have arrived than were sent"
         if self._room_line:
@@ -183,10 +183,10 @@ class PendingSends:
             send.go(connection, form, now)
 
     def next_queue(self, route: Route, avoid: str | None = None) -> Queue:
-        """The queue whose turn it is.
+        """The next queue in rotation.
 
         Raises:
-            NoPermission: The topic exists, but no queue of it takes messages.
+            NoPermission: The topic exists, but has no writable queue.
         """
         if self.faults is None:
             return self._rotation.next_queue(route, self._first, avoid)
@@ -298,7 +298,7 @@ class PendingSends:
 
 
 class SendAttempt:
-    """An attempt that failed: at which broker, and why."""
+    """A failed attempt: its broker and error."""
 
     __slots__ = ("broker", "error")
 
@@ -308,13 +308,13 @@ class SendAttempt:
 
 
 class PendingSend:
-    """One request on its way, through all its attempts.
+    """One request, through all its attempts.
 
     Args:
         pending: The pending sends that this one is part of.
         request: The request.
-        chosen: Its queue; ``None`` lets each attempt take the queue whose turn it is.
-        retries: How many further attempts it has.
+        chosen: Its queue; ``None`` lets each attempt take the next queue in rotation.
+        retries: The number of further attempts.
         size: The bytes it counts for.
         is_nowait: Whether retries go to the same queue, and only if no answer came.
         is_once: Whether to retry only while it is certain that nothing is stored.
@@ -373,17 +373,17 @@ class PendingSend:
             self._timer = self._pending.loop.call_later(left, self._late)
 
     def stop_waiting(self) -> None:
-        """The route or the connection is there, or never will be."""
+        """End the wait: the route or connection is ready, or failed."""
         self._line = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _attempt_ends(self, now: float) -> float:
-        """Until when this attempt may last.
+        """The deadline of this attempt.
 
-        If a later attempt goes to another broker, this one has its share of the time that is left:
-        a silent broker costs no more than that.
+        If a later attempt can use another broker, this one gets only its share of the remaining
+        time, so that a silent broker costs no more.
         """
         if not self.is_spread or self._retries <= 0 or self._is_nowait or self._is_once:
             return self._deadline
@@ -395,7 +395,7 @@ class PendingSend:
             del self._line[self]
             self._line = None
         error = RequestTimeout("there was no way to a broker within the time for sending")
-        error.effect = Effect.NONE  # Of this attempt nothing was sent.
+        error.effect = Effect.NONE  # This attempt sent nothing.
         self.lost(error)
 
     def go(self, connection: Connection, form: SendHeaderTemplate, now: float) -> None:
@@ -466,7 +466,7 @@ class PendingSend:
         self.lost(problem)
 
     def lost(self, error: TransportError) -> None:
-        """This attempt has no answer: retry, or end."""
+        """Handle an attempt without an answer: retry, or end."""
         self._note_attempt(error)
         if self._may_retry(error):
             if self._is_nowait:
@@ -512,7 +512,8 @@ class PendingSend:
         """Fail with this error, unless an earlier attempt stored the message."""
         self.stop_waiting()
         if self._stored is not None:
-            # A broker has the message, but not safely; that no other took it is no failure.
+            # A broker has stored the message, but not safely; a failed retry does not make it a
+            # failure.
             self._deliver(self._stored)
             return
         attempts = self._attempts or []
@@ -521,7 +522,7 @@ class PendingSend:
             attempts = [*attempts, SendAttempt(broker, error)]
         found = join_attempts(attempts)
         if self._pending.forget(self) and not self.future.done():
-            # One lost connection fails many sends; each raises an error of its own.
+            # One lost connection fails many sends; each raises its own error.
             own = copy_error(found, str(found), found.effect)
             own.__cause__ = found.__cause__
             self.future.set_exception(own)
@@ -536,7 +537,7 @@ class PendingSend:
         self.end(error)
 
     def drop(self) -> None:
-        """The caller was cancelled: ignore the answer. What is sent stays sent."""
+        """Ignore the answer, because the caller was cancelled. A sent message stays sent."""
         self.stop_waiting()
         if self._connection is not None:
             self._connection.break_off(self._opaque)

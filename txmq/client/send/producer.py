@@ -1,6 +1,6 @@
-"""The producer: sends messages, waits for answers or not, retries elsewhere, and sends batches.
+"""The producer: sends messages and batches, with or without waiting, and retries on other brokers.
 
-It behaves like stock producers; comments name the differences. It keeps to one event loop.
+It behaves like stock producers; comments name the differences. It runs in one event loop.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Producer(Lifecycle):
     Args:
         group: The producer group.
         names: The name servers, ``host:port`` separated by ``;``, or a client to share.
-        settings: How it sends.
-        network: Where streams come from; a client that is shared has its own.
-        clock: Where the time comes from, likewise.
-        entropy: Where chance comes from, likewise.
+        settings: The settings.
+        network: Opens streams; a shared client has its own.
+        clock: Gives the time, likewise.
+        entropy: Gives randomness, likewise.
 
     Raises:
         ConfigError: ``names`` has no server, or an invalid address.
-        LocalProtocolError: The group's name has a character that names may not have.
+        LocalProtocolError: The group's name contains an invalid character.
         LimitExceeded: The group's name is too long.
     """
 
@@ -140,7 +140,7 @@ class Producer(Lifecycle):
         return ProducerRegistration(self._group)
 
     def rebalance_soon(self) -> None:
-        """Nothing changes for a producer."""
+        """Do nothing: a producer has no queues."""
 
     @property
     def bytes_in_flight(self) -> int:
@@ -152,11 +152,11 @@ class Producer(Lifecycle):
     async def send(self, message: Message, queue: Queue | None = None) -> SendResult:
         """Send a message and return the broker's result.
 
-        If no answer comes, or a refusal that another broker might not give, it is sent again to
-        another broker, under the same id, as long as ``timeout_s`` allows; a message for a chosen
-        queue is not. While ``in_flight_bytes_max`` bytes are in flight, it waits first.
-        With ``linger_s`` it may share a request with others of its topic. A reply made by
-        :func:`~txmq.client.send.request_reply.reply_to` goes to the client that asked.
+        If the broker does not answer, or its refusal is not final, the message is sent to another
+        broker under the same id, as long as ``timeout_s`` allows. A message for a chosen queue is
+        not. While ``in_flight_bytes_max`` bytes are in flight, the call waits first. With
+        ``linger_s`` it may share a request with others of its topic. A reply made by
+        :func:`~txmq.client.send.request_reply.reply_to` goes to the requesting client.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
@@ -173,14 +173,14 @@ class Producer(Lifecycle):
     def send_nowait(
         self, message: Message, queue: Queue | None = None
     ) -> asyncio.Future[SendResult]:
-        """Send a message and return at once; the future holds what :meth:`send` would return.
+        """Send a message and return at once; the future holds the result of :meth:`send`.
 
-        It is tried again where no answer came, ``retries_nowait`` times, at the same queue; what a
-        broker answers stands. With ``linger_s`` it is tried again as by :meth:`send`.
+        If no answer comes, it is retried ``retries_nowait`` times on the same queue; any answer of
+        a broker is final. With ``linger_s`` it is retried as by :meth:`send`.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
-            LimitExceeded: It is too large, or ``in_flight_bytes_max`` is on its way already.
+            LimitExceeded: It is too large, or ``in_flight_bytes_max`` is already in flight.
             UsageError: The producer is not open, or the queue is one of another topic.
         """
         sender = self._open()
@@ -189,7 +189,7 @@ class Producer(Lifecycle):
         return sender.send_nowait(message, queue)
 
     async def send_oneway(self, message: Message, queue: Queue | None = None) -> None:
-        """Send a message without an answer: it is tried once, and may be lost without notice.
+        """Send a message once without an answer; it may be lost silently.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message.
@@ -207,13 +207,13 @@ class Producer(Lifecycle):
     async def send_batch(
         self, messages: Sequence[Message], queue: Queue | None = None
     ) -> list[SendResult]:
-        """Send messages of one topic in as few requests as hold them, one after the other.
+        """Send messages of one topic in as few requests as possible, one after the other.
 
-        Each request goes as by :meth:`send`; its messages are stored together, without a gap.
+        Each request is sent as by :meth:`send`; its messages are stored together, without a gap.
         Bodies are not compressed.
 
         Returns:
-            What the broker says of each, in their order.
+            The result of each, in order.
 
         Raises:
             LocalProtocolError: The protocol cannot carry one of them, or not in a batch.
@@ -235,14 +235,14 @@ class Producer(Lifecycle):
 
         Args:
             topic: The message's topic.
-            handle: What its ``recall_handle`` said, when it was sent.
+            handle: The ``recall_handle`` of its send result.
 
         Returns:
             The message's id.
 
         Raises:
             IllegalOperation: The handle is invalid, or it is too late.
-            TopicNotFound: The topic, or this broker's part of it, is unknown.
+            TopicNotFound: The topic does not exist, or not on this broker.
             TransportError: No answer came; the effect says whether it may be recalled.
             BrokerRefused: The broker refuses for another reason, or cannot recall messages.
             UsageError: The producer is not open.
@@ -253,16 +253,16 @@ class Producer(Lifecycle):
     # Requests
 
     async def request(self, message: Message, timeout_s: float) -> ReceivedMessage:
-        """Send a message that asks for a reply, as by :meth:`send`, and return the reply.
+        """Send a request as by :meth:`send`, and return the reply.
 
         Its consumer sends the reply: ``await producer.send(reply_to(message, body))``.
 
         Args:
             message: The request.
-            timeout_s: How long the request and its reply may take together.
+            timeout_s: The time limit for the request and its reply together.
 
         Raises:
-            RequestTimeout: No reply came in time; the request may have been served all the same.
+            RequestTimeout: No reply came in time; the request may have been served.
             LimitExceeded: The message is too large, or too many replies are awaited.
             UsageError: The producer is not open, or was closed before the reply came.
             TxmqError: The request could not be sent, as for :meth:`send`.
@@ -275,8 +275,8 @@ class Producer(Lifecycle):
     async def send_ordered(self, message: Message, key: str | bytes | int) -> SendResult:
         """Send a message to the queue of its key: messages of one key stay in order.
 
-        It is tried once: a second attempt could overtake, or come twice. Consumers see a text key
-        as the message's sharding key.
+        There is one attempt: a second one could change the order or duplicate the message.
+        Consumers see a text key as the message's sharding key.
 
         Raises:
             TxmqError: As for :meth:`send`.
@@ -293,7 +293,7 @@ class Producer(Lifecycle):
 
         Args:
             message: The message.
-            select: Is given the topic's queues, the message and ``arg``, and returns a queue.
+            select: Receives the topic's queues, the message and ``arg``, and returns a queue.
             arg: Its third argument.
 
         Raises:

@@ -1,9 +1,9 @@
-"""Messages that ask for a reply, and the replies to them.
+"""Request messages and their replies.
 
-A request is an ordinary message that carries the id of the client that asks and a correlation id.
-Its consumer may send a reply, which no queue holds: the broker that stored the request hands it to
-that client, over the client's own connection. So the broker must know the client before the request
-is sent, and the reply must go to the same broker.
+A request is an ordinary message that carries the requesting client's id and a correlation id. Its
+consumer may send a reply, which is not stored: the broker that stored the request passes it to that
+client, over the client's own connection. So the client must register with the broker before it
+sends the request, and the reply must go to the same broker.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SendOne = Callable[[Message], Awaitable[SendResult]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply(Message):
-    """A message for the one client that asked, made by :func:`reply_to`."""
+    """A message for the requesting client, made by :func:`reply_to`."""
 
     asked_in: Queue
     """Where the request was stored: its broker knows the way to the client."""
@@ -66,11 +66,11 @@ def reply_to(
     tags: str = "",
     properties: Mapping[str, str] | None = None,
 ) -> Reply:
-    """The reply to a message that asks for one, for ``Producer.send``.
+    """The reply to a request message, for ``Producer.send``.
 
     Args:
-        message: The request, as a consumer got it.
-        body: What to say.
+        message: The received request.
+        body: The reply's body.
         tags: The reply's tag.
         properties: Further properties of the reply.
 
@@ -94,7 +94,7 @@ def reply_to(
 
 
 def question(message: Message, correlation: str, client: str, timeout_s: float) -> Message:
-    """A message that asks for a reply.
+    """A request message.
 
     Raises:
         ConfigError: No reply can come in no time.
@@ -113,9 +113,9 @@ class Requester:
     """The requests and replies of one producer.
 
     Args:
-        client: Whose connections are used, and who gets the replies.
+        client: The client that sends requests and receives replies.
         group: The producer group.
-        settings: How it sends.
+        settings: The producer's settings.
     """
 
     def __init__(self, client: ClusterClient, group: str, settings: ProducerSettings) -> None:
@@ -157,7 +157,7 @@ class Requester:
             finally:
                 del self._awaited[correlation]
                 if not reply.cancel() and not reply.cancelled():
-                    reply.exception()  # Looked at, for the case that the send failed first.
+                    reply.exception()  # Retrieve the exception, in case the send failed first.
         return replace(found, properties={**found.properties, ARRIVED_MS: str(self._now_ms())})
 
     def _now_ms(self) -> int:
@@ -169,12 +169,12 @@ class Requester:
         try:
             await send(asked)
         except TransportError:
-            # A reply says more than the missing word of a broker that it has the request.
+            # A reply proves that the broker has the request, even without its answer.
             if not reply.done():
                 raise
 
     async def _introduce(self, topic: str) -> None:
-        """Have the brokers of a topic know this client, on the connection that is open now."""
+        """Register this client with the brokers of a topic, on its open connections."""
         session = self._client.session
         route = session.known_route(topic) or await session.route_to_write(topic)
         masters: list[str] = []
@@ -182,7 +182,7 @@ class Requester:
             try:
                 masters.append(route.master(broker))
             except (ConnectFailed, TopicNotFound):
-                continue  # Nothing is sent there either.
+                continue  # The request is not sent there either.
         strangers = [address for address in masters if not self._is_known(address)]
         if strangers:
             self._told = {at: on for at, on in self._told.items() if session.ready(at) is on}
@@ -198,7 +198,7 @@ class Requester:
             self._told[address] = connection
 
     def close(self) -> None:
-        """No reply is waited for any longer."""
+        """Stop waiting for replies."""
         for reply in self._awaited.values():
             if not reply.done():
                 error = UsageError("this producer was closed before the reply came")
@@ -208,14 +208,16 @@ class Requester:
     # Replies
 
     async def reply(self, reply: Reply, envelope: Envelope) -> SendResult:
-        """Hand a reply to the broker that stored the request, which hands it to who asked.
+        """Send a reply to the broker that stored the request, which passes it to the requesting
+        client.
 
-        It is retried if no answer comes: a second reply finds no waiting caller.
+        It is retried if no answer comes: a duplicate reply is harmless, because no caller waits for
+        it.
 
         Raises:
             RequestTimeout: The broker did not answer in time.
             BrokerRefused: It does not know who asked (any more), or could not reach them.
-            TxmqError: There is no way to the broker.
+            TxmqError: The broker is unreachable.
         """
         settings = self._settings
         limit: asyncio.Timeout | None = None

@@ -1,7 +1,6 @@
-"""What an open producer does with messages: it seals them, waits for room, and sends them alone or
-in batches.
+"""The work of an open producer: encode messages, wait for room, send them alone or in batches.
 
-A :class:`~txmq.client.send.producer.Producer` is the public face; this module does the work, in as
+A :class:`~txmq.client.send.producer.Producer` is the public class; this module does the work, in as
 few steps for each message as possible.
 """
 
@@ -54,12 +53,12 @@ _CLOSED = "this producer was closed before the message was sent"
 
 
 class Sender:
-    """The sends of one producer, from when it opens until it closes.
+    """The sends of one open producer.
 
     Args:
         pending: Takes requests to brokers.
         group: The producer group.
-        requester: Sends replies, which go to one client.
+        requester: Sends replies.
     """
 
     def __init__(self, pending: PendingSends, group: str, requester: Requester) -> None:
@@ -84,7 +83,7 @@ class Sender:
                     if accumulator is not None:
                         accumulator.flush()
                     await pending.drain()
-                    await asyncio.sleep(0)  # The callers of the last answers get their turn.
+                    await asyncio.sleep(0)  # Let the callers of the last answers run.
         except TimeoutError:
             sends = quantity(len(pending), "send")
             log.warning("group %s closes without the answers of %s", self._group, sends)
@@ -125,14 +124,14 @@ class Sender:
     async def send_half(self, message: Message, queue: Queue | None) -> SendResult:
         """Send a half message, retried only while it is certain that no broker stored it.
 
-        A stock broker would take a second half under the same id for a second message.
+        A stock broker would store a second half message with the same id as a second message.
 
         Raises:
             TxmqError: As for :meth:`send`.
         """
         _check_queue(message, queue)
         pending, size = self.pending, len(message.body)
-        envelope = sealed(message, "", self._packing)  # It brings its id.
+        envelope = sealed(message, "", self._packing)  # The message has an id.
         flags = envelope.sys_flag | _PREPARED
         request = SendRequest(msgspec.structs.replace(envelope, sys_flag=flags))
         if not pending.take(size):
@@ -225,7 +224,7 @@ class Sender:
     # Parts of several
 
     async def writable(self, topic: str) -> Sequence[Queue]:
-        """The queues of a topic that take messages; asks for the route if it is not known.
+        """The writable queues of a topic; queries an unknown route.
 
         Raises:
             RequestTimeout: No answer came within the time for sending.
@@ -260,7 +259,7 @@ async def _limited(timeout_s: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         late = RequestTimeout("there was no way to a broker within the time for sending")
-        late.effect = Effect.NONE  # Nothing was sent.
+        late.effect = Effect.NONE  # The batch was not sent.
         raise late from error
 
 
@@ -272,7 +271,7 @@ def _check_queue(message: Message, queue: Queue | None) -> None:
 
 
 def check_kind(message: object) -> None:
-    """Refuse objects that a producer cannot send as messages.
+    """Reject objects that are not messages.
 
     Raises:
         UsageError: It is a reply, which goes to one client.

@@ -1,7 +1,7 @@
 """Databases as parts of a transaction; needs the extra ``txmq[sql]``.
 
-What a resource does stands in :mod:`.fence` and :mod:`.steps`, how each kind of connection is used
-in a door of :mod:`txmq.databases`.
+:mod:`.fence` and :mod:`.steps` do the work of a resource; :mod:`txmq.databases` has an adapter for
+each kind of connection.
 """
 
 from __future__ import annotations

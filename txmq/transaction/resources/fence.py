@@ -1,10 +1,10 @@
-"""The fence: a table in which each transaction is decided by who inserts its row first.
+"""The fence: a table in which the first inserted row decides a transaction.
 
-A local transaction inserts "committed" before it does anything else, in its own database
-transaction. A check inserts "rolled back". The primary key lets one of them in. A second table of
-one row, the mark, says which version of the fence this is, which fence it is, and up to when rows
-may have been removed from it. Each insert reads the mark in the same statement, so that a session
-of another database inserts nothing, nor does a transaction whose row may be gone.
+A local transaction first inserts "committed", in its own database transaction. A check inserts
+"rolled back". The primary key admits only one of them. A second table with one row, the mark,
+stores the fence's version, its identity, and the time up to which rows may have been removed. Each
+insert reads the mark in the same statement. So the insert has no effect in a session of another
+database, or for a transaction whose row may have been removed.
 """
 
 from __future__ import annotations
@@ -85,15 +85,15 @@ _OUR_XMIN: Final = "CAST(CAST(txid_current() % 4294967296 AS TEXT) AS xid)"
 
 
 class Fence:
-    """The two tables under the names that were chosen, and what is said to them.
+    """The two tables under their configured names, and their statements.
 
     Args:
-        name: The fence table; the mark is called the same with ``_mark`` behind it.
-        schema: Where both are; otherwise where the session looks first.
-        metadata: Yours, where a tool such as Alembic shall see the tables.
+        name: The fence table; the mark's name adds ``_mark``.
+        schema: The schema of both tables; by default, the session's default schema.
+        metadata: Your own, if a tool such as Alembic should see the tables.
 
     Raises:
-        ConfigError: Some database takes the name only in quotes.
+        ConfigError: The name needs quotes in some database.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Fence:
         self.mark = _mark(name, schema, self.metadata)
         fence, mark = self.table.c, self.mark.c
         self.claims = {
-            # SQLAlchemy does not look how many rows went in unless it is asked to.
+            # SQLAlchemy reports the number of inserted rows only with this option.
             kind: self._claim(kind).execution_options(preserve_rowcount=True)
             for kind in NOW_MS
         }
@@ -141,11 +141,11 @@ class Fence:
 
     @property
     def name(self) -> str:
-        """The fence table's, with its schema."""
+        """The fence table's name with its schema."""
         return self.table.fullname
 
     def _claim(self, kind: str) -> Executable:
-        """Insert a row, unless there is one, or the mark is not the one that is expected."""
+        """Insert a row, unless one exists or the mark is not the expected one."""
         mark = self.mark.c
         rows = select(
             cast(bindparam("of_xid"), Text),
@@ -158,7 +158,7 @@ class Fence:
         return self._insert(kind, rows)
 
     def _claim_of_checks(self, kind: str) -> Executable:
-        """The same for many transactions that are checked; their claims come as one JSON text."""
+        """The same for many checked transactions; the claims are one JSON text."""
         mark = self.mark.c
         xid: ColumnElement[str] = literal_column("claim.xid")
         owner: ColumnElement[str] = literal_column("claim.owner")
@@ -169,7 +169,7 @@ class Fence:
             .where(mark.identity == bindparam("known"), mark.cleaned_ms <= born_ms)
         )
         if kind == "mysql":
-            # There what is in already would be an error that hides the others.
+            # In MySQL an existing row would raise an error that hides the other rows.
             rows = rows.where(~exists().where(self.table.c.xid == xid))
         return self._insert(kind, rows)
 
@@ -181,20 +181,20 @@ class Fence:
             )
         if kind == "sqlite":
             return _sqlite.insert(self.table).from_select(columns, rows).on_conflict_do_nothing()
-        # MySQL's INSERT IGNORE would hide other mistakes: there a double key is an error.
+        # MySQL's INSERT IGNORE would hide other errors, so a duplicate key raises there.
         return insert(self.table).from_select(columns, rows)
 
     def ddl(self, dialect: str) -> list[str]:
-        """The statements that make the tables, for ``postgresql``, ``mysql`` or ``sqlite``.
+        """The statements that create the tables, for ``postgresql``, ``mysql`` or ``sqlite``.
 
         Raises:
-            ConfigError: It is another dialect.
+            ConfigError: The dialect is not supported.
         """
         made = statements([self.table, self.mark], dialect)
         return [*made, self.first_mark(kind_of(dialect))]
 
     def first_mark(self, kind: str) -> str:
-        """The statement that says which fence this is: the database makes up an identity."""
+        """The statement that stores the fence's identity, which the database generates."""
         where = f"INSERT INTO {self.mark.fullname} (version, identity, cleaned_ms)"
         return f"{where} VALUES ({FENCE_VERSION}, {_IDENTITY[kind]}, 0)"
 
@@ -207,16 +207,17 @@ def check_horizon_s(
     longest_local_s: float = 60.0,
     clocks_apart_s: float = 60.0,
 ) -> float:
-    """How long a check of a transaction can still come, while its group has a live producer.
+    """How long checks of a transaction can still arrive while its group has a live producer.
 
-    The broker first asks ``timeout_s`` after the half message, then every ``check_interval_s``,
-    ``check_max`` times; one round more may be under way. A local transaction may last
-    ``longest_local_s``, and clocks may differ. ``(check_max + 1) * check_interval_s + timeout_s +
-    longest_local_s + clocks_apart_s``; with the defaults 19 minutes.
+    The broker sends the first check ``timeout_s`` after the half message, then one every
+    ``check_interval_s``, ``check_max`` times; one more round may be in progress. A local
+    transaction may last ``longest_local_s``, and clocks may differ. The result is ``(check_max + 1)
+    * check_interval_s + timeout_s + longest_local_s + clocks_apart_s``; with the defaults 19
+    minutes.
 
-    A group without a live producer is asked when it comes back, and a parked transaction when an
-    operator says so: that is why no check presumes anything of a transaction that is older than the
-    fence remembers.
+    A group without a live producer receives checks when it comes back, and a parked transaction is
+    checked when an operator asks for it. So a check presumes nothing about a transaction older than
+    the fence's oldest row.
     """
     rounds_s = (check_max + 1) * check_interval_s
     return rounds_s + timeout_s + longest_local_s + clocks_apart_s

@@ -1,6 +1,4 @@
-"""One local transaction: it claims its fence row first, and commits last. Its state is valid at any
-moment.
-"""
+"""One local transaction: it claims its fence row first and commits last."""
 
 from __future__ import annotations
 
@@ -35,20 +33,21 @@ _STATES: Final = MappingProxyType(
 
 
 class FencedTransaction(GuardedTransaction[S]):
-    """``with`` or ``async with``: a session in a database transaction that begins with the fence.
+    """A local transaction, for ``with`` or ``async with``: a session whose first write is the fence
+    row.
 
-    An exception inside rolls it back, and is raised again. Only this class may end the transaction.
-    :attr:`state` is at any moment:
+    An exception inside rolls it back and is raised again. Only this class may end the transaction.
+    :attr:`state` is always valid:
 
-    - ``ROLLBACK`` until the commit is asked for, and if it certainly failed;
-    - ``UNKNOWN`` while the commit is in progress, and for ever if its answer never came;
+    - ``ROLLBACK`` until the commit begins, and if it certainly failed;
+    - ``UNKNOWN`` while the commit is in progress, and for ever if its answer was lost;
     - ``COMMIT`` once the database has confirmed it.
 
     Begin raises:
 
-    - :class:`~txmq.errors.RolledBackByCheck` if a check was faster;
+    - :class:`~txmq.errors.RolledBackByCheck` if a check decided first;
     - :class:`~txmq.errors.CommittedBefore` if an earlier attempt has committed;
-    - :class:`~txmq.errors.TransactionExpired` if it is older than what the fence remembers;
+    - :class:`~txmq.errors.TransactionExpired` if it is older than the fence's oldest row;
     - :class:`~txmq.errors.FenceElsewhere` if the session belongs to another database.
     """
 
@@ -61,16 +60,16 @@ class FencedTransaction(GuardedTransaction[S]):
 
     @property
     def state(self) -> LocalTransactionState:
-        """Its state now."""
+        """The current state."""
         return self._final or _STATES[self.commit_state]
 
     @property
     def may_be_committed(self) -> bool:
-        """Whether its row may be committed."""
+        """Whether its row may already be committed."""
         return self.commit_state is not CommitState.NOTHING
 
     async def claim(self, door: Door[S]) -> None:
-        """Commit the row and nothing else: the decision that the transaction commits.
+        """Commit only the fence row, which decides that the transaction commits.
 
         Args:
             door: Opens sessions of the same database.
@@ -83,14 +82,14 @@ class FencedTransaction(GuardedTransaction[S]):
         await self.end(None)
 
     async def check_undecided(self, door: Door[S] | None = None) -> None:
-        """Refuse a transaction that is decided already.
+        """Raise if the transaction is already decided.
 
         Args:
             door: Opens sessions of the same database.
 
         Raises:
             RolledBackByCheck: A check has rolled it back.
-            CommittedBefore: An earlier attempt has committed; ``state`` says so.
+            CommittedBefore: An earlier attempt has committed; ``state`` is then ``COMMIT``.
             Exception: Any exception of the source's library.
         """
         known = await outcome(self._fence, door or self._door, self._ours.xid)
@@ -98,10 +97,10 @@ class FencedTransaction(GuardedTransaction[S]):
             self._refuse(FenceRow(known, self._ours.owner))
 
     def flush(self) -> None:
-        """Write what the session still holds back; for ``with``.
+        """Flush the session's pending writes; for ``with``.
 
         Raises:
-            Exception: The answer of the database.
+            Exception: Any error of the database.
         """
         drive(self.aflush())
 
@@ -119,7 +118,7 @@ class FencedTransaction(GuardedTransaction[S]):
         try:
             found = await claim(self._fence, self._door, borrowed, self._ours)
         except TransactionExpired:
-            # The fence has forgotten whether an earlier attempt committed.
+            # The fence no longer has the row of an earlier attempt.
             self._final = LocalTransactionState.UNKNOWN
             raise
         if found is not None:
@@ -133,9 +132,10 @@ class FencedTransaction(GuardedTransaction[S]):
         return [row[0] for row in found.rows] == [COMMITTED]
 
     async def _after_rollback(self) -> None:
-        """Look whether the row is committed all the same. A driver knows the status of its
-        connection, not whether the transaction is still the same: the application may have
-        committed it by its own words, and begun another.
+        """Check whether the row is committed anyway.
+
+        A driver knows the status of its connection, but not whether the transaction is still the
+        same. The application may have committed it with its own statement and begun another.
         """
         if self._final is not None:
             return

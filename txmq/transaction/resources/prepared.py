@@ -1,8 +1,8 @@
-"""Prepared transactions: how ours are named, and what a recovery does with one.
+"""Names of prepared transactions, and what a recovery does with each. Pure.
 
-Pure: knows no database. PostgreSQL keeps a prepared transaction over every crash, with its locks,
-until a session ends it by its name. The name says all that another process needs for that: which
-transaction, which branch of it, and which fence has decided, or will.
+PostgreSQL keeps a prepared transaction and its locks across crashes, until a session ends it by
+name. The name contains all that another process needs for that: the transaction, its branch, and
+the fence that decides.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Gid(NamedTuple):
 
 
 class Duty(Enum):
-    """What is to be done with a prepared transaction."""
+    """What a recovery must do with a prepared transaction."""
 
     COMMIT = "commit"
     ROLL_BACK = "roll back"
@@ -59,21 +59,21 @@ class Duty(Enum):
 
 
 def check_branch(name: str) -> None:
-    """See that a branch can be called that.
+    """Check the name of a branch.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: The name is invalid.
     """
     if not _BRANCH.fullmatch(name):
         raise ConfigError(f"{name!r} names no branch: letters, digits, _ and -, at most 32")
 
 
 def gid_of(xid: str, branch: str, fence: str) -> str:
-    """How the branch of a transaction is called in its database.
+    """The name under which a branch is prepared in its database.
 
     Raises:
-        UsageError: The id holds what a name may not hold.
-        LimitExceeded: PostgreSQL takes no name of this length.
+        UsageError: The id contains an invalid character.
+        LimitExceeded: The name is too long for PostgreSQL.
     """
     if not _XID.fullmatch(xid):
         raise UsageError(f"{xid!r} cannot name a prepared transaction")
@@ -84,7 +84,7 @@ def gid_of(xid: str, branch: str, fence: str) -> str:
 
 
 def can_name(xid: str, branch: str, fence: str) -> bool:
-    """Whether :func:`gid_of` can; nothing is prepared of a transaction of which it cannot."""
+    """Whether :func:`gid_of` accepts the id; otherwise the transaction was never prepared."""
     try:
         gid_of(xid, branch, fence)
     except (UsageError, LimitExceeded):
@@ -93,18 +93,18 @@ def can_name(xid: str, branch: str, fence: str) -> bool:
 
 
 def parse(gid: str) -> Gid | None:
-    """The parts of a name of ours; none of anybody else's."""
+    """The parts of a txmq name; ``None`` for any other name."""
     found = _GID.fullmatch(gid)
     return Gid(*found.groups()) if found else None
 
 
 def duty(decided: LocalTransactionState | None, age_s: float, horizon_s: float) -> Duty:
-    """What is to be done.
+    """Decide what a recovery must do.
 
     Args:
-        decided: What the fence says, if anything.
+        decided: The fence's decision, if any.
         age_s: How long it has been prepared.
-        horizon_s: The time that its own process has to decide.
+        horizon_s: The time within which its own process decides.
     """
     if decided is LocalTransactionState.COMMIT:
         return Duty.COMMIT
@@ -119,10 +119,10 @@ def prepared(gid: str) -> str:
 
 
 def committed(gid: str) -> str:
-    """The statement that commits what is prepared."""
+    """The statement that commits a prepared transaction."""
     return f"COMMIT PREPARED '{gid}'"
 
 
 def rolled_back(gid: str) -> str:
-    """The statement that rolls back what is prepared."""
+    """The statement that rolls back a prepared transaction."""
     return f"ROLLBACK PREPARED '{gid}'"

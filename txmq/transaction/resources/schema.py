@@ -17,12 +17,12 @@ __all__ = ["create_fence"]
 
 
 def create_fence(engine: Engine, name: str, schema: str | None) -> bool:
-    """Make what is missing of the fence, and verify it; returns whether anything was missing.
+    """Create the missing tables of the fence and verify it; returns whether any was missing.
 
     Raises:
-        ConfigError: Some database takes the name only in quotes.
-        DatabaseFailed: The database refused, or does not answer.
-        ResourceError: It is there, and cannot be used; see :meth:`SQLResource.verify`.
+        ConfigError: The name needs quotes in some database.
+        DatabaseFailed: The database refuses, or does not answer.
+        ResourceError: The fence exists but is not usable; see :meth:`SQLResource.verify`.
     """
     fence = Fence(name, schema)
     try:

@@ -1,4 +1,4 @@
-"""The resource manager of a database: local transactions behind a fence, and checks of them."""
+"""The resource manager of one database: local transactions with a fence, and their checks."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ class ResourceOptions(TypedDict, total=False):
 class SQLResource(Generic[S]):
     """A database that takes part in transactions.
 
-    Local transactions run where they are called: ``with`` for a blocking source, ``async with`` for
-    one of asyncio. Everything else is awaited; a blocking source works in a thread of the resource
-    meanwhile.
+    Local transactions run in the caller's thread: ``with`` for a blocking source, ``async with``
+    for an asyncio one. Await every other method; the resource runs a blocking source in its own
+    threads.
 
     Args:
         source: An SQLAlchemy ``Engine``, ``sessionmaker``, ``AsyncEngine`` or
-            ``async_sessionmaker``; a pool of psycopg's, or a function that connects;
+            ``async_sessionmaker``; a psycopg pool, or a function that connects;
             ``django.db.connection``.
         fence: The fence table.
-        schema: Where it is, unless where sessions look first.
-        wait_s: How long a check waits for a local transaction that is at its end.
+        schema: Its schema; by default, the session's default schema.
+        wait_s: How long a check waits for a local transaction that is committing.
         entropy: Where chance comes from.
 
     Raises:
@@ -135,9 +135,10 @@ class SQLResource(Generic[S]):
 
     @property
     def identity(self) -> str:
-        """Which fence this is; made up when its table was, and the same for all who share it.
+        """The fence's identity, generated with its table and shared by all its users.
 
-        A resource with another identity does not answer checks of a half message that carries it.
+        A resource with another identity does not answer checks of a half message that carries this
+        one.
 
         Raises:
             UsageError: The fence was not verified yet.
@@ -147,13 +148,13 @@ class SQLResource(Generic[S]):
         return self._identity
 
     async def verify(self) -> None:
-        """See that the fence is there, is this version's, and holds; call it at start.
+        """Verify that the fence exists, has this version, and works; call it at start.
 
         Raises:
-            FenceMissing: There is no such table.
-            FenceOutdated: It is of another version.
-            FenceElsewhere: Sessions see different ones.
-            FenceUnsafe: What is written is not kept, or is kept without a commit.
+            FenceMissing: The table does not exist.
+            FenceOutdated: The fence has another version.
+            FenceElsewhere: Sessions see different fences.
+            FenceUnsafe: Commits are not durable, or writes persist without a commit.
             DatabaseFailed: The database does not answer.
         """
         trial = self._entropy.token(16).hex()
@@ -166,7 +167,7 @@ class SQLResource(Generic[S]):
         """Nothing to do: a crash leaves nothing prepared."""
 
     def close(self) -> None:
-        """Let the threads of a blocking source end; the source stays open."""
+        """Stop the threads of a blocking source; the source stays open."""
         self._is_closed = True
         self._threads.close()
 
@@ -175,12 +176,12 @@ class SQLResource(Generic[S]):
 
         Args:
             xid: The transaction's id.
-            group: The producer group that answers for it.
-            born_ms: When it began, by this machine's clock.
+            group: The producer group that answers its checks.
+            born_ms: Its start by this machine's clock.
 
         Raises:
             UsageError: The fence was not verified yet, or the id is invalid.
-            LimitExceeded: The id is longer than the fence has room for.
+            LimitExceeded: The id is longer than the fence's column.
         """
         if not _is_plain(xid):
             raise UsageError(f"{xid!r} is no id of a transaction")
@@ -194,14 +195,14 @@ class SQLResource(Generic[S]):
     ) -> LocalTransactionState:
         """The outcome of a local transaction. One that has not begun by now never commits.
 
-        ``UNKNOWN`` if it is in progress, if the database does not answer, or if the fence has
-        forgotten.
+        ``UNKNOWN`` if it is in progress, if the database does not answer, or if its row may have
+        been removed from the fence.
 
         Args:
             xid: The transaction's id.
-            group: The producer group that was asked.
-            born_ms: When its half message was born.
-            identity: The fence that the half message names, if it does.
+            group: The producer group that received the check.
+            born_ms: The birth time of its half message.
+            identity: The fence that the half message names, if any.
 
         Raises:
             UsageError: The fence was not verified yet.
@@ -215,7 +216,7 @@ class SQLResource(Generic[S]):
         except self._problems as error:
             log.warning("%s cannot be told now: %s", xid, error)
             return LocalTransactionState.UNKNOWN
-        # A recovery that knows no group writes, and asks for, none.
+        # A recovery does not know the group, so it neither writes nor compares one.
         if row.owner and group and row.owner != group:
             log.warning("%s belongs to group %s; %s was asked", xid, row.owner, group)
             return LocalTransactionState.UNKNOWN
@@ -225,7 +226,7 @@ class SQLResource(Generic[S]):
         return await self._turn(steps.check(self._fence, self._door, theirs, self._wait_ms))
 
     async def decided(self, xid: str) -> LocalTransactionState | None:
-        """What the fence says of a transaction now, if anything; nothing is changed by asking.
+        """The fence's current decision on a transaction, if any; read-only.
 
         Raises:
             DatabaseFailed: The database does not answer.
@@ -239,8 +240,8 @@ class SQLResource(Generic[S]):
         return None if outcome is None else _TOLD[outcome]
 
     def may_retry(self, problem: BaseException) -> bool:
-        """Whether this says that nothing remains of a local transaction and the same may work now:
-        a serialization failure or a deadlock.
+        """Whether a retry may succeed: the error is a serialization failure or a deadlock, and the
+        local transaction left no trace.
         """
         return failure(problem) is Failure.RETRY
 
@@ -251,21 +252,21 @@ class SQLResource(Generic[S]):
         horizon_s: float | None = None,
         batch: int = FENCE_ROWS_REMOVED,
     ) -> int:
-        """Remove old rows, some hundreds at a time; call it now and then, from anywhere.
+        """Remove old rows in batches of some hundreds; call it regularly, from any process.
 
-        A call removes what the call before it announced. A transaction that is older than that
-        is answered ``UNKNOWN`` from then on, so the broker parks it: nothing is presumed.
+        A call removes the rows that the previous call announced. From then on, a check of an older
+        transaction answers ``UNKNOWN``, so the broker parks it: the check presumes nothing.
 
         Args:
-            older_than_s: The age of what may go; ten minutes are added for clocks that differ.
-            horizon_s: How long a check can still come; see :func:`check_horizon_s`.
-            batch: How many rows one database transaction removes.
+            older_than_s: The age of rows to remove; ten minutes are added for clock differences.
+            horizon_s: How long checks can still arrive; see :func:`check_horizon_s`.
+            batch: Rows removed in one database transaction.
 
         Returns:
-            How many rows are gone.
+            The number of removed rows.
 
         Raises:
-            ConfigError: Checks can still come of transactions of this age.
+            ConfigError: Checks can still arrive for transactions of this age.
             FenceElsewhere: The fence is not the one that was verified.
             DatabaseFailed: The database does not answer, or a lock is held; call again.
             UsageError: The fence was not verified yet.
@@ -294,5 +295,5 @@ def _is_id(xid: str) -> bool:
 
 
 def _is_plain(xid: str) -> bool:
-    # For MySQL what ends in spaces is the same without them.
+    # MySQL ignores trailing spaces in comparisons.
     return bool(xid) and xid.isascii() and xid.isprintable() and not xid.endswith(" ")

@@ -1,6 +1,6 @@
-"""What is done with a fence: claim it, check, verify, clean. One text for all doors.
+"""The operations on a fence: claim, check, verify, clean; written once for all adapters.
 
-Every insert is one statement, and who inserts first has decided. Nothing here keeps a lock when it
+Every insert is one statement, and the first insert decides. No function holds a lock when it
 returns.
 """
 
@@ -50,7 +50,7 @@ _ALWAYS_MS: Final = 2**62
 
 
 class Claim(NamedTuple):
-    """Who inserts which outcome of which transaction."""
+    """An outcome of a transaction to insert, and who inserts it."""
 
     xid: str
     owner: str
@@ -63,7 +63,7 @@ class Claim(NamedTuple):
 
 
 class FenceRow(NamedTuple):
-    """A row that was there."""
+    """An existing row."""
 
     outcome: int
     owner: str
@@ -72,12 +72,12 @@ class FenceRow(NamedTuple):
 async def claim(
     fence: Fence, door: Door[object], borrowed: Borrowed[object], ours: Claim
 ) -> FenceRow | None:
-    """Insert a row; nothing is returned if it is in, else the row that was there first.
+    """Insert a row; returns ``None`` on success, or else the existing row.
 
     Raises:
-        FenceElsewhere: The session belongs to another fence.
-        TransactionExpired: A row of so old a transaction may have been removed.
-        Exception: Whatever the session's library raises; the row is not in.
+        FenceElsewhere: The session sees another fence.
+        TransactionExpired: The transaction is so old that its row may have been removed.
+        Exception: Any error of the session's library; the row is not inserted.
     """
     values = {"of_xid": ours.xid, "as_outcome": ours.outcome, "by_owner": ours.owner}
     try:
@@ -90,7 +90,7 @@ async def claim(
     else:
         if put.changed == 1:
             return None
-    # MySQL shows an old snapshot unless it is asked for the row as it is now.
+    # A plain SELECT in MySQL reads an old snapshot; a locking read sees the current row.
     look = fence.outcome_now if door.kind == "mysql" else fence.outcome
     found = (await borrowed.ask(look, of_xid=ours.xid)).rows
     if found:
@@ -115,11 +115,10 @@ async def _no_row(fence: Fence, borrowed: Borrowed[object], ours: Claim) -> Reso
 async def check(
     fence: Fence, door: Door[object], theirs: Sequence[Claim], wait_ms: int
 ) -> list[FenceRow | Exception]:
-    """Settle transactions that are not decided. Returns for each the row that is in the fence now
-    and stays, or why that is not known.
+    """Settle undecided transactions; returns for each its final row in the fence, or an error.
 
-    Several share a database transaction. Where one of them is locked, or anything else is wrong
-    with it, all are settled one by one: none of them suffers from another.
+    Several share a database transaction. If one of them is locked or fails, they are settled one by
+    one, so that none affects another.
     """
     problems: tuple[type[Exception], ...] = (ResourceError, *door.problems)
     if len(theirs) > 1 and _are_alike(theirs):
@@ -142,7 +141,9 @@ async def check(
 
 
 def _are_alike(theirs: Sequence[Claim]) -> bool:
-    """Whether one statement can say it: one fence, and of each transaction one claim."""
+    """Whether one statement is enough: the claims have one fence, and each transaction one
+    claim.
+    """
     is_one_fence = len({one.identity for one in theirs}) == 1
     return is_one_fence and len({one.xid for one in theirs}) == len(set(theirs))
 
@@ -159,7 +160,7 @@ async def _check_alone(fence: Fence, door: Door[object], theirs: Claim, wait_ms:
 async def _check_together(
     fence: Fence, door: Door[object], theirs: Sequence[Claim], wait_ms: int
 ) -> list[FenceRow | Exception]:
-    # In one order everywhere, so that two checks of the same transactions cannot deadlock.
+    # Always in the same order, so that two checks of the same transactions cannot deadlock.
     wanted = sorted(set(theirs))
     rows = [{"xid": one.xid, "owner": one.owner, "born_ms": one.born_ms} for one in wanted]
     claims = json.dumps(rows)
@@ -172,16 +173,16 @@ async def _check_together(
         for one in wanted:
             if one.xid not in found:
                 found[one.xid] = await _no_row(fence, borrowed, one)
-        # Our own rows are among them; an answer leaves only after the commit.
+        # This includes our own rows; answers are sent only after the commit.
         await borrowed.commit()
     return [found[one.xid] for one in theirs]
 
 
 async def outcome(fence: Fence, door: Door[object], xid: str) -> int | None:
-    """What is in the fence now.
+    """The row now in the fence.
 
     Raises:
-        Exception: Whatever the door's library raises.
+        Exception: Any error of the adapter's library.
     """
     borrowed = await door.open()
     try:
@@ -192,18 +193,18 @@ async def outcome(fence: Fence, door: Door[object], xid: str) -> int | None:
 
 
 async def verify(fence: Fence, door: Door[object], trial: str) -> str:
-    """See that the fence is there and holds; returns its identity.
+    """Verify that the fence exists and works; returns its identity.
 
     Args:
         fence: The tables.
-        door: Where.
-        trial: A unique name.
+        door: The database.
+        trial: A unique id for the trial rows.
 
     Raises:
-        FenceMissing: There is no such table.
-        FenceOutdated: It is of another version.
-        FenceElsewhere: Two sessions saw two different ones.
-        FenceUnsafe: What is written is not kept, or is kept without a commit.
+        FenceMissing: The table does not exist.
+        FenceOutdated: The fence has another version.
+        FenceElsewhere: Two sessions see two different fences.
+        FenceUnsafe: Commits are not durable, or writes persist without a commit.
         DatabaseFailed: The database does not answer.
     """
     try:
@@ -241,8 +242,8 @@ async def _look(fence: Fence, door: Door[object]) -> str:
 
 
 async def _try_rollback(fence: Fence, door: Door[object], trial: Claim) -> None:
-    """What is rolled back must be gone: it is not with autocommit, nor in tables of MyISAM."""
-    # As a check does it: a server that logs statements has no READ COMMITTED for those who write.
+    """Verify that a rollback works: it does not with autocommit, nor in MyISAM tables."""
+    # Write as a check does: with statement-based logging MySQL refuses writes in READ COMMITTED.
     async with impatient(door, TRIAL_WAIT_MS) as borrowed:
         if await claim(fence, door, borrowed, trial) is not None:
             raise FenceUnsafe("this driver does not say how many rows an INSERT has put in")
@@ -285,9 +286,9 @@ async def clean(
 ) -> int:
     """Remove the rows that the last call announced, and announce those of ``older_than_ms``.
 
-    From then on no row of an older transaction is inserted: not by a check, which would
-    presume a rollback, and not a local transaction that was asleep all the time. Rows are removed
-    one call later, when no statement is under way any more that began before the announcement.
+    After the announcement, rows of older transactions can no longer be inserted: neither by a
+    check, which would presume a rollback, nor by a local transaction that stalled. Rows are removed
+    one call later, when every statement that began before the announcement has ended.
 
     Raises:
         FenceElsewhere: The fence is not the one that was verified.
@@ -305,7 +306,7 @@ async def clean(
 
 
 async def _announce(fence: Fence, door: Door[object], identity: str, older_than_ms: int) -> int:
-    """Returns what had been announced before."""
+    """Announce a new limit; returns the previous one."""
     async with impatient(door, ANNOUNCE_WAIT_MS) as borrowed:
         marks = (await borrowed.ask(fence.about)).rows
         if [mark[1] for mark in marks] != [identity]:
@@ -323,8 +324,8 @@ async def _remove(fence: Fence, door: Door[object], before_ms: int, batch: int) 
         if door.kind != "mysql":
             gone = (await borrowed.ask(fence.remove_old, **old)).changed
         else:
-            # A DELETE of many locks each row that it passes on its way there, also those of local
-            # transactions that are under way: it would wait for them, and others for it.
+            # A DELETE of many rows locks each row that it scans, including those of running local
+            # transactions. It would wait for them, and others would wait for it.
             gone = 0
             for (xid,) in (await borrowed.ask(fence.old, **old)).rows:
                 gone += (await borrowed.ask(fence.remove, of_xid=xid)).changed

@@ -1,7 +1,7 @@
-"""Checks of one database that wait at the same time are settled together.
+"""Batch concurrent checks of one database.
 
-One that comes alone is settled alone and at once; nothing ever waits for company. Where as many
-database transactions are under way as there may be, those that come meanwhile share the next one.
+A single check is settled at once; it never waits for others. While the maximum number of database
+transactions is running, new checks gather and share the next one.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ Settle: TypeAlias = Callable[[list[Claim]], Coroutine[Any, Any, list[FenceRow | 
 
 
 class Together:
-    """Who asks what became of a transaction, by the loop in which it is asked.
+    """The waiting checks, by event loop.
 
     Args:
-        settle: Settles some of them in one database transaction.
+        settle: Settles several checks in one database transaction.
     """
 
     def __init__(self, settle: Settle) -> None:
         self._settle = settle
-        # Several managers in threads of their own may have the same resource.
+        # Several managers in different threads may share the resource.
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _CheckQueue] = WeakKeyDictionary()
 
     async def ask(self, theirs: Claim) -> FenceRow:
-        """What is in the fence of a transaction now, and stays.
+        """Settle a transaction and return its final row in the fence.
 
-        It is settled even if the caller is cancelled meanwhile.
+        It is settled even if the caller is cancelled.
 
         Raises:
-            Exception: Why it is not known now.
+            Exception: The reason why the row is not known now.
         """
         loop = asyncio.get_running_loop()
         line = self._lines.get(loop)
@@ -80,7 +80,7 @@ class _CheckQueue:
 
 def _resolve(answer: asyncio.Future[FenceRow], found: FenceRow | Exception) -> None:
     if answer.done():
-        return  # Its caller no longer waits.
+        return  # The caller was cancelled.
     if isinstance(found, Exception):
         answer.set_exception(found)
     else:

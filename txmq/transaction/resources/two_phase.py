@@ -1,7 +1,7 @@
-"""What is said to a database about prepared transactions: PostgreSQL's two-phase commit.
+"""PostgreSQL's two-phase commit: prepare, find and end prepared transactions.
 
-What is prepared belongs to no session. It outlives every crash, holds its locks, and is ended by
-its name, by any session with the right to; so nothing here takes an answer for granted.
+A prepared transaction belongs to no session. It survives crashes, keeps its locks, and any session
+with the privilege can end it by name. So this module verifies every answer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ROOM: Final = "SELECT CAST(current_setting('max_prepared_transactions') AS INTE
 
 
 class Prepared(NamedTuple):
-    """A transaction that a database has prepared and that is not ended."""
+    """A prepared transaction that has not ended."""
 
     gid: str
     parts: Gid | None
@@ -61,18 +61,18 @@ class Prepared(NamedTuple):
 
 
 def problems_of(door: Door[Any]) -> tuple[type[Exception], ...]:
-    """What may be raised here: ours, its library's errors, and those of the driver itself."""
+    """The errors to expect: txmq's, the library's and the driver's."""
     return (ResourceError, *door.problems, psycopg.Error)
 
 
 async def vote(borrowed: Borrowed[Any], gid: str) -> None:
-    """Prepare a transaction, and see that it is; anything else is a "no".
+    """Prepare a transaction and verify it; any other result is a "no" vote.
 
     Raises:
-        TransactionBroken: The server has answered that it has rolled back.
-        TwoPhaseUnavailable: It has no room for one more.
-        OutcomeUnknown: It has one of this name already, from another process.
-        DatabaseFailed: It says that it has prepared it, and does not show it.
+        TransactionBroken: The server answered that it rolled back.
+        TwoPhaseUnavailable: The server has no free slot for a prepared transaction.
+        OutcomeUnknown: Another process has already prepared this name.
+        DatabaseFailed: The server reports it as prepared, but does not list it.
         Exception: Whatever the driver raises.
     """
     try:
@@ -89,10 +89,10 @@ async def vote(borrowed: Borrowed[Any], gid: str) -> None:
                 f"{gid} is prepared already: another process runs this transaction ({error})"
             ) from error
         raise
-    # A transaction that has failed is rolled back by PREPARE, without an error.
+    # PREPARE silently rolls back a failed transaction.
     if answer != "PREPARE TRANSACTION":
         raise TransactionBroken(f"the database answered {answer!r} when {gid} was to be prepared")
-    # In a new transaction, and closed: no session may be idle in one until the second phase.
+    # Use a new transaction and close it: no session may be idle in one until the second phase.
     again = await borrowed.anew()
     try:
         is_there = bool((await again.ask(_IS_PREPARED, of_gid=gid)).rows)
@@ -103,10 +103,10 @@ async def vote(borrowed: Borrowed[Any], gid: str) -> None:
 
 
 async def is_prepared(door: Door[Any], gid: str) -> bool:
-    """Whether it waits for its end in this database.
+    """Whether a transaction is prepared in this database.
 
     Raises:
-        Exception: Whatever the door's library raises.
+        Exception: Any error of the adapter's library.
     """
     borrowed = await door.open()
     try:
@@ -116,10 +116,10 @@ async def is_prepared(door: Door[Any], gid: str) -> bool:
 
 
 async def finish(door: Door[Any], gid: str, *, commits: bool) -> bool:
-    """End what is prepared; false where there was nothing to end any more.
+    """End a prepared transaction; false if it has already ended.
 
     Raises:
-        Exception: Whatever the door's library raises; it still waits.
+        Exception: Any error of the adapter's library; the transaction is still prepared.
     """
     try:
         await door.say(committed(gid) if commits else rolled_back(gid))
@@ -132,11 +132,11 @@ async def finish(door: Door[Any], gid: str, *, commits: bool) -> bool:
 
 
 async def found(door: Door[Any]) -> list[Prepared]:
-    """What waits for its end in this database, from any process, the oldest first.
+    """All prepared transactions of this database, oldest first.
 
     Raises:
         TwoPhaseUnavailable: It prepares no transactions.
-        Exception: Whatever the door's library raises.
+        Exception: Any error of the adapter's library.
     """
     borrowed = await door.open()
     try:
@@ -151,15 +151,15 @@ async def found(door: Door[Any]) -> list[Prepared]:
 
 
 async def verify(door: Door[Any], trial: str) -> None:
-    """See that a database can take part; a transaction is prepared, and rolled back.
+    """Verify that a database can take part, by preparing and rolling back a transaction.
 
     Args:
         door: The database.
-        trial: The name of that transaction; a unique one.
+        trial: A unique name for that transaction.
 
     Raises:
         TwoPhaseUnavailable: It prepares no transactions.
-        FenceUnsafe: What is written is kept without a commit, or may be forgotten after one.
+        FenceUnsafe: Writes persist without a commit, or commits are not durable.
         DatabaseFailed: The database does not answer.
     """
     try:

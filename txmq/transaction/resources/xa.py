@@ -1,8 +1,9 @@
 """Several databases in one transaction: each prepares, a fence decides, all follow.
 
-There is no second coordinator. The decision is a row of the fence in the first database, which a
-check contends for as for any other transaction; the broker hears it by an END, and what is prepared
-is ended as the row says: by its own process, by the answer to a check, or by a recovery.
+There is no second coordinator. The decision is a row of the fence in the first database; a check
+competes for it as for any other transaction. The broker receives the decision by an END. The
+transaction's process, the answer to a check, or a recovery ends the prepared branches as the row
+says.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _UNKNOWN: Final = LocalTransactionState.UNKNOWN
 
 
 class XAOptions(ResourceOptions, total=False):
-    """What may be said beside the sources."""
+    """The options of a resource beside its sources."""
 
     confirm_s: float
     horizon_s: float
@@ -58,27 +59,27 @@ class XAResource(Generic[S]):
             banks["icbc"].execute(...)
             banks["ccb"].execute(...)
 
-    The function is given a session of each by its name. Nothing of it is seen anywhere until all
-    have prepared and the decision is taken; what a crash leaves prepared is ended by
-    :meth:`recover`, which a manager that is open calls by itself.
+    The function receives one session of each database, by name. Its writes become visible only
+    after all databases have prepared and the decision is made. :meth:`recover` ends the branches
+    that a crash leaves prepared; an open manager calls it regularly.
 
-    The first database has the fence. Keep names and order as they are while anything is prepared.
+    The first database has the fence. Do not change names and order while any branch is prepared.
 
     Args:
-        sources: The databases by their names, as for :class:`SQLResource`; all blocking, or all of
-            asyncio. SQLAlchemy's must use psycopg.
+        sources: The databases by their names, as for :class:`SQLResource`; all blocking, or all
+            asyncio. SQLAlchemy sources must use psycopg.
         fence: The fence table.
-        schema: Where it is, unless where sessions look first.
-        wait_s: How long a check waits for a decision that is being taken.
-        confirm_s: How long a caller waits for the second phase, which is tried again meanwhile.
-        horizon_s: How long what is prepared may be undecided before a recovery decides to roll it
-            back, where no check has. Longer than local transactions take.
-        recover_every_s: How often a manager that is open recovers.
+        schema: Its schema; by default, the session's default schema.
+        wait_s: How long a check waits for a decision in progress.
+        confirm_s: How long a caller waits for the second phase, which is retried meanwhile.
+        horizon_s: How long a prepared transaction may be undecided before a recovery rolls it back,
+            if no check has. Must be longer than local transactions take.
+        recover_every_s: How often an open manager recovers.
         entropy: Where chance comes from.
 
     Raises:
-        ConfigError: A source is invalid, cannot prepare, or differs in colour from the first; or a
-            name is invalid.
+        ConfigError: A source is invalid or cannot prepare, blocking and asyncio sources are mixed,
+            or a name is invalid.
     """
 
     @overload
@@ -158,7 +159,7 @@ class XAResource(Generic[S]):
 
     @property
     def identity(self) -> str:
-        """Which fence decides; see :attr:`SQLResource.identity`.
+        """The identity of the deciding fence; see :attr:`SQLResource.identity`.
 
         Raises:
             UsageError: The databases were not verified yet.
@@ -166,14 +167,14 @@ class XAResource(Generic[S]):
         return self._fence.identity
 
     async def verify(self, *, only_fence: bool = False) -> None:
-        """See that the fence holds, and that every database can prepare; call it at start.
+        """Verify that the fence works and that every database can prepare; call it at start.
 
         Args:
-            only_fence: Nothing is prepared to see that it can be: for those who only recover.
+            only_fence: Skip the trial of preparing; for processes that only recover.
 
         Raises:
             ResourceError: As for :meth:`SQLResource.verify`.
-            TwoPhaseUnavailable: A database prepares no transactions.
+            TwoPhaseUnavailable: A database does not prepare transactions.
         """
         await self._fence.verify()
         if only_fence:
@@ -181,7 +182,7 @@ class XAResource(Generic[S]):
         try:
             await self._try_all()
         except TwoPhaseUnavailable:
-            # Crashed processes may have left what takes the room, and only a recovery ends it.
+            # Transactions of crashed processes may occupy all slots, and only a recovery ends them.
             found = await self.recover()
             if not found.committed + found.rolled_back:
                 raise
@@ -195,21 +196,22 @@ class XAResource(Generic[S]):
                 await self._second.turn(name, two_phase.verify(door, gid))
             except ResourceError as error:
                 if await self._fence.decided(trial) is not None:
-                    continue  # It was prepared, and a recovery that gives no time was faster.
+                    continue  # It was prepared, and a recovery with a short horizon ended it first.
                 error.args = (f"{name}: {error}",)
                 raise
 
     def close(self) -> None:
-        """Let the threads of blocking sources end; the sources stay open."""
+        """Stop the threads of blocking sources; the sources stay open."""
         self._fence.close()
         self._second.close()
 
     # The first phase
 
     def local(self, xid: str, group: str, born_ms: int) -> XALocal[S]:
-        """A transaction's first phase, to be entered once; see :meth:`SQLResource.local`. What it
-        comes to is carried out by :meth:`confirm`; until then it keeps its connections, if a
-        manager is open.
+        """A transaction's first phase, to be entered once; see :meth:`SQLResource.local`.
+
+        :meth:`confirm` carries out its decision; until then it keeps its connections, if a manager
+        is open.
 
         Raises:
             UsageError: The databases were not verified yet, or the id is invalid.
@@ -222,18 +224,19 @@ class XAResource(Generic[S]):
         return XALocal(xid, branches, self._fence.local(xid, group, born_ms), self._second.keep)
 
     def may_retry(self, problem: BaseException) -> bool:
-        """Whether the same may work now; see :meth:`SQLResource.may_retry`."""
-        # If something may remain of it, the error is one of ours, whatever the cause.
+        """Whether a retry may succeed; see :meth:`SQLResource.may_retry`."""
+        # If a trace may remain, the error is a txmq error, whatever the cause.
         return not isinstance(problem, DatabaseFailed) and self._fence.may_retry(problem)
 
     # The second phase
 
     async def confirm(self, xid: str, state: LocalTransactionState) -> None:
-        """End what is prepared of a transaction that is decided, everywhere at once; what fails is
-        tried again, and left to a recovery after ``confirm_s``.
+        """End the prepared branches of a decided transaction, all databases in parallel.
+
+        Failed branches are retried; after ``confirm_s`` they are left to a recovery.
 
         Raises:
-            DatabaseFailed: Not everywhere so far.
+            DatabaseFailed: Some branches have not ended yet.
         """
         if state is not _UNKNOWN:
             await self._second.confirm(xid, state)
@@ -243,8 +246,9 @@ class XAResource(Generic[S]):
     async def check(
         self, xid: str, group: str, born_ms: int, *, identity: str = ""
     ) -> LocalTransactionState:
-        """What became of a transaction; see :meth:`SQLResource.check`. What is prepared of it is
-        ended accordingly, where its database answers at once.
+        """The outcome of a transaction; see :meth:`SQLResource.check`.
+
+        Its prepared branches end accordingly, if their databases answer at once.
         """
         state = await self._fence.check(xid, group, born_ms, identity=identity)
         if state is not _UNKNOWN:
@@ -252,37 +256,39 @@ class XAResource(Generic[S]):
         return state
 
     async def look(self, horizon_s: float | None = None, *, also_others: bool = False) -> Look:
-        """What is prepared and waits for its end, and what a recovery would do with it.
+        """The prepared transactions, and what a recovery would do with each.
 
-        Ours is what carries the identity of this fence, and the name of the database it is in.
+        A prepared transaction is ours if its name contains this fence's identity and the name of
+        its database.
 
         Args:
-            horizon_s: What to use instead of the one that was given at first.
-            also_others: Whether also what is not ours is wanted.
+            horizon_s: Overrides the resource's horizon.
+            also_others: Whether to include other prepared transactions.
 
         Raises:
-            DatabaseFailed: The fence cannot be read.
+            DatabaseFailed: The fence is not readable.
             UsageError: It was not verified yet.
         """
         return await self._recovery.look(horizon_s, also_others=also_others)
 
     async def recover(self, horizon_s: float | None = None) -> Recovered:
-        """End what is prepared and decided, and decide what has waited for longer than the horizon.
+        """End decided prepared transactions, and roll back those undecided for longer than the
+        horizon.
 
-        It may run anywhere, at any time, and several at once: what ends a transaction is the row of
-        the fence, which never changes.
+        Any process may run it at any time, also concurrently: the row of the fence decides, and it
+        never changes.
 
         Args:
-            horizon_s: What to use instead of the one that was given at first.
+            horizon_s: Overrides the resource's horizon.
 
         Raises:
-            DatabaseFailed: The fence cannot be read.
+            DatabaseFailed: The fence is not readable.
             UsageError: It was not verified yet.
         """
         return await self._recovery.recover(horizon_s)
 
     async def attend(self) -> None:
-        """Recover now, and again and again, until cancelled; a manager that is open does."""
+        """Recover now and then regularly, until cancelled; an open manager runs this."""
         await self._recovery.attend()
 
     async def clean(
@@ -295,7 +301,7 @@ class XAResource(Generic[S]):
         """Remove old rows of the fence; see :meth:`SQLResource.clean`.
 
         Raises:
-            ResourceError: Something that old is still prepared, and its row decides.
+            ResourceError: A transaction that old is still prepared, and needs its row.
             TxmqError: As for :meth:`SQLResource.clean`.
         """
         waiting, silent = await self.look()

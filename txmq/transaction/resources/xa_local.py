@@ -1,8 +1,8 @@
-"""One transaction over several databases: its first phase, up to the decision.
+"""The first phase of a transaction over several databases, up to the decision.
 
-Every branch prepares, and only when all of them have is the decision claimed, by a row of the fence
-in the first database. Until that row is committed, no branch commits; once it is, none rolls back.
-A check claims the contrary by the same key, so one of them wins.
+Every branch prepares. Then a row of the fence in the first database claims the decision. Before
+that row is committed, no branch commits; afterwards, no branch rolls back. A check claims the
+rollback under the same key, so exactly one of them wins.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 
 class Branch(Generic[S]):
-    """One database's part of one transaction.
+    """One database's part of a transaction.
 
-    Its connection is kept from the beginning to the end. Sessions that wait for the locks of the
-    prepared branch may hold all other connections of the pool, and would wait for ever.
+    It keeps its connection to the end. Otherwise, sessions that wait for the prepared branch's
+    locks might hold all connections of the pool, and wait for ever.
     """
 
     def __init__(self, name: str, door: Door[S], gid: str) -> None:
@@ -43,14 +43,14 @@ class Branch(Generic[S]):
         self.may_be_prepared = False
 
     async def open(self) -> S:
-        """Begin; the session."""
+        """Begin, and return the session."""
         self.borrowed = await self.door.open()
-        # Drivers begin with the first statement; what has not begun would look as if it had ended.
+        # Drivers begin with the first statement; a transaction that has not begun looks ended.
         await self.borrowed.ask("SHOW transaction_isolation")
         return self.borrowed.session
 
     async def vote(self) -> None:
-        """Prepare it."""
+        """Prepare the branch."""
         assert self.borrowed is not None, "begun"
         self.may_be_prepared = True
         try:
@@ -61,16 +61,16 @@ class Branch(Generic[S]):
 
     @property
     def kept(self) -> Door[S]:
-        """Leads to the same database, over its own connection."""
+        """An adapter for the same database, over the branch's connection."""
         assert self.borrowed is not None, "begun"
         return Kept(self.door, self.borrowed)
 
     async def finish(self, *, commits: bool) -> bool:
-        """End what is prepared over its own connection, and give that back; false where there was
-        nothing to end any more.
+        """End the prepared branch over its own connection, and return that; false if it has already
+        ended.
 
         Raises:
-            Exception: Whatever the door's library raises; it may still wait.
+            Exception: Any error of the adapter's library; the branch may still be prepared.
         """
         try:
             return await two_phase.finish(self.kept, self.gid, commits=commits)
@@ -78,7 +78,9 @@ class Branch(Generic[S]):
             await self.close()
 
     async def undo(self) -> Exception | None:
-        """Roll back what may be prepared; what stands in the way of another attempt."""
+        """Roll back the possibly prepared branch; returns the error that rules out another
+        attempt.
+        """
         if not self.may_be_prepared:
             await self.close()
             return None
@@ -97,16 +99,16 @@ class Branch(Generic[S]):
         except problems as error:
             log.warning("%s is left prepared for now: %s", self.gid, error)
             return error
-        # A statement on the first connection may still arrive, and would hit the next attempt.
+        # A late statement on the first connection could still arrive and affect the next attempt.
         return lost
 
     async def _look_and_undo(self, door: Door[S]) -> None:
-        # A server's log need not tell of what was never prepared.
+        # Avoid an error in the server's log for a branch that was never prepared.
         if await two_phase.is_prepared(door, self.gid):
             await two_phase.finish(door, self.gid, commits=False)
 
     async def close(self) -> None:
-        """Give the session back; what is not prepared is rolled back."""
+        """Return the session; unprepared work is rolled back."""
         borrowed, self.borrowed = self.borrowed, None
         if borrowed is None:
             return
@@ -118,18 +120,17 @@ class Branch(Generic[S]):
 
 
 class XALocal(DualContext[Mapping[str, S]], Generic[S]):
-    """``with`` or ``async with``: a session of each database, by its name.
+    """A local transaction, for ``with`` or ``async with``: one session of each database, by name.
 
-    What :attr:`state` says is as for one database: ``ROLLBACK`` until the decision is claimed,
-    ``UNKNOWN`` while it is, ``COMMIT`` once it is. What is prepared then waits for the second
-    phase.
+    As for one database, :attr:`state` is ``ROLLBACK`` before the decision is claimed, ``UNKNOWN``
+    during the claim, ``COMMIT`` after it. The prepared branches then wait for the second phase.
 
     Args:
         xid: The transaction's id.
-        branches: Its parts, in their order.
-        claim: The row that decides.
-        keep: Is given the branches of what is decided, to end them over their own connections;
-            says whether it takes them.
+        branches: Its branches, in order.
+        claim: The deciding row of the fence.
+        keep: Takes over the branches of a decided transaction, to end them over their own
+            connections; returns whether it did.
     """
 
     def __init__(
@@ -152,10 +153,10 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
         return all(branch.door.is_blocking for branch in self._branches.values())
 
     def flush(self) -> None:
-        """Write what the sessions have kept back so far; for ``with``.
+        """Flush the sessions' pending writes; for ``with``.
 
         Raises:
-            Exception: What a database says to it.
+            Exception: Any error of a database.
         """
         drive(self.aflush())
 
@@ -169,13 +170,13 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
         """Begin in every database.
 
         Raises:
-            Exception: Whatever their libraries raise; nothing was done.
+            Exception: Any error of their libraries; no database has begun.
         """
         if self._is_begun:
             raise UsageError("one object is one local transaction; ask the resource for another")
         self._is_begun = True
         try:
-            # Nothing may be prepared under a name for which a commit is decided already.
+            # Do not prepare a branch under a name whose commit is already decided.
             await self._claim.check_undecided()
             sessions = {name: await branch.open() for name, branch in self._branches.items()}
         except BaseException:
@@ -185,14 +186,14 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
         return MappingProxyType(sessions)
 
     async def end(self, problem: BaseException | None) -> None:
-        """Prepare everywhere and claim the decision, or roll back if an exception came.
+        """Prepare everywhere and claim the decision, or roll back after an exception.
 
         Raises:
-            RolledBackByCheck: A check was faster; everything is rolled back.
-            OutcomeUnknown: The first database did not say whether it has taken the decision; or
-                another process runs this transaction at the same time.
-            TransactionBroken: A database had given its part up; nothing remains of any.
-            TwoPhaseUnavailable: A database could not prepare one more; likewise.
+            RolledBackByCheck: A check decided first; everything is rolled back.
+            OutcomeUnknown: The first database did not confirm the decision, or another process runs
+                this transaction concurrently.
+            TransactionBroken: A database had rolled back its branch; all branches are rolled back.
+            TwoPhaseUnavailable: A database has no free slot to prepare; likewise.
             Exception: Why a database refused; likewise.
         """
         try:
@@ -223,7 +224,7 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
     def _check_none_ended(self, problem: BaseException | None) -> None:
         for branch in self._branches.values():
             if branch.borrowed is not None and branch.borrowed.standing() is Standing.ENDED:
-                # What was committed there stays, and a person must look.
+                # The commit there is final, so a person must resolve it.
                 text = (
                     f"the function has ended its transaction in {branch.name} itself, and all "
                     f"others of {self._xid} are rolled back; leave commit and rollback to txmq"
@@ -251,7 +252,7 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
             self.state = LocalTransactionState.UNKNOWN
             raise
         except DatabaseFailed:
-            # A check may have been faster, and have rolled it back already.
+            # A check may already have rolled it back.
             await self._claim.check_undecided(self._first.kept)
             raise
 
@@ -268,7 +269,7 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
         note(self._xid, "the decision is claimed: commit")
 
     async def _close(self) -> None:
-        # All of them, also where this is cancelled at one.
+        # Close all of them, even if this task is cancelled at one.
         async with AsyncExitStack() as stack:
             for branch in self._branches.values():
                 stack.push_async_callback(branch.close)

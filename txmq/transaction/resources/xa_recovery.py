@@ -1,4 +1,4 @@
-"""Finds prepared transactions that crashed processes have left, and ends them as the fence says."""
+"""Find prepared transactions of crashed processes, and end them as the fence says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNKNOWN: Final = LocalTransactionState.UNKNOWN
 
 
 class InDoubtBranch(NamedTuple):
-    """A prepared transaction that waits for its end."""
+    """A prepared transaction that has not ended."""
 
     branch: str
     """The database it is in."""
@@ -39,12 +39,12 @@ class InDoubtBranch(NamedTuple):
 
     @property
     def xid(self) -> str:
-        """The transaction's id; empty where it is not ours."""
+        """The transaction's id; empty if it is not ours."""
         return "" if self.prepared.parts is None else self.prepared.parts.xid
 
 
 class Look(NamedTuple):
-    """What was seen in all databases."""
+    """The prepared transactions found in all databases."""
 
     waiting: list[InDoubtBranch]
     """The oldest of each database first."""
@@ -53,7 +53,7 @@ class Look(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What one recovery has done, in prepared transactions."""
+    """The result of one recovery, counted in prepared transactions."""
 
     committed: int = 0
     rolled_back: int = 0
@@ -66,20 +66,20 @@ class Recovered(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all is done that was to be done."""
+        """Whether the recovery ended everything that it had to end."""
         return not self.failed and not self.silent
 
 
 class XARecovery(Generic[S]):
-    """Ends what is left, over and over.
+    """Ends leftover prepared transactions, regularly.
 
     Args:
         doors: The databases by their names.
-        fence: Decides, and has decided.
-        second: Ends what is decided.
+        fence: The fence, which decides.
+        second: Ends decided transactions.
         confirm_s: How long one database may take.
-        horizon_s: How long something may be undecided.
-        every_s: How often it is looked.
+        horizon_s: How long a transaction may be undecided.
+        every_s: How often it recovers.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class XARecovery(Generic[S]):
                         seen.waiting.append(InDoubtBranch(name, item, None, Duty.NONE))
                     continue
                 xid = item.parts.xid
-                # After it was seen to be prepared: no attempt is decided before it is prepared.
+                # Read the fence after the list: no attempt is decided before it is prepared.
                 if xid not in known:
                     known[xid] = await self._decided(xid)
                 what = duty(known[xid], item.age_s, limit_s)
@@ -133,7 +133,7 @@ class XARecovery(Generic[S]):
             log.warning("what is left prepared in %s cannot be looked for now: %s", name, why)
         for branch in waiting:
             if branch.xid in self._second.kept and branch.prepared.age_s < self._confirm_s:
-                done[Duty.WAIT] += 1  # It is being carried out here, over connections of its own.
+                done[Duty.WAIT] += 1  # This process is ending it, over its own connections.
                 kept.discard(branch.xid)
                 continue
             try:
@@ -165,7 +165,7 @@ class XARecovery(Generic[S]):
             return what
         state = _COMMIT if what is Duty.COMMIT else _ROLLBACK
         await self._second.finish(waiting.branch, xid, state, is_there=True)
-        # What is younger has only just been decided, and its own manager is about to end it.
+        # A younger one has only just been decided, and its own manager is about to end it.
         level = logging.WARNING if waiting.prepared.age_s >= AT_ONCE_S else logging.DEBUG
         log.log(
             level,
@@ -190,8 +190,8 @@ class XARecovery(Generic[S]):
             await self._second.end()
 
     async def _round(self) -> None:
-        """Recover once; if cancelled meanwhile, wait a moment for its end."""
-        # A driver loses a connection that is cut off in the middle of a statement.
+        """Recover once; if cancelled, wait briefly for its end."""
+        # A driver loses a connection if a statement is cancelled halfway.
         working = asyncio.ensure_future(self.recover())
         try:
             await asyncio.shield(working)

@@ -1,5 +1,6 @@
-"""The second phase: what is prepared and decided is ended, over its own connections where these are
-kept, and else over others of its pools.
+"""The second phase: end the prepared branches of decided transactions.
+
+It uses the branches' own connections if they are kept, or others of their pools.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ _COMMIT: Final = LocalTransactionState.COMMIT
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """Do something, and wait for it no longer than this, give or take a moment.
+    """Await work with a hard time limit.
 
-    Cancelling a driver whose database hangs means waiting for the database all the same. Work that
-    does not end at once is left alone.
+    Cancelling a driver whose database hangs would still wait for the database. So work that does
+    not end at once is abandoned.
 
     Raises:
         TimeoutError: It took too long.
@@ -62,16 +63,16 @@ async def within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
 
 def _forget(working: asyncio.Future[Any]) -> None:
     if not working.cancelled():
-        working.exception()  # Its caller no longer waits.
+        working.exception()  # The caller was cancelled.
 
 
 class SecondPhase(Generic[S]):
-    """Ends what is prepared of transactions that are decided.
+    """Ends the prepared branches of decided transactions.
 
     Args:
         doors: The databases by their names.
-        fence: Says which fence decides.
-        confirm_s: How long it is tried.
+        fence: The fence, which decides.
+        confirm_s: How long it retries.
         entropy: Where chance comes from.
     """
 
@@ -86,19 +87,20 @@ class SecondPhase(Generic[S]):
         self._fence = fence
         self._confirm_s = confirm_s
         self._entropy = entropy
-        # Each has its own: a database that hangs keeps those that wait for it.
+        # Each database has its own threads, because a hung database blocks the threads that wait
+        # for it.
         self._threads = {name: Threads(f"txmq-xa-{name}", XA_THREADS) for name in doors}
         self._attended = 0
         self._kept: dict[str, Mapping[str, Branch[S]]] = {}
 
     async def turn(self, name: str, work: Coroutine[Any, Any, T]) -> T:
-        """Do something with a database, in a thread if that blocks."""
+        """Run work on a database, in a thread if it blocks."""
         if self._doors[name].is_blocking:
             return cast(T, await self._threads[name].run(lambda: drive(work)))
         return await work
 
     def close(self) -> None:
-        """Let the threads end."""
+        """Stop the threads."""
         for threads in self._threads.values():
             threads.close()
 
@@ -106,34 +108,34 @@ class SecondPhase(Generic[S]):
 
     @property
     def kept(self) -> list[str]:
-        """The transactions that have their connections still."""
+        """The transactions that still keep their connections."""
         return list(self._kept)
 
     def keep(self, xid: str, branches: Mapping[str, Branch[S]]) -> bool:
-        """Keep the branches of a decided transaction, if a manager is open that ends them."""
+        """Keep the branches of a decided transaction, if an open manager will end them."""
         is_attended = bool(self._attended)
         if is_attended:
             self._kept[xid] = branches
         return is_attended
 
     def begin(self) -> None:
-        """A manager is open, and ends what is kept from now on."""
+        """Count an open manager, which ends kept branches."""
         self._attended += 1
 
     async def end(self) -> None:
-        """A manager closes; with the last one, kept connections are given back."""
+        """Uncount a manager; the last one returns kept connections."""
         self._attended -= 1
         if not self._attended:
             await self.give_back(self.kept)
 
     async def give_back(self, xids: Iterable[str]) -> None:
-        """Give back the connections of transactions that others have ended."""
+        """Return the connections of transactions that other processes ended."""
         async with AsyncExitStack() as stack:
             for xid in xids:
                 stack.push_async_callback(self._close_all, self._kept.pop(xid, {}))
 
     async def _close_all(self, branches: Mapping[str, Branch[S]]) -> None:
-        # All of them, also where this is cancelled at one.
+        # All of them, even if this task is cancelled at one.
         async with AsyncExitStack() as stack:
             for name, branch in branches.items():
                 stack.push_async_callback(self._close, name, branch)
@@ -144,18 +146,19 @@ class SecondPhase(Generic[S]):
     # What is decided
 
     async def confirm(self, xid: str, state: LocalTransactionState) -> None:
-        """End what is prepared of a transaction that is decided, everywhere at once; what fails is
-        tried again, and left to a recovery after ``confirm_s``.
+        """End the prepared branches of a decided transaction, all databases in parallel.
+
+        Failed branches are retried; after ``confirm_s`` they are left to a recovery.
 
         Raises:
-            DatabaseFailed: Not everywhere so far.
+            DatabaseFailed: Some branches have not ended yet.
         """
         kept = dict(self._kept.pop(xid, {}))
         ends = [self._persist(name, xid, state, kept) for name in self._doors]
         try:
             late = [text for text in await asyncio.gather(*ends) if text is not None]
         finally:
-            # Of those that were cancelled before they had begun.
+            # For branches cancelled before they began.
             await self._close_all(kept)
         if late:
             raise DatabaseFailed(
@@ -164,7 +167,7 @@ class SecondPhase(Generic[S]):
             )
 
     async def follow(self, xid: str, state: LocalTransactionState) -> None:
-        """The same for the answer to a check: only where databases answer at once.
+        """The same for the answer to a check, without retries.
 
         The broker waits for the decision, and another database must not delay it.
         """
@@ -193,12 +196,12 @@ class SecondPhase(Generic[S]):
     async def _persist(
         self, name: str, xid: str, state: LocalTransactionState, kept: dict[str, Branch[S]]
     ) -> str | None:
-        """End one branch; what stood in the way, if it took too long."""
+        """End one branch with retries; returns the last error if it took too long."""
         problem = "it did not answer"
 
         async def work() -> None:
             nonlocal problem
-            # Work that has not begun leaves its connection to the caller.
+            # If the work has not begun, the caller still owns the connection.
             branch, is_there = kept.pop(name, None), state is _COMMIT
             backoff = Backoff(self._entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
             found = await self._try(name, xid, state, is_there=is_there, branch=branch)
@@ -223,7 +226,7 @@ class SecondPhase(Generic[S]):
         is_there: bool,
         branch: Branch[S] | None = None,
     ) -> str | None:
-        """End one branch; what stands in the way."""
+        """Try to end one branch; returns the error."""
         try:
             await self.finish(name, xid, state, is_there=is_there, branch=branch)
         except two_phase.problems_of(self._doors[name]) as error:
@@ -239,15 +242,15 @@ class SecondPhase(Generic[S]):
         is_there: bool,
         branch: Branch[S] | None = None,
     ) -> None:
-        """End one branch, if it still waits.
+        """End one branch, if it is still prepared.
 
         Args:
             name: The branch.
             xid: The transaction.
-            state: What is decided.
-            is_there: Whether it should still wait. Otherwise it is looked for first: a server's
-                log need not tell of what was never prepared.
-            branch: Has a connection of its own for it.
+            state: The decision.
+            is_there: Whether it should still be prepared. Otherwise, a query checks first, to avoid
+                errors in the server's log.
+            branch: The branch with its own connection, if kept.
         """
         door, gid = self._doors[name], gid_of(xid, name, self._fence.identity)
         commits = state is _COMMIT

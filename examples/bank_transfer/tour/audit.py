@@ -225,7 +225,7 @@ def find_broken_answers(icbc: Mapping[str, Line], answers: Mapping[str, str]) ->
     states = {state.value: state for state in State}
     for number, said in answers.items():
         if (state := states.get(said)) is None:
-            continue  # They had no answer.
+            continue  # The customer received no answer.
         found = icbc[number].state if number in icbc else None
         if found is not state and found not in MOVES[state]:
             yield f"transfer {number} is {found or 'unknown'} at ICBC, and said to be {said}"

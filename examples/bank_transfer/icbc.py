@@ -136,7 +136,7 @@ class ICBC:
         """Make a transfer, once for each id; a repeated order receives the first one's result.
 
         Raises:
-            Refused: The order makes no sense, or there is no such way here, or its id is another
+            Refused: The order is invalid, its way is not available here, or its id is another
                 transfer's.
             OutcomeUnknown: The outcome is not known yet.
             TransactionConflict: The banks do not agree; an operator must look at it.

@@ -16,10 +16,10 @@ DYING = """
 import os, signal, sys
 import msgspec
 from tests.extracts import DAY
-from txmq.reconcile.extract.extraction import take
+from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.rules import Rules
 rules = msgspec.json.decode(sys.argv[1], type=Rules)
-take(rules, DAY, take_log=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+extract_day(rules, DAY, take_log=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 """
 
 

@@ -78,8 +78,8 @@ class Forgiving(dict):
 def with_dict(patch, name, kind):
     init = HalfStore.__init__
 
-    def changed(self, store):
-        init(self, store)
+    def changed(self, *parts):
+        init(self, *parts)
         setattr(self, name, kind())
 
     patch(HalfStore, "__init__", changed)

@@ -87,13 +87,13 @@ class Stage(Press):
 
     def later(self, name, wait_ms, body=b""):
         now_ms, stored_ms = self.clock.wall_ms(), self.flusher.turn_ms()
-        wish = self.schedule.wish_in({"TIMER_DELAY_MS": str(wait_ms)}, now_ms)
+        wish = self.schedule.due_time_in({"TIMER_DELAY_MS": str(wait_ms)}, now_ms)
         self._put(name, wish, stored_ms, body)
         return wish.due_ms
 
     def at_level(self, name, level):
         stored_ms = self.flusher.turn_ms()
-        wish = self.schedule.wish_of_level(level, self.clock.wall_ms())
+        wish = self.schedule.due_time_of_level(level, self.clock.wall_ms())
         self._put(name, wish, stored_ms, b"")
         return wish.due_ms
 

@@ -18,6 +18,12 @@ from txmq.quantity import quantity
 __all__ = ["HEADINGS", "trace_fields", "trace_row"]
 
 HEADINGS: Final = ("event", "time", "group", "success", "cost ms", "keys", "more")
+_EVENTS: Final[dict[type[TraceRecord], str]] = {
+    SendRecord: "sent",
+    HandlerStart: "begun",
+    HandlerEnd: "handled",
+    DecisionRecord: "decided",
+}
 
 
 def trace_fields(record: TraceRecord) -> dict[str, object]:
@@ -50,7 +56,7 @@ def trace_row(record: TraceRecord) -> list[object]:
 
 
 def _event(record: TraceRecord) -> str:
-    return type(record).__name__.lower()
+    return _EVENTS[type(record)]
 
 
 def _yes_or_no(*, is_yes: bool) -> str:

@@ -29,7 +29,7 @@ __all__ = [
 T = TypeVar("T")
 
 VIRTUAL_NODES: Final = 10
-"""Places each client has on the ring, as in stock clients."""
+"""Virtual nodes of each client on the ring, as in stock clients."""
 
 
 class Allocation(Protocol):

@@ -39,7 +39,7 @@ __all__ = ["ClientMember", "ClusterClient", "client_of"]
 log = logging.getLogger(__name__)
 
 LEAVE_S: Final = 1.0
-"""How long a broker may take to hear that a group leaves: it forgets us with the connection."""
+"""The timeout of unregistering a group; the broker also forgets it with the connection."""
 
 
 class ClientMember(Protocol):

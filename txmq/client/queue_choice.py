@@ -23,7 +23,7 @@ from txmq.protocol.java import string_hash
 __all__ = ["FAILED_S", "FaultTable", "QueueRotation", "queue_of_key"]
 
 FAILED_S: Final = 30.0
-"""What a failure counts as, however soon it came."""
+"""The latency that a failure counts as."""
 
 _LATENCIES_S: Final = (0.05, 0.1, 0.55, 1.0, 2.0, 3.0, 15.0)
 _PAUSES_S: Final = (0.0, 0.0, 30.0, 60.0, 120.0, 180.0, 600.0)

@@ -19,16 +19,16 @@ from txmq.protocol.codes import Perm
 __all__ = ["MASTER", "TEMPLATE", "Route", "RouteTable", "route_of"]
 
 MASTER: Final = 0
-"""The replica number that takes writes."""
+"""The replica number of the master."""
 
 TEMPLATE: Final = "TBW102"
 """The topic whose brokers create unknown topics on their first message."""
 
 TEMPLATE_QUEUES_MAX: Final = 4
-"""Queues asked for a topic that comes into being by use, as stock clients ask."""
+"""The number of queues of a topic created by use, as in stock clients."""
 
 FRESH_S: Final = 30.0
-"""How long a route is believed, as in stock clients."""
+"""How long a route is fresh, as in stock clients."""
 
 IDLE_S: Final = 600.0
 """How long an unused route is kept: a program may use any number of topics once."""
@@ -44,7 +44,7 @@ class Route:
     addresses: Mapping[str, Mapping[int, str]]
     """By broker and replica number."""
     is_spread: bool = field(init=False, compare=False)
-    """Whether several brokers have queues of it that can be written to."""
+    """Whether several brokers have writable queues of it."""
 
     def __post_init__(self) -> None:
         """Compute ``is_spread`` once, because every send needs it."""

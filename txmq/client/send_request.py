@@ -52,9 +52,9 @@ COMPRESS_FROM_BYTES: Final = 4096
 _STATUSES: Final = {status.value: status for status in SendStatus}
 _OK: Final = SendStatus.OK
 _ITEM_BYTES: Final = 22
-"""What a batch adds to a body and its properties."""
+"""The overhead of a message in a batch, beside its body and properties."""
 STORED_BYTES: Final = 512
-"""What a broker adds at most to a message that it stores: hosts, times, topic, cluster."""
+"""The maximum overhead of a stored message: hosts, times, topic, cluster."""
 _ALONE: Final = frozenset((*properties.DELAYS, properties.TRANSACTION))
 _NOTHING: Final = b'""'
 

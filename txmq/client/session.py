@@ -50,11 +50,11 @@ __all__ = ["Session"]
 log = logging.getLogger(__name__)
 
 ANSWER_S = 3.0
-"""How long an answer may take, as in stock clients."""
+"""The timeout of a request, as in stock clients."""
 
 KNOWN_ROUTE_WAIT_S = 1.0
-"""How long a caller waits for a newer route than the one that is known: a name server that is
-silent must not use up the time for sending.
+"""How long a caller waits for a newer route than the known one. A silent name server must not use
+up the time for sending.
 """
 
 Fields = Header | dict[str, str] | None

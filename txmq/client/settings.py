@@ -26,7 +26,7 @@ __all__ = [
 S = TypeVar("S")
 
 _FRAME_ROOM: Final = 64 * 1024
-"""What a frame holds beside a message's body: its header, and that holds the properties."""
+"""The room in a frame for the header, which contains the properties."""
 
 
 def check_bounds(settings: object, least: Mapping[str, float]) -> None:
@@ -50,15 +50,15 @@ class ClientSettings:
     """
 
     instance: str = ""
-    """Tells clients of one machine apart; drawn by lot where it is empty."""
+    """Distinguishes clients of one machine; random if empty."""
     host: str = ""
-    """The first part of the client's id; this machine's name where it is empty."""
+    """The first part of the client's id; this machine's name if empty."""
     heartbeat_s: float = 30.0
     route_refresh_s: float = 30.0
     answer_s: float = 3.0
-    """How long an answer may take."""
+    """The timeout of a request."""
     telemetry: Telemetry | None = None
-    """Where spans of messages sent and handled go, for OpenTelemetry."""
+    """OpenTelemetry for sends and handlers."""
 
     def __post_init__(self) -> None:
         """Check that the values can work."""
@@ -82,26 +82,26 @@ class ProducerSettings:
     retries_nowait: int = 2
     """The same for ``send_nowait``, on the same broker."""
     retry_not_safe: bool = False
-    """Try another broker also where the first has the message, but not safely: not on its disk in
-    time, or on no replica. The message may then be there twice."""
+    """Try another broker also if the first stored the message, but not safely: not on its disk in
+    time, or on no replica. The message may then be stored twice."""
     avoid_slow_brokers: bool = False
-    """Keep away for a while from brokers that failed or were slow."""
+    """Avoid brokers for a while that failed or were slow."""
     compress_from: int = 4096
     """Bodies of this size and larger are compressed."""
     compression: Algorithm = "zlib"
-    """Only "zlib" is understood by clients older than RocketMQ 5."""
+    """Clients older than RocketMQ 5 support only "zlib"."""
     body_bytes_max: int = MESSAGE_BODY_BYTES_MAX
-    """The largest body; the broker's ``max_message_size`` is to be raised with it."""
+    """The largest body; raise the broker's ``max_message_size`` with it."""
     queues_of_new_topics: int = 4
-    """Queues wanted for a topic that comes into being by its first message."""
+    """The number of queues of a topic that its first message creates."""
     linger_s: float = 0.0
-    """How long a message may wait for others to travel with; 0 sends each by itself."""
+    """How long a message may wait to share a request; 0 sends each message alone."""
     linger_bytes: int = 128 * 1024
-    """So many bytes of waiting messages are sent at once."""
+    """The size at which waiting messages are sent."""
     linger_messages: int = 512
-    """So many waiting messages are sent at once."""
+    """The number at which waiting messages are sent."""
     in_flight_bytes_max: int = 64 * 1024 * 1024
-    """Bodies that are on their way; a caller that sends more waits."""
+    """The maximum bytes of bodies in flight; a caller that sends more waits."""
     is_traced: bool = False
     """Whether each message leaves a record in ``trace_topic``."""
     trace_topic: str = TRACES
@@ -129,12 +129,12 @@ class StartFrom(Enum):
     """Where a group begins in a queue it has never consumed."""
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
-    """With what is stored from now on. RocketMQ before version 5 begins a queue that still has its
-    first message with that."""
+    """Messages stored from now on. Before version 5, RocketMQ starts at the first message if the
+    queue still has it."""
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
-    """With the oldest message."""
+    """The oldest message."""
     TIME = "CONSUME_FROM_TIMESTAMP"
-    """With what was stored at ``start_ms`` or later."""
+    """Messages stored at ``start_ms`` or later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,20 +147,20 @@ class ConsumerSettings:
 
     start: StartFrom = StartFrom.LAST
     start_ms: int | None = None
-    """For :attr:`StartFrom.TIME`; half an hour before the start where it is ``None``."""
+    """For :attr:`StartFrom.TIME`; by default, half an hour before the start."""
     is_broadcast: bool = False
-    """Whether every consumer of the group gets every message, and none is tried again."""
+    """Whether every consumer of the group receives every message, without retries."""
     is_orderly: bool = False
     """Whether each queue is consumed strictly in order, by one consumer at a time."""
     concurrency: int = 20
     """Handlers that run at once."""
     batch_max: int = 1
-    """The most messages a handler of batches gets at once."""
+    """The maximum number of messages for one call of a batch handler."""
     pull_batch: int = 32
-    """The most messages fetched at once."""
+    """The maximum number of messages in one pull."""
     pull_interval_s: float = 0.0
     hold_s: float = 15.0
-    """How long a broker may hold a pull open that finds nothing."""
+    """How long a broker may hold an empty pull open."""
     cached_max: int = 1000
     """Messages of one queue that are fetched and not consumed, before fetching pauses."""
     cached_bytes_max: int = 100 * 1024 * 1024
@@ -169,30 +169,31 @@ class ConsumerSettings:
     """The same over all queues of a topic, shared among them."""
     topic_cached_bytes_max: int | None = None
     all_cached_max: int | None = None
-    """The same over all queues, shared among them: 10,000 for a pull consumer, else no bound."""
+    """The same over all queues, shared among them: 10,000 for a pull consumer, otherwise
+    unlimited."""
     span_max: int = 2000
-    """How far apart the first and last unconsumed message of a queue may be, unless orderly."""
+    """The maximum distance between a queue's first and last unconsumed message, unless orderly."""
     attempts_max: int | None = None
-    """After so many retries a message goes to the dead letters: as many as its group is set to, and
-    never if orderly. A number of one member's holds for all of them while they are connected; 16,
-    which stock consumers say by themselves, leaves it to the group."""
+    """The number of retries before a message becomes a dead letter; by default the group's setting,
+    and unlimited if orderly. One member's number applies to all members while they are connected;
+    16, the default of stock consumers, means the group's setting."""
     consume_timeout_s: float = 900.0
-    """A message that is worked on for longer is sent back for another attempt."""
+    """The timeout of a handler; then the message is sent back for another attempt."""
     suspend_s: float = 1.0
     """How long an orderly queue waits after a failure."""
     allocation: Allocation = field(default_factory=Average)
-    """Which queues fall to which consumer of the group."""
+    """The strategy that divides queues among the group's consumers."""
     rebalance_s: float = 20.0
     commit_s: float = 1.0
-    """How often the consumer reports how far the group has come; each pull reports it too. Stock
-    clients wait 5 s, and get more again after a broker was killed."""
+    """How often the consumer commits offsets; each pull commits them too. Stock clients wait 5 s,
+    and receive more duplicates after a broker was killed."""
     commits_itself: bool = True
-    """Whether a pull consumer takes what it gave out for consumed once it is asked for more;
-    otherwise only its ``commit()`` says so."""
+    """Whether the next poll of a pull consumer marks the previous messages as consumed; otherwise
+    only ``commit()`` does."""
     stop_s: float = 30.0
-    """How long a stop waits for handlers that are at work."""
+    """How long a stop waits for running handlers."""
     offsets_path: Path | None = None
-    """The directory of a broadcast consumer's offsets; ``~/.txmq/offsets`` where it is ``None``."""
+    """The directory of a broadcast consumer's offsets; by default, ``~/.txmq/offsets``."""
     is_traced: bool = False
     trace_topic: str = TRACES
 

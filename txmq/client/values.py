@@ -29,13 +29,13 @@ class SendStatus(Enum):
     """The durability of a stored message."""
 
     OK = 0
-    """As safe as the broker is set to make it."""
+    """As durable as the broker's configuration demands."""
     FLUSH_DISK_TIMEOUT = 10
-    """Not on the broker's disk in time."""
+    """The broker did not flush it to disk in time."""
     SLAVE_NOT_AVAILABLE = 11
-    """On no replica: none was there to take it."""
+    """No replica was available."""
     FLUSH_SLAVE_TIMEOUT = 12
-    """On no replica in time."""
+    """No replica stored it in time."""
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
@@ -47,12 +47,12 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     queue: Queue
     offset: QueueOffset
     id: str
-    """The one its sender gave it."""
+    """The id from its sender."""
     offset_id: str
-    """Where it is stored; empty if a broker gives no place for each message of a batch."""
+    """Its place in the broker's log; empty if the broker does not return places for a batch."""
     transaction_id: str | None = None
     recall_handle: str | None = None
-    """What a message that waits for its time is recalled by, where its broker can do that."""
+    """The handle for recalling a delayed message, if its broker supports that."""
 
 
 class PullOutcome(Enum):
@@ -60,9 +60,9 @@ class PullOutcome(Enum):
 
     FOUND = "found"
     EMPTY = "empty"
-    """Nothing has arrived behind the offset yet."""
+    """No message has arrived at the offset yet."""
     NONE_MATCHED = "none matched"
-    """Messages were looked through and none was wanted; go on at the next offset."""
+    """No message matched the filter; continue at the next offset."""
     MOVED = "moved"
     """The offset lies outside the queue; the next offset is the nearest inside."""
 
@@ -99,7 +99,7 @@ class OffsetMove:
 
     queue: Queue
     before: QueueOffset | None
-    """The next message it wants now; ``None`` where it never said."""
+    """The current offset; ``None`` if the group never committed one."""
     after: QueueOffset
 
 
@@ -155,17 +155,17 @@ class OpenTransaction:
 
     id: str
     state: str
-    """"prepared" while its producer is asked, "parked" once that has led nowhere."""
+    """"prepared" while the broker checks it with its producer, "parked" after the last check."""
     group: str
     queue: Queue
-    """Where its message goes once it is committed."""
+    """The topic of its message after the commit."""
     half_offset: int
     offset_id: str
     """The place of its half message."""
     keys: tuple[str, ...]
     stored_ms: int
     checks: int
-    """Checks that a producer had and that brought no decision."""
+    """Checks that reached a producer without a decision."""
     origin: str
-    """The client that sent it; empty where that is not known."""
+    """The client that sent it; empty if unknown."""
     is_being_decided: bool

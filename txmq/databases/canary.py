@@ -25,11 +25,11 @@ TURN: Final = (
 """Flips the setting until the transaction ends; a condition that is always true."""
 
 TRANSACTION: Final = "txid_current()"
-"""Identifies a transaction as long as it lasts, also inside of savepoints, whose rows carry another
-number."""
+"""Identifies a transaction while it lasts, also inside savepoints, whose rows have another
+transaction id."""
 
 SAME: Final = text(f"SELECT 1 WHERE {TRANSACTION} = :transaction")
-"""A row, if the transaction is still that one."""
+"""Returns a row if the transaction is still the same."""
 
 
 class Canary:

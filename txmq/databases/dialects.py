@@ -28,7 +28,7 @@ NOW_MS: Final[Mapping[str, str]] = MappingProxyType(
         "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
     }
 )
-"""Milliseconds since 1970 by the database's clock: one clock for all who insert and remove."""
+"""Milliseconds since 1970 by the database's clock: one clock for all inserts and removals."""
 
 ISOLATION: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -36,7 +36,7 @@ ISOLATION: Final[Mapping[str, str]] = MappingProxyType(
         "mysql": "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
     }
 )
-"""First of a check's statements: what another has just committed must be seen, not be an error."""
+"""A check's first statement: it must see the latest commits instead of raising an error."""
 
 DURABILITY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -45,7 +45,7 @@ DURABILITY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "sqlite": ("PRAGMA synchronous", "PRAGMA journal_mode"),
     }
 )
-"""What :func:`doubts` reads."""
+"""The query whose result :func:`doubts` reads."""
 
 PATIENCE: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -53,7 +53,7 @@ PATIENCE: Final[Mapping[str, str]] = MappingProxyType(
         "sqlite": "PRAGMA busy_timeout",
     }
 )
-"""How long a session waits for locks, where that is not forgotten with the transaction."""
+"""The query for a session's lock timeout, for databases where a change outlives the transaction."""
 
 HOLDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     dict.fromkeys(("mysql", "sqlite"), ("SAVEPOINT txmq_fence", "RELEASE SAVEPOINT txmq_fence"))

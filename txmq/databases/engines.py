@@ -18,7 +18,7 @@ _INSTALLS: Final = {
     "psycopg": "pip install 'txmq[sql]'",
     "psycopg2": "pip install psycopg2-binary, or write postgresql+psycopg://",
 }
-"""For drivers whose package has another name, or which have a better one."""
+"""For drivers whose package has another name, or that have a better alternative."""
 
 
 def engine_of(url: str) -> Engine:

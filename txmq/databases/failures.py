@@ -18,21 +18,22 @@ class Failure(Enum):
     """The kind of failure of a statement or transaction."""
 
     RETRY = "retry"
-    """A serialization failure or a deadlock: nothing of it remains; the same may work at once."""
+    """A serialization failure or a deadlock: the transaction left no trace, and a retry may
+    succeed."""
     LOCKED = "locked"
     """A lock was not released in time."""
     DUPLICATE = "duplicate"
-    """There is a row with this key."""
+    """A row with this key exists."""
     REFUSED = "refused"
-    """A rule of the database or of the application forbids it; the same will fail again."""
+    """A rule of the database or the application forbids it; a retry will fail again."""
     MISSING = "missing"
-    """There is no such table."""
+    """The table does not exist."""
     CHANGED = "changed"
-    """There is such a table, but not such a column."""
+    """The table exists, but the column does not."""
     LOST = "lost"
-    """The connection, or none was to be had: what was asked last may have been done, or not."""
+    """The connection was lost or not available: the outcome of the last statement is unknown."""
     OTHER = "other"
-    """Anything else, or no exception of a database."""
+    """Any other exception."""
 
 
 _SQLSTATES: Final = (

@@ -14,7 +14,7 @@ class _Form(NamedTuple):
     words: str
     values: Mapping[str, object]
     makers: Mapping[str, Callable[[object], object]]
-    """What an application's own types make of a value before the driver has it."""
+    """Converts a value of the application's own types for the driver."""
 
 
 class Forms:

@@ -84,7 +84,7 @@ class CommitState(Enum):
     """The known state of a transaction's commit."""
 
     NOTHING = "nothing"
-    """Nothing of it is in the database."""
+    """The transaction left no trace in the database."""
     UNKNOWN = "unknown"
     """The commit is in progress, or was never answered, or the application has ended it."""
     COMMITTED = "committed"

@@ -16,7 +16,7 @@ __all__ = ["LISTENING_PROBLEMS", "likeness", "listen"]
 LISTENING_PROBLEMS: Final = (psycopg.Error, OSError)
 
 LOOK_S: Final = 10.0
-"""How often it is seen that the connection still lives."""
+"""How often it checks that the connection is alive."""
 
 
 async def likeness(session: Any) -> str | None:

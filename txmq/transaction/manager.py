@@ -1,8 +1,9 @@
 """The transaction manager: runs functions in transactions of a database and a message.
 
-It is a producer of transactions whose listener is a resource. The half message is stored, the
-function runs in a database transaction behind the fence, and the broker receives what the resource
-knows. Every process with an open manager of the group answers checks, from the fence.
+It is a producer of transactions whose listener is a resource. The broker stores the half message,
+the function runs in a database transaction with a fence row, and the broker receives the state that
+the resource reports. Every process with an open manager of the group answers checks, from the
+fence.
 """
 
 from __future__ import annotations
@@ -75,15 +76,15 @@ _MARK: Final = "__txmq_transaction__"
 
 
 class ResourceProducer(TransactionProducer):
-    """The producer of a manager. Its resource carries out decisions, and recovers what crashed
-    processes have left.
+    """The producer of a manager. Its resource carries out decisions, and recovers the transactions
+    of crashed processes.
 
     Args:
         group: The producer group.
         names: The name servers, or a client to share.
         resource: The database, or several.
         listener: The listener for it.
-        settings: How it sends, runs, ends and answers.
+        settings: The settings.
         network: As for :class:`txmq.TransactionProducer`.
         clock: Likewise.
         entropy: Likewise.
@@ -178,7 +179,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         group: The producer group, whose members answer for each other.
         names: The name servers, ``host:port`` separated by ``;``, or a client to share.
         resource: The database.
-        settings: How it sends, runs, ends and answers.
+        settings: The settings.
         network: Opens streams; a shared client has its own.
         clock: Gives the time, likewise.
         entropy: Gives randomness, likewise.
@@ -219,7 +220,7 @@ class TransactionManager(Lifecycle, Generic[S]):
 
     @property
     def tally(self) -> TransactionTally:
-        """What it has counted since it was opened."""
+        """Its counters since it was opened."""
         return self._producer.tally
 
     async def __aenter__(self) -> Self:
@@ -229,7 +230,7 @@ class TransactionManager(Lifecycle, Generic[S]):
             ResourceError: The database cannot take part, or does not answer.
             UsageError: It is open already.
         """
-        # First: a broker may send checks at once.
+        # Done first, because a broker may send checks at once.
         await self._resource.verify()
         await self._producer.__aenter__()
         return self
@@ -445,7 +446,7 @@ class TransactionManager(Lifecycle, Generic[S]):
                 "none is sent, and what became of it is not known"
             ) from problem
         assert problem is not None, "a function that returns sends a message"
-        # No broker asks about it, so no broker has to confirm it.
+        # No broker has a half message of it, so no broker must confirm it.
         outcome = TransactionOutcome(
             state=TransactionState.ROLLED_BACK, xid=run.xid, sent=None, is_acknowledged=True
         )
@@ -464,9 +465,9 @@ class TransactionManager(Lifecycle, Generic[S]):
                 transaction.session.add(...)
             print(transaction.outcome)
 
-        It runs once: a serialization failure reaches the caller, and nothing remains. For a
-        resource of asyncio. One that blocks would stall the loop: it is for decorated functions,
-        and for :mod:`txmq.blocking`.
+        It runs once: a serialization failure reaches the caller, and both sides are rolled back.
+        The resource must be an asyncio one. A blocking one would stall the loop: use it with
+        decorated functions, or with :mod:`txmq.blocking`.
 
         Raises:
             TxmqError: As for :meth:`run`.
@@ -549,12 +550,12 @@ class TransactionManager(Lifecycle, Generic[S]):
         return _result(outcome, problem, None)
 
     async def leave(self, block: TransactionBlock[S]) -> None:
-        """Leave the decision to checks; nothing is decided or reported here any more."""
+        """Leave the decision to checks: this process no longer decides or reports it."""
         block.leave()
         self._producer.stories.end(block.run.xid)
 
     def current(self) -> Transaction[S] | None:
-        """This manager's transaction that runs in this task or thread, if one does."""
+        """This manager's transaction in this task or thread, if any."""
         found = current()
         return found if found is not None and found.group == self.group else None
 

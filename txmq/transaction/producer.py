@@ -62,7 +62,7 @@ class TransactionProducer(Producer):
         group: The producer group, whose members answer for each other.
         names: The name servers, ``host:port`` separated by ``;``, or a client to share.
         listener: Runs local transactions, and knows their outcome.
-        settings: How it sends, ends and answers.
+        settings: The settings.
         network: Opens streams; a shared client has its own.
         clock: Gives the time, likewise.
         entropy: Gives randomness, likewise.
@@ -130,7 +130,7 @@ class TransactionProducer(Producer):
             return
         runs, checks = self._runs, self._checks
         async with AsyncExitStack() as stack:
-            # These run even if what follows is cut short.
+            # These run even if the steps below are cancelled.
             stack.push_async_callback(super().__aexit__, kind, problem, trace)
             if runs is not None and checks is not None:
                 stack.callback(self._forget_runs)
@@ -167,14 +167,15 @@ class TransactionProducer(Producer):
         ``CHECK_IMMUNITY_TIME_IN_SECONDS``.
 
         If the caller is cancelled during an ``async`` local transaction, that is cancelled too, and
-        nothing is decided: a broker will ask. A plain one runs to its end, and is decided then.
+        the outcome stays open until a broker's check. A plain one runs to its end, and is decided
+        then.
 
         Args:
-            message: The message; not a delayed one.
-            arg: Given to the listener as it is.
+            message: The message; it must not be delayed.
+            arg: Passed to the listener unchanged.
 
         Returns:
-            What is known now. If the outcome is not known, the broker asks until a member knows.
+            The outcome. If it is not known yet, the broker checks until a member knows it.
 
         Raises:
             LocalProtocolError: The protocol cannot carry this message, or not in a transaction.
@@ -231,7 +232,7 @@ class TransactionProducer(Producer):
             return await self._hooks.send(sending.send_half, message, None)
 
     def half_of(self, message: Message, xid: str = "") -> Message:
-        """A half message, as it travels.
+        """The encoded half message.
 
         Raises:
             LocalProtocolError: The message cannot be sent in a transaction.

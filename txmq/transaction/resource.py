@@ -1,4 +1,4 @@
-"""What a manager needs of a participant in its transactions: a database, or several."""
+"""The interface of a participant in a manager's transactions: one database, or several."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class LocalTransaction(Protocol[S_co]):
 
     @property
     def state(self) -> LocalTransactionState:
-        """Its state now."""
+        """The current state."""
         ...
 
     def flush(self) -> None:
-        """Write what the session still holds back; for ``with``."""
+        """Flush the session's pending writes; for ``with``."""
         ...
 
     async def aflush(self) -> None:
@@ -61,7 +61,7 @@ class Resource(Protocol[S_co]):
         ...
 
     async def verify(self) -> None:
-        """Refuse a resource that cannot take part."""
+        """Raise if the resource cannot take part."""
         ...
 
     def local(self, xid: str, group: str, born_ms: int) -> LocalTransaction[S_co]:
@@ -75,13 +75,13 @@ class Resource(Protocol[S_co]):
         ...
 
     def may_retry(self, problem: BaseException) -> bool:
-        """Whether nothing of the attempt remains, and another one may succeed."""
+        """Whether the attempt left no trace, and another one may succeed."""
         ...
 
     async def confirm(self, xid: str, state: LocalTransactionState) -> None:
-        """Carry out a decision, if that is a step of its own."""
+        """Carry out a decision, if that is a separate step."""
         ...
 
     async def attend(self) -> None:
-        """Recover what crashed processes have left, until cancelled."""
+        """Recover the transactions of crashed processes, until cancelled."""
         ...

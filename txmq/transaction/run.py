@@ -66,7 +66,7 @@ _NOT_CONFIRMED: Final = (
 
 
 class ActiveCount:
-    """Counts what is in progress, so that a stop can wait for it: ``with`` counts one."""
+    """Counts running work, so that a stop can wait for it: ``with`` counts one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -88,22 +88,22 @@ class ActiveCount:
         task.add_done_callback(self.__exit__)
 
     async def wait(self) -> None:
-        """Return once nothing is in progress."""
+        """Wait until the count is zero."""
         await self._idle.wait()
 
 
 class ActiveTransactions(ActiveCount):
-    """The transactions that an open producer has in progress, and what they all use.
+    """The running transactions of an open producer, and their shared objects.
 
     Args:
         client: The connections to the brokers.
         group: The producer group.
         listener: The application.
-        settings: How much runs at once, and for how long.
+        settings: The settings of the producer.
         tally: The producer's counters.
         stories: Reports the steps of transactions.
         send_half: Sends a half message with the producer.
-        resource: Carries out decisions, if that is a step of its own.
+        resource: Carries out decisions, if that is a separate step.
     """
 
     def __init__(
@@ -150,17 +150,17 @@ class ActiveTransactions(ActiveCount):
             self._idle.set()
 
     def hold(self, xid: str) -> None:
-        """One holder more of :attr:`undecided`."""
+        """Add a holder of :attr:`undecided`."""
         self.undecided[xid] = self.undecided.get(xid, 0) + 1
 
     def release(self, xid: str) -> None:
-        """One holder fewer."""
+        """Remove a holder."""
         left = self.undecided.pop(xid) - 1
         if left:
             self.undecided[xid] = left
 
     def start_behind(self, work: Coroutine[Any, Any, object], xid: str) -> None:
-        """Do work that a stop waits for, and no caller."""
+        """Start work in the background; only a stop waits for it."""
         self.until_done(self._tasks.start(work, f"transaction {xid}"))
 
     async def shield(self, work: Coroutine[Any, Any, T], xid: str) -> T:
@@ -184,7 +184,7 @@ class ActiveTransactions(ActiveCount):
             raise
 
     async def stop(self) -> None:
-        """Stop what is still in progress."""
+        """Stop the running work."""
         try:
             await self._tasks.stop()
         finally:
@@ -270,7 +270,7 @@ class TransactionRun:
         """Send the half message.
 
         Args:
-            message: It.
+            message: The message.
             is_late: Whether the local transaction sends it, before it commits.
 
         Raises:

@@ -62,7 +62,7 @@ class EndReply(Enum):
     """The transaction was committed before, and stays so."""
     ROLLED_BACK = "was rolled back"
     REFUSED = "refused"
-    """The END decides nothing; the broker asks again, or parks the transaction for an operator."""
+    """The END leaves the transaction open; the broker checks again, or parks it for an operator."""
     NONE = "none"
     """No reply: the END may have arrived or not, or there was none to send."""
 

@@ -76,7 +76,7 @@ _UNWATCHED: Final = nullcontext()
 
 
 class Stories:
-    """The transactions of a producer. Nothing is kept of a transaction that no watch follows.
+    """The transactions of a producer. It keeps only transactions that a watch follows.
 
     Args:
         look: Returns the producer's watches, if it has any.

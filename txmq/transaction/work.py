@@ -159,7 +159,7 @@ class Attempts:
         return self.deadline - self.clock.monotonic()
 
     def check_time(self) -> None:
-        """Refuse a commit that comes too late.
+        """Raise if it is too late to commit.
 
         Raises:
             TransactionOverdue: The time is over.
@@ -221,7 +221,7 @@ class LateWork(Work[S]):
     """
 
     make: Callable[[object], Message]
-    """Makes the message of a result; it runs where the function runs."""
+    """Makes the message from a result, in the function's thread or task."""
     send: Callable[[TransactionRun, Message], Coroutine[Any, Any, None]]
     """Sends it, in the loop that runs now."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -311,7 +311,7 @@ class ResourceListener(TransactionListener, Generic[S]):
         """Ask the fence; see :class:`TransactionListener`."""
         identity = message.properties.get(properties.FENCE, "")
         if not identity:
-            # Its sender keeps local transactions elsewhere, so a missing row means nothing here.
+            # The sender does not use a fence, so a missing row proves nothing.
             log.warning("transaction %s was begun by no manager of %s", message.id, self._group)
             return LocalTransactionState.UNKNOWN
         return await self._resource.check(

@@ -132,18 +132,18 @@ class Auditor:
             icbc = read(connection, "ICBC")
         return combine(icbc, ccb, self._opening)
 
-    def match(self, told: Mapping[str, str]) -> list[str]:
+    def match(self, answers: Mapping[str, str]) -> list[str]:
         """Compare every transfer at both banks, when no transfer is in flight; returns the
         mistakes.
 
         Args:
-            told: The answers that customers received.
+            answers: The answers that customers received.
         """
         with snapshot(self._ccb) as connection:
             ccb = lines(connection)
         with snapshot(self._icbc) as connection:
             icbc = lines(connection)
-        return [*find_mismatches(icbc, ccb), *find_broken_answers(icbc, told)]
+        return [*find_mismatches(icbc, ccb), *find_broken_answers(icbc, answers)]
 
     def close(self) -> None:
         """Close both databases."""
@@ -220,12 +220,12 @@ def find_mismatches(icbc: Mapping[str, Line], ccb: Mapping[str, Line]) -> Iterat
         yield from _misbooked(number, theirs, "CCB")
 
 
-def find_broken_answers(icbc: Mapping[str, Line], told: Mapping[str, str]) -> Iterator[str]:
+def find_broken_answers(icbc: Mapping[str, Line], answers: Mapping[str, str]) -> Iterator[str]:
     """Wrong answers to customers; these detect a transfer that both banks have lost."""
     states = {state.value: state for state in State}
-    for number, said in told.items():
+    for number, said in answers.items():
         if (state := states.get(said)) is None:
-            continue  # They had no answer.
+            continue  # The customer received no answer.
         found = icbc[number].state if number in icbc else None
         if found is not state and found not in MOVES[state]:
             yield f"transfer {number} is {found or 'unknown'} at ICBC, and said to be {said}"

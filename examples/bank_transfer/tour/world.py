@@ -33,8 +33,8 @@ BROKER_SETTINGS: Final = (
     # So soon that the tour does not wait for checks or retries.
     "transaction.timeout=2s",
     "transaction.check_interval=2s",
-    # Asked so often, who does not know yet would be given up after half a minute: an ICBC that was
-    # killed between two prepared books needs longer, and nobody looks after what is parked.
+    # At this interval, the default number of checks would end after half a minute. An ICBC that was
+    # killed between two prepared books needs longer, and no operator handles parked transactions.
     "transaction.check_max=1000",
     # The last ones are longer: who waits for what a killed program has prepared has 16 tries, and
     # what it then gives up is a dead letter, and money that never arrives.
@@ -102,11 +102,13 @@ async def opened(settings: TourSettings) -> AsyncIterator[World]:
 
 
 async def see_redis(url: str) -> None:
-    """See that Redis answers. Without Redis the banks do the same from their tables alone,
-    but a named Redis has to take part.
+    """Verify that the Redis server answers.
+
+    Without Redis the banks still work, from their tables alone; but a user who names a server wants
+    to see it take part.
 
     Raises:
-        ConfigError: That is no URL.
+        ConfigError: The URL is invalid.
         NotStarted: The Redis does not answer.
     """
     async with redis_of(url) as redis:

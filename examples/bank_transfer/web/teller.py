@@ -110,7 +110,7 @@ def sides(totals: Sequence[Part]) -> list[Part]:
 
 
 def sums(totals: Sequence[Part]) -> dict[str, int]:
-    """What each currency's parts add up to: nothing, where the books are right."""
+    """The sum of each currency's parts; zero if the books are right."""
     found: dict[str, int] = {}
     for total in totals:
         found[total.currency] = found.get(total.currency, 0) + total.amount

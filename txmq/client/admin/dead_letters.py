@@ -60,8 +60,8 @@ from txmq.protocol.topics import DLQ, RETRY
 __all__ = ["DeadLetterCalls", "DeadLetters"]
 
 ATTEMPTS_MAX: Final = 16
-"""Said with each copy. Older RocketMQ fails unless told, and where a group allows no retries, it
-would put the copy back among the dead letters."""
+"""Sent with each copy. Older RocketMQ requires it; without it, a group with zero retries would get
+the copy back as a dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ class DeadLetters:
     group: str
     messages: int
     oldest_ms: int | None
-    """When the oldest was put there; nothing where there are none."""
+    """The time of the oldest; ``None`` if there are none."""
     newest_ms: int | None
     by_broker: Mapping[str, int]
     closed_at: tuple[str, ...]
-    """Brokers whose dead letters are there and may not be read."""
+    """Brokers whose dead letters exist but are not readable."""
 
 
 class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):

@@ -21,7 +21,7 @@ UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """The field that marks the key as a message's id."""
 
 UNIQUE_KEY_HITS: Final = 32
-"""Messages asked for by one id: as many as a broker gives, since a message may be sent again."""
+"""The maximum number of messages for one id, since a message may be sent again."""
 
 
 class LookupCalls(ClusterCalls):

@@ -39,7 +39,7 @@ from txmq.remoting.connection import PendingResponse
 __all__ = ["ANY_TAG", "MessageCalls"]
 
 ANY_TAG: Final = "*"
-"""The expression that lets every message through."""
+"""The expression that matches every message."""
 
 PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 CONSUMER_GROUP: Final = "TOOLS_CONSUMER"

@@ -31,7 +31,7 @@ SHOWN_S: Final = 10.0
 """How long a name server may take to show a topic that a broker has just registered."""
 
 LOOK_AGAIN_S: Final = (0.01, 0.5)
-"""The first and the longest pause between two looks."""
+"""The first and the longest pause between two queries."""
 
 
 class TopicCalls(ClusterCalls):

@@ -42,10 +42,10 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 3.0
-"""Between rounds of which one could not be finished."""
+"""The pause after an incomplete round."""
 
 BEGUN_AT_ONCE: Final = 64
-"""Queues of one topic that are begun with side by side."""
+"""The number of queues of one topic that start concurrently."""
 
 
 class QueueAssignment:

@@ -27,22 +27,22 @@ __all__ = ["ConcurrentWorkers", "SendBack"]
 log = logging.getLogger(__name__)
 
 TRY_HERE_S: Final = 5.0
-"""When a message comes again that could not be sent back, as in stock clients."""
+"""The delay before a local retry of a message that could not be sent back, as in stock clients."""
 
 TOO_LONG_LEVEL: Final = 3
-"""The delay level of a message that was worked on for too long."""
+"""The delay level of a message whose handler timed out."""
 
 LOOK_S: Final = 15.0
-"""How often to look for handlers that work on a message for too long."""
+"""How often to look for timed-out handlers."""
 
 _BREATH: Final = 64
-"""Messages after which a worker lets others run that wait for the loop."""
+"""Messages after which a worker yields to other tasks of the loop."""
 
 SendBack = Callable[[ReceivedMessage, int, str], Awaitable[None]]
-"""Hands a message back to its broker, to come again by a delay level, and says why."""
+"""Sends a message back to its broker, with a delay level and a reason."""
 
 Lot = tuple[QueueFetcher, BoundHandler, list[ReceivedMessage]]
-"""What one handler gets at once."""
+"""The messages of one handler call."""
 
 
 class ConcurrentWorkers:

@@ -45,14 +45,14 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 3.0
-"""Between tries that fail; stock clients wait 3 s at once."""
+"""Pauses between failed attempts; stock clients wait 3 s from the start."""
 
 NOT_HELD_S: Final = 0.05
-"""The least time between two questions that find nothing: a broker that is about to stop, a replica
-that is behind, or one to which we gave no time, answers them at once."""
+"""The minimum time between two empty pulls. A stopping broker, a lagging replica, or a pull without
+a hold time answers at once."""
 
 POISON_AGAIN_S: Final = 5.0
-"""When it is tried again to put a message aside, as with those that cannot be sent back."""
+"""The delay before storing a dead letter is retried, as for messages that cannot be sent back."""
 
 _FOUND, _EMPTY, _NONE_MATCHED, _MOVED = 0, 19, 20, 21
 _GOES_ON: Final = (_FOUND, _EMPTY, _NONE_MATCHED, _MOVED)

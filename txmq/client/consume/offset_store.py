@@ -25,7 +25,7 @@ __all__ = ["BrokerOffsets", "FileOffsets", "OffsetStore", "begin_at", "settle_be
 log = logging.getLogger(__name__)
 
 RECENT_S: Final = 1800.0
-"""How far back a group starts by time where no time is given, as in stock clients."""
+"""How far back a group starts by time by default, as in stock clients."""
 
 SAVED_AT_ONCE: Final = 64
 

@@ -256,7 +256,7 @@ class PushConsumer(Lifecycle):
     async def _stop(self) -> None:
         assignment, runner = self._assignment, self._runner
         async with AsyncExitStack() as at_last:
-            # These run even if what follows is cut short.
+            # These run even if the steps below are cancelled.
             if self._is_own:
                 at_last.push_async_callback(self.client.__aexit__, None, None, None)
             at_last.callback(self._stopped_now)

@@ -31,7 +31,7 @@ __all__ = ["PullContext", "PullTask", "ScheduledPull"]
 log = logging.getLogger(__name__)
 
 NEXT_S: Final = 0.2
-"""When a task is called again unless it says so, as in stock clients."""
+"""The default delay before a task's next call, as in stock clients."""
 
 
 @dataclass(slots=True)
@@ -39,9 +39,9 @@ class PullContext:
     """A task's argument for one call."""
 
     consumer: PullConsumer
-    """Where to pull from, and to note how far the group has come."""
+    """The consumer to pull with, and to note offsets in."""
     next_delay_s: float = NEXT_S
-    """How long after its end the task shall be called again; the task may set it."""
+    """The delay between the end of this call and the next one; the task may set it."""
 
 
 PullTask = Callable[[Queue, PullContext], Awaitable[None]]

@@ -14,7 +14,7 @@ from txmq.protocol.java import string_hash
 __all__ = ["ANY_TAG", "TopicSubscription"]
 
 ANY_TAG: Final = "*"
-"""The expression that lets every message through."""
+"""The expression that matches every message."""
 
 _TAG: Final = "TAG"
 _SQL: Final = "SQL92"
@@ -32,7 +32,7 @@ class TopicSubscription:
     tags: str = ANY_TAG
     sql: str = ""
     wanted: frozenset[str] = field(init=False, compare=False)
-    """The tags by name; empty where all are wanted, or a condition decides."""
+    """The tags by name; empty if it accepts all messages or uses a condition."""
 
     def __post_init__(self) -> None:
         """Parse the expression."""

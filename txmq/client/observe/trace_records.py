@@ -108,7 +108,7 @@ class HandlerEnd:
     keys: str = ""
     outcome: HandlerOutcome = HandlerOutcome.CONSUMED
     at_ms: int = 0
-    """0 where the writer was a client of the cloud, which leaves it and the group out."""
+    """0 if the writer was a cloud client, which omits it and the group."""
     group: str = ""
 
 

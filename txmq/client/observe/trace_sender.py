@@ -30,10 +30,10 @@ LINGER_S: Final = 0.5
 """How long a record waits for others, and after a failure all of them."""
 
 HURRY: Final = 100
-"""So many records do not wait for others."""
+"""The number of records that are sent without waiting for more."""
 
 ROUND: Final = 1000
-"""The most records on their way at once."""
+"""The maximum number of records in flight."""
 
 FLUSH_S: Final = 3.0
 """How long a close waits for records to be sent."""

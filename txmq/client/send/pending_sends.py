@@ -44,7 +44,7 @@ __all__ = ["PendingSend", "PendingSends", "SendAttempt", "copy_error"]
 _CLOSED: Final = "this producer was closed before the message was answered"
 
 RETRIED_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205})
-"""Refusals that another broker may not give, as stock producers see it."""
+"""Refusals after which stock producers try another broker."""
 
 ROUTE_IS_WRONG: Final = (ConnectFailed, NoPermission, InvalidParameter)
 

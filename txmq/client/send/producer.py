@@ -118,7 +118,7 @@ class Producer(Lifecycle):
         sender, self._sender = self._sender, None
         tracer, self._tracer, self._hooks = self._tracer, None, None
         async with AsyncExitStack() as at_last:
-            # These run even if what follows is cut short.
+            # These run even if the steps below are cancelled.
             if self._is_own:
                 at_last.push_async_callback(self.client.__aexit__, kind, error, trace)
             at_last.push_async_callback(self.client.leave, self)

@@ -56,7 +56,7 @@ class Reply(Message):
     """A message for the requesting client, made by :func:`reply_to`."""
 
     asked_in: Queue
-    """Where the request was stored: its broker knows the way to the client."""
+    """The queue of the request; its broker has a connection to the client."""
 
 
 def reply_to(

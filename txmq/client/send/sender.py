@@ -259,7 +259,7 @@ async def _limited(timeout_s: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         late = RequestTimeout("there was no way to a broker within the time for sending")
-        late.effect = Effect.NONE  # The batch was not sent.
+        late.effect = Effect.NONE  # The message was not sent.
         raise late from error
 
 

@@ -59,7 +59,7 @@ COMMITTED: Final = 1
 ROLLED_BACK: Final = 2
 
 TRIAL: Final = "txmq:trial:"
-"""How the rows begin that a start inserts to see what a rollback does."""
+"""The prefix of rows that ``verify`` inserts to test a rollback."""
 
 _NAMED: Final = "VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin"
 
@@ -79,7 +79,7 @@ _CLAIMS: Final[Mapping[str, str]] = MappingProxyType(
         ),
     }
 )
-"""Many claims as a table, of which a statement knows one JSON text, however many they are."""
+"""Converts one JSON text of many claims to a table."""
 
 _OUR_XMIN: Final = "CAST(CAST(txid_current() % 4294967296 AS TEXT) AS xid)"
 

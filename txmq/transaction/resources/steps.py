@@ -44,7 +44,8 @@ TRIAL_WAIT_MS: Final = 10_000
 """Only a migration keeps a trial waiting for its lock for long."""
 
 SPENT_WAIT_MS: Final = 5
-"""Of each check in a crowd that has waited for locks already: what is still locked is under way."""
+"""The lock timeout of each check in a batch that has already waited: a row still locked is in
+progress."""
 
 _ALWAYS_MS: Final = 2**62
 

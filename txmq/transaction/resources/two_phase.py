@@ -26,9 +26,9 @@ from txmq.transaction.resources.prepared import Gid, committed, parse, prepared,
 __all__ = ["Prepared", "finish", "found", "is_prepared", "problems_of", "verify", "vote"]
 
 NO_ROOM: Final = ("53200", "55000")
-"""Out of memory, and not in a state for it; both are said of other things as well."""
+"""``out_of_memory`` and ``object_not_in_prerequisite_state``; both have other causes too."""
 IN_USE: Final = "42710"
-"""There is one of this name, whichever database it is in."""
+"""The name is already prepared, in any database of the server."""
 
 _XACTS = table(
     "pg_prepared_xacts", column("gid"), column("prepared"), column("owner"), column("database")
@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
     age_s: float
     prepared_ms: int
     owner: str
-    """The database's user who has prepared it; another needs to be a superuser to end it."""
+    """The database user that prepared it; only this user or a superuser can end it."""
 
 
 def problems_of(door: Door[Any]) -> tuple[type[Exception], ...]:

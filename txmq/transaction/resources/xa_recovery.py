@@ -33,9 +33,9 @@ class InDoubtBranch(NamedTuple):
     """The database it is in."""
     prepared: Prepared
     decided: LocalTransactionState | None
-    """What the fence says, if anything."""
+    """The fence's decision, if any."""
     duty: Duty
-    """What a recovery does with it now."""
+    """The action that a recovery would take now."""
 
     @property
     def xid(self) -> str:

@@ -5,6 +5,7 @@ time limit. A modest run deselects what is marked ``soak``.
 """
 
 import logging
+import os
 import signal
 from pathlib import Path
 
@@ -18,21 +19,32 @@ from txmq.runtime.interrupts import restore_interrupt
 TESTS = Path(__file__).parent
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
 _INTEROP = "tests/interop/"
-# The files that take longest, which start first so that no worker waits at the end for another.
-LONGEST = (
+_SPARK = "with Spark"
+# The files that use the fixture spark, which are tested in one process: it is warm only once.
+WITH_SPARK = (
     "reconcile/test_whole_runs.py",
-    "interop/test_both_clients.py",
-    "reconcile/test_metamorphic.py",
     "integration/test_bank_reconciled.py",
-    "integration/test_bank_tour.py",
-    "reconcile/test_spark_start.py",
-    "benchmarks/test_bench.py",
+    "reconcile/test_metamorphic.py",
     "reconcile/test_balance_proofs.py",
-    "reconcile/test_reference_model.py",
     "reconcile/test_seeded_defects.py",
+    "reconcile/test_reference_model.py",
     "reconcile/test_lifecycle.py",
     "reconcile/test_results.py",
     "reconcile/test_log_source.py",
+    "reconcile/test_extract_loading.py",
+    "reconcile/test_extract_jdbc.py",
+    "reconcile/test_recon_schema.py",
+    "reconcile/test_signing.py",
+    "reconcile/test_progress.py",
+    "reconcile/test_partition_count.py",
+)
+# The files that take longest, which start first so that no worker waits at the end for another.
+LONGEST = (
+    *WITH_SPARK,
+    "interop/test_both_clients.py",
+    "integration/test_bank_tour.py",
+    "reconcile/test_spark_start.py",
+    "benchmarks/test_bench.py",
     "reconcile/test_extract_books.py",
     "simulation/test_simulated_crash_points.py",
     "simulation/test_seeds.py",
@@ -48,6 +60,9 @@ _SHARED_MACHINE = [HealthCheck.too_slow]
 restore_interrupt()
 if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+# What is started with a Java of its own is over before thorough compilation would pay off.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 settings.register_profile(
     "brief", max_examples=25, deadline=None, database=_FOUND, suppress_health_check=_SHARED_MACHINE
@@ -93,13 +108,15 @@ def pytest_collection_modifyitems(config, items):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """On several cores, what is shared is set up once: a file's tests stay in one process, and so
-    do all of interop, whose plays go on at the same time.
+    do all that use Spark, and all of interop, whose plays go on at the same time.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
+            if file.removeprefix("tests/") in WITH_SPARK:
+                return _SPARK
             return _INTEROP if file.startswith(_INTEROP) else file
 
     return ByFile(config, log)
@@ -131,6 +148,16 @@ def redis_server():
 
     with database_server.wanted(redis_server.redis_server) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """One Spark for all tests of a process: it takes seconds to start, and a minute to warm up."""
+    from tests import spark_session
+
+    session = spark_session.start()
+    yield session
+    session.stop()
 
 
 @pytest.fixture(scope="module")

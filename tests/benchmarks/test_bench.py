@@ -88,7 +88,7 @@ def test_sections_left_out_are_not_judged():
 
 SECTIONS = (
     *("floor", "sends", "ratios", "filters", "transactions", "pending", "resolve", "delays"),
-    *("decorated", "guards", "relay", "bank"),
+    *("decorated", "relay"),
 )
 
 
@@ -170,8 +170,9 @@ def test_a_run_tells_what_decorating_costs(document):
     assert "decorated_session" in document["checks"]
 
 
-@pytest.mark.slow
-def test_a_run_tells_what_a_guard_costs(document):
+@pytest.mark.soak  # It is measured as decorating is, in the same processes.
+def test_a_run_tells_what_a_guard_costs():
+    document = run("guards")
     for colour in ("session", "psycopg", "blocking"):
         rows = document["guards"][colour]
         assert list(rows) == ["1", "16"]
@@ -192,9 +193,9 @@ def test_a_run_tells_how_fast_an_outbox_is_emptied(document):
     assert {"relay_latency", "relay_held", "relay_held_laned"} <= document["checks"].keys()
 
 
-@pytest.mark.slow
-def test_a_run_tells_what_a_transfer_between_two_banks_costs(document):
-    measured = document["bank"]
+@pytest.mark.soak  # test_bank_tour.py has such transfers.
+def test_a_run_tells_what_a_transfer_between_two_banks_costs():
+    measured = run("bank")["bank"]
     for way, parts in (("half", 4), ("outbox", 4), ("xa", 6)):
         rows = measured[way]
         assert list(rows) == ["1", "4"]

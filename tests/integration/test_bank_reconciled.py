@@ -1,7 +1,8 @@
 """The bank example reconciled: a tour with its accidents is clean, and whoever cheats afterwards is
 found, by the class of what he did.
 
-All of it by real programs: the tour's own, a forger with a command line, and `txmq reconcile`.
+By real programs: the tour's own, which end with `txmq reconcile`, and a forger with a command line.
+Only the frauds are looked for by a command line and a Spark of this process.
 """
 
 import asyncio
@@ -19,11 +20,14 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from examples.bank_transfer.orders import Order
 from examples.bank_transfer.tour.programs import Program, free_port
-from examples.bank_transfer.tour.reconciliation import RULES, SMALL
+from examples.bank_transfer.tour.reconciliation import RULES
+from tests import spark_session
 from tests.serving import environment
+from txmq.cli.root import app
 from txmq.reconcile.report.account_mask import mask
 from txmq.reconcile.report.summary_json import read_json
 from txmq.reconcile.rules import Day
@@ -335,7 +339,8 @@ async def forge(kept, order):
                     await asyncio.sleep(0.02)
 
 
-def test_every_fraud_is_named(toured, tmp_path):
+def test_every_fraud_is_named(toured, tmp_path, spark, monkeypatch):
+    spark_session.lend(monkeypatch, spark)
     copy = tmp_path / "copy"
     shutil.copytree(toured[0], copy, ignore=shutil.ignore_patterns("reconciliation"))
     asyncio.run(forge(copy, FORGED))
@@ -346,10 +351,11 @@ def test_every_fraud_is_named(toured, tmp_path):
     planted.append(Fraud(FORGED.id, "message-without-debit", FORGED.amount, "payee"))
 
     asked = date_of(toured[0])
-    done = python("txmq", "reconcile", *asked, "--json", "--quiet", *SMALL, cwd=copy)
-    listed = python("txmq", "reconcile", "breaks", "--json", *asked, cwd=copy)
+    monkeypatch.chdir(copy)
+    done = CliRunner().invoke(app, ["reconcile", *asked, "--json", "--quiet"])
+    listed = CliRunner().invoke(app, ["reconcile", "breaks", "--json", *asked])
 
-    assert done.returncode == OVER_LIMITS, done.stderr
+    assert done.exit_code == OVER_LIMITS, done.stderr
     assert sorted(
         Fraud(each["key"].removeprefix("icbc/"), each["class"], each["amount"], each["holder"])
         for each in json.loads(listed.stdout)

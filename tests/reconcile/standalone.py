@@ -26,8 +26,8 @@ PROGRAM = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 
 @contextlib.contextmanager
-def cluster(cores=1, memory="1g"):
-    """The URL of a master that has two workers of so many cores and so much memory each."""
+def cluster(cores=1, memory="1g", count=WORKERS):
+    """The URL of a master that has some workers of so many cores and so much memory each."""
     home = Path(tempfile.mkdtemp(prefix="txmq-standalone-"))
     port, page = free_port(), free_port()
     url = f"spark://{HOST}:{port}"
@@ -48,10 +48,10 @@ def cluster(cores=1, memory="1g"):
                 *("--host", HOST, "--webui-port", free_port()),
                 *("--cores", cores, "--memory", memory, "--work-dir", home / f"work-{index}", url),
             )
-            for index in range(WORKERS)
+            for index in range(count)
         ]
         for worker in workers:
-            wait_until(lambda: alive(page) == WORKERS, worker, "both workers are registered")
+            wait_until(lambda: alive(page) == count, worker, "all workers are registered")
         yield url
 
 

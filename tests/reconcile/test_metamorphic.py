@@ -21,6 +21,8 @@ TABLES = ("items", "matches", "balances", "proofs", "totals")
 RUN = "0123456789abcdef"
 ONE, TWIN = "icbc/00039789016", "icbc/DMGgcoNKTdR"
 """Keys whose hashes are the same: XXH64 can be turned round step by step, and it was."""
+HUGE = 1 << 62
+COPIES = 12, 13, 15, 255
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -30,22 +32,47 @@ def day(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def first(spark, day, tmp_path_factory):
-    """The day as it is, and what it comes to."""
-    return written(run(read(spark, day.folder)), tmp_path_factory.mktemp("first"))
+def whole(spark, day):
+    """What the day comes to as it is."""
+    return run(read(spark, day.folder))
 
 
 @pytest.fixture(scope="module")
-def some_matching(spark, day):
-    """The keys of four transfers that are matched."""
-    matched = run(read(spark, day.folder)).matches.where("class = 'matched' and currency = 'CNY'")
-    return [row.key for row in matched.select("key").distinct().orderBy("key").limit(4).collect()]
+def first(whole, tmp_path_factory):
+    """The same as files."""
+    return written(whole, tmp_path_factory.mktemp("first"))
 
 
 @pytest.fixture(scope="module")
-def matching(some_matching):
-    """The key of a transfer that is matched."""
-    return some_matching[0]
+def matching(whole):
+    """The keys of six transfers of ICBC's that are matched."""
+    matched = whole.matches.where("class = 'matched' and currency = 'CNY' and key like 'icbc/%'")
+    return [row.key for row in matched.select("key").distinct().orderBy("key").limit(6).collect()]
+
+
+@pytest.fixture(scope="module")
+def changed(spark, day, matching):
+    """What the day comes to if something else is odd about each of these transfers."""
+    is_twin, is_huge = (f.col("key") == key for key in matching[:2])
+    key = f.when(is_twin, ONE).otherwise(f.col("key"))
+    of_credit = f.when(is_twin & (f.col("kind") == "credit"), TWIN).otherwise(key)
+    amount = f.col("amount")
+    of_entry = f.when(is_huge, f.signum("amount").cast("long") * HUGE).otherwise(amount)
+    of_message = f.when(is_huge, f.lit(HUGE)).otherwise(amount)
+    copies = dict(zip(matching[2:], COPIES, strict=True))
+    often = f.create_map(*(f.lit(each) for pair in copies.items() for each in pair))[f.col("key")]
+
+    ledgers = read(spark, day.folder)
+    more = ledgers.messages.where(f.col("key").isin(list(copies))).withColumn(
+        "copy", f.explode(f.sequence(f.lit(1), often))
+    )
+    messages = ledgers.messages.unionByName(more.drop("copy"))
+    return run(
+        ledgers._replace(
+            entries=ledgers.entries.withColumns({"key": of_credit, "amount": of_entry}),
+            messages=messages.withColumns({"key": key, "amount": of_message}),
+        )
+    )
 
 
 def run(ledgers, rules=PLAN.rules, yesterday=EarlierDays(), on=PLAN.day):  # noqa: B008
@@ -78,14 +105,21 @@ def breaks(rows, *, renamed=str):
 
 @pytest.mark.parametrize("parts", some_of([1, 3, 8], [3]))
 def test_order_and_partitions_do_not_matter(spark, day, first, tmp_path, parts):
-    before = spark.conf.get("spark.sql.shuffle.partitions")
-    spark.conf.set("spark.sql.shuffle.partitions", str(parts))
+    """Nor does it whether Spark plans again after each stage, as it does outside of tests."""
+    changed = {"shuffle.partitions": str(parts), "adaptive.enabled": "true"}
+    before = {name: spark.conf.get(f"spark.sql.{name}") for name in changed}
+    set_all(spark, changed)
     try:
         again = written(run(shuffled(read(spark, day.folder), parts)), tmp_path)
     finally:
-        spark.conf.set("spark.sql.shuffle.partitions", before)
+        set_all(spark, before)
 
     assert _content(again) == _content(first)
+
+
+def set_all(spark, settings):
+    for name, value in settings.items():
+        spark.conf.set(f"spark.sql.{name}", value)
 
 
 def _content(written, parted=("matches", "balances")):
@@ -101,6 +135,7 @@ def _but_matches(written):
     return _content(written, ("matches",))
 
 
+@pytest.mark.soak  # test_whole_runs.py has it, too.
 def test_a_day_that_is_run_again_has_the_same_bytes(spark, day, first, tmp_path):
     contents, files = written(run(read(spark, day.folder)), tmp_path)
 
@@ -108,7 +143,7 @@ def test_a_day_that_is_run_again_has_the_same_bytes(spark, day, first, tmp_path)
     assert (contents, files) == first
 
 
-@pytest.mark.soak  # The next test has it, too.
+@pytest.mark.soak  # test_nothing_of_this_matters_together has it, and so the next ones.
 def test_it_does_not_matter_which_bank_comes_first(spark, day, first, tmp_path):
     rules = replace(PLAN.rules, bank=PLAN.rules.bank[::-1])
     again = written(run(read(spark, day.folder, BANKS[::-1]), rules), tmp_path)
@@ -116,86 +151,79 @@ def test_it_does_not_matter_which_bank_comes_first(spark, day, first, tmp_path):
     assert _but_matches(again) == _but_matches(first)
 
 
-def test_the_banks_turned_round_and_no_rows_more_change_nothing(spark, day, first, tmp_path):
-    ledgers = read(spark, day.folder, BANKS[::-1])
-    twice = Ledgers(*(each.unionByName(each.limit(0)) for each in ledgers))
-    again = written(run(twice, replace(PLAN.rules, bank=PLAN.rules.bank[::-1])), tmp_path)
+@pytest.mark.soak
+def test_an_extract_of_no_rows_adds_nothing(spark, day, first, tmp_path):
+    again = written(run(with_no_rows_more(read(spark, day.folder))), tmp_path)
 
     assert _but_matches(again) == _but_matches(first)
 
 
-@pytest.mark.parametrize("hashes", some_of([PLAN.transfers, 50], [50]))
+def with_no_rows_more(ledgers):
+    return Ledgers(*(ledger.unionByName(ledger.limit(0)) for ledger in ledgers))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("hashes", [PLAN.transfers, 50])
 def test_transfers_whose_hashes_meet_are_told_apart(
     spark, day, first, tmp_path, monkeypatch, hashes
 ):
+    shorten_hashes(monkeypatch, hashes)
+
+    assert _content(written(run(read(spark, day.folder)), tmp_path)) == _content(first)
+
+
+def shorten_hashes(monkeypatch, hashes):
+    """There are no more than these."""
+
     def short(key):
         return f.pmod(f.xxhash64(key), f.lit(hashes)).alias("hash")
 
     for room in (core, rows, sieve):
         monkeypatch.setattr(room, "hash_of", short)
 
-    assert _content(written(run(read(spark, day.folder)), tmp_path)) == _content(first)
+
+def test_nothing_of_this_matters_together(spark, day, first, tmp_path, monkeypatch):
+    """The banks turned round, extracts of no rows, and hashes that meet."""
+    shorten_hashes(monkeypatch, 50)
+    ledgers = with_no_rows_more(read(spark, day.folder, BANKS[::-1]))
+    again = written(run(ledgers, replace(PLAN.rules, bank=PLAN.rules.bank[::-1])), tmp_path)
+
+    assert _but_matches(again) == _but_matches(first)
 
 
-def test_a_credit_to_the_twin_of_a_key_is_no_credit(spark, day):
+def test_a_credit_to_the_twin_of_a_key_is_no_credit(spark, changed):
     hashes = spark.createDataFrame([(ONE,), (TWIN,)], "key string").select(f.xxhash64("key"))
     assert hashes.distinct().count() == 1
-    ledgers = read(spark, day.folder)
-    matched = run(ledgers).matches.where("class = 'matched' and key like 'icbc/%'")
-    is_it = f.col("key") == matched.agg(f.min("key")).first()[0]
-    key = f.when(is_it, ONE).otherwise(f.col("key"))
-    of_credit = f.when(is_it & (f.col("kind") == "credit"), TWIN).otherwise(key)
-    there = run(
-        ledgers._replace(
-            entries=ledgers.entries.withColumn("key", of_credit),
-            messages=ledgers.messages.withColumn("key", key),
-        )
-    )
 
-    found = there.items.where(f.col("key").isin(ONE, TWIN)).collect()
+    found = changed.items.where(f.col("key").isin(ONE, TWIN)).collect()
     assert {row.key: row["class"] for row in found} == {
         ONE: "delivered-uncredited",
         TWIN: "credit-without-message",
     }
 
 
-def test_an_amount_that_the_first_pass_has_no_room_for_is_as_good_as_any(spark, day, matching):
-    ledgers, is_one, huge = read(spark, day.folder), f.col("key") == matching, 1 << 62
-    entries = ledgers.entries.withColumn(
-        "amount", f.when(is_one, f.signum("amount").cast("long") * huge).otherwise(f.col("amount"))
-    )
-    messages = ledgers.messages.withColumn(
-        "amount", f.when(is_one, f.lit(huge)).otherwise(f.col("amount"))
-    )
-    there = run(ledgers._replace(entries=entries, messages=messages))
-
-    (row,) = there.matches.where(is_one).collect()
-    assert (row["class"], row.amount) == ("matched", huge)
+def test_an_amount_that_the_first_pass_has_no_room_for_is_as_good_as_any(changed, matching):
+    (row,) = changed.matches.where(f.col("key") == matching[1]).collect()
+    assert (row["class"], row.amount) == ("matched", HUGE)
 
 
-def test_however_many_copies_of_a_message_there_are_it_is_one(spark, day, some_matching):
+def test_however_many_copies_of_a_message_there_are_it_is_one(changed, matching):
     """More of four messages, each so often."""
-    copies = dict(zip(some_matching, (12, 13, 15, 255), strict=True))
-    ledgers, are_they = read(spark, day.folder), f.col("key").isin(some_matching)
-    often = f.create_map(*(f.lit(each) for pair in copies.items() for each in pair))[f.col("key")]
-    more = ledgers.messages.where(are_they).withColumn(
-        "copy", f.explode(f.sequence(f.lit(1), often))
+    found = changed.matches.where(f.col("key").isin(matching[2:])).collect()
+    assert {row.key: row["class"] for row in found} == dict.fromkeys(matching[2:], "matched")
+
+
+def test_all_else_is_what_it_was(whole, changed, matching):
+    """Of the transfers with which nothing is odd."""
+    odd = {ONE, TWIN, *matching}
+    found, expected = (
+        {row.key: row["class"] for row in rows if row.key not in odd}
+        for rows in (changed.items.collect(), whole.items.collect())
     )
-    there = run(ledgers._replace(messages=ledgers.messages.unionByName(more.drop("copy"))))
-
-    found = {row.key: row["class"] for row in there.matches.where(are_they).collect()}
-    assert found == dict.fromkeys(copies, "matched")
+    assert found == expected
 
 
-@pytest.mark.soak  # Among others, test_the_banks_turned_round_and_no_rows_more_change_nothing.
-def test_an_extract_of_no_rows_adds_nothing(spark, day, first, tmp_path):
-    ledgers = read(spark, day.folder)
-    twice = Ledgers(*(ledger.unionByName(ledger.limit(0)) for ledger in ledgers))
-
-    assert _but_matches(written(run(twice), tmp_path)) == _but_matches(first)
-
-
-def test_other_keys_are_other_names_for_the_same_breaks(spark, day):
+def test_other_keys_are_other_names_for_the_same_breaks(spark, day, whole):
     def renamed(key):
         bank, _, number = key.partition("/")
         return f"{bank}/{number[::-1]}"
@@ -205,7 +233,6 @@ def test_other_keys_are_other_names_for_the_same_breaks(spark, day):
         return frame.withColumn("key", f.concat_ws("/", bank, f.reverse(number)))
 
     ledgers = read(spark, day.folder)
-    here = run(ledgers)
     there = run(
         ledgers._replace(
             entries=rename(ledgers.entries).withColumn(
@@ -216,11 +243,11 @@ def test_other_keys_are_other_names_for_the_same_breaks(spark, day):
         )
     )
 
-    assert breaks(there.items.collect()) == breaks(here.items.collect(), renamed=renamed)
-    assert sorted(there.totals.collect()) == sorted(here.totals.collect())
+    assert breaks(there.items.collect()) == breaks(whole.items.collect(), renamed=renamed)
+    assert sorted(there.totals.collect()) == sorted(whole.totals.collect())
 
 
-def test_a_day_in_two_parts_comes_to_the_same(spark, day):
+def test_a_day_in_two_parts_comes_to_the_same(spark, day, whole):
     """The same hours, with the cut-off in the middle: what is open then is closed or is open at the
     end, and each transfer's last class is that of the whole day. What is late depends on when a day
     begins, so that is left out.
@@ -228,7 +255,6 @@ def test_a_day_in_two_parts_comes_to_the_same(spark, day):
     halved = replace(PLAN.rules, day=replace(PLAN.rules.day, cut_off="05:00"))
     morning, evening = PLAN.day, PLAN.day + timedelta(days=1)
     ledgers = read(spark, day.folder)
-    whole = run(ledgers)
 
     parts = [part(ledgers, halved, item) for item in (morning, evening)]
     noon = halved.day.window(morning).end_ms

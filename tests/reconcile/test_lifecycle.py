@@ -12,6 +12,7 @@ from tests.soak import count
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.explanations import EXPLANATIONS
 from txmq.reconcile.lifecycle import HISTORY, carry, split_closed
+from txmq.reconcile.rows import materialize
 from txmq.reconcile.rules import Day
 from txmq.reconcile.summary import BUCKETS, FIGURES
 from txmq.reconcile.tables import ITEMS
@@ -49,7 +50,8 @@ def live(spark):
             day,
             frame(again, "key STRING, history STRING"),
         )
-        found = [[row.asDict() for row in rows.collect()] for rows in split_closed(lived)]
+        both = split_closed(materialize(lived))
+        found = [[row.asDict() for row in rows.collect()] for rows in both]
         items, closed = ({row["key"]: row for row in rows} for rows in found)
         assert len(items.keys() | closed.keys()) == sum(map(len, found))
         assert {row["status"] for row in closed.values()} <= {"closed"}

@@ -1,10 +1,14 @@
 """Changes one operator or number of the product at a time, and reports which tests notice.
 
-    python -m tools.mutants [--seed N] [--count 40] [--area core ...] [--list]
+    python -m tools.mutants [--seed N] [--count 40] [--area core ...] [--also TREE] [--list]
 
 The seed chooses the mutants, so a run can be repeated. The tests of each area must pass first. Then
 each mutant is written into its file, the tests of its area run with -x, and the file is restored.
 Exit code 1 means that a mutant survived. Files with uncommitted changes are refused.
+
+With --also, the tests of this tree are compared with those of another one, such as a worktree of
+an earlier commit with a .venv of its own. Only mutants whose line both trees have exactly once are
+chosen, and each tree's tests run on its own mutant.
 """
 
 import argparse
@@ -19,15 +23,21 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 BROKER = "broker/txmq_broker"
+PRODUCT = ("txmq", "broker")
 AREAS = {
-    "core": (f"{BROKER}/core", ["tests/unit/core", "tests/unit/handlers", "tests/property"]),
-    "store": (f"{BROKER}/store", ["tests/unit/store", "tests/property", "tests/simulation"]),
-    "transaction": ("txmq/transaction", ["tests/unit/transaction", "tests/property"]),
-    "idempotent": ("txmq/idempotent", ["tests/unit/idempotent", "tests/integration/idempotent"]),
-    "outbox": ("txmq/outbox", ["tests/unit/outbox", "tests/integration/outbox"]),
-    "reconcile": ("txmq/reconcile", ["tests/reconcile"]),
+    "core": (f"{BROKER}/core", "unit/core unit/handlers property"),
+    "store": (f"{BROKER}/store", "unit/store property simulation"),
+    "transaction": (
+        "txmq/transaction",
+        "unit/transaction property integration/transaction integration/resources",
+    ),
+    "idempotent": ("txmq/idempotent", "unit/idempotent integration/idempotent"),
+    "outbox": ("txmq/outbox", "unit/outbox integration/outbox"),
+    "reconcile": ("txmq/reconcile", "reconcile"),
 }
+"""The folder of each area, and those of its tests."""
 TEST_SECONDS = 1800
+DRAWN = 4
 SWAPS = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -54,6 +64,7 @@ class Mutant(NamedTuple):
     """One changed expression of one file."""
 
     area: str
+    root: Path
     path: Path
     line: int
     start: int
@@ -61,9 +72,11 @@ class Mutant(NamedTuple):
     """The bytes of the expression."""
     before: str
     after: str
+    text: str
+    """The line it begins on."""
 
     def __str__(self) -> str:
-        return f"{self.path.relative_to(ROOT)}:{self.line}  {self.before}  ->  {self.after}"
+        return f"{self.path.relative_to(self.root)}:{self.line}  {self.before}  ->  {self.after}"
 
 
 def changed(node: ast.AST) -> ast.expr | None:
@@ -94,41 +107,83 @@ def expressions(node: ast.AST) -> Iterator[ast.expr]:
         yield from expressions(child)
 
 
-def mutants_of(area: str, path: Path) -> Iterator[Mutant]:
+def mutants_of(area: str, root: Path, path: Path) -> Iterator[Mutant]:
     """Every mutant of a file."""
     source = path.read_bytes()
+    lines = source.splitlines(keepends=True)
     starts = [0]
-    for line in source.splitlines(keepends=True):
+    for line in lines:
         starts.append(starts[-1] + len(line))
     for node in expressions(ast.parse(source)):
         other = changed(node)
         if other is None or node.end_lineno is None or node.end_col_offset is None:
             continue
-        start = starts[node.lineno - 1] + node.col_offset
-        end = starts[node.end_lineno - 1] + node.end_col_offset
         yield Mutant(
-            area, path, node.lineno, start, end, ast.unparse(node), f"({ast.unparse(other)})"
+            area,
+            root,
+            path,
+            node.lineno,
+            starts[node.lineno - 1] + node.col_offset,
+            starts[node.end_lineno - 1] + node.end_col_offset,
+            ast.unparse(node),
+            f"({ast.unparse(other)})",
+            lines[node.lineno - 1].decode().strip(),
         )
 
 
-def chosen(areas: list[str], count: int, seed: int) -> list[Mutant]:
-    """So many of all areas, each area as often as any other."""
+def choose(areas: list[str], count: int, seed: int) -> Iterator[Mutant]:
+    """Mutants of all areas in turn, in the order of the seed, until each area has its share."""
     chance = random.Random(seed)
     found = defaultdict(list)
     for area in areas:
         for path in sorted((ROOT / AREAS[area][0]).rglob("*.py")):
-            found[area] += mutants_of(area, path)
+            found[area] += mutants_of(area, ROOT, path)
         chance.shuffle(found[area])
-    return [found[areas[number % len(areas)]].pop() for number in range(count)]
+    for number in range(count):
+        yield found[areas[number % len(areas)]].pop()
 
 
-def passes(area: str) -> bool:
-    """Whether all tests of an area pass; those that hang do not."""
-    tests = AREAS[area][1]
+def counterparts(mutants: list[Mutant], other: Path) -> dict[Mutant, Mutant]:
+    """Each mutant, and the same change in another tree; without those whose line is not unique."""
+    here, there = lines_of(ROOT), lines_of(other)
+    pairs = {}
+    for mutant in mutants:
+        if len(here[mutant.text]) != 1 or len(there[mutant.text]) != 1:
+            continue
+        [path] = there[mutant.text]
+        same = [
+            candidate
+            for candidate in mutants_of(mutant.area, other, path)
+            if (candidate.text, candidate.before) == (mutant.text, mutant.before)
+        ]
+        if len(same) == 1:
+            pairs[mutant] = same[0]
+    return pairs
+
+
+def lines_of(root: Path) -> dict[str, list[Path]]:
+    """The files of each line of a tree's product, once for each time that it is there."""
+    places = defaultdict(list)
+    for folder in PRODUCT:
+        for path in sorted((root / folder).rglob("*.py")):
+            for line in path.read_text().splitlines():
+                places[line.strip()].append(path)
+    return places
+
+
+def passes(root: Path, area: str, module: str = "") -> bool:
+    """Whether all tests of an area pass; those that hang do not.
+
+    Tests that carry the module's name run first, as they are the likeliest to notice.
+    """
+    folders = [root / "tests" / folder for folder in AREAS[area][1].split()]
+    folders = [folder for folder in folders if folder.exists()]
+    named = [path for folder in folders for path in folder.rglob(f"test_*{module}*.py") if module]
+    python = root / ".venv/bin/python" if root != ROOT else sys.executable
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
-            cwd=ROOT,
+            [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *named, *folders],
+            cwd=root,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             timeout=TEST_SECONDS,
@@ -145,22 +200,34 @@ def survives(mutant: Mutant) -> bool:
     try:
         mutated = source[: mutant.start] + mutant.after.encode() + source[mutant.end :]
         mutant.path.write_bytes(mutated)
-        return passes(mutant.area)
+        return passes(mutant.root, mutant.area, mutant.path.stem)
     finally:
         mutant.path.write_bytes(source)
 
 
-def see_that_all_is_committed(mutants: list[Mutant]) -> None:
+def refuse_uncommitted(mutants: list[Mutant]) -> None:
     """A file is restored to what it was; with changes of its own nobody could check that.
 
     Raises:
         SystemExit: A file has uncommitted changes.
     """
-    paths = sorted({str(mutant.path) for mutant in mutants})
-    asked = ["git", "status", "--porcelain", "--", *paths]
-    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
-    if done.stdout:
-        raise SystemExit(f"commit these first:\n{done.stdout}")
+    for root in {mutant.root for mutant in mutants}:
+        paths = sorted({str(mutant.path) for mutant in mutants if mutant.root == root})
+        command = ["git", "status", "--porcelain", "--", *paths]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+        if done.stdout:
+            raise SystemExit(f"commit these first:\n{done.stdout}")
+
+
+def report(mutants: list[Mutant]) -> int:
+    """Try mutants of one tree, print the fate of each, and return how many survived."""
+    survivors = 0
+    for mutant in mutants:
+        is_alive = survives(mutant)
+        survivors += is_alive
+        print("survived" if is_alive else "killed  ", mutant, flush=True)
+    print(f"{len(mutants) - survivors} of {len(mutants)} were killed")
+    return survivors
 
 
 def main() -> int:
@@ -168,22 +235,28 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--area", choices=AREAS, nargs="+", default=list(AREAS))
+    parser.add_argument(
+        "--also", type=Path, metavar="TREE", help="compare with another tree's tests"
+    )
     parser.add_argument("--list", action="store_true", help="show the mutants, and run nothing")
     options = parser.parse_args()
-    mutants = chosen(options.area, options.count, options.seed)
+    if options.also is None:
+        trees = [list(choose(options.area, options.count, options.seed))]
+    else:
+        # More than wanted are drawn, since the other tree lacks some.
+        drawn = list(choose(options.area, DRAWN * options.count, options.seed))
+        pairs = list(counterparts(drawn, options.also.resolve()).items())[: options.count]
+        trees = [list(tree) for tree in zip(*pairs, strict=True)]
     if options.list:
-        print(*mutants, sep="\n")
+        for mutants in trees:
+            print(*mutants, sep="\n")
         return 0
-    see_that_all_is_committed(mutants)
-    if broken := [area for area in options.area if not passes(area)]:
-        raise SystemExit(f"without any mutant these tests fail already: {', '.join(broken)}")
-    survivors = 0
-    for mutant in mutants:
-        is_alive = survives(mutant)
-        survivors += is_alive
-        print("survived" if is_alive else "killed  ", mutant, flush=True)
-    print(f"{len(mutants) - survivors} of {len(mutants)} were killed")
-    return 1 if survivors else 0
+    refuse_uncommitted([mutant for mutants in trees for mutant in mutants])
+    for root, area in sorted({(mutant.root, mutant.area) for tree in trees for mutant in tree}):
+        if not passes(root, area):
+            raise SystemExit(f"without any mutant the tests of {area} fail already, in {root}")
+    survivors = [report(mutants) for mutants in trees]
+    return 1 if survivors[0] else 0
 
 
 if __name__ == "__main__":

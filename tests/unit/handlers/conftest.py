@@ -1,12 +1,12 @@
 import pytest
-from handler_stage import SETTINGS, on_sockets
+from handler_stage import SETTINGS, in_world
 
 
 @pytest.fixture
 def serve():
-    """Runs a coroutine function of a stage against a broker on real sockets."""
+    """Runs a coroutine function of a stage against a broker in a simulated world."""
 
     def run(main, settings=SETTINGS):
-        on_sockets(main, settings=settings)
+        in_world(main, settings=settings)
 
     return run

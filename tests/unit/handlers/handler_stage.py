@@ -1,13 +1,10 @@
-"""A real broker and clients that talk to it in real bytes: on sockets, or in a simulated world.
+"""A real broker and clients that talk to it in real bytes, on machines of a simulated world.
 
-``on_sockets`` starts a broker on free ports, in a directory where one is given and else in memory.
-``in_world`` runs the same broker on a simulated machine, where waiting for a minute takes no time;
-it is for everything that has to do with time. Either fails when something goes wrong behind the
-back of the test or a task is left over.
+``in_world`` runs it where waiting for a minute takes no time. It fails if a task or a callback
+raises, and if a task is left over. ``tests.integration.loopback_stage`` has the same on sockets.
 """
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from txmq.protocol import batch, properties
@@ -36,10 +33,7 @@ from txmq.protocol.headers import (
 from txmq.protocol.java import string_hash
 from txmq.remoting.connection import PendingResponse
 from txmq.remoting.pool import ConnectionPool
-from txmq.runtime.clock import SystemClock
-from txmq.runtime.disk import LocalDisk
-from txmq.runtime.network import SystemNetwork
-from txmq.testing import MemoryDisk, World
+from txmq.testing import World
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, StoreSettings, TopicDefaults
 
@@ -49,19 +43,6 @@ SETTINGS = BrokerSettings(store=StoreSettings(flush="async"))
 
 def with_topics(**given):
     return replace(SETTINGS, topics=TopicDefaults(**given))
-
-
-class ShiftedClock(SystemClock):
-    """The machine's clock, and a way to let time pass."""
-
-    def __init__(self):
-        self.shift = 0.0
-
-    def monotonic(self):
-        return super().monotonic() + self.shift
-
-    def wall_ms(self):
-        return super().wall_ms() + int(self.shift * 1000)
 
 
 class Client:
@@ -179,7 +160,7 @@ class Inbox(asyncio.Queue):
 class Stage:
     """A broker and whoever talks to it."""
 
-    def __init__(self, broker, clock, connect, world=None):
+    def __init__(self, broker, clock, connect, world):
         self.broker = broker
         self.clock = clock
         self.disk = broker.disk
@@ -189,7 +170,6 @@ class Stage:
 
     async def passes(self, seconds):
         """Let virtual time pass."""
-        assert self.world is not None, "on real sockets nothing may wait"
         await asyncio.sleep(seconds)
 
     async def client(self, name=None, *, address=None):
@@ -278,81 +258,42 @@ def queue(topic, number=0, broker="broker-a"):
     return MessageQueue(broker, number, topic)
 
 
-# The two kinds of stage
-
-
-def on_sockets(main, data=None, settings=SETTINGS):
-    """Run a coroutine function of a :class:`Stage` against a broker on this machine's loopback."""
-
-    async def run():
-        problems = []
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: problems.append(context))
-        async with sockets_stage(data, settings) as stage:
-            await main(stage)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not left
-        assert not problems
-
-    asyncio.run(run())
-
-
-@asynccontextmanager
-async def sockets_stage(data, settings=SETTINGS):
-    clock = ShiftedClock()
-    network = SystemNetwork()
-    pools = []
-
-    async def connect(service, number, address):
-        pools.append(ConnectionPool(network, SystemClock(), service))
-        return await pools[-1].connection(broker.address)
-
-    disk = MemoryDisk() if data is None else LocalDisk(data)
-    free = {"listen": "127.0.0.1:0", "names_listen": "127.0.0.1:0"}
-    broker = Broker(replace(settings, **free), clock=clock, disk=disk)
-    try:
-        async with broker:
-            yield Stage(broker, clock, connect)
-    finally:
-        for pool in pools:
-            await pool.close()
-
-
-def in_world(main, settings=SETTINGS, *, within=3600.0):
-    """Run it in a world where waiting takes no time.
+def in_world(main, settings=SETTINGS, *, restarted=None, within=3600.0):
+    """Run a coroutine function of a :class:`Stage` in a world where waiting takes no time.
 
     Where it waits for more than two minutes it needs new clients: idle connections are closed.
+    After it ``restarted`` runs, with a new broker on what the first one has left on its disk.
     """
+    mains = [main] if restarted is None else [main, restarted]
 
     async def scenario(world):
         server = world.machine("server")
         at = {"listen": f"{server.address}:10911", "names_listen": f"{server.address}:9876"}
-        broker = Broker(
-            replace(settings, **at),
-            clock=server.clock,
-            network=server.network,
-            disk=server.disk,
-            entropy=server.entropy,
-        )
-        ready, over = asyncio.Event(), asyncio.Event()
-
-        async def serve():
-            async with broker:
-                ready.set()
-                await over.wait()
 
         async def connect(service, number, address):
             machine = world.machine(f"client-{number}", address)
             pool = ConnectionPool(machine.network, machine.clock, service)
-            return await machine.run(pool.connection(broker.address))
+            return await machine.run(pool.connection(at["listen"]))
 
-        serving = server.run(serve())
-        await ready.wait()
-        await main(Stage(broker, server.clock, connect, world))
-        over.set()
-        await serving
+        for part in mains:
+            broker = Broker(
+                replace(settings, **at),
+                clock=server.clock,
+                network=server.network,
+                disk=server.disk,
+                entropy=server.entropy,
+            )
+            ready, over = asyncio.Event(), asyncio.Event()
+            serving = server.run(serve(broker, ready, over))
+            await ready.wait()
+            await part(Stage(broker, server.clock, connect, world))
+            over.set()
+            await serving
+
+    async def serve(broker, ready, over):
+        async with broker:
+            ready.set()
+            await over.wait()
 
     world = World(1, scenario=main.__qualname__)
     world.run(scenario(world), timeout=within)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime
 
 import pytest
-from handler_stage import batch_of, batching, in_world, on_sockets, pulled, pulling, sending
+from handler_stage import batch_of, batching, in_world, pulled, pulling, sending
 from transaction_stage import in_lives, preparing
 
 from txmq.config import load
@@ -222,12 +222,13 @@ def test_what_a_broker_shows_of_itself_starts_another_like_it(conf):
 
     async def main(stage):
         shown = java_properties.loads((await (await stage.client()).ok(SHOW)).body)
-        listen = stage.broker.settings.listen.rpartition(":")[0]
         again = conf(*(f"{name}={value}" for name, value in shown.items()))
-        assert again.listen == f"{listen}:{shown['listenPort']}"
-        assert replace(again, listen=settings.listen, names=settings.names) == settings
+        assert again.listen == f"0.0.0.0:{shown['listenPort']}"
+        assert (
+            replace(again, listen=settings.listen, names=settings.names, advertise="") == settings
+        )
 
-    on_sockets(main, settings=settings)
+    in_world(main, settings=settings)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """200, 201, 207, 225, 352: consumer groups and their settings."""
 
 import pytest
-from handler_stage import in_world, on_sockets
+from handler_stage import in_world
 
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, GroupConfigs
 from txmq.protocol.frame import BINARY, JSON
@@ -175,7 +175,7 @@ def test_a_change_that_cannot_be_kept_is_not_confirmed():
     in_world(main)
 
 
-def test_groups_survive_a_restart(tmp_path):
+def test_groups_survive_a_restart():
     wanted = GroupConfig("g", retry_max_times=3)
 
     async def first(stage):
@@ -184,5 +184,4 @@ def test_groups_survive_a_restart(tmp_path):
     async def second(stage):
         assert await config(await stage.client(), "g") == wanted
 
-    on_sockets(first, tmp_path)
-    on_sockets(second, tmp_path)
+    in_world(first, restarted=second)

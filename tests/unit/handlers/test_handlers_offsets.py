@@ -362,11 +362,11 @@ def test_a_lock_lives_for_a_minute_after_it_was_last_renewed(serve):
     async def main(stage):
         one, other = await stage.clients(2)
         await lock(one, queue("T"))
-        stage.clock.shift += 40
+        await stage.passes(40)
         await lock(one, queue("T"))
-        stage.clock.shift += 59
+        await stage.passes(59)
         assert await lock(other, queue("T")) == []
-        stage.clock.shift += 2
+        await stage.passes(2)
         assert await lock(other, queue("T")) == [queue("T")]
         assert await lock(one, queue("T")) == []
 
@@ -389,9 +389,7 @@ def test_a_5_x_client_says_more_and_is_understood(serve):
     serve(main)
 
 
-def test_offsets_of_a_group_survive_a_restart(tmp_path):
-    from handler_stage import on_sockets
-
+def test_offsets_of_a_group_survive_a_restart():
     async def first(stage):
         client = await stage.client()
         await client.topic("T")
@@ -401,8 +399,7 @@ def test_offsets_of_a_group_survive_a_restart(tmp_path):
     async def second(stage):
         assert await (await stage.client()).committed("g", "T") == 7
 
-    on_sockets(first, tmp_path)
-    on_sockets(second, tmp_path)
+    in_world(first, restarted=second)
 
 
 def test_offsets_are_told_for_groups_nobody_made(serve):

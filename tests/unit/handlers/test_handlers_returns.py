@@ -6,7 +6,6 @@ from handler_stage import (
     batching,
     consumer,
     in_world,
-    on_sockets,
     sending,
     with_topics,
 )
@@ -120,7 +119,7 @@ def test_a_level_above_the_highest_is_the_highest():
         await client.ok(BACK, back(await store(client, attempts=30), most=99))
         assert len((await client.pull(WAITING, queue=17)).records) == 2
 
-    on_sockets(main)
+    in_world(main)
 
 
 def test_a_committed_message_comes_again_as_an_ordinary_one():
@@ -160,7 +159,7 @@ def test_positions_that_are_none_are_refused():
         assert [await client.code_of(BACK, back(each)) for each in wrong] == [FAILED] * 6
         assert (await client.pull(HALVES)).records[0].position == half.position
 
-    on_sockets(main)
+    in_world(main)
 
 
 def test_names_that_no_group_can_have_are_refused_and_nothing_is_made():
@@ -172,7 +171,7 @@ def test_names_that_no_group_can_have_are_refused_and_nothing_is_made():
         assert topics_of(stage) == []
         assert stage.broker.groups.find("no name") is None
 
-    on_sockets(main)
+    in_world(main)
 
 
 def test_an_unknown_group_is_refused_where_groups_are_made_by_hand():
@@ -180,7 +179,7 @@ def test_an_unknown_group_is_refused_where_groups_are_made_by_hand():
         client = await stage.client()
         assert await client.code_of(BACK, back(await store(client))) == NO_GROUP
 
-    on_sockets(main, settings=with_topics(auto_create_groups=False))
+    in_world(main, settings=with_topics(auto_create_groups=False))
 
 
 def test_a_retry_topic_that_is_closed_takes_nothing():
@@ -191,7 +190,7 @@ def test_a_retry_topic_that_is_closed_takes_nothing():
         await client.topic(RETRY, 1, write=0, perm=6)
         assert await client.code_of(BACK, back(await store(client))) == FORBIDDEN
 
-    on_sockets(main)
+    in_world(main)
 
 
 def test_a_group_without_retry_queues_loses_what_it_gives_back():
@@ -202,7 +201,7 @@ def test_a_group_without_retry_queues_loses_what_it_gives_back():
         assert topics_of(stage) == []
         assert (await client.pull(WAITING, queue=2)).records == []
 
-    on_sockets(main)
+    in_world(main)
 
 
 def test_retries_are_spread_over_the_groups_retry_queues():
@@ -227,7 +226,7 @@ def test_who_does_not_wait_is_not_answered():
         assert await client.is_silent(BACK, back(position, -1), oneway=True)
         assert (await client.pull(DEAD)).bodies == [b"body"]
 
-    on_sockets(main)
+    in_world(main)
 
 
 def test_what_came_back_is_counted_by_topic_and_group():
@@ -273,7 +272,7 @@ def test_after_the_last_retry_it_is_a_dead_letter_and_says_why():
         assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 6)
         assert (await client.pull(WAITING, queue=17)).records == []
 
-    on_sockets(main)
+    in_world(main)
 
 
 def test_a_consumer_may_give_up_at_once():
@@ -284,7 +283,7 @@ def test_a_consumer_may_give_up_at_once():
         assert parse(found.properties)["DLQ_REASON"] == "its consumer gave it up"
         assert found.attempts == 1
 
-    on_sockets(main)
+    in_world(main)
 
 
 def test_dead_letters_are_found_by_key():
@@ -293,7 +292,7 @@ def test_dead_letters_are_found_by_key():
         await client.ok(BACK, back(await store(client, KEYS="k"), -1))
         assert list(stage.broker.store.positions_of_key(DEAD, "k", 0, 2**62))
 
-    on_sockets(main)
+    in_world(main)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +312,7 @@ def test_the_maximum_is_the_consumers_or_else_the_groups(said, setting, attempts
         await client.ok(BACK, back(position, most=said))
         assert (stage.broker.topics.find(DEAD) is not None) is is_dead
 
-    on_sockets(main)
+    in_world(main)
 
 
 def test_the_last_maximum_said_holds_for_all_members_while_one_is_online():
@@ -339,7 +338,7 @@ def test_the_last_maximum_said_holds_for_all_members_while_one_is_online():
         three = await stage.client()
         assert not await dies(three, 16)
 
-    on_sockets(main)
+    in_world(main)
 
 
 def test_very_old_clients_say_nothing_of_a_maximum():
@@ -349,7 +348,7 @@ def test_very_old_clients_say_nothing_of_a_maximum():
         await client.ok(BACK, back(position, most=2), version=120)
         assert topics_of(stage) == [RETRY]
 
-    on_sockets(main)
+    in_world(main)
 
 
 # Sends to retry topics
@@ -414,7 +413,7 @@ def test_a_retry_that_is_sent_too_often_is_a_dead_letter(attempts, said, setting
         assert "DELAY" not in named
         assert topics_of(stage) == [DEAD]
 
-    on_sockets(main)
+    in_world(main)
 
 
 def test_a_batch_cannot_be_retried():
@@ -426,7 +425,7 @@ def test_a_batch_cannot_be_retried():
         code = await client.code_of(RequestCode.SEND_BATCH_MESSAGE, header, body=body)
         assert code == ILLEGAL
 
-    on_sockets(main)
+    in_world(main)
 
 
 # Across restarts

@@ -1,15 +1,11 @@
 """17, 21, 215, 305, 351: topics are made, changed and deleted."""
 
 import pytest
-from handler_stage import on_sockets, sending, with_topics
+from handler_stage import in_world, with_topics
 
-from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames, TopicRoute
-from txmq.protocol.codes import RequestCode
+from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames
 from txmq.protocol.frame import BINARY, JSON
-from txmq.protocol.headers import RouteQuery, TopicHeader, TopicSettings
-from txmq.remoting.pool import ConnectionPool
-from txmq.runtime.clock import SystemClock
-from txmq.runtime.network import SystemNetwork
+from txmq.protocol.headers import TopicHeader, TopicSettings
 
 PUT, GET_ALL, DELETE, SYSTEM, GET = 17, 21, 215, 305, 351
 ERROR, NO_TOPIC = 1, 17
@@ -101,7 +97,7 @@ def test_a_topic_that_is_deleted_is_gone_with_all_that_belonged_to_it(serve):
     serve(main)
 
 
-def test_a_topic_made_again_never_shows_what_was_deleted(tmp_path):
+def test_a_topic_made_again_never_shows_what_was_deleted():
     async def first(stage):
         client = await stage.client()
         await client.fill("T", 3)
@@ -114,8 +110,7 @@ def test_a_topic_made_again_never_shows_what_was_deleted(tmp_path):
 
         assert (await client.pull("T", 3)).bodies == [b"new"]
 
-    on_sockets(first, tmp_path)
-    on_sockets(second, tmp_path)
+    in_world(first, restarted=second)
 
 
 def test_the_brokers_own_topics_cannot_be_deleted(serve):
@@ -127,46 +122,14 @@ def test_the_brokers_own_topics_cannot_be_deleted(serve):
     serve(main)
 
 
-def test_topics_survive_a_restart(tmp_path):
+def test_topics_survive_a_restart():
     async def first(stage):
         await (await stage.client()).topic("T", 3)
 
     async def second(stage):
         assert await config(await stage.client(), "T") == TopicConfig("T", 3, 3, 6)
 
-    on_sockets(first, tmp_path)
-    on_sockets(second, tmp_path)
-
-
-def test_the_name_server_hears_of_every_change(serve):
-    async def main(stage):
-        client = await stage.client()
-        names = ConnectionPool(SystemNetwork(), SystemClock())
-        asking = await names.connection(stage.broker.names)
-
-        async def queues(topic):
-            answer = await asking.ask(
-                RequestCode.GET_ROUTEINFO_BY_TOPIC, RouteQuery(topic), timeout_s=5
-            )
-            if answer.code:
-                return None
-            (found,) = TopicRoute.read(answer.body).queue_datas
-            return found.read_queue_nums
-
-        async def until(wanted, topic):
-            while await queues(topic) != wanted:
-                continue
-
-        assert await queues("TBW102") == 8
-        await client.topic("T", 2)
-        await until(2, "T")
-        await client.topic("T", 3)
-        await until(3, "T")
-        await client.ok(RequestCode.SEND_MESSAGE, sending("made"), body=b"x")
-        await until(4, "made")
-        await names.close()
-
-    serve(main)
+    in_world(first, restarted=second)
 
 
 def test_without_auto_creation_there_is_no_template_to_be_found(serve):

@@ -29,7 +29,6 @@ from txmq.protocol.headers import (
     MessagePosition,
     NamedTransaction,
 )
-from txmq.runtime.clock import SystemClock
 from txmq_broker.services import flusher
 
 
@@ -156,51 +155,6 @@ def test_a_producer_that_says_nothing_is_asked():
         assert (await client.pull("T")).bodies == [b"half"]
 
     in_world(main, quick())
-
-
-@pytest.mark.fault("T4")
-def test_checks_come_soon_however_busy_the_broker_is(serve):
-    """Four clients send as fast as they can, in the same event loop as the broker's timers."""
-    count, timeout_s, late_max_s = 300, 0.5, 3.0
-
-    async def main(stage):
-        clock = SystemClock()
-        producer, *others = await stage.clients(5)
-        asked = {}
-
-        def note(request):
-            asked.setdefault(request.field_map()["transactionId"], clock.monotonic())
-
-        producer.replies[RequestCode.CHECK_TRANSACTION_STATE] = note
-        await producer.topic("T", 4)
-        await producer.beat(producers=[GROUP])
-        is_over = asyncio.Event()
-
-        async def flood(client):
-            sent = 0
-            while not is_over.is_set():
-                await client.fill("T", 200)
-                sent += 200
-            return sent
-
-        async def prepared(number):
-            half = await prepare(producer, unique=f"U{number}")
-            return half.unique, clock.monotonic() + timeout_s
-
-        floods = [asyncio.ensure_future(flood(client)) for client in others]
-        due = dict(await asyncio.gather(*[prepared(number) for number in range(count)]))
-        async with asyncio.timeout(30):
-            while len(asked) < count:
-                await asyncio.sleep(0.01)
-        is_over.set()
-        sent = sum(await asyncio.gather(*floods))
-        late_s = [asked[unique] - at for unique, at in due.items()]
-        print(f"{sent} sends meanwhile; checks are at most {max(late_s) * 1000:.0f} ms late")
-        assert sent > count
-        assert max(late_s) < late_max_s
-        assert min(late_s) > -timeout_s / 2
-
-    serve(main, quick(timeout=timeout_s, check_interval=60.0))
 
 
 def test_unknown_until_parked_and_then_decided_by_hand(caplog):

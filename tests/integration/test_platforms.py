@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.handlers.handler_stage import on_sockets
+from tests.integration.loopback_stage import on_sockets
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.runtime.disk import LocalDisk
 from txmq_broker import app

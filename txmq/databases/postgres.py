@@ -1,4 +1,4 @@
-"""Adapters (doors) for psycopg without SQLAlchemy: pools, and functions that connect.
+"""Adapters for psycopg without SQLAlchemy: pools, and functions that connect.
 
 The application's function receives the connection itself, inside a psycopg transaction block. There
 psycopg refuses to commit or roll back.
@@ -15,17 +15,17 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, Standing, StatementResult
 from txmq.databases.canary import Canary
-from txmq.databases.door import Borrowed, Door, Standing, StatementResult
 from txmq.databases.forms import Forms
 from txmq.errors import ConfigError, DatabaseFailed
 
-__all__ = ["asked", "awaited", "psycopg_door", "psycopg_forms"]
+__all__ = ["asked", "awaited", "psycopg_adapter", "psycopg_forms"]
 
 _PROBLEMS: Final = (psycopg.Error, OSError)
 
 
-def psycopg_door(source: Any) -> Door[Any] | None:
+def psycopg_adapter(source: Any) -> DatabaseAdapter[Any] | None:
     """The adapter of a pool or connect function; ``None`` for anything else.
 
     Raises:
@@ -41,8 +41,8 @@ def psycopg_door(source: Any) -> Door[Any] | None:
         return None
     take = source.getconn if pool else source
     give = source.putconn if pool else None
-    door = AsyncPsycopgDoor if inspect.iscoroutinefunction(take) else PsycopgDoor
-    return door(take, give)
+    adapter = AsyncPsycopgAdapter if inspect.iscoroutinefunction(take) else PsycopgAdapter
+    return adapter(take, give)
 
 
 def psycopg_forms() -> Forms:
@@ -75,7 +75,7 @@ async def awaited(
     return StatementResult(cursor.rowcount, rows)
 
 
-class PsycopgDoor:
+class PsycopgAdapter:
     """Blocking connections."""
 
     kind = "postgresql"
@@ -92,8 +92,8 @@ class PsycopgDoor:
         self._give = give or psycopg.Connection.close
         self._forms = psycopg_forms()
 
-    async def open(self) -> Borrowed[psycopg.Connection[Any]]:
-        """See :meth:`Door.open`."""
+    async def open(self) -> DatabaseSession[psycopg.Connection[Any]]:
+        """See :meth:`DatabaseAdapter.open`."""
         connection = self._take()
         if inspect.isawaitable(connection):
             raise ConfigError("a function that connects without blocking is an `async def`")
@@ -107,7 +107,7 @@ class PsycopgDoor:
         return _PsycopgSession(connection, block, self._forms, self._give)
 
     async def say(self, statement: str) -> None:
-        """See :meth:`Door.say`."""
+        """See :meth:`DatabaseAdapter.say`."""
         connection = self._take()
         try:
             _say(connection, statement)
@@ -115,7 +115,7 @@ class PsycopgDoor:
             self._give(connection)
 
 
-class AsyncPsycopgDoor:
+class AsyncPsycopgAdapter:
     """Asyncio connections."""
 
     kind = "postgresql"
@@ -128,8 +128,8 @@ class AsyncPsycopgDoor:
         self._give = give or psycopg.AsyncConnection.close
         self._forms = psycopg_forms()
 
-    async def open(self) -> Borrowed[psycopg.AsyncConnection[Any]]:
-        """See :meth:`Door.open`."""
+    async def open(self) -> DatabaseSession[psycopg.AsyncConnection[Any]]:
+        """See :meth:`DatabaseAdapter.open`."""
         connection = await self._take()
         try:
             _refuse_used(connection)
@@ -141,7 +141,7 @@ class AsyncPsycopgDoor:
         return _AsyncPsycopgSession(connection, block, self._forms, self._give)
 
     async def say(self, statement: str) -> None:
-        """See :meth:`Door.say`."""
+        """See :meth:`DatabaseAdapter.say`."""
         connection = await self._take()
         try:
             await _asay(connection, statement)
@@ -199,7 +199,7 @@ class _PsycopgSession:
         self._forms = forms
         self._give = give
         self._is_open = True
-        self._canary = Canary(session)
+        self.canary = Canary(session)
 
     async def ask(self, statement: Any, **values: object) -> StatementResult:
         return asked(self.session, self._forms, statement, values)
@@ -207,11 +207,8 @@ class _PsycopgSession:
     async def flush(self) -> None:
         """A connection has no pending writes."""
 
-    def know(self) -> None:
-        self._canary.know()
-
     def standing(self) -> Standing:
-        return _standing(self.session, self._canary)
+        return _standing(self.session, self.canary)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
@@ -225,7 +222,7 @@ class _PsycopgSession:
                 cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
         return str(answer)
 
-    async def anew(self) -> Borrowed[psycopg.Connection[Any]]:
+    async def anew(self) -> DatabaseSession[psycopg.Connection[Any]]:
         self._leave()
         block = self.session.transaction()
         block.__enter__()
@@ -260,7 +257,7 @@ class _AsyncPsycopgSession:
         self._forms = forms
         self._give = give
         self._is_open = True
-        self._canary = Canary(session)
+        self.canary = Canary(session)
 
     async def ask(self, statement: Any, **values: object) -> StatementResult:
         return await awaited(self.session, self._forms, statement, values)
@@ -268,11 +265,8 @@ class _AsyncPsycopgSession:
     async def flush(self) -> None:
         """A connection has no pending writes."""
 
-    def know(self) -> None:
-        self._canary.know()
-
     def standing(self) -> Standing:
-        return _standing(self.session, self._canary)
+        return _standing(self.session, self.canary)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
@@ -286,7 +280,7 @@ class _AsyncPsycopgSession:
                 await cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
         return str(answer)
 
-    async def anew(self) -> Borrowed[psycopg.AsyncConnection[Any]]:
+    async def anew(self) -> DatabaseSession[psycopg.AsyncConnection[Any]]:
         await self._leave()
         block = self.session.transaction()
         await block.__aenter__()

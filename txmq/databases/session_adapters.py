@@ -18,9 +18,9 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from txmq.databases.alchemy import ask, ask_async, commits_each, is_psycopg, is_renamed
+from txmq.databases.adapter import StatementResult
+from txmq.databases.alchemy import ask, ask_async, commits_each
 from txmq.databases.dialects import kind_of
-from txmq.databases.door import StatementResult
 from txmq.databases.forms import Forms
 from txmq.databases.postgres import asked, awaited, psycopg_forms
 from txmq.databases.sources import DjangoConnection
@@ -216,7 +216,9 @@ def _begun(session: Session | Connection, table: Table) -> Connection:
 
 def _forms_for(connection: Connection, forms: Forms) -> Forms | None:
     """The forms for psycopg, if that is the driver and SQLAlchemy renames no tables."""
-    return forms if is_psycopg(connection) and not is_renamed(connection) else None
+    is_psycopg = connection.dialect.driver == "psycopg"
+    is_renamed = "schema_translate_map" in connection.get_execution_options()
+    return forms if is_psycopg and not is_renamed else None
 
 
 def _refuse_autocommit(connection: Connection) -> None:

@@ -27,16 +27,16 @@ from sqlalchemy.exc import NoInspectionAvailable
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import InstrumentedAttribute, Mapper, Session, scoped_session
 
+from txmq.databases.adapter import StatementResult
 from txmq.databases.canary import TRANSACTION, TURN
 from txmq.databases.dialects import NOW_MS
-from txmq.databases.door import StatementResult
 from txmq.errors import ConfigError, DatabaseFailed, UsageError, VersionGap
 from txmq.idempotent.verdict import Verdict
 
 __all__ = ["Ask", "BumpResult", "RowVersion", "VersionedRows", "expire_loaded"]
 
 Ask: TypeAlias = Callable[..., Awaitable[StatementResult]]
-"""Runs a statement in a session; see :meth:`txmq.databases.door.Borrowed.ask`."""
+"""Runs a statement in a session; see :meth:`txmq.databases.adapter.DatabaseSession.ask`."""
 
 LOOKS_MAX: Final = 4
 """The bump is tried again if between the UPDATE and the SELECT the row appeared, or reached the

@@ -27,7 +27,7 @@ from sqlalchemy.dialects import mysql as _mysql
 from sqlalchemy.event import listen
 
 from txmq.databases.dialects import kind_of
-from txmq.databases.door import drive
+from txmq.databases.guarded_transaction import drive
 from txmq.databases.session_adapters import AwaitedSession, BlockingSession, Lender
 from txmq.databases.tables import any_text, plain_names, statements
 from txmq.limits import LANE_CHARS_MAX, MESSAGE_ID_CHARS_MAX, SLOTS, TOPIC_CHARS_MAX

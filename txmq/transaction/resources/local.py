@@ -6,8 +6,8 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Final, NoReturn, TypeVar
 
-from txmq.databases.door import Borrowed, Door, drive
-from txmq.databases.guarded_transaction import CommitState, GuardedTransaction
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
+from txmq.databases.guarded_transaction import CommitState, GuardedTransaction, drive
 from txmq.errors import (
     CommittedBefore,
     ResourceError,
@@ -51,8 +51,8 @@ class FencedTransaction(GuardedTransaction[S]):
     - :class:`~txmq.errors.FenceElsewhere` if the session belongs to another database.
     """
 
-    def __init__(self, fence: Fence, door: Door[S], ours: Claim) -> None:
-        super().__init__(door)
+    def __init__(self, fence: Fence, adapter: DatabaseAdapter[S], ours: Claim) -> None:
+        super().__init__(adapter)
         self._fence = fence
         self._ours = ours
         self._final: LocalTransactionState | None = None
@@ -68,31 +68,31 @@ class FencedTransaction(GuardedTransaction[S]):
         """Whether its row may already be committed."""
         return self.commit_state is not CommitState.NOTHING
 
-    async def claim(self, door: Door[S]) -> None:
+    async def claim(self, adapter: DatabaseAdapter[S]) -> None:
         """Commit only the fence row, which decides that the transaction commits.
 
         Args:
-            door: Opens sessions of the same database.
+            adapter: Opens sessions of the same database.
 
         Raises:
             Exception: As for :meth:`begin` and :meth:`end`.
         """
-        self._door = door
+        self._adapter = adapter
         await self.begin()
         await self.end(None)
 
-    async def check_undecided(self, door: Door[S] | None = None) -> None:
+    async def check_undecided(self, adapter: DatabaseAdapter[S] | None = None) -> None:
         """Raise if the transaction is already decided.
 
         Args:
-            door: Opens sessions of the same database.
+            adapter: Opens sessions of the same database.
 
         Raises:
             RolledBackByCheck: A check has rolled it back.
             CommittedBefore: An earlier attempt has committed; ``state`` is then ``COMMIT``.
             Exception: Any exception of the source's library.
         """
-        known = await outcome(self._fence, door or self._door, self._ours.xid)
+        known = await outcome(self._fence, adapter or self._adapter, self._ours.xid)
         if known is not None:
             self._refuse(FenceRow(known, self._ours.owner))
 
@@ -106,7 +106,7 @@ class FencedTransaction(GuardedTransaction[S]):
 
     async def aflush(self) -> None:
         """See :meth:`flush`; for ``async with``."""
-        await self.borrowed.flush()
+        await self.db.flush()
 
     # The guard row is the fence row
 
@@ -114,9 +114,9 @@ class FencedTransaction(GuardedTransaction[S]):
     def _name(self) -> str:
         return f"local transaction {self._ours.xid}"
 
-    async def _insert_row(self, borrowed: Borrowed[object]) -> None:
+    async def _insert_row(self, db: DatabaseSession[object]) -> None:
         try:
-            found = await claim(self._fence, self._door, borrowed, self._ours)
+            found = await claim(self._fence, self._adapter, db, self._ours)
         except TransactionExpired:
             # The fence no longer has the row of an earlier attempt.
             self._final = LocalTransactionState.UNKNOWN
@@ -124,11 +124,11 @@ class FencedTransaction(GuardedTransaction[S]):
         if found is not None:
             self._refuse(found)
 
-    async def _is_row_ours(self, borrowed: Borrowed[object]) -> bool:
-        return bool((await borrowed.ask(self._fence.ours, of_xid=self._ours.xid)).rows)
+    async def _is_row_ours(self, db: DatabaseSession[object]) -> bool:
+        return bool((await db.ask(self._fence.ours, of_xid=self._ours.xid)).rows)
 
-    async def _is_row_committed(self, borrowed: Borrowed[object]) -> bool:
-        found = await borrowed.ask(self._fence.outcome, of_xid=self._ours.xid)
+    async def _is_row_committed(self, db: DatabaseSession[object]) -> bool:
+        found = await db.ask(self._fence.outcome, of_xid=self._ours.xid)
         return [row[0] for row in found.rows] == [COMMITTED]
 
     async def _after_rollback(self) -> None:
@@ -139,8 +139,8 @@ class FencedTransaction(GuardedTransaction[S]):
         """
         if self._final is not None:
             return
-        with suppress(ResourceError, *self._door.problems):
-            if await outcome(self._fence, self._door, self._ours.xid) == COMMITTED:
+        with suppress(ResourceError, *self._adapter.problems):
+            if await outcome(self._fence, self._adapter, self._ours.xid) == COMMITTED:
                 self._final = LocalTransactionState.UNKNOWN
 
     def _refuse(self, found: FenceRow) -> NoReturn:

@@ -16,9 +16,10 @@ from typing import (
     overload,
 )
 
-from txmq.databases.door import Door, drive
+from txmq.databases.adapter import DatabaseAdapter
 from txmq.databases.failures import Failure, failure, words
-from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, door_of
+from txmq.databases.guarded_transaction import drive
+from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
 from txmq.errors import ConfigError, DatabaseFailed, LimitExceeded, ResourceError, UsageError
 from txmq.limits import FENCE_ROWS_REMOVED, RESOURCE_THREADS, XID_CHARS_MAX
 from txmq.runtime.entropy import Entropy, SystemEntropy
@@ -117,9 +118,9 @@ class SQLResource(Generic[S]):
         wait_s: float = 0.2,
         entropy: Entropy | None = None,
     ) -> None:
-        door: Door[S] = door_of(source)
-        self._door = door
-        self._problems: tuple[type[Exception], ...] = (ResourceError, *door.problems)
+        adapter: DatabaseAdapter[S] = adapter_of(source)
+        self._adapter = adapter
+        self._problems: tuple[type[Exception], ...] = (ResourceError, *adapter.problems)
         self._threads = Threads("txmq-fence", RESOURCE_THREADS)
         self._fence = Fence(fence, schema)
         self._wait_ms = max(1, int(wait_s * 1000))
@@ -131,7 +132,7 @@ class SQLResource(Generic[S]):
     @property
     def is_blocking(self) -> bool:
         """Whether local transactions are for ``with``; otherwise they are for ``async with``."""
-        return self._door.is_blocking
+        return self._adapter.is_blocking
 
     @property
     def identity(self) -> str:
@@ -158,7 +159,7 @@ class SQLResource(Generic[S]):
             DatabaseFailed: The database does not answer.
         """
         trial = self._entropy.token(16).hex()
-        self._identity = await self._turn(steps.verify(self._fence, self._door, trial))
+        self._identity = await self._turn(steps.verify(self._fence, self._adapter, trial))
 
     async def confirm(self, xid: str, state: LocalTransactionState) -> None:
         """Nothing to do: there is no second phase."""
@@ -188,7 +189,7 @@ class SQLResource(Generic[S]):
         if len(xid) > XID_CHARS_MAX:
             raise LimitExceeded("the length of a transaction's id", XID_CHARS_MAX, len(xid))
         ours = steps.Claim(xid, group, COMMITTED, born_ms, self.identity)
-        return FencedTransaction(self._fence, self._door, ours)
+        return FencedTransaction(self._fence, self._adapter, ours)
 
     async def check(
         self, xid: str, group: str, born_ms: int, *, identity: str = ""
@@ -223,7 +224,7 @@ class SQLResource(Generic[S]):
         return _TOLD[row.outcome]
 
     async def _settle(self, theirs: list[steps.Claim]) -> list[steps.FenceRow | Exception]:
-        return await self._turn(steps.check(self._fence, self._door, theirs, self._wait_ms))
+        return await self._turn(steps.check(self._fence, self._adapter, theirs, self._wait_ms))
 
     async def decided(self, xid: str) -> LocalTransactionState | None:
         """The fence's current decision on a transaction, if any; read-only.
@@ -232,7 +233,7 @@ class SQLResource(Generic[S]):
             DatabaseFailed: The database does not answer.
         """
         try:
-            outcome = await self._turn(steps.outcome(self._fence, self._door, xid))
+            outcome = await self._turn(steps.outcome(self._fence, self._adapter, xid))
         except self._problems as error:
             raise DatabaseFailed(
                 f"{self._fence.name} cannot be read now: {words(error)}"
@@ -278,11 +279,11 @@ class SQLResource(Generic[S]):
                 "s are still needed"
             )
         older_ms = int(older_than_s * 1000)
-        work = steps.clean(self._fence, self._door, self.identity, older_ms, max(1, batch))
+        work = steps.clean(self._fence, self._adapter, self.identity, older_ms, max(1, batch))
         return await self._turn(work)
 
     async def _turn(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._door.is_blocking:
+        if self._adapter.is_blocking:
             if self._is_closed:
                 work.close()
                 raise UsageError("this resource is closed: no thread of it is left")

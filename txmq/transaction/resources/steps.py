@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from txmq.databases import dialects
-from txmq.databases.door import Borrowed, Door
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.lock_timeout import impatient
 from txmq.databases.tables import create_command
@@ -71,7 +71,7 @@ class FenceRow(NamedTuple):
 
 
 async def claim(
-    fence: Fence, door: Door[object], borrowed: Borrowed[object], ours: Claim
+    fence: Fence, adapter: DatabaseAdapter[object], db: DatabaseSession[object], ours: Claim
 ) -> FenceRow | None:
     """Insert a row; returns ``None`` on success, or else the existing row.
 
@@ -82,25 +82,25 @@ async def claim(
     """
     values = {"of_xid": ours.xid, "as_outcome": ours.outcome, "by_owner": ours.owner}
     try:
-        put = await borrowed.ask(
-            fence.claims[door.kind], **values, known=ours.identity, born_ms=ours.born_ms
+        put = await db.ask(
+            fence.claims[adapter.kind], **values, known=ours.identity, born_ms=ours.born_ms
         )
-    except door.problems as error:
+    except adapter.problems as error:
         if failure(error) is not Failure.DUPLICATE:
             raise
     else:
         if put.changed == 1:
             return None
     # A plain SELECT in MySQL reads an old snapshot; a locking read sees the current row.
-    look = fence.outcome_now if door.kind == "mysql" else fence.outcome
-    found = (await borrowed.ask(look, of_xid=ours.xid)).rows
+    look = fence.outcome_now if adapter.kind == "mysql" else fence.outcome
+    found = (await db.ask(look, of_xid=ours.xid)).rows
     if found:
         return FenceRow(*found[0])
-    raise await _no_row(fence, borrowed, ours)
+    raise await _no_row(fence, db, ours)
 
 
-async def _no_row(fence: Fence, borrowed: Borrowed[object], ours: Claim) -> ResourceError:
-    marks = (await borrowed.ask(fence.about)).rows
+async def _no_row(fence: Fence, db: DatabaseSession[object], ours: Claim) -> ResourceError:
+    marks = (await db.ask(fence.about)).rows
     if [mark[1] for mark in marks] != [ours.identity]:
         return FenceElsewhere(
             f"this session's {fence.name} is not the one that was verified at start: it is in "
@@ -114,17 +114,17 @@ async def _no_row(fence: Fence, borrowed: Borrowed[object], ours: Claim) -> Reso
 
 
 async def check(
-    fence: Fence, door: Door[object], theirs: Sequence[Claim], wait_ms: int
+    fence: Fence, adapter: DatabaseAdapter[object], theirs: Sequence[Claim], wait_ms: int
 ) -> list[FenceRow | Exception]:
     """Settle undecided transactions; returns for each its final row in the fence, or an error.
 
     Several share a database transaction. If one of them is locked or fails, they are settled one by
     one, so that none affects another.
     """
-    problems: tuple[type[Exception], ...] = (ResourceError, *door.problems)
+    problems: tuple[type[Exception], ...] = (ResourceError, *adapter.problems)
     if len(theirs) > 1 and _are_alike(theirs):
         try:
-            return await _check_together(fence, door, theirs, wait_ms)
+            return await _check_together(fence, adapter, theirs, wait_ms)
         except problems as error:
             if failure(error) is Failure.LOST:
                 return [error] * len(theirs)
@@ -133,7 +133,7 @@ async def check(
     found: list[FenceRow | Exception] = []
     for one in theirs:
         try:
-            found.append(await _check_alone(fence, door, one, wait_ms))
+            found.append(await _check_alone(fence, adapter, one, wait_ms))
         except problems as error:
             found.append(error)
             if failure(error) is Failure.LOST:
@@ -149,56 +149,56 @@ def _are_alike(theirs: Sequence[Claim]) -> bool:
     return is_one_fence and len({one.xid for one in theirs}) == len(set(theirs))
 
 
-async def _check_alone(fence: Fence, door: Door[object], theirs: Claim, wait_ms: int) -> FenceRow:
-    async with impatient(door, wait_ms) as borrowed:
-        found = await claim(fence, door, borrowed, theirs)
+async def _check_alone(
+    fence: Fence, adapter: DatabaseAdapter[object], theirs: Claim, wait_ms: int
+) -> FenceRow:
+    async with impatient(adapter, wait_ms) as db:
+        found = await claim(fence, adapter, db, theirs)
         if found is not None:
             return found
-        await borrowed.commit()
+        await db.commit()
         return FenceRow(theirs.outcome, theirs.owner)
 
 
 async def _check_together(
-    fence: Fence, door: Door[object], theirs: Sequence[Claim], wait_ms: int
+    fence: Fence, adapter: DatabaseAdapter[object], theirs: Sequence[Claim], wait_ms: int
 ) -> list[FenceRow | Exception]:
     # Always in the same order, so that two checks of the same transactions cannot deadlock.
     wanted = sorted(set(theirs))
     rows = [{"xid": one.xid, "owner": one.owner, "born_ms": one.born_ms} for one in wanted]
     claims = json.dumps(rows)
-    async with impatient(door, wait_ms) as borrowed:
-        await borrowed.ask(
-            fence.claims_of_checks[door.kind], claims=claims, known=wanted[0].identity
-        )
-        there = (await borrowed.ask(fence.outcomes[door.kind], claims=claims)).rows
+    async with impatient(adapter, wait_ms) as db:
+        await db.ask(fence.claims_of_checks[adapter.kind], claims=claims, known=wanted[0].identity)
+        there = (await db.ask(fence.outcomes[adapter.kind], claims=claims)).rows
         found: dict[str, FenceRow | Exception] = {row[0]: FenceRow(*row[1:]) for row in there}
         for one in wanted:
             if one.xid not in found:
-                found[one.xid] = await _no_row(fence, borrowed, one)
+                found[one.xid] = await _no_row(fence, db, one)
         # This includes our own rows; answers are sent only after the commit.
-        await borrowed.commit()
+        await db.commit()
     return [found[one.xid] for one in theirs]
 
 
-async def outcome(fence: Fence, door: Door[object], xid: str) -> int | None:
+async def outcome(fence: Fence, adapter: DatabaseAdapter[object], xid: str) -> int | None:
     """The row now in the fence.
 
     Raises:
         Exception: Any error of the adapter's library.
     """
-    borrowed = await door.open()
+    db = await adapter.open()
     try:
-        found = (await borrowed.ask(fence.outcome, of_xid=xid)).rows
+        found = (await db.ask(fence.outcome, of_xid=xid)).rows
         return int(found[0][0]) if found else None
     finally:
-        await borrowed.close()
+        await db.close()
 
 
-async def verify(fence: Fence, door: Door[object], trial: str) -> str:
+async def verify(fence: Fence, adapter: DatabaseAdapter[object], trial: str) -> str:
     """Verify that the fence exists and works; returns its identity.
 
     Args:
         fence: The tables.
-        door: The database.
+        adapter: The database.
         trial: A unique id for the trial rows.
 
     Raises:
@@ -209,17 +209,19 @@ async def verify(fence: Fence, door: Door[object], trial: str) -> str:
         DatabaseFailed: The database does not answer.
     """
     try:
-        identity = await _look(fence, door)
-        await _try_rollback(fence, door, Claim(TRIAL + trial, "", COMMITTED, _ALWAYS_MS, identity))
-    except door.problems as error:
+        identity = await _look(fence, adapter)
+        await _try_rollback(
+            fence, adapter, Claim(TRIAL + trial, "", COMMITTED, _ALWAYS_MS, identity)
+        )
+    except adapter.problems as error:
         raise _refusal(fence, error) from error
     return identity
 
 
-async def _look(fence: Fence, door: Door[object]) -> str:
-    borrowed = await door.open()
+async def _look(fence: Fence, adapter: DatabaseAdapter[object]) -> str:
+    db = await adapter.open()
     try:
-        marks = (await borrowed.ask(fence.about)).rows
+        marks = (await db.ask(fence.about)).rows
         if len(marks) != 1:
             raise FenceMissing(
                 f"{fence.mark.fullname} has {len(marks)} rows, not one: run the statements of "
@@ -231,36 +233,36 @@ async def _look(fence: Fence, door: Door[object]) -> str:
                 f"{fence.name} is of version {version}, and this is txmq for version "
                 f"{FENCE_VERSION}: all services and the table change together"
             )
-        await borrowed.ask(fence.shape)
+        await db.ask(fence.shape)
         said: tuple[object, ...] = ()
-        for question in dialects.DURABILITY[door.kind]:
-            said += tuple((await borrowed.ask(question)).rows[0])
-        if (doubt := dialects.doubts(door.kind, said)) is not None:
+        for question in dialects.DURABILITY[adapter.kind]:
+            said += tuple((await db.ask(question)).rows[0])
+        if (doubt := dialects.doubts(adapter.kind, said)) is not None:
             raise FenceUnsafe(doubt)
         return str(identity)
     finally:
-        await borrowed.close()
+        await db.close()
 
 
-async def _try_rollback(fence: Fence, door: Door[object], trial: Claim) -> None:
+async def _try_rollback(fence: Fence, adapter: DatabaseAdapter[object], trial: Claim) -> None:
     """Verify that a rollback works: it does not with autocommit, nor in MyISAM tables."""
     # Write as a check does: with statement-based logging MySQL refuses writes in READ COMMITTED.
-    async with impatient(door, TRIAL_WAIT_MS) as borrowed:
-        if await claim(fence, door, borrowed, trial) is not None:
+    async with impatient(adapter, TRIAL_WAIT_MS) as db:
+        if await claim(fence, adapter, db, trial) is not None:
             raise FenceUnsafe("this driver does not say how many rows an INSERT has put in")
-    borrowed = await door.open()
+    db = await adapter.open()
     try:
-        if (await borrowed.ask(fence.outcome, of_xid=trial.xid)).rows:
-            await borrowed.ask(fence.remove, of_xid=trial.xid)
-            await borrowed.commit()
+        if (await db.ask(fence.outcome, of_xid=trial.xid)).rows:
+            await db.ask(fence.remove, of_xid=trial.xid)
+            await db.commit()
             raise FenceUnsafe(
                 f"what is rolled back stays in {fence.name}: switch autocommit off, and keep the "
                 "table in an engine that has transactions"
             )
-        if [mark[1] for mark in (await borrowed.ask(fence.about)).rows] != [trial.identity]:
+        if [mark[1] for mark in (await db.ask(fence.about)).rows] != [trial.identity]:
             raise FenceElsewhere(f"two sessions see two different tables {fence.name}")
     finally:
-        await borrowed.close()
+        await db.close()
 
 
 def _refusal(fence: Fence, problem: Exception) -> ResourceError:
@@ -283,7 +285,7 @@ def _refusal(fence: Fence, problem: Exception) -> ResourceError:
 
 
 async def clean(
-    fence: Fence, door: Door[object], identity: str, older_than_ms: int, batch: int
+    fence: Fence, adapter: DatabaseAdapter[object], identity: str, older_than_ms: int, batch: int
 ) -> int:
     """Remove the rows that the last call announced, and announce those of ``older_than_ms``.
 
@@ -296,39 +298,43 @@ async def clean(
         DatabaseFailed: The database does not answer, or a lock is held; call again.
     """
     try:
-        announced_ms = await _announce(fence, door, identity, older_than_ms)
+        announced_ms = await _announce(fence, adapter, identity, older_than_ms)
         removed, last = 0, batch
         while last >= batch:
-            last = await _remove(fence, door, announced_ms - CLOCKS_APART_MS, batch)
+            last = await _remove(fence, adapter, announced_ms - CLOCKS_APART_MS, batch)
             removed += last
-    except door.problems as error:
+    except adapter.problems as error:
         raise DatabaseFailed(f"{fence.name} could not be cleaned now: {words(error)}") from error
     return removed
 
 
-async def _announce(fence: Fence, door: Door[object], identity: str, older_than_ms: int) -> int:
+async def _announce(
+    fence: Fence, adapter: DatabaseAdapter[object], identity: str, older_than_ms: int
+) -> int:
     """Announce a new limit; returns the previous one."""
-    async with impatient(door, ANNOUNCE_WAIT_MS) as borrowed:
-        marks = (await borrowed.ask(fence.about)).rows
+    async with impatient(adapter, ANNOUNCE_WAIT_MS) as db:
+        marks = (await db.ask(fence.about)).rows
         if [mark[1] for mark in marks] != [identity]:
             raise FenceElsewhere(f"{fence.name} is not the one that was verified at start")
-        now_ms = (await borrowed.ask(f"SELECT {dialects.NOW_MS[door.kind]}")).rows[0][0]
+        now_ms = (await db.ask(f"SELECT {dialects.NOW_MS[adapter.kind]}")).rows[0][0]
         before_ms = int(now_ms) - older_than_ms
-        await borrowed.ask(fence.announce, known=identity, before_ms=before_ms)
-        await borrowed.commit()
+        await db.ask(fence.announce, known=identity, before_ms=before_ms)
+        await db.commit()
         return int(marks[0][2])
 
 
-async def _remove(fence: Fence, door: Door[object], before_ms: int, batch: int) -> int:
+async def _remove(
+    fence: Fence, adapter: DatabaseAdapter[object], before_ms: int, batch: int
+) -> int:
     old = {"before_ms": before_ms, "batch": batch}
-    async with impatient(door, ANNOUNCE_WAIT_MS) as borrowed:
-        if door.kind != "mysql":
-            gone = (await borrowed.ask(fence.remove_old, **old)).changed
+    async with impatient(adapter, ANNOUNCE_WAIT_MS) as db:
+        if adapter.kind != "mysql":
+            gone = (await db.ask(fence.remove_old, **old)).changed
         else:
             # A DELETE of many rows locks each row that it scans, including those of running local
             # transactions. It would wait for them, and others would wait for it.
             gone = 0
-            for (xid,) in (await borrowed.ask(fence.old, **old)).rows:
-                gone += (await borrowed.ask(fence.remove, of_xid=xid)).changed
-        await borrowed.commit()
+            for (xid,) in (await db.ask(fence.old, **old)).rows:
+                gone += (await db.ask(fence.remove, of_xid=xid)).changed
+        await db.commit()
         return gone

@@ -8,7 +8,7 @@ from sqlalchemy import MetaData
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from txmq.databases.dialects import doubts, kind_of, patience
-from txmq.databases.door import drive
+from txmq.databases.guarded_transaction import drive
 from txmq.errors import ConfigError
 from txmq.transaction.resources import Fence, check_horizon_s
 

@@ -200,7 +200,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
             finally:
                 standing = db.standing()
                 if standing is Standing.UNSURE:
-                    standing, why = await self._ask_standing()
+                    standing, why = await self._ask_standing(db)
                 if standing is Standing.ENDED:
                     # The application may have committed it.
                     self.commit_state = CommitState.UNKNOWN
@@ -241,9 +241,8 @@ class GuardedTransaction(DualContext[S], Generic[S]):
             # A connection that cannot even roll back is dead, and its transaction with it.
             log.warning("could not give a session back: %s", error)
 
-    async def _ask_standing(self) -> tuple[Standing, Exception | None]:
+    async def _ask_standing(self, db: DatabaseSession[S]) -> tuple[Standing, Exception | None]:
         """Ask the database how the transaction stands; also returns the error of its answer."""
-        db = self.db
         why: Exception | None = None
         if self._savepoint is not None:
             try:

@@ -18,7 +18,7 @@ from typing import Final
 from txmq.client.observe.hooks import SendHooks, TransactionHook
 from txmq.limits import STORIES_MAX
 
-__all__ = ["Step", "Stories", "note"]
+__all__ = ["Step", "Stories", "log", "note"]
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +98,6 @@ class Stories:
 
     def tell(self, xid: str, step: Step, detail: object = "") -> None:
         """Report a step, which ends the step before. States appear by their names."""
-        if not (self._open or log.isEnabledFor(logging.DEBUG)):
-            return  # The usual case, nine times for each transaction.
         story = self._open.get(xid)
         if story is not None or log.isEnabledFor(logging.DEBUG):
             number, word, text = step.value

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
+from txmq.databases.failures import Failure, failure
 from txmq.databases.guarded_transaction import CommitState, GuardedTransaction, drive
 from txmq.errors import (
     CommittedBefore,
+    DatabaseFailed,
+    FenceElsewhere,
     ResourceError,
     RolledBackByCheck,
     TransactionExpired,
     UsageError,
 )
 from txmq.transaction.resources.fence import COMMITTED, Fence
-from txmq.transaction.resources.steps import Claim, FenceRow, claim, outcome
 from txmq.transaction.state import LocalTransactionState
 
-__all__ = ["FencedTransaction"]
+__all__ = ["Claim", "FenceRow", "FencedTransaction", "claim", "no_row", "outcome"]
 
 S = TypeVar("S")
 
@@ -30,6 +32,84 @@ _STATES: Final = MappingProxyType(
         CommitState.COMMITTED: LocalTransactionState.COMMIT,
     }
 )
+
+
+class Claim(NamedTuple):
+    """An outcome of a transaction to insert, and who inserts it."""
+
+    xid: str
+    owner: str
+    """The producer group."""
+    outcome: int
+    born_ms: int
+    """When the transaction began, by its producer's clock."""
+    identity: str
+    """The fence it belongs in."""
+
+
+class FenceRow(NamedTuple):
+    """An existing row."""
+
+    outcome: int
+    owner: str
+
+
+async def claim(
+    fence: Fence, adapter: DatabaseAdapter[object], db: DatabaseSession[object], ours: Claim
+) -> FenceRow | None:
+    """Insert a row; returns ``None`` on success, or else the existing row.
+
+    Raises:
+        FenceElsewhere: The session sees another fence.
+        TransactionExpired: The transaction is so old that its row may have been removed.
+        Exception: Any error of the session's library; the row is not inserted.
+    """
+    values = {"of_xid": ours.xid, "as_outcome": ours.outcome, "by_owner": ours.owner}
+    try:
+        put = await db.ask(
+            fence.claims[adapter.kind], **values, known=ours.identity, born_ms=ours.born_ms
+        )
+    except adapter.problems as error:
+        if failure(error) is not Failure.DUPLICATE:
+            raise
+    else:
+        if put.changed == 1:
+            return None
+    # A plain SELECT in MySQL reads an old snapshot; a locking read sees the current row.
+    look = fence.outcome_now if adapter.kind == "mysql" else fence.outcome
+    found = (await db.ask(look, of_xid=ours.xid)).rows
+    if found:
+        return FenceRow(*found[0])
+    raise await no_row(fence, db, ours)
+
+
+async def no_row(fence: Fence, db: DatabaseSession[object], ours: Claim) -> ResourceError:
+    """Why the fence neither took nor shows a row."""
+    marks = (await db.ask(fence.about)).rows
+    if [mark[1] for mark in marks] != [ours.identity]:
+        return FenceElsewhere(
+            f"this session's {fence.name} is not the one that was verified at start: it is in "
+            "another database or schema, or was made anew"
+        )
+    if marks[0][2] > ours.born_ms:
+        return TransactionExpired(
+            f"transaction {ours.xid} is older than what {fence.name} still remembers"
+        )
+    return DatabaseFailed(f"{fence.name} neither took nor shows transaction {ours.xid}")
+
+
+async def outcome(fence: Fence, adapter: DatabaseAdapter[object], xid: str) -> int | None:
+    """The row now in the fence.
+
+    Raises:
+        Exception: Any error of the adapter's library.
+    """
+    db = await adapter.open()
+    try:
+        found = (await db.ask(fence.outcome, of_xid=xid)).rows
+        return int(found[0][0]) if found else None
+    finally:
+        await db.close()
 
 
 class FencedTransaction(GuardedTransaction[S]):

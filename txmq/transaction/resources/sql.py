@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Coroutine
 from typing import (
     TYPE_CHECKING,
@@ -26,7 +27,7 @@ from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.threads import Threads
 from txmq.transaction.resources import steps
 from txmq.transaction.resources.fence import COMMITTED, ROLLED_BACK, Fence, check_horizon_s
-from txmq.transaction.resources.local import FencedTransaction
+from txmq.transaction.resources.local import Claim, FencedTransaction, FenceRow, outcome
 from txmq.transaction.resources.together import Together
 from txmq.transaction.state import LocalTransactionState
 
@@ -46,6 +47,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+_XID: Final = re.compile(r"[ -~]*[!-~]")
+"""Printable ASCII that does not end with a space: MySQL ignores trailing spaces in comparisons."""
 _TOLD: Final = {
     COMMITTED: LocalTransactionState.COMMIT,
     ROLLED_BACK: LocalTransactionState.ROLLBACK,
@@ -184,11 +187,11 @@ class SQLResource(Generic[S]):
             UsageError: The fence was not verified yet, or the id is invalid.
             LimitExceeded: The id is longer than the fence's column.
         """
-        if not _is_plain(xid):
+        if not _XID.fullmatch(xid):
             raise UsageError(f"{xid!r} is no id of a transaction")
         if len(xid) > XID_CHARS_MAX:
             raise LimitExceeded("the length of a transaction's id", XID_CHARS_MAX, len(xid))
-        ours = steps.Claim(xid, group, COMMITTED, born_ms, self.identity)
+        ours = Claim(xid, group, COMMITTED, born_ms, self.identity)
         return FencedTransaction(self._fence, self._adapter, ours)
 
     async def check(
@@ -208,10 +211,11 @@ class SQLResource(Generic[S]):
         Raises:
             UsageError: The fence was not verified yet.
         """
-        if identity not in ("", self.identity) or not _is_id(xid):
+        is_id = len(xid) <= XID_CHARS_MAX and _XID.fullmatch(xid)
+        if identity not in ("", self.identity) or not is_id:
             log.warning("%.80r of fence %r is not known to %s", xid, identity, self.identity)
             return LocalTransactionState.UNKNOWN
-        theirs = steps.Claim(xid, group, ROLLED_BACK, born_ms, self.identity)
+        theirs = Claim(xid, group, ROLLED_BACK, born_ms, self.identity)
         try:
             row = await self._together.ask(theirs)
         except self._problems as error:
@@ -223,7 +227,7 @@ class SQLResource(Generic[S]):
             return LocalTransactionState.UNKNOWN
         return _TOLD[row.outcome]
 
-    async def _settle(self, theirs: list[steps.Claim]) -> list[steps.FenceRow | Exception]:
+    async def _settle(self, theirs: list[Claim]) -> list[FenceRow | Exception]:
         return await self._turn(steps.check(self._fence, self._adapter, theirs, self._wait_ms))
 
     async def decided(self, xid: str) -> LocalTransactionState | None:
@@ -233,12 +237,12 @@ class SQLResource(Generic[S]):
             DatabaseFailed: The database does not answer.
         """
         try:
-            outcome = await self._turn(steps.outcome(self._fence, self._adapter, xid))
+            known = await self._turn(outcome(self._fence, self._adapter, xid))
         except self._problems as error:
             raise DatabaseFailed(
                 f"{self._fence.name} cannot be read now: {words(error)}"
             ) from error
-        return None if outcome is None else _TOLD[outcome]
+        return None if known is None else _TOLD[known]
 
     def may_retry(self, problem: BaseException) -> bool:
         """Whether a retry may succeed: the error is a serialization failure or a deadlock, and the
@@ -289,12 +293,3 @@ class SQLResource(Generic[S]):
                 raise UsageError("this resource is closed: no thread of it is left")
             return cast(T, await self._threads.run(lambda: drive(work)))
         return await work
-
-
-def _is_id(xid: str) -> bool:
-    return _is_plain(xid) and len(xid) <= XID_CHARS_MAX
-
-
-def _is_plain(xid: str) -> bool:
-    # MySQL ignores trailing spaces in comparisons.
-    return bool(xid) and xid.isascii() and xid.isprintable() and not xid.endswith(" ")

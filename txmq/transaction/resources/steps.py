@@ -1,4 +1,4 @@
-"""The operations on a fence: claim, check, verify, clean; written once for all adapters.
+"""The operations on a fence beside a local transaction's claim: check, verify, clean.
 
 Every insert is one statement, and the first insert decides. No function holds a lock when it
 returns.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from txmq.databases import dialects
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
+from txmq.databases.adapter import DatabaseAdapter
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.lock_timeout import impatient
 from txmq.databases.tables import create_command
@@ -22,7 +22,6 @@ from txmq.errors import (
     FenceOutdated,
     FenceUnsafe,
     ResourceError,
-    TransactionExpired,
 )
 from txmq.transaction.resources.fence import (
     COMMITTED,
@@ -30,8 +29,9 @@ from txmq.transaction.resources.fence import (
     TRIAL,
     Fence,
 )
+from txmq.transaction.resources.local import Claim, FenceRow, claim, no_row
 
-__all__ = ["Claim", "FenceRow", "check", "claim", "clean", "outcome", "verify"]
+__all__ = ["check", "clean", "verify"]
 
 CLOCKS_APART_MS: Final = 600_000
 """How far the clock of a producer may be ahead of the database's before a row is removed too
@@ -48,69 +48,6 @@ SPENT_WAIT_MS: Final = 5
 progress."""
 
 _ALWAYS_MS: Final = 2**62
-
-
-class Claim(NamedTuple):
-    """An outcome of a transaction to insert, and who inserts it."""
-
-    xid: str
-    owner: str
-    """The producer group."""
-    outcome: int
-    born_ms: int
-    """When the transaction began, by its producer's clock."""
-    identity: str
-    """The fence it belongs in."""
-
-
-class FenceRow(NamedTuple):
-    """An existing row."""
-
-    outcome: int
-    owner: str
-
-
-async def claim(
-    fence: Fence, adapter: DatabaseAdapter[object], db: DatabaseSession[object], ours: Claim
-) -> FenceRow | None:
-    """Insert a row; returns ``None`` on success, or else the existing row.
-
-    Raises:
-        FenceElsewhere: The session sees another fence.
-        TransactionExpired: The transaction is so old that its row may have been removed.
-        Exception: Any error of the session's library; the row is not inserted.
-    """
-    values = {"of_xid": ours.xid, "as_outcome": ours.outcome, "by_owner": ours.owner}
-    try:
-        put = await db.ask(
-            fence.claims[adapter.kind], **values, known=ours.identity, born_ms=ours.born_ms
-        )
-    except adapter.problems as error:
-        if failure(error) is not Failure.DUPLICATE:
-            raise
-    else:
-        if put.changed == 1:
-            return None
-    # A plain SELECT in MySQL reads an old snapshot; a locking read sees the current row.
-    look = fence.outcome_now if adapter.kind == "mysql" else fence.outcome
-    found = (await db.ask(look, of_xid=ours.xid)).rows
-    if found:
-        return FenceRow(*found[0])
-    raise await _no_row(fence, db, ours)
-
-
-async def _no_row(fence: Fence, db: DatabaseSession[object], ours: Claim) -> ResourceError:
-    marks = (await db.ask(fence.about)).rows
-    if [mark[1] for mark in marks] != [ours.identity]:
-        return FenceElsewhere(
-            f"this session's {fence.name} is not the one that was verified at start: it is in "
-            "another database or schema, or was made anew"
-        )
-    if marks[0][2] > ours.born_ms:
-        return TransactionExpired(
-            f"transaction {ours.xid} is older than what {fence.name} still remembers"
-        )
-    return DatabaseFailed(f"{fence.name} neither took nor shows transaction {ours.xid}")
 
 
 async def check(
@@ -173,24 +110,10 @@ async def _check_together(
         found: dict[str, FenceRow | Exception] = {row[0]: FenceRow(*row[1:]) for row in there}
         for one in wanted:
             if one.xid not in found:
-                found[one.xid] = await _no_row(fence, db, one)
+                found[one.xid] = await no_row(fence, db, one)
         # This includes our own rows; answers are sent only after the commit.
         await db.commit()
     return [found[one.xid] for one in theirs]
-
-
-async def outcome(fence: Fence, adapter: DatabaseAdapter[object], xid: str) -> int | None:
-    """The row now in the fence.
-
-    Raises:
-        Exception: Any error of the adapter's library.
-    """
-    db = await adapter.open()
-    try:
-        found = (await db.ask(fence.outcome, of_xid=xid)).rows
-        return int(found[0][0]) if found else None
-    finally:
-        await db.close()
 
 
 async def verify(fence: Fence, adapter: DatabaseAdapter[object], trial: str) -> str:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from txmq.limits import FENCE_CHECKS_TOGETHER, RESOURCE_THREADS
 from txmq.runtime.tasks import Tasks
-from txmq.transaction.resources.steps import Claim, FenceRow
+from txmq.transaction.resources.local import Claim, FenceRow
 
 __all__ = ["Together"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from txmq.limits import FENCE_CHECKS_TOGETHER, RESOURCE_THREADS
 from txmq.transaction.resources.fence import ROLLED_BACK
-from txmq.transaction.resources.steps import Claim, FenceRow
+from txmq.transaction.resources.local import Claim, FenceRow
 from txmq.transaction.resources.together import Together
 
 

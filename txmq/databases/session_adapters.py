@@ -89,7 +89,7 @@ class Lender:
         if _is_django(session):
             return _Django(session, self._django_forms)
         raise UsageError(
-            f"{type(session).__name__} is no session: give SQLAlchemy's Session, Connection or "
+            f"{type(session).__name__} is not a session: give SQLAlchemy's Session, Connection or "
             "their asyncio twins, a connection of psycopg's, or django.db.connection"
         )
 
@@ -235,5 +235,5 @@ def _refuse_idle_autocommit(
 
 def _autocommit(advice: str) -> UsageError:
     return UsageError(
-        f"this session commits each statement, so what is added would stand alone; {advice}"
+        f"this session commits each statement, so the new row would commit alone; {advice}"
     )

@@ -126,14 +126,14 @@ class CallerThread(background.WaitingThread):
         return future
 
     def abandon(self) -> None:
-        """Fail what has not begun, because the thread no longer waits; called by the loop."""
+        """Fail the functions that have not begun, as the thread no longer waits; for the loop."""
         self._is_abandoned = True
         while self._jobs:
             future, _ = self._jobs.popleft()
             set_error(future, RuntimeError("the thread that was to run a function was interrupted"))
 
     def serve(self) -> None:
-        """Run functions for the loop until the loop says that it is over.
+        """Run functions for the loop until the loop reports the end of the call.
 
         Ctrl-C, and whatever else is not an ``Exception``, ends it and is raised; the loop receives
         an error.

@@ -534,9 +534,9 @@ class TransactionManager(Lifecycle, Generic[S]):
         run, state = block.run, block.local.state
         if problem is not None:
             with run.inside():
-                note(run.xid, "it ends with %r", problem)
-        run.tell(Step.SAID, state)
-        run.tell(Step.HEARD, state)
+                note(run.xid, "the local transaction ends with %r", problem)
+        run.tell(Step.RETURNED, state)
+        run.tell(Step.RECEIVED, state)
         try:
             if isinstance(problem, asyncio.CancelledError):
                 run.finish_behind(LocalAnswer(state))

@@ -60,7 +60,7 @@ class MessageTemplate:
                 f"a message is made from 'arguments' or from the 'result', not {self.made_from!r}"
             )
         if not isinstance(self.topic, str) and not callable(self.topic):
-            raise UsageError(f"{self.topic!r} is no topic: {_ONE}")
+            raise UsageError(f"{self.topic!r} is not a topic: {_ONE}")
         if self.made_from == "result":
             for part in ("topic", "tags", "keys", "body", "properties"):
                 self._check_takes_result(part, getattr(self, part))

@@ -99,8 +99,10 @@ class ListenerMethod:
         except asyncio.CancelledError:
             if task is not None and task.cancelling():
                 raise
-            # This task is not cancelled, but something that the listener waited for.
-            return _unknown(xid, RuntimeError("what the listener waited for was cancelled"))
+            # This task is not cancelled, but an operation that the listener awaited.
+            return _unknown(
+                xid, RuntimeError("an operation that the listener awaited was cancelled")
+            )
         except RollBack as error:
             return LocalAnswer(LocalTransactionState.ROLLBACK, error)
         except Exception as error:  # noqa: BLE001 - any exception leaves the outcome open
@@ -323,7 +325,7 @@ class TransactionRun:
             answer = await self.work(arg, runner)
         except asyncio.CancelledError:
             answer = LocalAnswer(_UNKNOWN, OutcomeUnknown(_CLOSED))
-            self.tell(Step.HEARD, _UNKNOWN)
+            self.tell(Step.RECEIVED, _UNKNOWN)
         return await self.finish(answer)
 
     # Begin
@@ -396,9 +398,9 @@ class TransactionRun:
             with self.inside():
                 answer = await self.runs.execute.ask(xid, half, arg, runner=runner)
                 if answer.problem is not None:
-                    note(xid, "it ends with %r", answer.problem)
-            self.tell(Step.SAID, answer.state)
-        self.tell(Step.HEARD, answer.state)
+                    note(xid, "the local transaction ends with %r", answer.problem)
+            self.tell(Step.RETURNED, answer.state)
+        self.tell(Step.RECEIVED, answer.state)
         return answer
 
     # Decide and settle
@@ -427,7 +429,10 @@ class TransactionRun:
         self.answer = answer
         if self.half is None:
             with self.inside():
-                note(self.xid, "no broker is known to have its message, and none is told")
+                note(
+                    self.xid,
+                    "no half message is stored for certain, so no broker receives a decision",
+                )
             state, _ = OUTCOMES[answer.state, EndReply.NONE]
             self.runs.stories.end(self.xid, state.name, error=answer.problem)
             return None
@@ -438,9 +443,9 @@ class TransactionRun:
         """Send the END. The decision stands whatever the broker replies."""
         runs, xid, sent = self.runs, self.xid, half.sent
         if state is _UNKNOWN:
-            self.tell(Step.TOLD, "nothing, and will ask")
+            self.tell(Step.DECIDED, "nothing, and will ask")
             return EndAnswer(EndReply.NONE)
-        self.tell(Step.TOLD, state)
+        self.tell(Step.DECIDED, state)
         ended, watches = None, runs.stories.look() if self.is_followed else None
         if watches is not None:
             ending = TransactionEnd(

@@ -1,8 +1,8 @@
 """The local transactions of a manager: functions that run behind the fence, within their time, and
 again after a serialization failure.
 
-The listener here belongs to the manager's producer. Its answer is what the resource knows, never
-what an exception seems to mean.
+The listener here belongs to the manager's producer. Its answer is the state that the
+resource reports; an exception alone proves nothing.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class ResourceListener(TransactionListener, Generic[S]):
     def _failed(
         self, work: Work[S], state: LocalTransactionState, error: Exception
     ) -> float | None:
-        note(work.run.xid, "it ends with %r", error)
+        note(work.run.xid, "the local transaction ends with %r", error)
         pause_s = None if isinstance(work, LateWork) else self.pause_s(state, work.attempts, error)
         if pause_s is None:
             work.problem = error
@@ -341,7 +341,7 @@ def _refuse_awaitable(result: object) -> NoReturn:
     """Refuse the result of a plain function that nothing has awaited: its work is not done."""
     if inspect.iscoroutine(result):
         result.close()
-    raise UsageError(f"the function returned {type(result).__name__}, which nobody awaits")
+    raise UsageError(f"the function returned {type(result).__name__}, which nothing awaits")
 
 
 class _AsyncListener(ResourceListener[S]):

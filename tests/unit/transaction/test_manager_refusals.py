@@ -371,7 +371,7 @@ def test_functions_that_only_promise_to_run_are_refused(blocked, bank):
         take_plainly(session, order)
         return later()
 
-    with pytest.raises(UsageError, match="nobody awaits"):
+    with pytest.raises(UsageError, match="which nothing awaits"):
         promised(ORDER)
     assert bank.balance == 100
 

@@ -136,7 +136,7 @@ class FencedTransaction(GuardedTransaction[S]):
         self._fence = fence
         self._ours = ours
         self._final: LocalTransactionState | None = None
-        """What the fence says for good, whatever happens to this attempt."""
+        """The fence's final answer, which this attempt can no longer change."""
 
     @property
     def state(self) -> LocalTransactionState:

@@ -188,7 +188,7 @@ class SQLResource(Generic[S]):
             LimitExceeded: The id is longer than the fence's column.
         """
         if not _XID.fullmatch(xid):
-            raise UsageError(f"{xid!r} is no id of a transaction")
+            raise UsageError(f"{xid!r} is not the id of a transaction")
         if len(xid) > XID_CHARS_MAX:
             raise LimitExceeded("the length of a transaction's id", XID_CHARS_MAX, len(xid))
         ours = Claim(xid, group, COMMITTED, born_ms, self.identity)
@@ -219,7 +219,7 @@ class SQLResource(Generic[S]):
         try:
             row = await self._together.ask(theirs)
         except self._problems as error:
-            log.warning("%s cannot be told now: %s", xid, error)
+            log.warning("the state of %s is not known now: %s", xid, error)
             return LocalTransactionState.UNKNOWN
         # A recovery does not know the group, so it neither writes nor compares one.
         if row.owner and group and row.owner != group:

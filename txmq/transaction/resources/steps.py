@@ -179,7 +179,7 @@ async def _try_rollback(fence: Fence, adapter: DatabaseAdapter[object], trial: C
             await db.ask(fence.remove, of_xid=trial.xid)
             await db.commit()
             raise FenceUnsafe(
-                f"what is rolled back stays in {fence.name}: switch autocommit off, and keep the "
+                f"rolled-back rows stay in {fence.name}: switch autocommit off, and keep the "
                 "table in an engine that has transactions"
             )
         if [mark[1] for mark in (await db.ask(fence.about)).rows] != [trial.identity]:
@@ -192,7 +192,7 @@ def _refusal(fence: Fence, problem: Exception) -> ResourceError:
     found = failure(problem)
     if found is Failure.MISSING:
         return FenceMissing(
-            f"there is no table {fence.name} here: run `{create_command('fence', fence.table)}`, "
+            f"table {fence.name} does not exist: run `{create_command('fence', fence.table)}`, "
             f"or have a migration run what `txmq schema sql` prints ({words(problem)})"
         )
     if found is Failure.CHANGED:

@@ -181,7 +181,7 @@ async def _look(adapter: DatabaseAdapter[Any]) -> None:
         if (doubt := dialects.doubts(adapter.kind, said)) is not None:
             raise FenceUnsafe(doubt)
         if db.standing() is not Standing.OPEN:
-            raise FenceUnsafe("what is written is kept without a commit: switch autocommit off")
+            raise FenceUnsafe("writes persist without a commit: switch autocommit off")
     finally:
         await db.close()
 

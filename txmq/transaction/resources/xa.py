@@ -148,7 +148,7 @@ class XAResource(Generic[S]):
     def _check_sources(self) -> None:
         for name, adapter in self._adapters.items():
             if not adapter.can_prepare:
-                raise ConfigError(f"{name} is no PostgreSQL that is used through psycopg")
+                raise ConfigError(f"{name} is not a PostgreSQL used through psycopg")
             if adapter.is_blocking is not self.is_blocking:
                 raise ConfigError(f"{name} is of another colour: let all block, or all be async")
 
@@ -306,7 +306,7 @@ class XAResource(Generic[S]):
         """
         waiting, silent = await self.look()
         if silent:
-            raise DatabaseFailed(f"what is prepared in {', '.join(silent)} cannot be looked for")
+            raise DatabaseFailed(f"cannot look for prepared transactions in {', '.join(silent)}")
         oldest = max((branch.prepared.age_s for branch in waiting), default=0.0)
         if oldest >= older_than_s:
             raise ResourceError(

@@ -1,4 +1,4 @@
-"""Find prepared transactions of crashed processes, and end them as the fence says."""
+"""Find prepared transactions of crashed processes, and end them as the fence decides."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class XARecovery(Generic[S]):
         kept = set(self._second.kept)
         waiting, silent = await self.look(horizon_s)
         for name, why in silent.items():
-            log.warning("what is left prepared in %s cannot be looked for now: %s", name, why)
+            log.warning("cannot look for prepared transactions in %s now: %s", name, why)
         for branch in waiting:
             if branch.xid in self._second.kept and branch.prepared.age_s < self._confirm_s:
                 done[Duty.WAIT] += 1  # This process is ending it, over its own connections.
@@ -184,7 +184,7 @@ class XARecovery(Generic[S]):
                 try:
                     await self._round()
                 except (TxmqError, OSError) as error:
-                    log.warning("what is left prepared cannot be looked for now: %s", error)
+                    log.warning("cannot look for prepared transactions now: %s", error)
                 await asyncio.sleep(self._every_s)
         finally:
             await self._second.end()

@@ -70,197 +70,6 @@ _NOT_CONFIRMED: Final = (
 )
 
 
-class ListenerMethod:
-    """A method of a listener, ready to be called; every result and exception becomes an answer.
-
-    Args:
-        method: The method.
-        runner: Where it runs unless it is ``async``.
-    """
-
-    def __init__(self, method: Callable[..., LocalState], runner: Runner) -> None:
-        self._method = method
-        self._runner = runner
-        call = getattr(method, "__call__", None)  # noqa: B004 - an object may have an async call
-        self.is_async = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(call)
-
-    async def ask(self, xid: str, *args: object, runner: Runner | None = None) -> LocalAnswer:
-        """Call it, in another runner if one is given."""
-        task = asyncio.current_task()
-        try:
-            if self.is_async:
-                state = await cast("Awaitable[object]", self._method(*args))
-            else:
-                # The caller's context goes along, as with asyncio.to_thread: traces are in it.
-                work = partial(copy_context().run, self._method, *args)
-                state = await (runner or self._runner).run(work)
-                if inspect.isawaitable(state):
-                    state = await state  # A plain function may return what an async one returned.
-        except asyncio.CancelledError:
-            if task is not None and task.cancelling():
-                raise
-            # This task is not cancelled, but an operation that the listener awaited.
-            return _unknown(
-                xid, RuntimeError("an operation that the listener awaited was cancelled")
-            )
-        except RollBack as error:
-            return LocalAnswer(LocalTransactionState.ROLLBACK, error)
-        except Exception as error:  # noqa: BLE001 - any exception leaves the outcome open
-            return _unknown(xid, error)
-        if task is not None and task.cancelling():
-            # The listener has swallowed its cancellation; its answer counts all the same.
-            log.warning("the listener ignored its cancellation in transaction %s", xid)
-        if isinstance(state, LocalTransactionState):
-            return LocalAnswer(state)
-        wrong = TypeError(f"a listener returns a LocalTransactionState, not {state!r}")
-        log.error("the listener gave no valid answer for transaction %s: %s", xid, wrong)
-        return LocalAnswer(_UNKNOWN, wrong)
-
-
-def _unknown(xid: str, error: Exception) -> LocalAnswer:
-    log.error("the listener failed with transaction %s", xid, exc_info=error)
-    return LocalAnswer(_UNKNOWN, error)
-
-
-class ActiveCount:
-    """Counts running work, so that a stop can wait for it: ``with`` counts one."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._idle: asyncio.Event = asyncio.Event()
-        self._idle.set()
-
-    def __enter__(self) -> None:
-        self.count += 1
-        self._idle.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self.count -= 1
-        if not self.count:
-            self._idle.set()
-
-    def until_done(self, task: asyncio.Task[Any]) -> None:
-        """Count one until a task has ended."""
-        self.__enter__()
-        task.add_done_callback(self.__exit__)
-
-    async def wait(self) -> None:
-        """Wait until the count is zero."""
-        await self._idle.wait()
-
-
-class ActiveTransactions(ActiveCount):
-    """The running transactions of an open producer, and their shared objects.
-
-    Args:
-        client: The connections to the brokers.
-        group: The producer group.
-        listener: The application.
-        settings: The settings of the producer.
-        tally: The producer's counters.
-        stories: Reports the steps of transactions.
-        send_half: Sends a half message with the producer.
-        resource: Carries out decisions, if that is a separate step.
-    """
-
-    def __init__(
-        self,
-        client: ClusterClient,
-        group: str,
-        listener: TransactionListener,
-        settings: TransactionSettings,
-        tally: TransactionTally,
-        stories: Stories,
-        send_half: Callable[[Message, str], Awaitable[SendResult]],
-        resource: Resource[Any] | None,
-    ) -> None:
-        super().__init__()
-        self.group = group
-        self.tally = tally
-        self.stories = stories
-        self.send_half = send_half
-        self.resource = resource
-        self.ends = EndSender(client, group, settings)
-        self.undecided: dict[str, int] = {}
-        """Transactions whose local part runs here or is about to, by the number of holders. Checks
-        of them are answered with "unknown"."""
-        self.is_closing = self.is_stopped = False
-        self._tasks = Tasks()
-        self._threads = Threads(f"txmq-{group}-local", settings.local_threads)
-        self.execute = ListenerMethod(listener.execute_local_transaction, self._threads)
-
-    def enter(self, xid: str) -> None:
-        """A local transaction begins here. Until :meth:`leave`, a stop waits for it, and checks of
-        it are answered with "unknown".
-        """
-        self.undecided[xid] = self.undecided.get(xid, 0) + 1
-        self.count += 1
-        self._idle.clear()
-
-    def leave(self, xid: str) -> None:
-        """A local transaction no longer runs here."""
-        left = self.undecided.pop(xid) - 1
-        if left:
-            self.undecided[xid] = left
-        self.count -= 1
-        if not self.count:
-            self._idle.set()
-
-    def hold(self, xid: str) -> None:
-        """Add a holder of :attr:`undecided`."""
-        self.undecided[xid] = self.undecided.get(xid, 0) + 1
-
-    def release(self, xid: str) -> None:
-        """Remove a holder."""
-        left = self.undecided.pop(xid) - 1
-        if left:
-            self.undecided[xid] = left
-
-    def start_behind(self, work: Coroutine[Any, Any, object], xid: str) -> None:
-        """Start work in the background; only a stop waits for it."""
-        self.until_done(self._tasks.start(work, f"transaction {xid}"))
-
-    async def shield(self, work: Coroutine[Any, Any, T], xid: str) -> T:
-        """Wait for work that goes on, and is counted, even if the caller is cancelled.
-
-        Raises:
-            OutcomeUnknown: The producer was closed meanwhile.
-        """
-        if self.is_stopped:
-            return await work  # A task that began now would be cancelled at once.
-        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        task = self._tasks.start(_resolve(result, work), f"transaction {xid}")
-        # A cancelled task sets no result, least of all if it has not begun.
-        task.add_done_callback(lambda _: result.cancel())
-        try:
-            return await result
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise OutcomeUnknown(_CLOSED) from None
-            self.enter(xid)
-            task.add_done_callback(lambda _: self.leave(xid))
-            raise
-
-    async def stop(self) -> None:
-        """Stop the running work."""
-        try:
-            await self._tasks.stop()
-        finally:
-            self._threads.close()
-
-
-async def _resolve(result: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> None:
-    """Set a result at once, some turns of the loop earlier than ``asyncio.shield`` would."""
-    try:
-        found = await work
-    except Exception as error:
-        if not result.done():
-            result.set_exception(error)
-        raise
-    if not result.done():
-        result.set_result(found)
-
-
 @dataclass(slots=True)
 class TransactionRun:
     """One transaction, in one producer."""
@@ -515,3 +324,197 @@ class TransactionRun:
             wrong = None if isinstance(problem, RollBack) else problem
             runs.stories.end(xid, state.name, is_acknowledged=is_confirmed, error=wrong or left)
         return outcome
+
+
+# The objects that a producer's transactions share
+
+
+class ActiveCount:
+    """Counts running work, so that a stop can wait for it: ``with`` counts one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+    def until_done(self, task: asyncio.Task[Any]) -> None:
+        """Count one until a task has ended."""
+        self.__enter__()
+        task.add_done_callback(self.__exit__)
+
+    async def wait(self) -> None:
+        """Wait until the count is zero."""
+        await self._idle.wait()
+
+
+class ActiveTransactions(ActiveCount):
+    """The running transactions of an open producer, and their shared objects.
+
+    Args:
+        client: The connections to the brokers.
+        group: The producer group.
+        listener: The application.
+        settings: The settings of the producer.
+        tally: The producer's counters.
+        stories: Reports the steps of transactions.
+        send_half: Sends a half message with the producer.
+        resource: Carries out decisions, if that is a separate step.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        group: str,
+        listener: TransactionListener,
+        settings: TransactionSettings,
+        tally: TransactionTally,
+        stories: Stories,
+        send_half: Callable[[Message, str], Awaitable[SendResult]],
+        resource: Resource[Any] | None,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.tally = tally
+        self.stories = stories
+        self.send_half = send_half
+        self.resource = resource
+        self.ends = EndSender(client, group, settings)
+        self.undecided: dict[str, int] = {}
+        """Transactions whose local part runs here or is about to, by the number of holders. Checks
+        of them are answered with "unknown"."""
+        self.is_closing = self.is_stopped = False
+        self._tasks = Tasks()
+        self._threads = Threads(f"txmq-{group}-local", settings.local_threads)
+        self.execute = ListenerMethod(listener.execute_local_transaction, self._threads)
+
+    def enter(self, xid: str) -> None:
+        """A local transaction begins here. Until :meth:`leave`, a stop waits for it, and checks of
+        it are answered with "unknown".
+        """
+        self.undecided[xid] = self.undecided.get(xid, 0) + 1
+        self.count += 1
+        self._idle.clear()
+
+    def leave(self, xid: str) -> None:
+        """A local transaction no longer runs here."""
+        left = self.undecided.pop(xid) - 1
+        if left:
+            self.undecided[xid] = left
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+    def hold(self, xid: str) -> None:
+        """Add a holder of :attr:`undecided`."""
+        self.undecided[xid] = self.undecided.get(xid, 0) + 1
+
+    def release(self, xid: str) -> None:
+        """Remove a holder."""
+        left = self.undecided.pop(xid) - 1
+        if left:
+            self.undecided[xid] = left
+
+    def start_behind(self, work: Coroutine[Any, Any, object], xid: str) -> None:
+        """Start work in the background; only a stop waits for it."""
+        self.until_done(self._tasks.start(work, f"transaction {xid}"))
+
+    async def shield(self, work: Coroutine[Any, Any, T], xid: str) -> T:
+        """Wait for work that goes on, and is counted, even if the caller is cancelled.
+
+        Raises:
+            OutcomeUnknown: The producer was closed meanwhile.
+        """
+        if self.is_stopped:
+            return await work  # A task that began now would be cancelled at once.
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        task = self._tasks.start(_resolve(result, work), f"transaction {xid}")
+        # A cancelled task sets no result, least of all if it has not begun.
+        task.add_done_callback(lambda _: result.cancel())
+        try:
+            return await result
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise OutcomeUnknown(_CLOSED) from None
+            self.enter(xid)
+            task.add_done_callback(lambda _: self.leave(xid))
+            raise
+
+    async def stop(self) -> None:
+        """Stop the running work."""
+        try:
+            await self._tasks.stop()
+        finally:
+            self._threads.close()
+
+
+async def _resolve(result: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> None:
+    """Set a result at once, some turns of the loop earlier than ``asyncio.shield`` would."""
+    try:
+        found = await work
+    except Exception as error:
+        if not result.done():
+            result.set_exception(error)
+        raise
+    if not result.done():
+        result.set_result(found)
+
+
+class ListenerMethod:
+    """A method of a listener, ready to be called; every result and exception becomes an answer.
+
+    Args:
+        method: The method.
+        runner: Where it runs unless it is ``async``.
+    """
+
+    def __init__(self, method: Callable[..., LocalState], runner: Runner) -> None:
+        self._method = method
+        self._runner = runner
+        call = getattr(method, "__call__", None)  # noqa: B004 - an object may have an async call
+        self.is_async = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(call)
+
+    async def ask(self, xid: str, *args: object, runner: Runner | None = None) -> LocalAnswer:
+        """Call it, in another runner if one is given."""
+        task = asyncio.current_task()
+        try:
+            if self.is_async:
+                state = await cast("Awaitable[object]", self._method(*args))
+            else:
+                # The caller's context goes along, as with asyncio.to_thread: traces are in it.
+                work = partial(copy_context().run, self._method, *args)
+                state = await (runner or self._runner).run(work)
+                if inspect.isawaitable(state):
+                    state = await state  # A plain function may return what an async one returned.
+        except asyncio.CancelledError:
+            if task is not None and task.cancelling():
+                raise
+            # This task is not cancelled, but an operation that the listener awaited.
+            return _unknown(
+                xid, RuntimeError("an operation that the listener awaited was cancelled")
+            )
+        except RollBack as error:
+            return LocalAnswer(LocalTransactionState.ROLLBACK, error)
+        except Exception as error:  # noqa: BLE001 - any exception leaves the outcome open
+            return _unknown(xid, error)
+        if task is not None and task.cancelling():
+            # The listener has swallowed its cancellation; its answer counts all the same.
+            log.warning("the listener ignored its cancellation in transaction %s", xid)
+        if isinstance(state, LocalTransactionState):
+            return LocalAnswer(state)
+        wrong = TypeError(f"a listener returns a LocalTransactionState, not {state!r}")
+        log.error("the listener gave no valid answer for transaction %s: %s", xid, wrong)
+        return LocalAnswer(_UNKNOWN, wrong)
+
+
+def _unknown(xid: str, error: Exception) -> LocalAnswer:
+    log.error("the listener failed with transaction %s", xid, exc_info=error)
+    return LocalAnswer(_UNKNOWN, error)

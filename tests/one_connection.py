@@ -43,7 +43,7 @@ async def prepare(adapter):
     """Have something prepared on a connection behind a adapter, as a service does; ours inside."""
     async with reading(adapter.open()) as db:
         for _ in range(OFTEN):
-            await db.ask(MINE)
+            await db.execute(MINE)
         yield
 
 
@@ -51,7 +51,7 @@ async def prepare(adapter):
 async def is_prepared(adapter, statement=MINE):
     """Whether it is still, on the one that is next."""
     async with reading(adapter.open()) as db:
-        found = await db.ask("SELECT statement FROM pg_prepared_statements")
+        found = await db.execute("SELECT statement FROM pg_prepared_statements")
         yield any(statement in each for (each,) in found.rows)
 
 

@@ -59,7 +59,7 @@ class DatabaseSession(Protocol[S_co]):
         """Detects that the application ended the transaction, where the driver can."""
         ...
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
         """Run an SQLAlchemy statement or a text."""
         ...
 
@@ -87,7 +87,7 @@ class DatabaseSession(Protocol[S_co]):
         """
         ...
 
-    async def anew(self) -> DatabaseSession[S_co]:
+    async def begin_again(self) -> DatabaseSession[S_co]:
         """Begin another transaction on the same connection after this one is prepared; PostgreSQL
         only.
 
@@ -95,7 +95,7 @@ class DatabaseSession(Protocol[S_co]):
         """
         ...
 
-    async def alone(self, statement: str) -> None:
+    async def execute_outside(self, statement: str) -> None:
         """Run a statement outside any transaction after this one is prepared; PostgreSQL only."""
         ...
 
@@ -136,7 +136,7 @@ class DatabaseAdapter(Protocol[S_co]):
         """
         ...
 
-    async def say(self, statement: str) -> None:
+    async def execute_outside(self, statement: str) -> None:
         """Run a statement outside any transaction, on a separate connection."""
         ...
 
@@ -161,11 +161,11 @@ class OneConnectionAdapter(Generic[S]):
 
     async def open(self) -> DatabaseSession[S]:
         """See :meth:`DatabaseAdapter.open`."""
-        return await self._db.anew()
+        return await self._db.begin_again()
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`DatabaseAdapter.say`."""
-        await self._db.alone(statement)
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`."""
+        await self._db.execute_outside(statement)
 
 
 @asynccontextmanager

@@ -22,10 +22,10 @@ from txmq.databases.dialects import kind_of
 from txmq.databases.failures import Failure, failure
 from txmq.databases.forms import Forms
 from txmq.databases.guarded_transaction import drive
-from txmq.databases.postgres import asked, awaited, psycopg_forms
+from txmq.databases.postgres import psycopg_execute, psycopg_execute_async, psycopg_forms
 from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe
 
-__all__ = ["alchemy_adapter", "ask", "ask_async", "commits_each"]
+__all__ = ["alchemy_adapter", "commits_each", "execute", "execute_async"]
 
 T = TypeVar("T")
 
@@ -91,8 +91,8 @@ class AlchemyAdapter:
             connection.close()
             raise
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`DatabaseAdapter.say`."""
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`."""
         with self._engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(statement)
 
@@ -128,8 +128,8 @@ class AsyncAlchemyAdapter:
             connection.close()
             raise
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`DatabaseAdapter.say`."""
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`."""
         async with self._engine.connect() as connection:
             alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
             await alone.exec_driver_sql(statement)
@@ -174,8 +174,8 @@ class _AlchemySession:
             return Standing.OPEN if self.canary.is_sure() else Standing.UNSURE
         return Standing.ABORTED if status == _IN_ERROR else Standing.ENDED
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
-        return ask(self.connection, self.forms, statement, values)
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
+        return execute(self.connection, self.forms, statement, values)
 
     async def flush(self) -> None:
         session = self.session
@@ -199,14 +199,14 @@ class _AlchemySession:
         driver: Any = self.connection.connection.driver_connection
         return str(driver.execute(statement).statusmessage)
 
-    async def anew(self) -> _AlchemySession:
+    async def begin_again(self) -> _AlchemySession:
         self.session.close()
         session = Session(self.connection)
         session.begin()
         session.connection()
         return _AlchemySession(session, self.connection, self.forms, is_lent=True)
 
-    async def alone(self, statement: str) -> None:
+    async def execute_outside(self, statement: str) -> None:
         self.session.close()
         alone = self.connection.execution_options(isolation_level="AUTOCOMMIT")
         alone.exec_driver_sql(statement)
@@ -248,9 +248,9 @@ class _AsyncAlchemySession:
     def standing(self) -> Standing:
         return self._inner.standing()
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
         inner = self._inner
-        return await ask_async(inner.connection, inner.forms, statement, values, self._launcher)
+        return await execute_async(inner.connection, inner.forms, statement, values, self._launcher)
 
     async def _drive(self, work: Coroutine[Any, Any, T]) -> T:
         return await self._launcher.run_sync(lambda _: drive(work))
@@ -300,13 +300,13 @@ class _AsyncAlchemySession:
         driver: Any = self._inner.connection.connection.driver_connection
         return str((await driver.execute(statement)).statusmessage)
 
-    async def anew(self) -> _AsyncAlchemySession:
-        inner = await self._drive(self._inner.anew())
+    async def begin_again(self) -> _AsyncAlchemySession:
+        inner = await self._drive(self._inner.begin_again())
         # The application never sees this session, so an empty asyncio session is enough.
         return _AsyncAlchemySession(AsyncSession(), inner, self._launcher)
 
-    async def alone(self, statement: str) -> None:
-        await self._drive(self._inner.alone(statement))
+    async def execute_outside(self, statement: str) -> None:
+        await self._drive(self._inner.execute_outside(statement))
 
     async def close(self) -> None:
         if self._is_given_back:
@@ -321,14 +321,14 @@ class _AsyncAlchemySession:
             raise
 
 
-def ask(
+def execute(
     connection: Connection, forms: Forms | None, statement: Any, values: dict[str, object]
 ) -> StatementResult:
     """Run a statement in an open transaction; with ``forms``, psycopg runs it directly."""
     if forms is not None:
         driver: Any = connection.connection.driver_connection
         try:
-            return asked(driver, forms, statement, values)
+            return psycopg_execute(driver, forms, statement, values)
         except Exception as error:  # noqa: BLE001 - translated
             _raise_translated(error, connection, forms, statement, values)
     found = connection.execute(text(statement) if isinstance(statement, str) else statement, values)
@@ -336,7 +336,7 @@ def ask(
     return StatementResult(found.rowcount, rows)
 
 
-async def ask_async(
+async def execute_async(
     connection: Connection,
     forms: Forms | None,
     statement: Any,
@@ -347,10 +347,10 @@ async def ask_async(
     if forms is not None:
         driver: Any = connection.connection.driver_connection
         try:
-            return await awaited(driver, forms, statement, values)
+            return await psycopg_execute_async(driver, forms, statement, values)
         except Exception as error:  # noqa: BLE001 - translated
             _raise_translated(error, connection, forms, statement, values)
-    return await launcher.run_sync(lambda _: ask(connection, None, statement, values))
+    return await launcher.run_sync(lambda _: execute(connection, None, statement, values))
 
 
 def _forms(engine: Engine | AsyncEngine) -> Forms | None:

@@ -85,8 +85,8 @@ class DjangoAdapter:
             raise
         return db
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`DatabaseAdapter.say`; only adapters that can prepare need it."""
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`; only adapters that can prepare need it."""
         raise UsageError(f"through Django nothing is said outside of transactions: {statement}")
 
 
@@ -141,7 +141,7 @@ class _DjangoSession:
         self._guard.__exit__(None, None, None)
         self._block.__exit__(kind, None, None)
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
         with self.session.cursor() as cursor:
             cursor.execute(*self._forms.of(statement, values))
             rows = cursor.fetchall() if cursor.description else []
@@ -189,10 +189,10 @@ class _DjangoSession:
     async def prepare(self, statement: str) -> str:
         raise UsageError(f"through Django nothing is prepared: {statement}")
 
-    async def anew(self) -> DatabaseSession[Any]:
+    async def begin_again(self) -> DatabaseSession[Any]:
         raise UsageError("through Django nothing is prepared")
 
-    async def alone(self, statement: str) -> None:
+    async def execute_outside(self, statement: str) -> None:
         raise UsageError(f"through Django nothing is prepared: {statement}")
 
     async def close(self) -> None:

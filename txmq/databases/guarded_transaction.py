@@ -173,7 +173,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
         try:
             await self._insert_row(db)
             if self._savepoint is not None and db.standing() is Standing.UNSURE:
-                await db.ask(self._savepoint[0])
+                await db.execute(self._savepoint[0])
                 self._has_savepoint = True
             if db.canary is not None:
                 db.canary.know()
@@ -246,7 +246,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
         why: Exception | None = None
         if self._savepoint is not None:
             try:
-                await db.ask(self._savepoint[1])
+                await db.execute(self._savepoint[1])
             except self._adapter.problems as error:
                 why = error
             else:

@@ -20,7 +20,7 @@ async def impatient(
     db = await adapter.open()
     try:
         if (level := dialects.ISOLATION.get(adapter.kind)) is not None:
-            await db.ask(level)
+            await db.execute(level)
         async with waiting(adapter, db, wait_ms):
             yield db
     finally:
@@ -33,7 +33,7 @@ async def waiting(
 ) -> AsyncIterator[None]:
     """Set a short lock timeout inside the block, and restore the session's own afterwards."""
     waited = await _waited(adapter, db)
-    await db.ask(dialects.patience(adapter.kind, wait_ms))
+    await db.execute(dialects.patience(adapter.kind, wait_ms))
     try:
         yield
     finally:
@@ -45,14 +45,14 @@ async def _waited(
     adapter: DatabaseAdapter[object], db: DatabaseSession[object]
 ) -> tuple[object, ...] | None:
     question = dialects.PATIENCE.get(adapter.kind)
-    return None if question is None else (await db.ask(question)).rows[0]
+    return None if question is None else (await db.execute(question)).rows[0]
 
 
 async def _be_patient(
     adapter: DatabaseAdapter[object], db: DatabaseSession[object], waited: tuple[object, ...]
 ) -> None:
     try:
-        await db.ask(dialects.patience_again(adapter.kind, waited))
+        await db.execute(dialects.patience_again(adapter.kind, waited))
     except adapter.problems as error:
         # The block's error says more, and a lost connection is not used again.
         if failure(error) is not Failure.LOST:

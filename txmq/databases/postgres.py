@@ -20,7 +20,7 @@ from txmq.databases.canary import Canary
 from txmq.databases.forms import Forms
 from txmq.errors import ConfigError, DatabaseFailed
 
-__all__ = ["asked", "awaited", "psycopg_adapter", "psycopg_forms"]
+__all__ = ["psycopg_adapter", "psycopg_execute", "psycopg_execute_async", "psycopg_forms"]
 
 _PROBLEMS: Final = (psycopg.Error, OSError)
 
@@ -50,7 +50,7 @@ def psycopg_forms() -> Forms:
     return Forms(psycopg_dialect())  # type: ignore[no-untyped-call]
 
 
-def asked(
+def psycopg_execute(
     connection: psycopg.Connection[Any], forms: Forms, statement: Any, values: dict[str, object]
 ) -> StatementResult:
     """Run a statement, regardless of the connection's row factory and cursor class."""
@@ -61,7 +61,7 @@ def asked(
     return StatementResult(cursor.rowcount, rows)
 
 
-async def awaited(
+async def psycopg_execute_async(
     connection: psycopg.AsyncConnection[Any],
     forms: Forms,
     statement: Any,
@@ -106,11 +106,11 @@ class PsycopgAdapter:
             raise
         return _PsycopgSession(connection, block, self._forms, self._give)
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`DatabaseAdapter.say`."""
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`."""
         connection = self._take()
         try:
-            _say(connection, statement)
+            _execute_outside(connection, statement)
         finally:
             self._give(connection)
 
@@ -140,11 +140,11 @@ class AsyncPsycopgAdapter:
             raise
         return _AsyncPsycopgSession(connection, block, self._forms, self._give)
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`DatabaseAdapter.say`."""
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`."""
         connection = await self._take()
         try:
-            await _asay(connection, statement)
+            await _execute_outside_async(connection, statement)
         finally:
             await self._give(connection)
 
@@ -156,7 +156,7 @@ def _refuse_used(connection: Any) -> None:
         )
 
 
-def _say(connection: psycopg.Connection[Any], statement: str) -> None:
+def _execute_outside(connection: psycopg.Connection[Any], statement: str) -> None:
     _refuse_used(connection)
     was = connection.autocommit
     connection.set_autocommit(True)
@@ -167,7 +167,7 @@ def _say(connection: psycopg.Connection[Any], statement: str) -> None:
             connection.set_autocommit(was)
 
 
-async def _asay(connection: psycopg.AsyncConnection[Any], statement: str) -> None:
+async def _execute_outside_async(connection: psycopg.AsyncConnection[Any], statement: str) -> None:
     _refuse_used(connection)
     was = connection.autocommit
     await connection.set_autocommit(True)
@@ -201,8 +201,8 @@ class _PsycopgSession:
         self._is_open = True
         self.canary = Canary(session)
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
-        return asked(self.session, self._forms, statement, values)
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
+        return psycopg_execute(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
         """A connection has no pending writes."""
@@ -222,15 +222,15 @@ class _PsycopgSession:
                 cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
         return str(answer)
 
-    async def anew(self) -> DatabaseSession[psycopg.Connection[Any]]:
+    async def begin_again(self) -> DatabaseSession[psycopg.Connection[Any]]:
         self._leave()
         block = self.session.transaction()
         block.__enter__()
         return _PsycopgSession(self.session, block, self._forms, _keep)
 
-    async def alone(self, statement: str) -> None:
+    async def execute_outside(self, statement: str) -> None:
         self._leave()
-        _say(self.session, statement)
+        _execute_outside(self.session, statement)
 
     async def close(self) -> None:
         try:
@@ -259,8 +259,8 @@ class _AsyncPsycopgSession:
         self._is_open = True
         self.canary = Canary(session)
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
-        return await awaited(self.session, self._forms, statement, values)
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
+        return await psycopg_execute_async(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
         """A connection has no pending writes."""
@@ -280,15 +280,15 @@ class _AsyncPsycopgSession:
                 await cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
         return str(answer)
 
-    async def anew(self) -> DatabaseSession[psycopg.AsyncConnection[Any]]:
+    async def begin_again(self) -> DatabaseSession[psycopg.AsyncConnection[Any]]:
         await self._leave()
         block = self.session.transaction()
         await block.__aenter__()
         return _AsyncPsycopgSession(self.session, block, self._forms, _akeep)
 
-    async def alone(self, statement: str) -> None:
+    async def execute_outside(self, statement: str) -> None:
         await self._leave()
-        await _asay(self.session, statement)
+        await _execute_outside_async(self.session, statement)
 
     async def close(self) -> None:
         try:

@@ -165,8 +165,8 @@ class UniqueKeyTable(Generic[S]):
                 await row.put(db)
             async with impatient(self._adapter, _WAIT_MS) as db:
                 this = {"of_scope": _TRIAL, "of_key": trial}
-                if (await db.ask(done.look, **this)).rows:
-                    await db.ask(done.remove, **this)
+                if (await db.execute(done.look, **this)).rows:
+                    await db.execute(done.remove, **this)
                     await db.commit()
                     raise FenceUnsafe(
                         f"a row stayed in {done.name} after a rollback: switch autocommit off, and "
@@ -231,10 +231,10 @@ class UniqueKeyTable(Generic[S]):
     async def _remove(self, db: DatabaseSession[Any], before_ms: int, batch: int) -> int:
         done, old = self._done, {"before_ms": before_ms, "batch": batch}
         if self._adapter.kind != "mysql":
-            return (await db.ask(done.remove_old[self._adapter.kind], **old)).changed
+            return (await db.execute(done.remove_old[self._adapter.kind], **old)).changed
         gone = 0
-        for scope, key in (await db.ask(done.old, **old)).rows:
-            gone += (await db.ask(done.remove, of_scope=scope, of_key=key)).changed
+        for scope, key in (await db.execute(done.old, **old)).rows:
+            gone += (await db.execute(done.remove, of_scope=scope, of_key=key)).changed
         return gone
 
     async def _in_thread(self, work: Coroutine[Any, Any, T]) -> T:
@@ -262,7 +262,7 @@ class UniqueKeyAttempt(TransactionAttempt[S]):
         if self.kept is None:
             return
         await db.flush()  # Otherwise the update belongs to a savepoint that was left open.
-        await db.ask(self._done.keep, **self._row.this, as_result=self.kept)
+        await db.execute(self._done.keep, **self._row.this, as_result=self.kept)
 
 
 class KeyRow:
@@ -313,7 +313,7 @@ class KeyRow:
     async def _insert(self, db: DatabaseSession[Any]) -> bool:
         claim = self._done.claims[self._adapter.kind]
         try:
-            answer = await db.ask(claim, **self.this, **self._values)
+            answer = await db.execute(claim, **self.this, **self._values)
         except self._adapter.problems as error:
             if failure(error) is not Failure.DUPLICATE:
                 raise
@@ -324,7 +324,7 @@ class KeyRow:
 
     async def _look(self, db: DatabaseSession[Any]) -> KeyState:
         look = self._done.look_now if self._adapter.kind == "mysql" else self._done.look
-        found = (await db.ask(look, **self.this)).rows
+        found = (await db.execute(look, **self.this)).rows
         if not found:
             # Or just rolled back; the next attempt will see.
             return KeyState(Verdict.IN_PROGRESS)
@@ -334,11 +334,11 @@ class KeyRow:
     async def is_ours(self, db: DatabaseSession[Any]) -> bool:
         """Whether the session is still in the transaction that inserted the row."""
         # Not by the row: after a commit inside, a stored result would make it look like ours.
-        return bool((await db.ask(SAME, transaction=self._transaction)).rows)
+        return bool((await db.execute(SAME, transaction=self._transaction)).rows)
 
     async def is_committed(self, db: DatabaseSession[Any]) -> bool:
         """Whether the row is visible."""
-        return bool((await db.ask(self._done.look, **self.this)).rows)
+        return bool((await db.execute(self._done.look, **self.this)).rows)
 
 
 def _check_missing(done: DoneTable, error: Exception) -> None:
@@ -352,4 +352,4 @@ def _check_missing(done: DoneTable, error: Exception) -> None:
 
 
 async def _now_ms(adapter: DatabaseAdapter[Any], db: DatabaseSession[Any]) -> int:
-    return int((await db.ask(f"SELECT {NOW_MS[adapter.kind]}")).rows[0][0])
+    return int((await db.execute(f"SELECT {NOW_MS[adapter.kind]}")).rows[0][0])

@@ -237,7 +237,7 @@ class VersionGuard(Generic[S]):
         return drive(work) if given.is_blocking else work
 
     async def _bump_in(self, given: Any, place: RowVersion, statement: Any) -> Verdict:
-        return (await self._versions.bump_to(given.kind, given.ask, place, statement)).verdict
+        return (await self._versions.bump_to(given.kind, given.execute, place, statement)).verdict
 
     @overload
     def judge(
@@ -271,7 +271,7 @@ class VersionGuard(Generic[S]):
         if changed:
             return Verdict.FIRST
         versions = self._versions
-        return versions.judge(place, await versions.now(given.kind, given.ask, place))
+        return versions.judge(place, await versions.now(given.kind, given.execute, place))
 
 
 class VersionWait:
@@ -391,7 +391,7 @@ class VersionRow:
         versions, place = self._versions, self._place
         self._result = BumpResult(Verdict.IN_PROGRESS)
         try:
-            self._result = await versions.bump_to(self._kind, db.ask, place, self._bump)
+            self._result = await versions.bump_to(self._kind, db.execute, place, self._bump)
         except Exception as error:
             if failure(error) is Failure.LOCKED:
                 raise NothingToDo(KeyState(Verdict.IN_PROGRESS)) from error
@@ -401,7 +401,7 @@ class VersionRow:
 
     async def is_next(self, db: DatabaseSession[Any]) -> bool:
         """Whether no earlier version is missing."""
-        found = await self._versions.at(db.ask, self._place)
+        found = await self._versions.at(db.execute, self._place)
         try:
             self._versions.judge(self._place, found)
         except VersionGap:
@@ -417,7 +417,7 @@ class VersionRow:
         if not self.is_new:
             return
         await db.flush()
-        found = await self._versions.at(db.ask, self._place)
+        found = await self._versions.at(db.execute, self._place)
         if found != [self._place.version]:
             raise UsageError(
                 f"{self._place.of} is the first, so the function must insert its row into "
@@ -426,9 +426,9 @@ class VersionRow:
 
     async def is_ours(self, db: DatabaseSession[Any]) -> bool:
         """Whether the session is still in the transaction that bumped the version."""
-        return bool((await db.ask(SAME, transaction=self._result.transaction)).rows)
+        return bool((await db.execute(SAME, transaction=self._result.transaction)).rows)
 
     async def is_committed(self, db: DatabaseSession[Any]) -> bool:
         """Whether the row has reached the version."""
-        found = await self._versions.at(db.ask, self._place)
+        found = await self._versions.at(db.execute, self._place)
         return bool(found) and found[0] is not None and found[0] >= self._place.version

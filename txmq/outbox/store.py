@@ -109,9 +109,9 @@ class OutboxStore:
             raise TableMissing(f"{name} has {quantity(found, 'slot')}, not {SLOTS}; {hint}")
 
     async def _count_slots(self, db: DatabaseSession[Any]) -> int:
-        await db.ask(self._statements["forward"], slots=self._list([]), low=0, count=1, bytes=1)
-        await db.ask(self._statements["living"], lease_ms=self._lease_ms)
-        return int((await db.ask(self._statements["slots"])).rows[0][0])
+        await db.execute(self._statements["forward"], slots=self._list([]), low=0, count=1, bytes=1)
+        await db.execute(self._statements["living"], lease_ms=self._lease_ms)
+        return int((await db.execute(self._statements["slots"])).rows[0][0])
 
     # Reading
 
@@ -145,8 +145,8 @@ class OutboxStore:
     async def _read(self, name: str, count: int, size: int, **values: object) -> Page:
         async def read(db: DatabaseSession[Any]) -> Page:
             if self._adapter.kind == "postgresql":
-                await db.ask(_BY_INDEX)
-            found = await db.ask(self._statements[name], count=count, bytes=size, **values)
+                await db.execute(_BY_INDEX)
+            found = await db.execute(self._statements[name], count=count, bytes=size, **values)
             # After a rollback psycopg forgets the service's prepared statements on the connection.
             await db.commit(is_last=True)
             there = found.rows[0][-1] if found.rows else 0
@@ -162,8 +162,8 @@ class OutboxStore:
         async def remove(db: DatabaseSession[Any]) -> int:
             await self._set_isolation(db)
             if self._adapter.kind == "postgresql":
-                await db.ask(_BY_INDEX)
-            answer = await db.ask(
+                await db.execute(_BY_INDEX)
+            answer = await db.execute(
                 self._statements["remove"], ids=self._list(ids), token=self._token
             )
             await db.commit(is_last=True)
@@ -182,7 +182,7 @@ class OutboxStore:
     async def _mark(self, name: str, row_id: int, problem: str) -> bool:
         async def mark(db: DatabaseSession[Any]) -> bool:
             await self._set_isolation(db)
-            answer = await db.ask(
+            answer = await db.execute(
                 self._statements[name], id=row_id, problem=problem, token=self._token
             )
             await db.commit(is_last=True)
@@ -198,20 +198,20 @@ class OutboxStore:
 
         async def beat(db: DatabaseSession[Any]) -> BeatResult:
             await self._set_isolation(db)
-            seen = await db.ask(self._statements["seen"], token=self._token)
+            seen = await db.execute(self._statements["seen"], token=self._token)
             if not seen.changed:
-                await db.ask(self._statements["join"], token=self._token)
-            await db.ask(self._statements["remove_dead"], lease_ms=self._lease_ms)
-            await db.ask(self._statements["renew"], **ours)
-            answer = await db.ask(self._statements["living"], lease_ms=self._lease_ms)
+                await db.execute(self._statements["join"], token=self._token)
+            await db.execute(self._statements["remove_dead"], lease_ms=self._lease_ms)
+            await db.execute(self._statements["renew"], **ours)
+            answer = await db.execute(self._statements["living"], lease_ms=self._lease_ms)
             living = int(answer.rows[0][0])
             held = await self._held(db)
             missing = fair_share(living) - len(held)
             if missing > 0:
-                free = await db.ask(self._statements["free"], token=self._token, count=missing)
+                free = await db.execute(self._statements["free"], token=self._token, count=missing)
                 if free.rows:
                     slots = self._list([slot for (slot,) in free.rows])
-                    await db.ask(self._statements["lease"], slots=slots, **ours)
+                    await db.execute(self._statements["lease"], slots=slots, **ours)
                     held = await self._held(db)
             await db.commit(is_last=True)
             return BeatResult(held, living)
@@ -219,7 +219,7 @@ class OutboxStore:
         return await self.run(beat)
 
     async def _held(self, db: DatabaseSession[Any]) -> set[int]:
-        found = await db.ask(self._statements["held"], token=self._token)
+        found = await db.execute(self._statements["held"], token=self._token)
         return {int(slot) for (slot,) in found.rows}
 
     async def release(self, slots: Collection[int], *, leaves: bool = False) -> None:
@@ -227,9 +227,11 @@ class OutboxStore:
 
         async def release(db: DatabaseSession[Any]) -> None:
             await self._set_isolation(db)
-            await db.ask(self._statements["release"], slots=self._list(slots), token=self._token)
+            await db.execute(
+                self._statements["release"], slots=self._list(slots), token=self._token
+            )
             if leaves:
-                await db.ask(self._statements["leave"], token=self._token)
+                await db.execute(self._statements["leave"], token=self._token)
             await db.commit(is_last=True)
 
         await self.run(release)
@@ -240,7 +242,7 @@ class OutboxStore:
         """How many rows the outbox holds now."""
 
         async def count(db: DatabaseSession[Any]) -> Backlog:
-            rows, oldest_ms, failed = (await db.ask(self._statements["waiting"])).rows[0]
+            rows, oldest_ms, failed = (await db.execute(self._statements["waiting"])).rows[0]
             await db.commit(is_last=True)  # As for what is read.
             age_s = max(0.0, float(oldest_ms or 0) / 1000)
             return Backlog(rows=int(rows), oldest_s=age_s, failed=int(failed))
@@ -302,7 +304,7 @@ class OutboxStore:
     async def _set_isolation(self, db: DatabaseSession[Any]) -> None:
         """Read committed rows, whatever level the application chose for its own transactions."""
         if (level := dialects.ISOLATION.get(self._adapter.kind)) is not None:
-            await db.ask(level)
+            await db.execute(level)
 
     def _list(self, numbers: Collection[int]) -> str:
         return number_list(self._adapter.kind, numbers)

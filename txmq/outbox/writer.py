@@ -168,7 +168,7 @@ class OutboxWriter:
             statement = self._with_lane[given.kind]
             values["lane_key"] = self._lane_key(lane)
         try:
-            answer = await given.ask(statement, **values)
+            answer = await given.execute(statement, **values)
         except Exception as error:
             if failure(error) is Failure.MISSING:
                 raise self._missing(words(error)) from error

@@ -66,7 +66,7 @@ async def claim(
     """
     values = {"of_xid": ours.xid, "as_outcome": ours.outcome, "by_owner": ours.owner}
     try:
-        put = await db.ask(
+        put = await db.execute(
             fence.claims[adapter.kind], **values, known=ours.identity, born_ms=ours.born_ms
         )
     except adapter.problems as error:
@@ -77,7 +77,7 @@ async def claim(
             return None
     # A plain SELECT in MySQL reads an old snapshot; a locking read sees the current row.
     look = fence.outcome_now if adapter.kind == "mysql" else fence.outcome
-    found = (await db.ask(look, of_xid=ours.xid)).rows
+    found = (await db.execute(look, of_xid=ours.xid)).rows
     if found:
         return FenceRow(*found[0])
     raise await no_row(fence, db, ours)
@@ -85,7 +85,7 @@ async def claim(
 
 async def no_row(fence: Fence, db: DatabaseSession[object], ours: Claim) -> ResourceError:
     """Why the fence neither took nor shows a row."""
-    marks = (await db.ask(fence.about)).rows
+    marks = (await db.execute(fence.about)).rows
     if [mark[1] for mark in marks] != [ours.identity]:
         return FenceElsewhere(
             f"this session's {fence.name} is not the one that was verified at start: it is in "
@@ -106,7 +106,7 @@ async def outcome(fence: Fence, adapter: DatabaseAdapter[object], xid: str) -> i
     """
     db = await adapter.open()
     try:
-        found = (await db.ask(fence.outcome, of_xid=xid)).rows
+        found = (await db.execute(fence.outcome, of_xid=xid)).rows
         return int(found[0][0]) if found else None
     finally:
         await db.close()
@@ -205,10 +205,10 @@ class FencedTransaction(GuardedTransaction[S]):
             self._refuse(found)
 
     async def _is_row_ours(self, db: DatabaseSession[object]) -> bool:
-        return bool((await db.ask(self._fence.ours, of_xid=self._ours.xid)).rows)
+        return bool((await db.execute(self._fence.ours, of_xid=self._ours.xid)).rows)
 
     async def _is_row_committed(self, db: DatabaseSession[object]) -> bool:
-        found = await db.ask(self._fence.outcome, of_xid=self._ours.xid)
+        found = await db.execute(self._fence.outcome, of_xid=self._ours.xid)
         return [row[0] for row in found.rows] == [COMMITTED]
 
     async def _after_rollback(self) -> None:

@@ -105,8 +105,10 @@ async def _check_together(
     rows = [{"xid": one.xid, "owner": one.owner, "born_ms": one.born_ms} for one in wanted]
     claims = json.dumps(rows)
     async with impatient(adapter, wait_ms) as db:
-        await db.ask(fence.claims_of_checks[adapter.kind], claims=claims, known=wanted[0].identity)
-        there = (await db.ask(fence.outcomes[adapter.kind], claims=claims)).rows
+        await db.execute(
+            fence.claims_of_checks[adapter.kind], claims=claims, known=wanted[0].identity
+        )
+        there = (await db.execute(fence.outcomes[adapter.kind], claims=claims)).rows
         found: dict[str, FenceRow | Exception] = {row[0]: FenceRow(*row[1:]) for row in there}
         for one in wanted:
             if one.xid not in found:
@@ -144,7 +146,7 @@ async def verify(fence: Fence, adapter: DatabaseAdapter[object], trial: str) -> 
 async def _look(fence: Fence, adapter: DatabaseAdapter[object]) -> str:
     db = await adapter.open()
     try:
-        marks = (await db.ask(fence.about)).rows
+        marks = (await db.execute(fence.about)).rows
         if len(marks) != 1:
             raise FenceMissing(
                 f"{fence.mark.fullname} has {len(marks)} rows, not one: run the statements of "
@@ -156,10 +158,10 @@ async def _look(fence: Fence, adapter: DatabaseAdapter[object]) -> str:
                 f"{fence.name} is of version {version}, and this is txmq for version "
                 f"{FENCE_VERSION}: all services and the table change together"
             )
-        await db.ask(fence.shape)
+        await db.execute(fence.shape)
         said: tuple[object, ...] = ()
         for question in dialects.DURABILITY[adapter.kind]:
-            said += tuple((await db.ask(question)).rows[0])
+            said += tuple((await db.execute(question)).rows[0])
         if (doubt := dialects.doubts(adapter.kind, said)) is not None:
             raise FenceUnsafe(doubt)
         return str(identity)
@@ -175,14 +177,14 @@ async def _try_rollback(fence: Fence, adapter: DatabaseAdapter[object], trial: C
             raise FenceUnsafe("this driver does not say how many rows an INSERT has put in")
     db = await adapter.open()
     try:
-        if (await db.ask(fence.outcome, of_xid=trial.xid)).rows:
-            await db.ask(fence.remove, of_xid=trial.xid)
+        if (await db.execute(fence.outcome, of_xid=trial.xid)).rows:
+            await db.execute(fence.remove, of_xid=trial.xid)
             await db.commit()
             raise FenceUnsafe(
                 f"rolled-back rows stay in {fence.name}: switch autocommit off, and keep the "
                 "table in an engine that has transactions"
             )
-        if [mark[1] for mark in (await db.ask(fence.about)).rows] != [trial.identity]:
+        if [mark[1] for mark in (await db.execute(fence.about)).rows] != [trial.identity]:
             raise FenceElsewhere(f"two sessions see two different tables {fence.name}")
     finally:
         await db.close()
@@ -236,12 +238,12 @@ async def _announce(
 ) -> int:
     """Announce a new limit; returns the previous one."""
     async with impatient(adapter, ANNOUNCE_WAIT_MS) as db:
-        marks = (await db.ask(fence.about)).rows
+        marks = (await db.execute(fence.about)).rows
         if [mark[1] for mark in marks] != [identity]:
             raise FenceElsewhere(f"{fence.name} is not the one that was verified at start")
-        now_ms = (await db.ask(f"SELECT {dialects.NOW_MS[adapter.kind]}")).rows[0][0]
+        now_ms = (await db.execute(f"SELECT {dialects.NOW_MS[adapter.kind]}")).rows[0][0]
         before_ms = int(now_ms) - older_than_ms
-        await db.ask(fence.announce, known=identity, before_ms=before_ms)
+        await db.execute(fence.announce, known=identity, before_ms=before_ms)
         await db.commit()
         return int(marks[0][2])
 
@@ -252,12 +254,12 @@ async def _remove(
     old = {"before_ms": before_ms, "batch": batch}
     async with impatient(adapter, ANNOUNCE_WAIT_MS) as db:
         if adapter.kind != "mysql":
-            gone = (await db.ask(fence.remove_old, **old)).changed
+            gone = (await db.execute(fence.remove_old, **old)).changed
         else:
             # A DELETE of many rows locks each row that it scans, including those of running local
             # transactions. It would wait for them, and others would wait for it.
             gone = 0
-            for (xid,) in (await db.ask(fence.old, **old)).rows:
-                gone += (await db.ask(fence.remove, of_xid=xid)).changed
+            for (xid,) in (await db.execute(fence.old, **old)).rows:
+                gone += (await db.execute(fence.remove, of_xid=xid)).changed
         await db.commit()
         return gone

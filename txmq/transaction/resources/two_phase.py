@@ -93,9 +93,9 @@ async def vote(db: DatabaseSession[Any], gid: str) -> None:
     if answer != "PREPARE TRANSACTION":
         raise TransactionBroken(f"the database answered {answer!r} when {gid} was to be prepared")
     # Use a new transaction and close it: no session may be idle in one until the second phase.
-    again = await db.anew()
+    again = await db.begin_again()
     try:
-        is_there = bool((await again.ask(_IS_PREPARED, of_gid=gid)).rows)
+        is_there = bool((await again.execute(_IS_PREPARED, of_gid=gid)).rows)
     finally:
         await again.close()
     if not is_there:
@@ -110,7 +110,7 @@ async def is_prepared(adapter: DatabaseAdapter[Any], gid: str) -> bool:
     """
     db = await adapter.open()
     try:
-        return bool((await db.ask(_IS_PREPARED, of_gid=gid)).rows)
+        return bool((await db.execute(_IS_PREPARED, of_gid=gid)).rows)
     finally:
         await db.close()
 
@@ -122,7 +122,7 @@ async def finish(adapter: DatabaseAdapter[Any], gid: str, *, commits: bool) -> b
         Exception: Any error of the adapter's library; the transaction is still prepared.
     """
     try:
-        await adapter.say(committed(gid) if commits else rolled_back(gid))
+        await adapter.execute_outside(committed(gid) if commits else rolled_back(gid))
     except problems_of(adapter):
         # Another process may have been faster, or only the answer was lost.
         if await is_prepared(adapter, gid):
@@ -141,7 +141,7 @@ async def found(adapter: DatabaseAdapter[Any]) -> list[Prepared]:
     db = await adapter.open()
     try:
         await _see_room(db)
-        rows = (await db.ask(_FOUND)).rows
+        rows = (await db.execute(_FOUND)).rows
     finally:
         await db.close()
     return [
@@ -177,7 +177,7 @@ async def _look(adapter: DatabaseAdapter[Any]) -> None:
         await _see_room(db)
         said: tuple[object, ...] = ()
         for question in dialects.DURABILITY[adapter.kind]:
-            said += tuple((await db.ask(question)).rows[0])
+            said += tuple((await db.execute(question)).rows[0])
         if (doubt := dialects.doubts(adapter.kind, said)) is not None:
             raise FenceUnsafe(doubt)
         if db.standing() is not Standing.OPEN:
@@ -187,7 +187,7 @@ async def _look(adapter: DatabaseAdapter[Any]) -> None:
 
 
 async def _see_room(db: DatabaseSession[Any]) -> None:
-    if not int((await db.ask(_ROOM)).rows[0][0]):
+    if not int((await db.execute(_ROOM)).rows[0][0]):
         raise TwoPhaseUnavailable(
             "max_prepared_transactions is 0: set it in postgresql.conf, at least to the number "
             "of connections, and restart the server"
@@ -197,7 +197,7 @@ async def _see_room(db: DatabaseSession[Any]) -> None:
 async def _try(adapter: DatabaseAdapter[Any], trial: str) -> None:
     db = await adapter.open()
     try:
-        await db.ask("SELECT 1")
+        await db.execute("SELECT 1")
         await vote(db, trial)
     finally:
         await db.close()

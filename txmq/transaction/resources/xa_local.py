@@ -46,7 +46,7 @@ class Branch(Generic[S]):
         """Begin, and return the session."""
         self.db = await self.adapter.open()
         # Drivers begin with the first statement; a transaction that has not begun looks ended.
-        await self.db.ask("SHOW transaction_isolation")
+        await self.db.execute("SHOW transaction_isolation")
         return self.db.session
 
     async def vote(self) -> None:

@@ -18,7 +18,7 @@ __all__ = [
     "DatabaseAdapter",
     "DatabaseSession",
     "OneConnectionAdapter",
-    "Standing",
+    "SessionStatus",
     "StatementResult",
     "reading",
 ]
@@ -34,7 +34,7 @@ class StatementResult(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-class Standing(Enum):
+class SessionStatus(Enum):
     """The status of a local transaction before its commit."""
 
     OPEN = "open"
@@ -67,7 +67,7 @@ class DatabaseSession(Protocol[S_co]):
         """Flush the session's pending writes."""
         ...
 
-    def standing(self) -> Standing:
+    def status(self) -> SessionStatus:
         """The transaction's status, as far as the client knows."""
         ...
 

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool.base import ResetStyle
 
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, Standing, StatementResult
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus, StatementResult
 from txmq.databases.canary import Canary
 from txmq.databases.dialects import kind_of
 from txmq.databases.failures import Failure, failure
@@ -157,22 +157,22 @@ class _AlchemySession:
         is_direct = connection.dialect.driver == "psycopg"
         self.canary = Canary(connection.connection.driver_connection) if is_direct else None
 
-    def standing(self) -> Standing:
+    def status(self) -> SessionStatus:
         session, connection = self.session, self.connection
         if session.get_transaction() is not self._root:
-            return Standing.ENDED
+            return SessionStatus.ENDED
         if not session.is_active or connection.closed or connection.invalidated:
-            return Standing.ABORTED
+            return SessionStatus.ABORTED
         driver: Any = connection.connection.driver_connection
         if driver is None:
-            return Standing.ABORTED  # The application detached it.
+            return SessionStatus.ABORTED  # The application detached it.
         if self.canary is None:
-            return Standing.UNSURE
+            return SessionStatus.UNSURE
         # libpq stores the transaction's status with every answer, which saves a round trip.
         status = driver.info.transaction_status
         if status == _IN_TRANSACTION:
-            return Standing.OPEN if self.canary.is_sure() else Standing.UNSURE
-        return Standing.ABORTED if status == _IN_ERROR else Standing.ENDED
+            return SessionStatus.OPEN if self.canary.is_sure() else SessionStatus.UNSURE
+        return SessionStatus.ABORTED if status == _IN_ERROR else SessionStatus.ENDED
 
     async def execute(self, statement: Any, **values: object) -> StatementResult:
         return execute(self.connection, self.forms, statement, values)
@@ -245,8 +245,8 @@ class _AsyncAlchemySession:
         self._is_given_back = False
         self._close_error: BaseException | None = None
 
-    def standing(self) -> Standing:
-        return self._inner.standing()
+    def status(self) -> SessionStatus:
+        return self._inner.status()
 
     async def execute(self, statement: Any, **values: object) -> StatementResult:
         inner = self._inner

@@ -18,7 +18,7 @@ from django.db.transaction import TransactionManagementError, atomic
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, Standing, StatementResult
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus, StatementResult
 from txmq.databases.canary import Canary
 from txmq.databases.forms import Forms
 from txmq.errors import ConfigError, UsageError
@@ -150,18 +150,18 @@ class _DjangoSession:
     async def flush(self) -> None:
         """Django's ORM writes at once; there is nothing to flush."""
 
-    def standing(self) -> Standing:
+    def status(self) -> SessionStatus:
         session = self.session
         if session.closed_in_transaction or session.needs_rollback or session.savepoint_ids:
-            return Standing.ABORTED
+            return SessionStatus.ABORTED
         if self._has_ended():
-            return Standing.ENDED
+            return SessionStatus.ENDED
         if session.vendor == "sqlite":
-            return Standing.OPEN
+            return SessionStatus.OPEN
         if session.connection.info.transaction_status != _IN_TRANSACTION:
-            return Standing.ABORTED
+            return SessionStatus.ABORTED
         is_sure = self.canary is None or self.canary.is_sure()
-        return Standing.OPEN if is_sure else Standing.UNSURE
+        return SessionStatus.OPEN if is_sure else SessionStatus.UNSURE
 
     def _has_ended(self) -> bool:
         session = self.session

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from txmq.databases import dialects
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, Standing
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus
 from txmq.databases.failures import is_settled, words
 from txmq.errors import OutcomeUnknown, TransactionBroken, UsageError
 
@@ -172,7 +172,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
         db = self._db = await self._adapter.open()
         try:
             await self._insert_row(db)
-            if self._savepoint is not None and db.standing() is Standing.UNSURE:
+            if self._savepoint is not None and db.status() is SessionStatus.UNSURE:
                 await db.execute(self._savepoint[0])
                 self._has_savepoint = True
             if db.canary is not None:
@@ -198,19 +198,19 @@ class GuardedTransaction(DualContext[S], Generic[S]):
                 if problem is None:
                     await db.flush()
             finally:
-                standing = db.standing()
-                if standing is Standing.UNSURE:
-                    standing, why = await self._ask_standing(db)
-                if standing is Standing.ENDED:
+                status = db.status()
+                if status is SessionStatus.UNSURE:
+                    status, why = await self._ask_status(db)
+                if status is SessionStatus.ENDED:
                     # The application may have committed it.
                     self.commit_state = CommitState.UNKNOWN
             if problem is not None:
                 return
-            if standing is Standing.ENDED:
+            if status is SessionStatus.ENDED:
                 raise OutcomeUnknown(
                     f"{self._name} was ended inside; leave commit and rollback to txmq"
                 )
-            if standing is Standing.ABORTED:
+            if status is SessionStatus.ABORTED:
                 raise TransactionBroken(
                     f"the database gave {self._name} up after an error that was not passed on"
                 ) from why
@@ -241,7 +241,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
             # A connection that cannot even roll back is dead, and its transaction with it.
             log.warning("could not give a session back: %s", error)
 
-    async def _ask_standing(self, db: DatabaseSession[S]) -> tuple[Standing, Exception | None]:
+    async def _ask_status(self, db: DatabaseSession[S]) -> tuple[SessionStatus, Exception | None]:
         """Ask the database how the transaction stands; also returns the error of its answer."""
         why: Exception | None = None
         if self._savepoint is not None:
@@ -250,16 +250,16 @@ class GuardedTransaction(DualContext[S], Generic[S]):
             except self._adapter.problems as error:
                 why = error
             else:
-                return Standing.OPEN, None
+                return SessionStatus.OPEN, None
         try:
             if self._adapter.kind == "postgresql":
                 is_ours = await self._is_row_ours(db)
-                return (Standing.OPEN if is_ours else Standing.ENDED), None
+                return (SessionStatus.OPEN if is_ours else SessionStatus.ENDED), None
             # The session has another transaction by now, or a broken one. Has ours committed?
             is_committed = await self._is_row_committed(db)
         except self._adapter.problems as error:
-            return Standing.ABORTED, why or error
-        return (Standing.ENDED if is_committed else Standing.ABORTED), why
+            return SessionStatus.ABORTED, why or error
+        return (SessionStatus.ENDED if is_committed else SessionStatus.ABORTED), why
 
 
 class GuardRow(Protocol):

@@ -9,11 +9,11 @@ from txmq.databases import dialects
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
 from txmq.databases.failures import Failure, failure
 
-__all__ = ["impatient", "waiting"]
+__all__ = ["lock_timeout", "open_with_lock_timeout"]
 
 
 @asynccontextmanager
-async def impatient(
+async def open_with_lock_timeout(
     adapter: DatabaseAdapter[object], wait_ms: int
 ) -> AsyncIterator[DatabaseSession[object]]:
     """A new session with a short lock timeout; it sees the latest commits."""
@@ -21,38 +21,38 @@ async def impatient(
     try:
         if (level := dialects.ISOLATION.get(adapter.kind)) is not None:
             await db.execute(level)
-        async with waiting(adapter, db, wait_ms):
+        async with lock_timeout(adapter, db, wait_ms):
             yield db
     finally:
         await db.close()
 
 
 @asynccontextmanager
-async def waiting(
+async def lock_timeout(
     adapter: DatabaseAdapter[object], db: DatabaseSession[object], wait_ms: int
 ) -> AsyncIterator[None]:
     """Set a short lock timeout inside the block, and restore the session's own afterwards."""
-    waited = await _waited(adapter, db)
-    await db.execute(dialects.patience(adapter.kind, wait_ms))
+    before = await _lock_timeout(adapter, db)
+    await db.execute(dialects.set_lock_timeout(adapter.kind, wait_ms))
     try:
         yield
     finally:
-        if waited is not None:
-            await _be_patient(adapter, db, waited)
+        if before is not None:
+            await _restore(adapter, db, before)
 
 
-async def _waited(
+async def _lock_timeout(
     adapter: DatabaseAdapter[object], db: DatabaseSession[object]
 ) -> tuple[object, ...] | None:
-    question = dialects.PATIENCE.get(adapter.kind)
+    question = dialects.LOCK_TIMEOUTS.get(adapter.kind)
     return None if question is None else (await db.execute(question)).rows[0]
 
 
-async def _be_patient(
-    adapter: DatabaseAdapter[object], db: DatabaseSession[object], waited: tuple[object, ...]
+async def _restore(
+    adapter: DatabaseAdapter[object], db: DatabaseSession[object], before: tuple[object, ...]
 ) -> None:
     try:
-        await db.execute(dialects.patience_again(adapter.kind, waited))
+        await db.execute(dialects.restore_lock_timeout(adapter.kind, before))
     except adapter.problems as error:
         # The block's error says more, and a lost connection is not used again.
         if failure(error) is not Failure.LOST:

@@ -15,7 +15,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, Standing, StatementResult
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus, StatementResult
 from txmq.databases.canary import Canary
 from txmq.databases.forms import Forms
 from txmq.errors import ConfigError, DatabaseFailed
@@ -207,8 +207,8 @@ class _PsycopgSession:
     async def flush(self) -> None:
         """A connection has no pending writes."""
 
-    def standing(self) -> Standing:
-        return _standing(self.session, self.canary)
+    def status(self) -> SessionStatus:
+        return _status_of(self.session, self.canary)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
@@ -265,8 +265,8 @@ class _AsyncPsycopgSession:
     async def flush(self) -> None:
         """A connection has no pending writes."""
 
-    def standing(self) -> Standing:
-        return _standing(self.session, self.canary)
+    def status(self) -> SessionStatus:
+        return _status_of(self.session, self.canary)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
@@ -302,12 +302,12 @@ class _AsyncPsycopgSession:
             await self._block.__aexit__(psycopg.Rollback, psycopg.Rollback(), None)
 
 
-def _standing(
+def _status_of(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], canary: Canary
-) -> Standing:
+) -> SessionStatus:
     status = connection.info.transaction_status
     if status == TransactionStatus.INTRANS:
-        return Standing.OPEN if canary.is_sure() else Standing.UNSURE
+        return SessionStatus.OPEN if canary.is_sure() else SessionStatus.UNSURE
     if status == TransactionStatus.IDLE:
-        return Standing.ENDED
-    return Standing.ABORTED
+        return SessionStatus.ENDED
+    return SessionStatus.ABORTED

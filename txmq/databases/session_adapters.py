@@ -26,7 +26,7 @@ from txmq.databases.postgres import psycopg_execute, psycopg_execute_async, psyc
 from txmq.databases.sources import DjangoConnection
 from txmq.errors import UsageError
 
-__all__ = ["AwaitedSession", "BlockingSession", "Given", "Lender"]
+__all__ = ["AwaitedSession", "BlockingSession", "CallerSession", "SessionAdapters"]
 
 
 BlockingSession: TypeAlias = (
@@ -37,7 +37,7 @@ AwaitedSession: TypeAlias = (
 )
 
 
-class Given(Protocol):
+class CallerSession(Protocol):
     """A session of the application, in its transaction."""
 
     kind: str
@@ -55,7 +55,7 @@ class Given(Protocol):
         ...
 
 
-class Lender:
+class SessionAdapters:
     """Finds the adapter of a session.
 
     Args:
@@ -69,7 +69,7 @@ class Lender:
         self._launcher = AsyncSession()
         """A session of no database: sessions are SQLAlchemy's way to start a greenlet."""
 
-    def of(self, session: object) -> Given:
+    def find(self, session: object) -> CallerSession:
         """The adapter of a session.
 
         Raises:

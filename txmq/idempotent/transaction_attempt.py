@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self, TypeVar
 
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, Standing
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus
 from txmq.databases.guarded_transaction import GuardRow, RowTransaction
 from txmq.errors import UsageError
 from txmq.idempotent.guard import Attempt
@@ -77,7 +77,7 @@ class TransactionAttempt(Attempt[S]):
 
     def _is_open(self) -> bool:
         # Otherwise the end raises a clearer error than the next statement would.
-        return self._inner.db.standing() in {Standing.OPEN, Standing.UNSURE}
+        return self._inner.db.status() in {SessionStatus.OPEN, SessionStatus.UNSURE}
 
 
 class _Abandoned(Exception):

@@ -22,7 +22,7 @@ from txmq.databases.canary import SAME
 from txmq.databases.dialects import NOW_MS
 from txmq.databases.failures import Failure, failure, words
 from txmq.databases.guarded_transaction import drive
-from txmq.databases.lock_timeout import impatient, waiting
+from txmq.databases.lock_timeout import lock_timeout, open_with_lock_timeout
 from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
 from txmq.databases.tables import create_command
 from txmq.errors import (
@@ -160,10 +160,10 @@ class UniqueKeyTable(Generic[S]):
         done, trial = self._done, secrets.token_hex(16)
         try:
             # Closing rolls back what is not committed.
-            async with impatient(self._adapter, _WAIT_MS) as db:
+            async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
                 row = KeyRow(done, self._adapter, _TRIAL, trial, "")
                 await row.put(db)
-            async with impatient(self._adapter, _WAIT_MS) as db:
+            async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
                 this = {"of_scope": _TRIAL, "of_key": trial}
                 if (await db.execute(done.look, **this)).rows:
                     await db.execute(done.remove, **this)
@@ -214,10 +214,10 @@ class UniqueKeyTable(Generic[S]):
     async def _clean(self, older_ms: int, batch: int) -> int:
         removed, last = 0, batch
         try:
-            async with impatient(self._adapter, _WAIT_MS) as db:
+            async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
                 now_ms = await _now_ms(self._adapter, db)
             while last >= batch:
-                async with impatient(self._adapter, _WAIT_MS) as db:
+                async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
                     last = await self._remove(db, now_ms - older_ms, batch)
                     await db.commit()
                 removed += last
@@ -298,7 +298,7 @@ class KeyRow:
         adapter = self._adapter
         try:
             if adapter.kind == "mysql":
-                async with waiting(adapter, db, _WAIT_MS):
+                async with lock_timeout(adapter, db, _WAIT_MS):
                     is_new = await self._insert(db)
             else:
                 is_new = await self._insert(db)

@@ -26,9 +26,9 @@ from txmq.limits import FENCE_ROWS_REMOVED, RESOURCE_THREADS, XID_CHARS_MAX
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.threads import Threads
 from txmq.transaction.resources import steps
+from txmq.transaction.resources.check_batches import CheckBatches
 from txmq.transaction.resources.fence import COMMITTED, ROLLED_BACK, Fence, check_horizon_s
 from txmq.transaction.resources.local import Claim, FencedTransaction, FenceRow, outcome
-from txmq.transaction.resources.together import Together
 from txmq.transaction.state import LocalTransactionState
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 _XID: Final = re.compile(r"[ -~]*[!-~]")
 """Printable ASCII that does not end with a space: MySQL ignores trailing spaces in comparisons."""
-_TOLD: Final = {
+_STATES: Final = {
     COMMITTED: LocalTransactionState.COMMIT,
     ROLLED_BACK: LocalTransactionState.ROLLBACK,
 }
@@ -127,7 +127,7 @@ class SQLResource(Generic[S]):
         self._threads = Threads("txmq-fence", RESOURCE_THREADS)
         self._fence = Fence(fence, schema)
         self._wait_ms = max(1, int(wait_s * 1000))
-        self._together = Together(self._settle)
+        self._batches = CheckBatches(self._settle)
         self._entropy = entropy or SystemEntropy()
         self._identity = ""
         self._is_closed = False
@@ -217,7 +217,7 @@ class SQLResource(Generic[S]):
             return LocalTransactionState.UNKNOWN
         theirs = Claim(xid, group, ROLLED_BACK, born_ms, self.identity)
         try:
-            row = await self._together.ask(theirs)
+            row = await self._batches.settle(theirs)
         except self._problems as error:
             log.warning("the state of %s is not known now: %s", xid, error)
             return LocalTransactionState.UNKNOWN
@@ -225,7 +225,7 @@ class SQLResource(Generic[S]):
         if row.owner and group and row.owner != group:
             log.warning("%s belongs to group %s; %s was asked", xid, row.owner, group)
             return LocalTransactionState.UNKNOWN
-        return _TOLD[row.outcome]
+        return _STATES[row.outcome]
 
     async def _settle(self, theirs: list[Claim]) -> list[FenceRow | Exception]:
         return await self._turn(steps.check(self._fence, self._adapter, theirs, self._wait_ms))
@@ -242,7 +242,7 @@ class SQLResource(Generic[S]):
             raise DatabaseFailed(
                 f"{self._fence.name} cannot be read now: {words(error)}"
             ) from error
-        return None if known is None else _TOLD[known]
+        return None if known is None else _STATES[known]
 
     def may_retry(self, problem: BaseException) -> bool:
         """Whether a retry may succeed: the error is a serialization failure or a deadlock, and the

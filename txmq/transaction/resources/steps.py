@@ -13,7 +13,7 @@ from typing import Final
 from txmq.databases import dialects
 from txmq.databases.adapter import DatabaseAdapter
 from txmq.databases.failures import Failure, failure, words
-from txmq.databases.lock_timeout import impatient
+from txmq.databases.lock_timeout import open_with_lock_timeout
 from txmq.databases.tables import create_command
 from txmq.errors import (
     DatabaseFailed,
@@ -89,7 +89,7 @@ def _are_alike(theirs: Sequence[Claim]) -> bool:
 async def _check_alone(
     fence: Fence, adapter: DatabaseAdapter[object], theirs: Claim, wait_ms: int
 ) -> FenceRow:
-    async with impatient(adapter, wait_ms) as db:
+    async with open_with_lock_timeout(adapter, wait_ms) as db:
         found = await claim(fence, adapter, db, theirs)
         if found is not None:
             return found
@@ -104,7 +104,7 @@ async def _check_together(
     wanted = sorted(set(theirs))
     rows = [{"xid": one.xid, "owner": one.owner, "born_ms": one.born_ms} for one in wanted]
     claims = json.dumps(rows)
-    async with impatient(adapter, wait_ms) as db:
+    async with open_with_lock_timeout(adapter, wait_ms) as db:
         await db.execute(
             fence.claims_of_checks[adapter.kind], claims=claims, known=wanted[0].identity
         )
@@ -172,7 +172,7 @@ async def _look(fence: Fence, adapter: DatabaseAdapter[object]) -> str:
 async def _try_rollback(fence: Fence, adapter: DatabaseAdapter[object], trial: Claim) -> None:
     """Verify that a rollback works: it does not with autocommit, nor in MyISAM tables."""
     # Write as a check does: with statement-based logging MySQL refuses writes in READ COMMITTED.
-    async with impatient(adapter, TRIAL_WAIT_MS) as db:
+    async with open_with_lock_timeout(adapter, TRIAL_WAIT_MS) as db:
         if await claim(fence, adapter, db, trial) is not None:
             raise FenceUnsafe("this driver does not say how many rows an INSERT has put in")
     db = await adapter.open()
@@ -237,7 +237,7 @@ async def _announce(
     fence: Fence, adapter: DatabaseAdapter[object], identity: str, older_than_ms: int
 ) -> int:
     """Announce a new limit; returns the previous one."""
-    async with impatient(adapter, ANNOUNCE_WAIT_MS) as db:
+    async with open_with_lock_timeout(adapter, ANNOUNCE_WAIT_MS) as db:
         marks = (await db.execute(fence.about)).rows
         if [mark[1] for mark in marks] != [identity]:
             raise FenceElsewhere(f"{fence.name} is not the one that was verified at start")
@@ -252,7 +252,7 @@ async def _remove(
     fence: Fence, adapter: DatabaseAdapter[object], before_ms: int, batch: int
 ) -> int:
     old = {"before_ms": before_ms, "batch": batch}
-    async with impatient(adapter, ANNOUNCE_WAIT_MS) as db:
+    async with open_with_lock_timeout(adapter, ANNOUNCE_WAIT_MS) as db:
         if adapter.kind != "mysql":
             gone = (await db.execute(fence.remove_old, **old)).changed
         else:

@@ -12,7 +12,7 @@ import psycopg
 from sqlalchemy import bindparam, column, func, select, table, text
 
 from txmq.databases import dialects
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, Standing
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus
 from txmq.errors import (
     DatabaseFailed,
     FenceUnsafe,
@@ -180,7 +180,7 @@ async def _look(adapter: DatabaseAdapter[Any]) -> None:
             said += tuple((await db.execute(question)).rows[0])
         if (doubt := dialects.doubts(adapter.kind, said)) is not None:
             raise FenceUnsafe(doubt)
-        if db.standing() is not Standing.OPEN:
+        if db.status() is not SessionStatus.OPEN:
             raise FenceUnsafe("writes persist without a commit: switch autocommit off")
     finally:
         await db.close()

@@ -13,7 +13,12 @@ from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, OneConnectionAdapter, Standing
+from txmq.databases.adapter import (
+    DatabaseAdapter,
+    DatabaseSession,
+    OneConnectionAdapter,
+    SessionStatus,
+)
 from txmq.databases.guarded_transaction import DualContext, drive
 from txmq.errors import DatabaseFailed, OutcomeUnknown, TransactionBroken, UsageError
 from txmq.transaction.resources import two_phase
@@ -219,7 +224,7 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
 
     def _check_none_ended(self, problem: BaseException | None) -> None:
         for branch in self._branches.values():
-            if branch.db is not None and branch.db.standing() is Standing.ENDED:
+            if branch.db is not None and branch.db.status() is SessionStatus.ENDED:
                 # The commit there is final, so a person must resolve it.
                 text = (
                     f"the function has ended its transaction in {branch.name} itself, and all "
@@ -232,7 +237,7 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
     async def _prepare(self) -> None:
         await self.aflush()
         for branch in self._branches.values():
-            if branch.db is None or branch.db.standing() is not Standing.OPEN:
+            if branch.db is None or branch.db.status() is not SessionStatus.OPEN:
                 raise TransactionBroken(
                     f"{branch.name} gave its part of {self._xid} up after an error that was not "
                     "passed on"

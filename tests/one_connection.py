@@ -7,7 +7,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.databases import conninfo
-from txmq.databases.door import reading
+from txmq.databases.adapter import reading
 
 __all__ = ["SMALL", "is_prepared", "prepare", "see_it_is_prepared", "small"]
 
@@ -39,29 +39,29 @@ async def small(kind, url, stack, size=1):
 
 
 @contextlib.asynccontextmanager
-async def prepare(door):
-    """Have something prepared on a connection behind a door, as a service does; ours inside."""
-    async with reading(door.open()) as borrowed:
+async def prepare(adapter):
+    """Have something prepared on a connection behind a adapter, as a service does; ours inside."""
+    async with reading(adapter.open()) as db:
         for _ in range(OFTEN):
-            await borrowed.ask(MINE)
+            await db.execute(MINE)
         yield
 
 
 @contextlib.asynccontextmanager
-async def is_prepared(door, statement=MINE):
+async def is_prepared(adapter, statement=MINE):
     """Whether it is still, on the one that is next."""
-    async with reading(door.open()) as borrowed:
-        found = await borrowed.ask("SELECT statement FROM pg_prepared_statements")
+    async with reading(adapter.open()) as db:
+        found = await db.execute("SELECT statement FROM pg_prepared_statements")
         yield any(statement in each for (each,) in found.rows)
 
 
 @contextlib.asynccontextmanager
-async def see_it_is_prepared(*doors):
+async def see_it_is_prepared(*adapters):
     """What is prepared on the only connection behind each is there afterwards."""
-    for each in doors:
+    for each in adapters:
         async with prepare(each):
             pass
     yield
-    for each in doors:
+    for each in adapters:
         async with is_prepared(each) as is_there:
             assert is_there, "a rollback has taken it away"

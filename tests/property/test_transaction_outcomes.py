@@ -7,17 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.client.values import SendResult, SendStatus
+from txmq.databases.guarded_transaction import drive
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.headers import CheckState
 from txmq.protocol.message_id import host_bytes, offset_id
+from txmq.transaction.end import EndSender
+from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,
     SPELLINGS,
     EndReply,
     LocalTransactionState,
     TransactionState,
-    end_of,
-    end_of_check,
 )
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState
@@ -48,12 +49,41 @@ def test_the_values_are_what_travels():
 numbers = st.integers(0, 2**63 - 1)
 
 
+class Brokers:
+    """Connections to brokers that take every END; they keep them."""
+
+    def __init__(self):
+        self.ends = []
+        self.session = self.clock = self
+        self.sender = EndSender(self, "g", TransactionSettings())
+
+    def monotonic(self):
+        return 0.0
+
+    def known_route(self, topic):
+        return None
+
+    def master(self, broker):
+        return f"address of {broker}"
+
+    def ready(self, address):
+        return self
+
+    async def request(self, code, end, **options):
+        self.ends.append(end)
+
+    def oneway(self, code, end):
+        self.ends.append(end)
+
+
 @given(offset=numbers, position=numbers, said=st.sampled_from(LocalTransactionState), xid=st.text())
 def test_an_end_names_the_half_message_by_both_its_places(offset, position, said, xid):
     place = offset_id(host_bytes("10.0.0.1", 10911), position)
     sent = SendResult(SendStatus.OK, Queue("T", "b", 3), QueueOffset(offset), xid, place)
 
-    end = end_of("g", sent, said)
+    brokers = Brokers()
+    assert drive(brokers.sender.send(sent, said)).reply is EndReply.TAKEN
+    (end,) = brokers.ends
 
     assert (end.tran_state_table_offset, end.commit_log_offset) == (offset, position)
     assert (end.msg_id, end.transaction_id, end.topic) == (xid, xid, "T")
@@ -64,7 +94,9 @@ def test_an_end_names_the_half_message_by_both_its_places(offset, position, said
 def test_the_answer_to_a_check_names_the_places_it_was_asked_about(offset, position, said):
     asked = CheckState(offset, position, None, None)
 
-    end = end_of_check("g", "T", "x", asked, said)
+    brokers = Brokers()
+    drive(brokers.sender.answer(brokers, asked, "T", "x", said))
+    (end,) = brokers.ends
 
     assert (end.tran_state_table_offset, end.commit_log_offset) == (offset, position)
     assert (end.msg_id, end.transaction_id) == ("x", "x")

@@ -201,7 +201,7 @@ def test_a_database_that_does_not_answer_is_told(tmp_path):
 
 
 def test_a_name_that_needs_quoting_is_none(tmp_path):
-    with pytest.raises(ConfigError, match="no plain name"):
+    with pytest.raises(ConfigError, match="not a plain name"):
         ReconSchema(Recon("sqlite://", schema='re"con'))
     with pytest.raises(ConfigError, match="oracle"):
         ReconSchema(Recon("oracle://bank"))

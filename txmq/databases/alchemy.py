@@ -1,11 +1,11 @@
-"""Adapters (doors) for SQLAlchemy: engines and sessionmakers, blocking and asyncio."""
+"""Adapters for SQLAlchemy: engines and sessionmakers, blocking and asyncio."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine, Executable, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import (
     AsyncConnection,
@@ -16,15 +16,18 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool.base import ResetStyle
 
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus, StatementResult
 from txmq.databases.canary import Canary
 from txmq.databases.dialects import kind_of
-from txmq.databases.door import Borrowed, Door, Standing, StatementResult
 from txmq.databases.failures import Failure, failure
 from txmq.databases.forms import Forms
-from txmq.databases.postgres import asked, awaited, psycopg_forms
+from txmq.databases.guarded_transaction import drive
+from txmq.databases.postgres import psycopg_execute, psycopg_execute_async, psycopg_forms
 from txmq.errors import ConfigError, DatabaseFailed, FenceUnsafe
 
-__all__ = ["alchemy_door", "ask", "ask_async", "commits_each", "is_psycopg", "is_renamed"]
+__all__ = ["alchemy_adapter", "commits_each", "execute", "execute_async"]
+
+T = TypeVar("T")
 
 _PROBLEMS: Final = (SQLAlchemyError, OSError)
 _IDLE: Final = 0
@@ -32,7 +35,7 @@ _IN_TRANSACTION: Final = 2
 _IN_ERROR: Final = 3
 
 
-def alchemy_door(source: object) -> Door[Any] | None:
+def alchemy_adapter(source: object) -> DatabaseAdapter[Any] | None:
     """The adapter of an engine or sessionmaker; ``None`` for anything else.
 
     Raises:
@@ -41,15 +44,15 @@ def alchemy_door(source: object) -> Door[Any] | None:
     """
     if isinstance(source, Engine):
         # Callers use a function's result after the commit, so objects must not expire.
-        return AlchemyDoor(sessionmaker(source, expire_on_commit=False), source)
+        return AlchemyAdapter(sessionmaker(source, expire_on_commit=False), source)
     if isinstance(source, AsyncEngine):
-        return AsyncAlchemyDoor(async_sessionmaker(source, expire_on_commit=False), source)
+        return AsyncAlchemyAdapter(async_sessionmaker(source, expire_on_commit=False), source)
     if isinstance(source, async_sessionmaker):
         bound = _bound(source.kw, AsyncEngine)
-        return AsyncAlchemyDoor(source, bound)
+        return AsyncAlchemyAdapter(source, bound)
     if isinstance(source, sessionmaker):
         bound = _bound(source.kw, Engine)
-        return AlchemyDoor(source, bound)
+        return AlchemyAdapter(source, bound)
     return None
 
 
@@ -64,7 +67,7 @@ def _bound(settings: dict[str, Any], wanted: type[Any]) -> Any:
     return engine
 
 
-class AlchemyDoor:
+class AlchemyAdapter:
     """Sessions of a blocking engine."""
 
     is_blocking = True
@@ -77,8 +80,8 @@ class AlchemyDoor:
         self._engine = engine
         self._forms = _forms(engine)
 
-    async def open(self) -> Borrowed[Session]:
-        """See :meth:`Door.open`."""
+    async def open(self) -> DatabaseSession[Session]:
+        """See :meth:`DatabaseAdapter.open`."""
         connection = self._engine.connect()
         try:
             session = self._sessions(bind=connection)
@@ -88,13 +91,13 @@ class AlchemyDoor:
             connection.close()
             raise
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`Door.say`."""
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`."""
         with self._engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT").exec_driver_sql(statement)
 
 
-class AsyncAlchemyDoor:
+class AsyncAlchemyAdapter:
     """Sessions of an asyncio engine."""
 
     is_blocking = False
@@ -109,8 +112,8 @@ class AsyncAlchemyDoor:
         self._launcher = AsyncSession()
         """A session of no database: sessions are SQLAlchemy's way to start a greenlet."""
 
-    async def open(self) -> Borrowed[AsyncSession]:
-        """See :meth:`Door.open`."""
+    async def open(self) -> DatabaseSession[AsyncSession]:
+        """See :meth:`DatabaseAdapter.open`."""
         # Use one greenlet for all calls, because a greenlet costs as much as a statement.
         return await self._launcher.run_sync(self._open_in_greenlet)
 
@@ -119,71 +122,72 @@ class AsyncAlchemyDoor:
         try:
             session = self._sessions(bind=AsyncConnection(self._engine, connection))
             _enter(session.sync_session, connection)
-            return _AsyncAlchemySession(session, connection, self._forms, self._launcher)
+            inner = _AlchemySession(session.sync_session, connection, self._forms)
+            return _AsyncAlchemySession(session, inner, self._launcher)
         except BaseException:
             connection.close()
             raise
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`Door.say`."""
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`."""
         async with self._engine.connect() as connection:
             alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
             await alone.exec_driver_sql(statement)
 
 
-class _BorrowedConnection:
-    """The blocking code of both kinds of sessions; an asyncio session runs it in a greenlet."""
+class _AlchemySession:
+    """A blocking session. An asyncio session drives its coroutines in a greenlet."""
 
-    is_lent = False
-    """Whether the connection stays with the session that lends it."""
-
-    def __init__(self, sync_session: Session, connection: Connection, forms: Forms | None) -> None:
-        self.sync_session = sync_session
+    def __init__(
+        self,
+        session: Session,
+        connection: Connection,
+        forms: Forms | None,
+        *,
+        is_lent: bool = False,
+    ) -> None:
+        self.session = session
         self.connection = connection
-        self.forms = None if is_renamed(connection) else forms
-        self._root = sync_session.get_transaction()
+        # Only SQLAlchemy can run statements on tables that it renames.
+        is_renamed = "schema_translate_map" in connection.get_execution_options()
+        self.forms = None if is_renamed else forms
+        self._is_lent = is_lent
+        """Whether the connection stays with the session that lends it."""
+        self._root = session.get_transaction()
         is_direct = connection.dialect.driver == "psycopg"
-        self._canary = Canary(_driver(connection)) if is_direct else None
+        self.canary = Canary(connection.connection.driver_connection) if is_direct else None
 
-    def know(self) -> None:
-        if self._canary is not None:
-            self._canary.know()
-
-    def standing(self) -> Standing:
-        session, connection = self.sync_session, self.connection
+    def status(self) -> SessionStatus:
+        session, connection = self.session, self.connection
         if session.get_transaction() is not self._root:
-            return Standing.ENDED
+            return SessionStatus.ENDED
         if not session.is_active or connection.closed or connection.invalidated:
-            return Standing.ABORTED
-        driver = _driver(connection)
+            return SessionStatus.ABORTED
+        driver: Any = connection.connection.driver_connection
         if driver is None:
-            return Standing.ABORTED  # The application detached it.
-        if self._canary is None:
-            return Standing.UNSURE
+            return SessionStatus.ABORTED  # The application detached it.
+        if self.canary is None:
+            return SessionStatus.UNSURE
         # libpq stores the transaction's status with every answer, which saves a round trip.
         status = driver.info.transaction_status
         if status == _IN_TRANSACTION:
-            return Standing.OPEN if self._canary.is_sure() else Standing.UNSURE
-        return Standing.ABORTED if status == _IN_ERROR else Standing.ENDED
+            return SessionStatus.OPEN if self.canary.is_sure() else SessionStatus.UNSURE
+        return SessionStatus.ABORTED if status == _IN_ERROR else SessionStatus.ENDED
 
-    def holds_back(self) -> bool:
-        """Whether the session has unflushed changes."""
-        session = self.sync_session
-        is_nested = session.get_nested_transaction() is not None
-        return is_nested or bool(session.new or session.dirty or session.deleted)
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
+        return execute(self.connection, self.forms, statement, values)
 
-    def leave_savepoints(self) -> None:
-        while (nested := self.sync_session.get_nested_transaction()) is not None:
-            nested.commit()  # The commit would do the same later.
+    async def flush(self) -> None:
+        session = self.session
+        if session.get_nested_transaction() is not None:
+            _release_savepoints(session)
+        if session.new or session.dirty or session.deleted:
+            session.flush()
 
-    def flush_now(self) -> None:
-        self.leave_savepoints()
-        if self.holds_back():
-            self.sync_session.flush()
-
-    def commit_now(self) -> None:
+    async def commit(self, *, is_last: bool = False) -> None:
+        del is_last
         try:
-            self.sync_session.commit()
+            self.session.commit()
         except Exception:
             _abandon(self.connection)
             raise
@@ -191,136 +195,118 @@ class _BorrowedConnection:
             self.connection.invalidate()
             raise
 
-    def say_now(self, statement: str) -> None:
-        self.sync_session.close()
+    async def prepare(self, statement: str) -> str:
+        driver: Any = self.connection.connection.driver_connection
+        return str(driver.execute(statement).statusmessage)
+
+    async def begin_again(self) -> _AlchemySession:
+        self.session.close()
+        session = Session(self.connection)
+        session.begin()
+        session.connection()
+        return _AlchemySession(session, self.connection, self.forms, is_lent=True)
+
+    async def execute_outside(self, statement: str) -> None:
+        self.session.close()
         alone = self.connection.execution_options(isolation_level="AUTOCOMMIT")
         alone.exec_driver_sql(statement)
 
-    def close_now(self) -> None:
+    async def close(self) -> None:
         try:
-            self.sync_session.close()
+            self.session.close()
         finally:
-            if not self.is_lent:
+            if not self._is_lent:
                 self.connection.close()
 
     def give_up(self) -> None:
+        """Close the connection of a session whose close was interrupted."""
         # A connection cancelled halfway would stay checked out.
-        if not self.is_lent and not self.connection.closed:
+        if not self._is_lent and not self.connection.closed:
             self.connection.invalidate()
             self.connection.close()
 
 
-class _AlchemySession(_BorrowedConnection):
-    @property
-    def session(self) -> Session:
-        return self.sync_session
+class _AsyncAlchemySession:
+    """Drives a blocking session in a greenlet; driver calls need no greenlet.
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
-        return ask(self.connection, self.forms, statement, values)
-
-    async def flush(self) -> None:
-        self.flush_now()
-
-    async def commit(self, *, is_last: bool = False) -> None:
-        del is_last
-        self.commit_now()
-
-    async def prepare(self, statement: str) -> str:
-        return str(_driver(self.connection).execute(statement).statusmessage)
-
-    async def anew(self) -> _AlchemySession:
-        self.sync_session.close()
-        session = Session(self.connection)
-        _begin(session)
-        return _LentAlchemySession(session, self.connection, self.forms)
-
-    async def alone(self, statement: str) -> None:
-        self.say_now(statement)
-
-    async def close(self) -> None:
-        self.close_now()
-
-
-class _LentAlchemySession(_AlchemySession):
-    is_lent = True
-
-
-class _AsyncAlchemySession(_BorrowedConnection):
-    """Runs blocking calls in a greenlet, and driver calls without one."""
+    Args:
+        session: The application's session.
+        inner: The blocking session below it.
+        launcher: Starts greenlets.
+    """
 
     def __init__(
-        self,
-        session: AsyncSession,
-        connection: Connection,
-        forms: Forms | None,
-        launcher: AsyncSession,
-        sync_session: Session | None = None,
+        self, session: AsyncSession, inner: _AlchemySession, launcher: AsyncSession
     ) -> None:
-        super().__init__(sync_session or session.sync_session, connection, forms)
         self.session = session
+        self.canary = inner.canary
+        self._inner = inner
         self._launcher = launcher
-        self.is_lent = sync_session is not None
         self._is_given_back = False
         self._close_error: BaseException | None = None
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
-        return await ask_async(self.connection, self.forms, statement, values, self._launcher)
+    def status(self) -> SessionStatus:
+        return self._inner.status()
+
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
+        inner = self._inner
+        return await execute_async(inner.connection, inner.forms, statement, values, self._launcher)
+
+    async def _drive(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self._launcher.run_sync(lambda _: drive(work))
 
     async def flush(self) -> None:
-        if not self.holds_back():
+        session = self._inner.session
+        is_nested = session.get_nested_transaction() is not None
+        if not (is_nested or session.new or session.dirty or session.deleted):
             return
         # The application's session class may override these methods.
         if type(self.session).flush is not AsyncSession.flush:
-            await self._launcher.run_sync(lambda _: self.leave_savepoints())
+            await self._launcher.run_sync(lambda _: _release_savepoints(session))
             await self.session.flush()
         else:
-            await self._launcher.run_sync(lambda _: self.flush_now())
+            await self._drive(self._inner.flush())
 
     async def commit(self, *, is_last: bool = False) -> None:
         if type(self.session).commit is not AsyncSession.commit:
             await self._commit_by_its_own()
         elif is_last:
-            await self._launcher.run_sync(self._commit_and_close)
+            await self._drive(self._commit_and_close())
         else:
-            await self._launcher.run_sync(lambda _: self.commit_now())
+            await self._drive(self._inner.commit())
 
     async def _commit_by_its_own(self) -> None:
+        connection = self._inner.connection
         try:
             await self.session.commit()
         except Exception:
-            await self._launcher.run_sync(lambda _: _abandon(self.connection))
+            await self._launcher.run_sync(lambda _: _abandon(connection))
             raise
         except BaseException:
-            await self._launcher.run_sync(lambda _: self.connection.invalidate())
+            await self._launcher.run_sync(lambda _: connection.invalidate())
             raise
 
-    def _commit_and_close(self, _: Session) -> None:
-        self.commit_now()
+    async def _commit_and_close(self) -> None:
+        await self._inner.commit()
         self._is_given_back = True
         try:
-            self.close_now()
+            await self._inner.close()
         except BaseException as error:  # noqa: BLE001 - raised by close()
             # The transaction is committed; a broken connection does not change that.
-            self.give_up()
+            self._inner.give_up()
             self._close_error = error
 
     async def prepare(self, statement: str) -> str:
-        return str((await _driver(self.connection).execute(statement)).statusmessage)
+        driver: Any = self._inner.connection.connection.driver_connection
+        return str((await driver.execute(statement)).statusmessage)
 
-    async def anew(self) -> Borrowed[AsyncSession]:
-        return await self._launcher.run_sync(self._anew_in_greenlet)
-
-    def _anew_in_greenlet(self, _: Session) -> _AsyncAlchemySession:
-        self.sync_session.close()
-        session = Session(self.connection)
-        _begin(session)
+    async def begin_again(self) -> _AsyncAlchemySession:
+        inner = await self._drive(self._inner.begin_again())
         # The application never sees this session, so an empty asyncio session is enough.
-        return _AsyncAlchemySession(
-            AsyncSession(), self.connection, self.forms, self._launcher, session
-        )
+        return _AsyncAlchemySession(AsyncSession(), inner, self._launcher)
 
-    async def alone(self, statement: str) -> None:
-        await self._launcher.run_sync(lambda _: self.say_now(statement))
+    async def execute_outside(self, statement: str) -> None:
+        await self._drive(self._inner.execute_outside(statement))
 
     async def close(self) -> None:
         if self._is_given_back:
@@ -329,25 +315,28 @@ class _AsyncAlchemySession(_BorrowedConnection):
                 raise error
             return
         try:
-            await self._launcher.run_sync(lambda _: self.close_now())
+            await self._drive(self._inner.close())
         except BaseException:
-            await self._launcher.run_sync(lambda _: self.give_up())
+            await self._launcher.run_sync(lambda _: self._inner.give_up())
             raise
 
 
-def ask(
+def execute(
     connection: Connection, forms: Forms | None, statement: Any, values: dict[str, object]
 ) -> StatementResult:
     """Run a statement in an open transaction; with ``forms``, psycopg runs it directly."""
     if forms is not None:
+        driver: Any = connection.connection.driver_connection
         try:
-            return asked(_driver(connection), forms, statement, values)
+            return psycopg_execute(driver, forms, statement, values)
         except Exception as error:  # noqa: BLE001 - translated
             _raise_translated(error, connection, forms, statement, values)
-    return _ask_alchemy(connection, statement, values)
+    found = connection.execute(text(statement) if isinstance(statement, str) else statement, values)
+    rows = [tuple(row) for row in found] if found.returns_rows else []
+    return StatementResult(found.rowcount, rows)
 
 
-async def ask_async(
+async def execute_async(
     connection: Connection,
     forms: Forms | None,
     statement: Any,
@@ -356,34 +345,17 @@ async def ask_async(
 ) -> StatementResult:
     """The same for asyncio; ``launcher`` is a session without a database."""
     if forms is not None:
+        driver: Any = connection.connection.driver_connection
         try:
-            return await awaited(_driver(connection), forms, statement, values)
+            return await psycopg_execute_async(driver, forms, statement, values)
         except Exception as error:  # noqa: BLE001 - translated
             _raise_translated(error, connection, forms, statement, values)
-    return await launcher.run_sync(lambda _: _ask_alchemy(connection, statement, values))
-
-
-def _ask_alchemy(
-    connection: Connection, statement: Any, values: dict[str, object]
-) -> StatementResult:
-    result = connection.execute(_executable(statement), values)
-    rows = [tuple(row) for row in result] if result.returns_rows else []
-    return StatementResult(result.rowcount, rows)
+    return await launcher.run_sync(lambda _: execute(connection, None, statement, values))
 
 
 def _forms(engine: Engine | AsyncEngine) -> Forms | None:
     """Compiled statements that psycopg runs directly, at half the cost."""
     return psycopg_forms() if engine.dialect.driver == "psycopg" else None
-
-
-def is_renamed(connection: Connection) -> bool:
-    """Whether SQLAlchemy renames tables, so that only it can run the statements."""
-    return "schema_translate_map" in connection.get_execution_options()
-
-
-def is_psycopg(connection: Connection) -> bool:
-    """Whether its driver is psycopg, blocking or asyncio."""
-    return connection.dialect.driver == "psycopg"
 
 
 def commits_each(connection: Connection) -> bool:
@@ -393,25 +365,22 @@ def commits_each(connection: Connection) -> bool:
     round trip.
     """
     proxied = connection.connection
-    drivers = (proxied.driver_connection, proxied.dbapi_connection)
-    return any(driver is not None and _commits_each(driver) for driver in drivers)
-
-
-def _commits_each(driver: Any) -> bool:
-    in_transaction = getattr(driver, "in_transaction", None)  # SQLite drivers report it.
-    if isinstance(in_transaction, bool) and hasattr(driver, "isolation_level"):
-        is_off = driver.isolation_level is None or getattr(driver, "autocommit", None) is True
-        return is_off and not in_transaction
-    if callable(said := getattr(driver, "get_autocommit", None)):
-        return bool(said())  # MySQL drivers.
-    if getattr(driver, "autocommit", False) is not True:
-        return False
-    status = getattr(getattr(driver, "info", None), "transaction_status", _IDLE)
-    return bool(status == _IDLE)
-
-
-def _driver(connection: Connection) -> Any:
-    return connection.connection.driver_connection
+    driver: Any = proxied.driver_connection
+    adapted: Any = proxied.dbapi_connection
+    for reporter in (driver,) if adapted is driver else (driver, adapted):
+        in_transaction = getattr(reporter, "in_transaction", None)  # SQLite drivers report it.
+        if isinstance(in_transaction, bool) and hasattr(reporter, "isolation_level"):
+            autocommit = getattr(reporter, "autocommit", None)
+            is_off = reporter.isolation_level is None or autocommit is True
+            commits = is_off and not in_transaction
+        elif callable(get_autocommit := getattr(reporter, "get_autocommit", None)):
+            commits = bool(get_autocommit())  # MySQL drivers.
+        else:
+            status = getattr(getattr(reporter, "info", None), "transaction_status", _IDLE)
+            commits = getattr(reporter, "autocommit", False) is True and status == _IDLE
+        if commits:
+            return True
+    return False
 
 
 def _raise_translated(
@@ -426,7 +395,8 @@ def _raise_translated(
     A lost connection is not raised: SQLAlchemy must detect it itself, so that it discards all other
     connections of its pool.
     """
-    if failure(error) is Failure.LOST and _driver(connection).closed:
+    driver: Any = connection.connection.driver_connection
+    if failure(error) is Failure.LOST and driver.closed:
         return
     words, given = forms.of(statement, values)
     engine, base = connection.engine, connection.dialect.loaded_dbapi.Error
@@ -436,7 +406,7 @@ def _raise_translated(
 
 
 def _enter(session: Session, connection: Connection) -> None:
-    driver = _driver(connection)
+    driver: Any = connection.connection.driver_connection
     is_direct = connection.dialect.driver == "psycopg"
     # A session joins an open transaction and does not commit it. Otherwise, a previous user's
     # uncommitted work would be committed with ours.
@@ -462,9 +432,9 @@ def _enter(session: Session, connection: Connection) -> None:
         )
 
 
-def _begin(session: Session) -> None:
-    session.begin()
-    session.connection()
+def _release_savepoints(session: Session) -> None:
+    while (nested := session.get_nested_transaction()) is not None:
+        nested.commit()  # The commit would do the same later.
 
 
 def _abandon(connection: Connection) -> None:
@@ -478,7 +448,3 @@ def _abandon(connection: Connection) -> None:
         connection.dialect.do_rollback(connection.connection)
     except Exception as error:  # noqa: BLE001 - it is not used again
         connection.invalidate(error)
-
-
-def _executable(statement: Any) -> Executable:
-    return text(statement) if isinstance(statement, str) else statement

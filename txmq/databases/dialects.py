@@ -12,12 +12,12 @@ __all__ = [
     "DURABILITY",
     "HOLDS",
     "ISOLATION",
+    "LOCK_TIMEOUTS",
     "NOW_MS",
-    "PATIENCE",
     "doubts",
     "kind_of",
-    "patience",
-    "patience_again",
+    "restore_lock_timeout",
+    "set_lock_timeout",
 ]
 
 NOW_MS: Final[Mapping[str, str]] = MappingProxyType(
@@ -47,7 +47,7 @@ DURABILITY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """The query whose result :func:`doubts` reads."""
 
-PATIENCE: Final[Mapping[str, str]] = MappingProxyType(
+LOCK_TIMEOUTS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "mysql": "SELECT @@innodb_lock_wait_timeout, @@lock_wait_timeout",
         "sqlite": "PRAGMA busy_timeout",
@@ -77,18 +77,18 @@ def kind_of(dialect: str) -> str:
     return kind
 
 
-def patience(kind: str, wait_ms: int) -> str:
+def set_lock_timeout(kind: str, wait_ms: int) -> str:
     """The statement that sets the session's lock timeout."""
     if kind == "postgresql":
         return f"SET LOCAL lock_timeout = {wait_ms}"
     if kind == "mysql":
         wait_s = max(1, wait_ms // 1000)  # MySQL accepts whole seconds only, at least one.
-        return patience_again(kind, (wait_s, wait_s))
-    return patience_again(kind, (wait_ms,))
+        return restore_lock_timeout(kind, (wait_s, wait_s))
+    return restore_lock_timeout(kind, (wait_ms,))
 
 
-def patience_again(kind: str, said: tuple[object, ...]) -> str:
-    """The statement that sets the lock timeouts read by :data:`PATIENCE`: rows, and in MySQL
+def restore_lock_timeout(kind: str, said: tuple[object, ...]) -> str:
+    """The statement that sets the lock timeouts read by :data:`LOCK_TIMEOUTS`: rows, and in MySQL
     tables.
     """
     if kind == "mysql":

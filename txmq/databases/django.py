@@ -1,4 +1,4 @@
-"""The adapter (door) for Django's connections, so that the ORM and the fence share a transaction.
+"""The adapter for Django's connections, so that the ORM and the fence share a transaction.
 
 Django keeps one connection for each thread and alias. A local transaction is an ``atomic`` block on
 the calling thread's connection; a check uses the connection of a resource's thread.
@@ -18,12 +18,12 @@ from django.db.transaction import TransactionManagementError, atomic
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus, StatementResult
 from txmq.databases.canary import Canary
-from txmq.databases.door import Borrowed, Door, Standing, StatementResult
 from txmq.databases.forms import Forms
 from txmq.errors import ConfigError, UsageError
 
-__all__ = ["django_door", "is_connection"]
+__all__ = ["django_adapter", "is_connection"]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _IN_TRANSACTION: Final = 2
 _DIALECTS: Final = MappingProxyType({"postgresql": psycopg_dialect, "sqlite": sqlite_dialect})
 
 
-def django_door(source: Any) -> Door[Any] | None:
+def django_adapter(source: Any) -> DatabaseAdapter[Any] | None:
     """The adapter of a Django connection; ``None`` for anything else.
 
     Raises:
@@ -47,7 +47,7 @@ def django_door(source: Any) -> Door[Any] | None:
             f"no fence for {source.vendor} through Django: it is postgresql or sqlite; give an "
             "engine of SQLAlchemy's"
         )
-    return DjangoDoor(source.alias, source.vendor)
+    return DjangoAdapter(source.alias, source.vendor)
 
 
 def is_connection(source: object) -> bool:
@@ -55,7 +55,7 @@ def is_connection(source: object) -> bool:
     return source is connection or isinstance(source, BaseDatabaseWrapper)
 
 
-class DjangoDoor:
+class DjangoAdapter:
     """The connections of one alias."""
 
     is_blocking = True
@@ -67,8 +67,8 @@ class DjangoDoor:
         self._alias = alias
         self._forms = Forms(_DIALECTS[vendor](paramstyle="pyformat"))
 
-    async def open(self) -> Borrowed[Any]:
-        """See :meth:`Door.open`; the session is the calling thread's connection.
+    async def open(self) -> DatabaseSession[Any]:
+        """See :meth:`DatabaseAdapter.open`; the session is the calling thread's connection.
 
         Raises:
             UsageError: This thread already has an open Django transaction.
@@ -77,16 +77,16 @@ class DjangoDoor:
         # a connection opened here is closed here.
         had = [wrapper.alias for wrapper in connections.all(initialized_only=True)]
         session = connections[self._alias]
-        borrowed = _DjangoSession(session, self._forms, is_ours=self._alias not in had)
+        db = _DjangoSession(session, self._forms, is_ours=self._alias not in had)
         try:
-            borrowed.begin()
+            db.begin()
         except BaseException:
-            borrowed.give_back()
+            db.give_back()
             raise
-        return borrowed
+        return db
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`Door.say`; only adapters that can prepare need it."""
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`; only adapters that can prepare need it."""
         raise UsageError(f"through Django nothing is said outside of transactions: {statement}")
 
 
@@ -114,7 +114,7 @@ class _DjangoSession:
         self._block: Any = atomic(using=session.alias)
         self._guard: Any = session.execute_wrapper(self._guarded)
         self._hooks: list[Callable[[], object]] = []
-        self._canary: Canary | None = None
+        self.canary: Canary | None = None
 
     def begin(self) -> None:
         session = self.session
@@ -125,7 +125,7 @@ class _DjangoSession:
         self._guard.__enter__()
         self._is_open = True
         if session.vendor == "postgresql":
-            self._canary = Canary(session.connection)
+            self.canary = Canary(session.connection)
 
     def _guarded(self, execute: Callable[..., Any], *statement: Any) -> Any:
         """Detect an end that Django did not notice: later statements would autocommit."""
@@ -141,7 +141,7 @@ class _DjangoSession:
         self._guard.__exit__(None, None, None)
         self._block.__exit__(kind, None, None)
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
         with self.session.cursor() as cursor:
             cursor.execute(*self._forms.of(statement, values))
             rows = cursor.fetchall() if cursor.description else []
@@ -150,22 +150,18 @@ class _DjangoSession:
     async def flush(self) -> None:
         """Django's ORM writes at once; there is nothing to flush."""
 
-    def know(self) -> None:
-        if self._canary is not None:
-            self._canary.know()
-
-    def standing(self) -> Standing:
+    def status(self) -> SessionStatus:
         session = self.session
         if session.closed_in_transaction or session.needs_rollback or session.savepoint_ids:
-            return Standing.ABORTED
+            return SessionStatus.ABORTED
         if self._has_ended():
-            return Standing.ENDED
+            return SessionStatus.ENDED
         if session.vendor == "sqlite":
-            return Standing.OPEN
+            return SessionStatus.OPEN
         if session.connection.info.transaction_status != _IN_TRANSACTION:
-            return Standing.ABORTED
-        is_sure = self._canary is None or self._canary.is_sure()
-        return Standing.OPEN if is_sure else Standing.UNSURE
+            return SessionStatus.ABORTED
+        is_sure = self.canary is None or self.canary.is_sure()
+        return SessionStatus.OPEN if is_sure else SessionStatus.UNSURE
 
     def _has_ended(self) -> bool:
         session = self.session
@@ -193,10 +189,10 @@ class _DjangoSession:
     async def prepare(self, statement: str) -> str:
         raise UsageError(f"through Django nothing is prepared: {statement}")
 
-    async def anew(self) -> Borrowed[Any]:
+    async def begin_again(self) -> DatabaseSession[Any]:
         raise UsageError("through Django nothing is prepared")
 
-    async def alone(self, statement: str) -> None:
+    async def execute_outside(self, statement: str) -> None:
         raise UsageError(f"through Django nothing is prepared: {statement}")
 
     async def close(self) -> None:

@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Coroutine
 from enum import Enum
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from txmq.databases import dialects
-from txmq.databases.door import Borrowed, Door, Standing, drive
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus
 from txmq.databases.failures import is_settled, words
 from txmq.errors import OutcomeUnknown, TransactionBroken, UsageError
 
-__all__ = ["CommitState", "DualContext", "GuardRow", "GuardedTransaction", "RowTransaction"]
+__all__ = [
+    "CommitState",
+    "DualContext",
+    "GuardRow",
+    "GuardedTransaction",
+    "RowTransaction",
+    "drive",
+]
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+
+def drive(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, in this thread."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    work.close()
+    raise AssertionError("a blocking source was awaited")
 
 
 class DualContext(ABC, Generic[T]):
@@ -27,10 +45,8 @@ class DualContext(ABC, Generic[T]):
     Its beginning and end are written once, as coroutines.
     """
 
-    @property
-    @abstractmethod
-    def is_blocking(self) -> bool:
-        """Whether its coroutines never suspend, so it is for ``with``."""
+    is_blocking: bool
+    """Whether its coroutines never suspend, so it is for ``with``."""
 
     @abstractmethod
     async def begin(self) -> T:
@@ -97,13 +113,14 @@ class GuardedTransaction(DualContext[S], Generic[S]):
     valid.
 
     Args:
-        door: Opens sessions of the database.
+        adapter: Opens sessions of the database.
     """
 
-    def __init__(self, door: Door[S]) -> None:
-        self._door = door
-        self._savepoint = dialects.HOLDS.get(door.kind)
-        self._borrowed: Borrowed[S] | None = None
+    def __init__(self, adapter: DatabaseAdapter[S]) -> None:
+        self.is_blocking = adapter.is_blocking
+        self._adapter = adapter
+        self._savepoint = dialects.HOLDS.get(adapter.kind)
+        self._db: DatabaseSession[S] | None = None
         self._has_savepoint = False
         """Whether a savepoint lasts as long as the transaction."""
         self.commit_state = CommitState.NOTHING
@@ -116,7 +133,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
         """The transaction, as errors name it."""
 
     @abstractmethod
-    async def _insert_row(self, borrowed: Borrowed[object]) -> None:
+    async def _insert_row(self, db: DatabaseSession[object]) -> None:
         """Insert the row.
 
         Raises:
@@ -124,11 +141,11 @@ class GuardedTransaction(DualContext[S], Generic[S]):
         """
 
     @abstractmethod
-    async def _is_row_ours(self, borrowed: Borrowed[object]) -> bool:
+    async def _is_row_ours(self, db: DatabaseSession[object]) -> bool:
         """Whether the session's present transaction has inserted it; only for PostgreSQL."""
 
     @abstractmethod
-    async def _is_row_committed(self, borrowed: Borrowed[object]) -> bool:
+    async def _is_row_committed(self, db: DatabaseSession[object]) -> bool:
         """Whether the row is visible, in a session that may have another transaction by now."""
 
     async def _after_rollback(self) -> None:
@@ -137,15 +154,10 @@ class GuardedTransaction(DualContext[S], Generic[S]):
     # The transaction
 
     @property
-    def is_blocking(self) -> bool:
-        """See :attr:`DualContext.is_blocking`."""
-        return self._door.is_blocking
-
-    @property
-    def borrowed(self) -> Borrowed[S]:
+    def db(self) -> DatabaseSession[S]:
         """The session, once it has begun."""
-        assert self._borrowed is not None, "begun"
-        return self._borrowed
+        assert self._db is not None, "begun"
+        return self._db
 
     async def begin(self) -> S:
         """Open a session, and insert the guard row.
@@ -155,19 +167,20 @@ class GuardedTransaction(DualContext[S], Generic[S]):
             Exception: Why the row cannot be inserted, or any exception of the source's library;
                 nothing was done.
         """
-        if self._borrowed is not None:
+        if self._db is not None:
             raise UsageError("one object is one local transaction; ask the resource for another")
-        borrowed = self._borrowed = await self._door.open()
+        db = self._db = await self._adapter.open()
         try:
-            await self._insert_row(borrowed)
-            if self._savepoint is not None and borrowed.standing() is Standing.UNSURE:
-                await borrowed.ask(self._savepoint[0])
+            await self._insert_row(db)
+            if self._savepoint is not None and db.status() is SessionStatus.UNSURE:
+                await db.execute(self._savepoint[0])
                 self._has_savepoint = True
-            borrowed.know()
+            if db.canary is not None:
+                db.canary.know()
         except BaseException:
             await self.close()
             raise
-        return borrowed.session
+        return db.session
 
     async def end(self, problem: BaseException | None) -> None:
         """Commit, or roll back after an exception.
@@ -178,33 +191,33 @@ class GuardedTransaction(DualContext[S], Generic[S]):
             TransactionBroken: The database had given it up; nothing of it remains.
             Exception: Why the database refused the commit; nothing of it remains.
         """
-        borrowed, why = self._borrowed, None
-        assert borrowed is not None, "begun"
+        db, why = self._db, None
+        assert db is not None, "begun"
         try:
             try:
                 if problem is None:
-                    await borrowed.flush()
+                    await db.flush()
             finally:
-                standing = borrowed.standing()
-                if standing is Standing.UNSURE:
-                    standing, why = await self._ask_standing()
-                if standing is Standing.ENDED:
+                status = db.status()
+                if status is SessionStatus.UNSURE:
+                    status, why = await self._ask_status(db)
+                if status is SessionStatus.ENDED:
                     # The application may have committed it.
                     self.commit_state = CommitState.UNKNOWN
             if problem is not None:
                 return
-            if standing is Standing.ENDED:
+            if status is SessionStatus.ENDED:
                 raise OutcomeUnknown(
                     f"{self._name} was ended inside; leave commit and rollback to txmq"
                 )
-            if standing is Standing.ABORTED:
+            if status is SessionStatus.ABORTED:
                 raise TransactionBroken(
                     f"the database gave {self._name} up after an error that was not passed on"
                 ) from why
             self.commit_state = CommitState.UNKNOWN  # Also if this process is killed meanwhile.
             try:
-                await borrowed.commit(is_last=True)
-            except self._door.problems as error:
+                await db.commit(is_last=True)
+            except self._adapter.problems as error:
                 if is_settled(error):
                     self.commit_state = CommitState.NOTHING
                     raise
@@ -221,33 +234,32 @@ class GuardedTransaction(DualContext[S], Generic[S]):
 
     async def close(self) -> None:
         """Give the session back; uncommitted work is rolled back."""
-        assert self._borrowed is not None, "begun"
+        assert self._db is not None, "begun"
         try:
-            await self._borrowed.close()
-        except self._door.problems as error:
+            await self._db.close()
+        except self._adapter.problems as error:
             # A connection that cannot even roll back is dead, and its transaction with it.
             log.warning("could not give a session back: %s", error)
 
-    async def _ask_standing(self) -> tuple[Standing, Exception | None]:
+    async def _ask_status(self, db: DatabaseSession[S]) -> tuple[SessionStatus, Exception | None]:
         """Ask the database how the transaction stands; also returns the error of its answer."""
-        borrowed = self.borrowed
         why: Exception | None = None
         if self._savepoint is not None:
             try:
-                await borrowed.ask(self._savepoint[1])
-            except self._door.problems as error:
+                await db.execute(self._savepoint[1])
+            except self._adapter.problems as error:
                 why = error
             else:
-                return Standing.OPEN, None
+                return SessionStatus.OPEN, None
         try:
-            if self._door.kind == "postgresql":
-                is_ours = await self._is_row_ours(borrowed)
-                return (Standing.OPEN if is_ours else Standing.ENDED), None
+            if self._adapter.kind == "postgresql":
+                is_ours = await self._is_row_ours(db)
+                return (SessionStatus.OPEN if is_ours else SessionStatus.ENDED), None
             # The session has another transaction by now, or a broken one. Has ours committed?
-            is_committed = await self._is_row_committed(borrowed)
-        except self._door.problems as error:
-            return Standing.ABORTED, why or error
-        return (Standing.ENDED if is_committed else Standing.ABORTED), why
+            is_committed = await self._is_row_committed(db)
+        except self._adapter.problems as error:
+            return SessionStatus.ABORTED, why or error
+        return (SessionStatus.ENDED if is_committed else SessionStatus.ABORTED), why
 
 
 class GuardRow(Protocol):
@@ -258,7 +270,7 @@ class GuardRow(Protocol):
         """The transaction, as errors name it."""
         ...
 
-    async def put(self, borrowed: Borrowed[object]) -> None:
+    async def put(self, db: DatabaseSession[object]) -> None:
         """Insert it, in the transaction.
 
         Raises:
@@ -266,11 +278,11 @@ class GuardRow(Protocol):
         """
         ...
 
-    async def is_ours(self, borrowed: Borrowed[object]) -> bool:
+    async def is_ours(self, db: DatabaseSession[object]) -> bool:
         """Whether the session's present transaction has inserted it; only for PostgreSQL."""
         ...
 
-    async def is_committed(self, borrowed: Borrowed[object]) -> bool:
+    async def is_committed(self, db: DatabaseSession[object]) -> bool:
         """Whether it is visible, in a session that may have another transaction by now."""
         ...
 
@@ -279,23 +291,23 @@ class RowTransaction(GuardedTransaction[S]):
     """A guarded transaction whose guard row is a separate object.
 
     Args:
-        door: Opens sessions of the database.
+        adapter: Opens sessions of the database.
         row: The guard row.
     """
 
-    def __init__(self, door: Door[S], row: GuardRow) -> None:
-        super().__init__(door)
+    def __init__(self, adapter: DatabaseAdapter[S], row: GuardRow) -> None:
+        super().__init__(adapter)
         self._row = row
 
     @property
     def _name(self) -> str:
         return self._row.of
 
-    async def _insert_row(self, borrowed: Borrowed[object]) -> None:
-        await self._row.put(borrowed)
+    async def _insert_row(self, db: DatabaseSession[object]) -> None:
+        await self._row.put(db)
 
-    async def _is_row_ours(self, borrowed: Borrowed[object]) -> bool:
-        return await self._row.is_ours(borrowed)
+    async def _is_row_ours(self, db: DatabaseSession[object]) -> bool:
+        return await self._row.is_ours(db)
 
-    async def _is_row_committed(self, borrowed: Borrowed[object]) -> bool:
-        return await self._row.is_committed(borrowed)
+    async def _is_row_committed(self, db: DatabaseSession[object]) -> bool:
+        return await self._row.is_committed(db)

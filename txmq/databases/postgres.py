@@ -1,4 +1,4 @@
-"""Adapters (doors) for psycopg without SQLAlchemy: pools, and functions that connect.
+"""Adapters for psycopg without SQLAlchemy: pools, and functions that connect.
 
 The application's function receives the connection itself, inside a psycopg transaction block. There
 psycopg refuses to commit or roll back.
@@ -15,17 +15,17 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy.dialects.postgresql.psycopg import dialect as psycopg_dialect
 
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus, StatementResult
 from txmq.databases.canary import Canary
-from txmq.databases.door import Borrowed, Door, Standing, StatementResult
 from txmq.databases.forms import Forms
 from txmq.errors import ConfigError, DatabaseFailed
 
-__all__ = ["asked", "awaited", "psycopg_door", "psycopg_forms"]
+__all__ = ["psycopg_adapter", "psycopg_execute", "psycopg_execute_async", "psycopg_forms"]
 
 _PROBLEMS: Final = (psycopg.Error, OSError)
 
 
-def psycopg_door(source: Any) -> Door[Any] | None:
+def psycopg_adapter(source: Any) -> DatabaseAdapter[Any] | None:
     """The adapter of a pool or connect function; ``None`` for anything else.
 
     Raises:
@@ -41,8 +41,8 @@ def psycopg_door(source: Any) -> Door[Any] | None:
         return None
     take = source.getconn if pool else source
     give = source.putconn if pool else None
-    door = AsyncPsycopgDoor if inspect.iscoroutinefunction(take) else PsycopgDoor
-    return door(take, give)
+    adapter = AsyncPsycopgAdapter if inspect.iscoroutinefunction(take) else PsycopgAdapter
+    return adapter(take, give)
 
 
 def psycopg_forms() -> Forms:
@@ -50,7 +50,7 @@ def psycopg_forms() -> Forms:
     return Forms(psycopg_dialect())  # type: ignore[no-untyped-call]
 
 
-def asked(
+def psycopg_execute(
     connection: psycopg.Connection[Any], forms: Forms, statement: Any, values: dict[str, object]
 ) -> StatementResult:
     """Run a statement, regardless of the connection's row factory and cursor class."""
@@ -61,7 +61,7 @@ def asked(
     return StatementResult(cursor.rowcount, rows)
 
 
-async def awaited(
+async def psycopg_execute_async(
     connection: psycopg.AsyncConnection[Any],
     forms: Forms,
     statement: Any,
@@ -75,7 +75,7 @@ async def awaited(
     return StatementResult(cursor.rowcount, rows)
 
 
-class PsycopgDoor:
+class PsycopgAdapter:
     """Blocking connections."""
 
     kind = "postgresql"
@@ -92,8 +92,8 @@ class PsycopgDoor:
         self._give = give or psycopg.Connection.close
         self._forms = psycopg_forms()
 
-    async def open(self) -> Borrowed[psycopg.Connection[Any]]:
-        """See :meth:`Door.open`."""
+    async def open(self) -> DatabaseSession[psycopg.Connection[Any]]:
+        """See :meth:`DatabaseAdapter.open`."""
         connection = self._take()
         if inspect.isawaitable(connection):
             raise ConfigError("a function that connects without blocking is an `async def`")
@@ -106,16 +106,16 @@ class PsycopgDoor:
             raise
         return _PsycopgSession(connection, block, self._forms, self._give)
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`Door.say`."""
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`."""
         connection = self._take()
         try:
-            _say(connection, statement)
+            _execute_outside(connection, statement)
         finally:
             self._give(connection)
 
 
-class AsyncPsycopgDoor:
+class AsyncPsycopgAdapter:
     """Asyncio connections."""
 
     kind = "postgresql"
@@ -128,8 +128,8 @@ class AsyncPsycopgDoor:
         self._give = give or psycopg.AsyncConnection.close
         self._forms = psycopg_forms()
 
-    async def open(self) -> Borrowed[psycopg.AsyncConnection[Any]]:
-        """See :meth:`Door.open`."""
+    async def open(self) -> DatabaseSession[psycopg.AsyncConnection[Any]]:
+        """See :meth:`DatabaseAdapter.open`."""
         connection = await self._take()
         try:
             _refuse_used(connection)
@@ -140,11 +140,11 @@ class AsyncPsycopgDoor:
             raise
         return _AsyncPsycopgSession(connection, block, self._forms, self._give)
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`Door.say`."""
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`."""
         connection = await self._take()
         try:
-            await _asay(connection, statement)
+            await _execute_outside_async(connection, statement)
         finally:
             await self._give(connection)
 
@@ -156,7 +156,7 @@ def _refuse_used(connection: Any) -> None:
         )
 
 
-def _say(connection: psycopg.Connection[Any], statement: str) -> None:
+def _execute_outside(connection: psycopg.Connection[Any], statement: str) -> None:
     _refuse_used(connection)
     was = connection.autocommit
     connection.set_autocommit(True)
@@ -167,7 +167,7 @@ def _say(connection: psycopg.Connection[Any], statement: str) -> None:
             connection.set_autocommit(was)
 
 
-async def _asay(connection: psycopg.AsyncConnection[Any], statement: str) -> None:
+async def _execute_outside_async(connection: psycopg.AsyncConnection[Any], statement: str) -> None:
     _refuse_used(connection)
     was = connection.autocommit
     await connection.set_autocommit(True)
@@ -199,19 +199,16 @@ class _PsycopgSession:
         self._forms = forms
         self._give = give
         self._is_open = True
-        self._canary = Canary(session)
+        self.canary = Canary(session)
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
-        return asked(self.session, self._forms, statement, values)
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
+        return psycopg_execute(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
         """A connection has no pending writes."""
 
-    def know(self) -> None:
-        self._canary.know()
-
-    def standing(self) -> Standing:
-        return _standing(self.session, self._canary)
+    def status(self) -> SessionStatus:
+        return _status_of(self.session, self.canary)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
@@ -225,15 +222,15 @@ class _PsycopgSession:
                 cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
         return str(answer)
 
-    async def anew(self) -> Borrowed[psycopg.Connection[Any]]:
+    async def begin_again(self) -> DatabaseSession[psycopg.Connection[Any]]:
         self._leave()
         block = self.session.transaction()
         block.__enter__()
         return _PsycopgSession(self.session, block, self._forms, _keep)
 
-    async def alone(self, statement: str) -> None:
+    async def execute_outside(self, statement: str) -> None:
         self._leave()
-        _say(self.session, statement)
+        _execute_outside(self.session, statement)
 
     async def close(self) -> None:
         try:
@@ -260,19 +257,16 @@ class _AsyncPsycopgSession:
         self._forms = forms
         self._give = give
         self._is_open = True
-        self._canary = Canary(session)
+        self.canary = Canary(session)
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
-        return await awaited(self.session, self._forms, statement, values)
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
+        return await psycopg_execute_async(self.session, self._forms, statement, values)
 
     async def flush(self) -> None:
         """A connection has no pending writes."""
 
-    def know(self) -> None:
-        self._canary.know()
-
-    def standing(self) -> Standing:
-        return _standing(self.session, self._canary)
+    def status(self) -> SessionStatus:
+        return _status_of(self.session, self.canary)
 
     async def commit(self, *, is_last: bool = False) -> None:
         del is_last
@@ -286,15 +280,15 @@ class _AsyncPsycopgSession:
                 await cursor.execute(b"BEGIN")  # The block needs an open transaction to end.
         return str(answer)
 
-    async def anew(self) -> Borrowed[psycopg.AsyncConnection[Any]]:
+    async def begin_again(self) -> DatabaseSession[psycopg.AsyncConnection[Any]]:
         await self._leave()
         block = self.session.transaction()
         await block.__aenter__()
         return _AsyncPsycopgSession(self.session, block, self._forms, _akeep)
 
-    async def alone(self, statement: str) -> None:
+    async def execute_outside(self, statement: str) -> None:
         await self._leave()
-        await _asay(self.session, statement)
+        await _execute_outside_async(self.session, statement)
 
     async def close(self) -> None:
         try:
@@ -308,12 +302,12 @@ class _AsyncPsycopgSession:
             await self._block.__aexit__(psycopg.Rollback, psycopg.Rollback(), None)
 
 
-def _standing(
+def _status_of(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], canary: Canary
-) -> Standing:
+) -> SessionStatus:
     status = connection.info.transaction_status
     if status == TransactionStatus.INTRANS:
-        return Standing.OPEN if canary.is_sure() else Standing.UNSURE
+        return SessionStatus.OPEN if canary.is_sure() else SessionStatus.UNSURE
     if status == TransactionStatus.IDLE:
-        return Standing.ENDED
-    return Standing.ABORTED
+        return SessionStatus.ENDED
+    return SessionStatus.ABORTED

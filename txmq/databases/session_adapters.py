@@ -18,15 +18,15 @@ from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from txmq.databases.alchemy import ask, ask_async, commits_each, is_psycopg, is_renamed
+from txmq.databases.adapter import StatementResult
+from txmq.databases.alchemy import commits_each, execute, execute_async
 from txmq.databases.dialects import kind_of
-from txmq.databases.door import StatementResult
 from txmq.databases.forms import Forms
-from txmq.databases.postgres import asked, awaited, psycopg_forms
+from txmq.databases.postgres import psycopg_execute, psycopg_execute_async, psycopg_forms
 from txmq.databases.sources import DjangoConnection
 from txmq.errors import UsageError
 
-__all__ = ["AwaitedSession", "BlockingSession", "Given", "Lender"]
+__all__ = ["AwaitedSession", "BlockingSession", "CallerSession", "SessionAdapters"]
 
 
 BlockingSession: TypeAlias = (
@@ -37,7 +37,7 @@ AwaitedSession: TypeAlias = (
 )
 
 
-class Given(Protocol):
+class CallerSession(Protocol):
     """A session of the application, in its transaction."""
 
     kind: str
@@ -45,7 +45,7 @@ class Given(Protocol):
     is_blocking: bool
     """Whether its coroutines never wait."""
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
         """Run an SQLAlchemy statement.
 
         Raises:
@@ -55,7 +55,7 @@ class Given(Protocol):
         ...
 
 
-class Lender:
+class SessionAdapters:
     """Finds the adapter of a session.
 
     Args:
@@ -69,7 +69,7 @@ class Lender:
         self._launcher = AsyncSession()
         """A session of no database: sessions are SQLAlchemy's way to start a greenlet."""
 
-    def of(self, session: object) -> Given:
+    def find(self, session: object) -> CallerSession:
         """The adapter of a session.
 
         Raises:
@@ -89,7 +89,7 @@ class Lender:
         if _is_django(session):
             return _Django(session, self._django_forms)
         raise UsageError(
-            f"{type(session).__name__} is no session: give SQLAlchemy's Session, Connection or "
+            f"{type(session).__name__} is not a session: give SQLAlchemy's Session, Connection or "
             "their asyncio twins, a connection of psycopg's, or django.db.connection"
         )
 
@@ -102,9 +102,9 @@ class _Psycopg:
         self._session = session
         self._forms = forms
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
         _refuse_idle_autocommit(self._session)
-        return asked(self._session, self._forms, statement, values)
+        return psycopg_execute(self._session, self._forms, statement, values)
 
 
 class _AsyncPsycopg:
@@ -115,9 +115,9 @@ class _AsyncPsycopg:
         self._session = session
         self._forms = forms
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
         _refuse_idle_autocommit(self._session)
-        return await awaited(self._session, self._forms, statement, values)
+        return await psycopg_execute_async(self._session, self._forms, statement, values)
 
 
 class _Alchemy:
@@ -129,9 +129,9 @@ class _Alchemy:
         self._table = table
         self._forms = forms
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
         connection = _begun(self._session, self._table)
-        return ask(connection, _forms_for(connection, self._forms), statement, values)
+        return execute(connection, _forms_for(connection, self._forms), statement, values)
 
 
 class _AsyncAlchemy:
@@ -155,7 +155,7 @@ class _AsyncAlchemy:
         self._forms = forms
         self._launcher = launcher
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
         plain = self._session
         if isinstance(plain, Connection) and plain.in_transaction():
             connection = plain  # The transaction has begun, so no greenlet is needed.
@@ -163,7 +163,7 @@ class _AsyncAlchemy:
         else:
             connection = await self._launcher.run_sync(lambda _: _begun(plain, self._table))
         forms = _forms_for(connection, self._forms)
-        return await ask_async(connection, forms, statement, values, self._launcher)
+        return await execute_async(connection, forms, statement, values, self._launcher)
 
 
 class _Django:
@@ -174,7 +174,7 @@ class _Django:
         self._session = session
         self._forms = forms
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
         session = self._session
         if not session.in_atomic_block and session.get_autocommit():
             raise _autocommit("put it into a block of transaction.atomic()")
@@ -216,7 +216,9 @@ def _begun(session: Session | Connection, table: Table) -> Connection:
 
 def _forms_for(connection: Connection, forms: Forms) -> Forms | None:
     """The forms for psycopg, if that is the driver and SQLAlchemy renames no tables."""
-    return forms if is_psycopg(connection) and not is_renamed(connection) else None
+    is_psycopg = connection.dialect.driver == "psycopg"
+    is_renamed = "schema_translate_map" in connection.get_execution_options()
+    return forms if is_psycopg and not is_renamed else None
 
 
 def _refuse_autocommit(connection: Connection) -> None:
@@ -233,5 +235,5 @@ def _refuse_idle_autocommit(
 
 def _autocommit(advice: str) -> UsageError:
     return UsageError(
-        f"this session commits each statement, so what is added would stand alone; {advice}"
+        f"this session commits each statement, so the new row would commit alone; {advice}"
     )

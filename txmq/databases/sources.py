@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol, TypeVar
 
-from txmq.databases.alchemy import alchemy_door
-from txmq.databases.door import Door
-from txmq.databases.postgres import psycopg_door
+from txmq.databases.adapter import DatabaseAdapter
+from txmq.databases.alchemy import alchemy_adapter
+from txmq.databases.postgres import psycopg_adapter
 from txmq.errors import ConfigError
 
-__all__ = ["AsyncPool", "DjangoConnection", "Pool", "door_of"]
+__all__ = ["AsyncPool", "DjangoConnection", "Pool", "adapter_of"]
 
 S = TypeVar("S")
 
@@ -53,25 +53,25 @@ class DjangoConnection(Protocol):
         ...
 
 
-def door_of(source: Any) -> Door[Any]:
+def adapter_of(source: Any) -> DatabaseAdapter[Any]:
     """The adapter of a source.
 
     Raises:
         ConfigError: The source is not supported, or its sessions are not usable.
     """
-    door = alchemy_door(source) or psycopg_door(source) or _django_door(source)
-    if door is None:
+    adapter = alchemy_adapter(source) or psycopg_adapter(source) or _django_adapter(source)
+    if adapter is None:
         raise ConfigError(
             f"{type(source).__name__} gives no sessions: give an engine, a sessionmaker, a pool of "
             "psycopg's, or a function that connects"
         )
-    return door
+    return adapter
 
 
-def _django_door(source: Any) -> Door[Any] | None:
+def _django_adapter(source: Any) -> DatabaseAdapter[Any] | None:
     # A Django connection exists only if Django, which is optional, is imported.
     if "django.db" not in sys.modules:
         return None
-    from txmq.databases.django import django_door
+    from txmq.databases.django import django_adapter
 
-    return django_door(source)
+    return django_adapter(source)

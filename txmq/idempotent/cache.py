@@ -138,11 +138,7 @@ class CachedAttempt(Attempt[S]):
         self._inner = inner
         self._outage = outage
         self._is_from_cache = False
-
-    @property
-    def is_blocking(self) -> bool:
-        """Whether it is used by ``with``."""
-        return self._inner.is_blocking
+        self.is_blocking = inner.is_blocking
 
     @property
     def session(self) -> S:

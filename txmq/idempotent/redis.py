@@ -297,14 +297,9 @@ class RedisAttempt(Attempt[None]):
 
     def __init__(self, is_blocking: bool, lease: RedisLease) -> None:
         super().__init__()
-        self._is_blocking = is_blocking
+        self.is_blocking = is_blocking
         self._lease = lease
         self._has_begun = False
-
-    @property
-    def is_blocking(self) -> bool:
-        """Whether it is used by ``with``."""
-        return self._is_blocking
 
     @property
     def session(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import Engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
-from txmq.databases.door import drive
 from txmq.databases.failures import words
+from txmq.databases.guarded_transaction import drive
 from txmq.errors import DatabaseFailed
 from txmq.idempotent.done_table import DoneTable
 from txmq.idempotent.unique_key import UniqueKeyTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self, TypeVar
 
-from txmq.databases.door import Borrowed, Door, Standing
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus
 from txmq.databases.guarded_transaction import GuardRow, RowTransaction
 from txmq.errors import UsageError
 from txmq.idempotent.guard import Attempt
@@ -27,20 +27,15 @@ class TransactionAttempt(Attempt[S]):
     """An attempt whose work is done in the transaction of its witness.
 
     Args:
-        door: The database.
+        adapter: The database.
         witness: Writes its row first, or raises :class:`NothingToDo`.
     """
 
-    def __init__(self, door: Door[S], witness: GuardRow) -> None:
+    def __init__(self, adapter: DatabaseAdapter[S], witness: GuardRow) -> None:
         super().__init__()
-        self._door = door
-        self._witness = witness
-        self._inner = RowTransaction(door, witness)
-
-    @property
-    def is_blocking(self) -> bool:
-        """See :class:`txmq.databases.guarded_transaction.DualContext`."""
-        return self._door.is_blocking
+        self.is_blocking = adapter.is_blocking
+        self._adapter = adapter
+        self._inner = RowTransaction(adapter, witness)
 
     @property
     def session(self) -> S:
@@ -51,7 +46,7 @@ class TransactionAttempt(Attempt[S]):
         """
         if self.verdict is not Verdict.FIRST:
             raise UsageError(f"there is nothing to do: this key is {self.verdict.value}")
-        return self._inner.borrowed.session
+        return self._inner.db.session
 
     async def begin(self) -> Self:
         """See :meth:`Attempt.begin`."""
@@ -71,18 +66,18 @@ class TransactionAttempt(Attempt[S]):
             error = error or _Abandoned()
         if error is None and self._is_open():
             try:
-                await self.finish(self._inner.borrowed)
+                await self.finish(self._inner.db)
             except BaseException as finish_error:
                 await self._inner.end(finish_error)
                 raise
         await self._inner.end(error)
 
-    async def finish(self, borrowed: Borrowed[Any]) -> None:
+    async def finish(self, db: DatabaseSession[Any]) -> None:
         """Run statements after the function's work and before the commit."""
 
     def _is_open(self) -> bool:
         # Otherwise the end raises a clearer error than the next statement would.
-        return self._inner.borrowed.standing() in {Standing.OPEN, Standing.UNSURE}
+        return self._inner.db.status() in {SessionStatus.OPEN, SessionStatus.UNSURE}
 
 
 class _Abandoned(Exception):

@@ -17,12 +17,13 @@ from typing import (
     overload,
 )
 
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
 from txmq.databases.canary import SAME
 from txmq.databases.dialects import NOW_MS
-from txmq.databases.door import Borrowed, Door, drive
 from txmq.databases.failures import Failure, failure, words
-from txmq.databases.lock_timeout import impatient, waiting
-from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, door_of
+from txmq.databases.guarded_transaction import drive
+from txmq.databases.lock_timeout import lock_timeout, open_with_lock_timeout
+from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
 from txmq.databases.tables import create_command
 from txmq.errors import (
     ConfigError,
@@ -120,13 +121,13 @@ class UniqueKeyTable(Generic[S]):
     @overload
     def __init__(self, source: Callable[[], S], **options: Unpack[UniqueKeyOptions]) -> None: ...
     def __init__(self, source: Any, *, table: str = "txmq_done", schema: str | None = None) -> None:
-        self._door: Door[S] = door_of(source)
+        self._adapter: DatabaseAdapter[S] = adapter_of(source)
         self._done = DoneTable(table, schema)
 
     @property
     def is_blocking(self) -> bool:
         """Whether its attempts are used by ``with``; otherwise by ``async with``."""
-        return self._door.is_blocking
+        return self._adapter.is_blocking
 
     def attempt(self, key: str, *, scope: str = "", payload: Payload = None) -> Attempt[S]:
         """See :meth:`txmq.idempotent.guard.Guard.attempt`.
@@ -137,12 +138,12 @@ class UniqueKeyTable(Generic[S]):
         """
         row = KeyRow(
             self._done,
-            self._door,
+            self._adapter,
             check_text(scope, "scope"),
             check_text(key),
             fingerprint(payload),
         )
-        return UniqueKeyAttempt(self._done, self._door, row)
+        return UniqueKeyAttempt(self._done, self._adapter, row)
 
     async def verify(self) -> None:
         """Check that the table exists, and that a rollback removes its rows.
@@ -159,21 +160,21 @@ class UniqueKeyTable(Generic[S]):
         done, trial = self._done, secrets.token_hex(16)
         try:
             # Closing rolls back what is not committed.
-            async with impatient(self._door, _WAIT_MS) as borrowed:
-                row = KeyRow(done, self._door, _TRIAL, trial, "")
-                await row.put(borrowed)
-            async with impatient(self._door, _WAIT_MS) as borrowed:
+            async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
+                row = KeyRow(done, self._adapter, _TRIAL, trial, "")
+                await row.put(db)
+            async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
                 this = {"of_scope": _TRIAL, "of_key": trial}
-                if (await borrowed.ask(done.look, **this)).rows:
-                    await borrowed.ask(done.remove, **this)
-                    await borrowed.commit()
+                if (await db.execute(done.look, **this)).rows:
+                    await db.execute(done.remove, **this)
+                    await db.commit()
                     raise FenceUnsafe(
                         f"a row stayed in {done.name} after a rollback: switch autocommit off, and "
                         "use a storage engine with transactions"
                     )
         except NothingToDo as locked:
             raise DatabaseFailed(f"another session locks {done.name}; try again") from locked
-        except self._door.problems as error:
+        except self._adapter.problems as error:
             _check_missing(done, error)
             raise DatabaseFailed(f"the database did not answer: {words(error)}") from error
 
@@ -213,31 +214,31 @@ class UniqueKeyTable(Generic[S]):
     async def _clean(self, older_ms: int, batch: int) -> int:
         removed, last = 0, batch
         try:
-            async with impatient(self._door, _WAIT_MS) as borrowed:
-                now_ms = await _now_ms(self._door, borrowed)
+            async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
+                now_ms = await _now_ms(self._adapter, db)
             while last >= batch:
-                async with impatient(self._door, _WAIT_MS) as borrowed:
-                    last = await self._remove(borrowed, now_ms - older_ms, batch)
-                    await borrowed.commit()
+                async with open_with_lock_timeout(self._adapter, _WAIT_MS) as db:
+                    last = await self._remove(db, now_ms - older_ms, batch)
+                    await db.commit()
                 removed += last
-        except self._door.problems as error:
+        except self._adapter.problems as error:
             _check_missing(self._done, error)
             raise DatabaseFailed(
                 f"{self._done.name} could not be cleaned now: {words(error)}"
             ) from error
         return removed
 
-    async def _remove(self, borrowed: Borrowed[Any], before_ms: int, batch: int) -> int:
+    async def _remove(self, db: DatabaseSession[Any], before_ms: int, batch: int) -> int:
         done, old = self._done, {"before_ms": before_ms, "batch": batch}
-        if self._door.kind != "mysql":
-            return (await borrowed.ask(done.remove_old[self._door.kind], **old)).changed
+        if self._adapter.kind != "mysql":
+            return (await db.execute(done.remove_old[self._adapter.kind], **old)).changed
         gone = 0
-        for scope, key in (await borrowed.ask(done.old, **old)).rows:
-            gone += (await borrowed.ask(done.remove, of_scope=scope, of_key=key)).changed
+        for scope, key in (await db.execute(done.old, **old)).rows:
+            gone += (await db.execute(done.remove, of_scope=scope, of_key=key)).changed
         return gone
 
     async def _in_thread(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._door.is_blocking:
+        if self._adapter.is_blocking:
             return await asyncio.to_thread(drive, work)
         return await work
 
@@ -247,21 +248,21 @@ class UniqueKeyAttempt(TransactionAttempt[S]):
 
     Args:
         done: The table.
-        door: The database.
+        adapter: The database.
         row: The row.
     """
 
-    def __init__(self, done: DoneTable, door: Door[S], row: KeyRow) -> None:
-        super().__init__(door, row)
+    def __init__(self, done: DoneTable, adapter: DatabaseAdapter[S], row: KeyRow) -> None:
+        super().__init__(adapter, row)
         self._done = done
         self._row = row
 
-    async def finish(self, borrowed: Borrowed[Any]) -> None:
+    async def finish(self, db: DatabaseSession[Any]) -> None:
         """Store the result with the key."""
         if self.kept is None:
             return
-        await borrowed.flush()  # Otherwise the update belongs to a savepoint that was left open.
-        await borrowed.ask(self._done.keep, **self._row.this, as_result=self.kept)
+        await db.flush()  # Otherwise the update belongs to a savepoint that was left open.
+        await db.execute(self._done.keep, **self._row.this, as_result=self.kept)
 
 
 class KeyRow:
@@ -269,21 +270,21 @@ class KeyRow:
 
     Args:
         done: The table.
-        door: The database.
+        adapter: The database.
         scope: The scope of the key.
         key: The key.
         payload: The fingerprint of the payload.
     """
 
     def __init__(
-        self, done: DoneTable, door: Door[Any], scope: str, key: str, payload: str
+        self, done: DoneTable, adapter: DatabaseAdapter[Any], scope: str, key: str, payload: str
     ) -> None:
         self._done = done
-        self._door = door
+        self._adapter = adapter
         self._payload = payload
         self._transaction: int | None = None
         self._values: dict[str, object] = {"as_fingerprint": payload}
-        if door.kind == "postgresql":
+        if adapter.kind == "postgresql":
             self._values["of_lock"] = done.lock(scope, key)
         self.this: dict[str, object] = {"of_scope": scope, "of_key": key}
 
@@ -292,28 +293,28 @@ class KeyRow:
         """The transaction's name in error messages."""
         return f"the transaction of key {self.this['of_key']!r}"
 
-    async def put(self, borrowed: Borrowed[Any]) -> None:
+    async def put(self, db: DatabaseSession[Any]) -> None:
         """Insert the row, or raise :class:`NothingToDo` with the state of the key."""
-        door = self._door
+        adapter = self._adapter
         try:
-            if door.kind == "mysql":
-                async with waiting(door, borrowed, _WAIT_MS):
-                    is_new = await self._insert(borrowed)
+            if adapter.kind == "mysql":
+                async with lock_timeout(adapter, db, _WAIT_MS):
+                    is_new = await self._insert(db)
             else:
-                is_new = await self._insert(borrowed)
+                is_new = await self._insert(db)
             if not is_new:
-                raise NothingToDo(await self._look(borrowed))
-        except door.problems as error:
+                raise NothingToDo(await self._look(db))
+        except adapter.problems as error:
             if failure(error) is Failure.LOCKED:
                 raise NothingToDo(KeyState(Verdict.IN_PROGRESS)) from error
             _check_missing(self._done, error)
             raise
 
-    async def _insert(self, borrowed: Borrowed[Any]) -> bool:
-        claim = self._done.claims[self._door.kind]
+    async def _insert(self, db: DatabaseSession[Any]) -> bool:
+        claim = self._done.claims[self._adapter.kind]
         try:
-            answer = await borrowed.ask(claim, **self.this, **self._values)
-        except self._door.problems as error:
+            answer = await db.execute(claim, **self.this, **self._values)
+        except self._adapter.problems as error:
             if failure(error) is not Failure.DUPLICATE:
                 raise
             return False
@@ -321,23 +322,23 @@ class KeyRow:
             self._transaction = answer.rows[0][0]
         return answer.changed == 1
 
-    async def _look(self, borrowed: Borrowed[Any]) -> KeyState:
-        look = self._done.look_now if self._door.kind == "mysql" else self._done.look
-        found = (await borrowed.ask(look, **self.this)).rows
+    async def _look(self, db: DatabaseSession[Any]) -> KeyState:
+        look = self._done.look_now if self._adapter.kind == "mysql" else self._done.look
+        found = (await db.execute(look, **self.this)).rows
         if not found:
             # Or just rolled back; the next attempt will see.
             return KeyState(Verdict.IN_PROGRESS)
         theirs, result = found[0]
         return judge(self._payload, theirs, result)
 
-    async def is_ours(self, borrowed: Borrowed[Any]) -> bool:
+    async def is_ours(self, db: DatabaseSession[Any]) -> bool:
         """Whether the session is still in the transaction that inserted the row."""
         # Not by the row: after a commit inside, a stored result would make it look like ours.
-        return bool((await borrowed.ask(SAME, transaction=self._transaction)).rows)
+        return bool((await db.execute(SAME, transaction=self._transaction)).rows)
 
-    async def is_committed(self, borrowed: Borrowed[Any]) -> bool:
+    async def is_committed(self, db: DatabaseSession[Any]) -> bool:
         """Whether the row is visible."""
-        return bool((await borrowed.ask(self._done.look, **self.this)).rows)
+        return bool((await db.execute(self._done.look, **self.this)).rows)
 
 
 def _check_missing(done: DoneTable, error: Exception) -> None:
@@ -350,5 +351,5 @@ def _check_missing(done: DoneTable, error: Exception) -> None:
         ) from error
 
 
-async def _now_ms(door: Door[Any], borrowed: Borrowed[Any]) -> int:
-    return int((await borrowed.ask(f"SELECT {NOW_MS[door.kind]}")).rows[0][0])
+async def _now_ms(adapter: DatabaseAdapter[Any], db: DatabaseSession[Any]) -> int:
+    return int((await db.execute(f"SELECT {NOW_MS[adapter.kind]}")).rows[0][0])

@@ -20,12 +20,12 @@ from typing import (
     overload,
 )
 
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, reading
 from txmq.databases.canary import SAME
-from txmq.databases.door import Borrowed, Door, drive, reading
 from txmq.databases.failures import Failure, failure
-from txmq.databases.guarded_transaction import RowTransaction
-from txmq.databases.session_adapters import AwaitedSession, BlockingSession, Lender
-from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, door_of
+from txmq.databases.guarded_transaction import RowTransaction, drive
+from txmq.databases.session_adapters import AwaitedSession, BlockingSession, SessionAdapters
+from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
 from txmq.errors import ConfigError, UsageError, VersionGap
 from txmq.idempotent.guard import Attempt, Payload
 from txmq.idempotent.transaction_attempt import NothingToDo, TransactionAttempt
@@ -159,20 +159,20 @@ class VersionGuard(Generic[S]):
     ) -> None:
         if gaps not in {"retry", "wait", "accept"}:
             raise ConfigError(f"gaps is {gaps!r}; choose 'retry', 'wait' or 'accept'")
-        self._door: Door[S] = door_of(source)
+        self._adapter: DatabaseAdapter[S] = adapter_of(source)
         self._versions = VersionedRows(
             model, version, key, first=first, takes_gaps=gaps == "accept"
         )
-        self._bump = self._versions.bump(self._door.kind)
-        self._lender = Lender(self._versions.table)
+        self._bump = self._versions.bump(self._adapter.kind)
+        self._session_adapters = SessionAdapters(self._versions.table)
         self._wait = VersionWait(
-            wait_s if gaps == "wait" else 0.0, clock or SystemClock(), self._door.is_blocking
+            wait_s if gaps == "wait" else 0.0, clock or SystemClock(), self._adapter.is_blocking
         )
 
     @property
     def is_blocking(self) -> bool:
         """Whether its attempts are used by ``with``; otherwise by ``async with``."""
-        return self._door.is_blocking
+        return self._adapter.is_blocking
 
     def attempt(
         self, key: tuple[Any, int], *, scope: str = "", payload: Payload = None
@@ -184,8 +184,8 @@ class VersionGuard(Generic[S]):
             UsageError: The key is not a pair of a key and a version.
         """
         del scope, payload
-        row = VersionRow(self._versions, self._door.kind, self._bump, self._versions.place(key))
-        return VersionAttempt(self._door, row, self._wait)
+        row = VersionRow(self._versions, self._adapter.kind, self._bump, self._versions.place(key))
+        return VersionAttempt(self._adapter, row, self._wait)
 
     @overload
     def bump(
@@ -230,14 +230,14 @@ class VersionGuard(Generic[S]):
                 by itself, or has unwritten changes of the row.
             Exception: What the session's library raises.
         """
-        place, given = self._versions.place(key), self._lender.of(session)
+        place, given = self._versions.place(key), self._session_adapters.find(session)
         statement = self._versions.bump(given.kind, values)
         expire_loaded(session, self._versions, place)
         work = self._bump_in(given, place, statement)
         return drive(work) if given.is_blocking else work
 
     async def _bump_in(self, given: Any, place: RowVersion, statement: Any) -> Verdict:
-        return (await self._versions.bump_to(given.kind, given.ask, place, statement)).verdict
+        return (await self._versions.bump_to(given.kind, given.execute, place, statement)).verdict
 
     @overload
     def judge(
@@ -261,7 +261,7 @@ class VersionGuard(Generic[S]):
             UsageError: The statement changed several rows; or as for :meth:`bump`.
             Exception: What the session's library raises.
         """
-        place, given = self._versions.place(key), self._lender.of(session)
+        place, given = self._versions.place(key), self._session_adapters.find(session)
         work = self._judge_in(given, place, changed)
         return drive(work) if given.is_blocking else work
 
@@ -271,7 +271,7 @@ class VersionGuard(Generic[S]):
         if changed:
             return Verdict.FIRST
         versions = self._versions
-        return versions.judge(place, await versions.now(given.kind, given.ask, place))
+        return versions.judge(place, await versions.now(given.kind, given.execute, place))
 
 
 class VersionWait:
@@ -308,13 +308,13 @@ class VersionAttempt(TransactionAttempt[S]):
     """An attempt that bumps the version first.
 
     Args:
-        door: The database.
+        adapter: The database.
         row: The row.
         wait: How to wait for missing versions.
     """
 
-    def __init__(self, door: Door[S], row: VersionRow, wait: VersionWait) -> None:
-        super().__init__(door, row)
+    def __init__(self, adapter: DatabaseAdapter[S], row: VersionRow, wait: VersionWait) -> None:
+        super().__init__(adapter, row)
         self._row = row
         self._wait = wait
 
@@ -338,18 +338,18 @@ class VersionAttempt(TransactionAttempt[S]):
                     if not await self._wait.pause(pause_s, until):
                         raise
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-            self._inner = RowTransaction(self._door, self._row)
+            self._inner = RowTransaction(self._adapter, self._row)
 
     async def _is_next(self) -> bool:
         """Whether to try again; read in a transaction of its own."""
         if not self._wait.wait_s:
             return False
-        async with reading(self._door.open()) as borrowed:
-            return await self._row.is_next(borrowed)
+        async with reading(self._adapter.open()) as db:
+            return await self._row.is_next(db)
 
-    async def finish(self, borrowed: Borrowed[Any]) -> None:
+    async def finish(self, db: DatabaseSession[Any]) -> None:
         """Check that the function inserted the first version."""
-        await self._row.check_inserted(borrowed)
+        await self._row.check_inserted(db)
 
     def is_undone_for_others(self, error: Exception) -> bool:
         """See :meth:`Attempt.is_undone_for_others`; also after a concurrent INSERT of the first
@@ -386,12 +386,12 @@ class VersionRow:
         """Whether the function must insert the row."""
         return self._result.is_new
 
-    async def put(self, borrowed: Borrowed[Any]) -> None:
+    async def put(self, db: DatabaseSession[Any]) -> None:
         """Bump the version, or raise :class:`NothingToDo`."""
         versions, place = self._versions, self._place
         self._result = BumpResult(Verdict.IN_PROGRESS)
         try:
-            self._result = await versions.bump_to(self._kind, borrowed.ask, place, self._bump)
+            self._result = await versions.bump_to(self._kind, db.execute, place, self._bump)
         except Exception as error:
             if failure(error) is Failure.LOCKED:
                 raise NothingToDo(KeyState(Verdict.IN_PROGRESS)) from error
@@ -399,16 +399,16 @@ class VersionRow:
         if self._result.verdict is not Verdict.FIRST:
             raise NothingToDo(KeyState(self._result.verdict))
 
-    async def is_next(self, borrowed: Borrowed[Any]) -> bool:
+    async def is_next(self, db: DatabaseSession[Any]) -> bool:
         """Whether no earlier version is missing."""
-        found = await self._versions.at(borrowed.ask, self._place)
+        found = await self._versions.at(db.execute, self._place)
         try:
             self._versions.judge(self._place, found)
         except VersionGap:
             return False
         return True
 
-    async def check_inserted(self, borrowed: Borrowed[Any]) -> None:
+    async def check_inserted(self, db: DatabaseSession[Any]) -> None:
         """Check that a new row exists; otherwise the next message of this version repeats the work.
 
         Raises:
@@ -416,19 +416,19 @@ class VersionRow:
         """
         if not self.is_new:
             return
-        await borrowed.flush()
-        found = await self._versions.at(borrowed.ask, self._place)
+        await db.flush()
+        found = await self._versions.at(db.execute, self._place)
         if found != [self._place.version]:
             raise UsageError(
                 f"{self._place.of} is the first, so the function must insert its row into "
                 f"{self._versions.table.name}, with this version"
             )
 
-    async def is_ours(self, borrowed: Borrowed[Any]) -> bool:
+    async def is_ours(self, db: DatabaseSession[Any]) -> bool:
         """Whether the session is still in the transaction that bumped the version."""
-        return bool((await borrowed.ask(SAME, transaction=self._result.transaction)).rows)
+        return bool((await db.execute(SAME, transaction=self._result.transaction)).rows)
 
-    async def is_committed(self, borrowed: Borrowed[Any]) -> bool:
+    async def is_committed(self, db: DatabaseSession[Any]) -> bool:
         """Whether the row has reached the version."""
-        found = await self._versions.at(borrowed.ask, self._place)
+        found = await self._versions.at(db.execute, self._place)
         return bool(found) and found[0] is not None and found[0] >= self._place.version

@@ -27,16 +27,16 @@ from sqlalchemy.exc import NoInspectionAvailable
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import InstrumentedAttribute, Mapper, Session, scoped_session
 
+from txmq.databases.adapter import StatementResult
 from txmq.databases.canary import TRANSACTION, TURN
 from txmq.databases.dialects import NOW_MS
-from txmq.databases.door import StatementResult
 from txmq.errors import ConfigError, DatabaseFailed, UsageError, VersionGap
 from txmq.idempotent.verdict import Verdict
 
-__all__ = ["Ask", "BumpResult", "RowVersion", "VersionedRows", "expire_loaded"]
+__all__ = ["BumpResult", "Execute", "RowVersion", "VersionedRows", "expire_loaded"]
 
-Ask: TypeAlias = Callable[..., Awaitable[StatementResult]]
-"""Runs a statement in a session; see :meth:`txmq.databases.door.Borrowed.ask`."""
+Execute: TypeAlias = Callable[..., Awaitable[StatementResult]]
+"""Runs a statement in a session; see :meth:`txmq.databases.adapter.DatabaseSession.execute`."""
 
 LOOKS_MAX: Final = 4
 """The bump is tried again if between the UPDATE and the SELECT the row appeared, or reached the
@@ -181,7 +181,9 @@ class VersionedRows:
         key = dict(zip(self._names, place.key, strict=True))
         return {**key, "txmq_version": place.version, "txmq_before": place.version - 1}
 
-    async def bump_to(self, kind: str, ask: Ask, place: RowVersion, statement: Any) -> BumpResult:
+    async def bump_to(
+        self, kind: str, execute: Execute, place: RowVersion, statement: Any
+    ) -> BumpResult:
         """Run the statement, and find out why if it changed no row.
 
         Raises:
@@ -192,38 +194,38 @@ class VersionedRows:
         """
         is_locked = kind != "postgresql"
         for _ in range(LOOKS_MAX):
-            answer = await ask(statement, **self.values(place))
+            answer = await execute(statement, **self.values(place))
             if answer.changed:
                 if answer.changed > 1:
                     raise UsageError(f"{self.table.name} has several rows for {place.of}")
                 found = answer.rows[0][0] if answer.rows else None
                 return BumpResult(Verdict.FIRST, transaction=found)
-            verdict = self.judge(place, await self.now(kind, ask, place))
+            verdict = self.judge(place, await self.now(kind, execute, place))
             if verdict is Verdict.DONE:
                 return BumpResult(verdict)
             if verdict is Verdict.FIRST:
                 if is_locked:
                     return BumpResult(
-                        verdict, is_new=True, transaction=await _transaction_id(kind, ask)
+                        verdict, is_new=True, transaction=await _transaction_id(kind, execute)
                     )
                 # Otherwise two attempts insert the row, and one of them works in vain.
-                await ask(_LOCK, txmq_lock=self._lock(place))
+                await execute(_LOCK, txmq_lock=self._lock(place))
                 is_locked = True
         raise DatabaseFailed(
             f"{self.table.name} does not reach {place.of}: its row kept changing; try again"
         )
 
-    async def at(self, ask: Ask, place: RowVersion) -> list[Any]:
+    async def at(self, execute: Execute, place: RowVersion) -> list[Any]:
         """The versions of the rows with this key, as this transaction sees them: one, or none."""
-        return await self._select(ask, self.look, place)
+        return await self._select(execute, self.look, place)
 
-    async def now(self, kind: str, ask: Ask, place: RowVersion) -> list[Any]:
+    async def now(self, kind: str, execute: Execute, place: RowVersion) -> list[Any]:
         """The same, as committed now: a plain SELECT of MySQL may read an old snapshot."""
-        return await self._select(ask, self._look_now if kind == "mysql" else self.look, place)
+        return await self._select(execute, self._look_now if kind == "mysql" else self.look, place)
 
-    async def _select(self, ask: Ask, look: Any, place: RowVersion) -> list[Any]:
+    async def _select(self, execute: Execute, look: Any, place: RowVersion) -> list[Any]:
         key = dict(zip(self._names, place.key, strict=True))
-        return [row[0] for row in (await ask(look, **key)).rows]
+        return [row[0] for row in (await execute(look, **key)).rows]
 
     def judge(self, place: RowVersion, found: list[Any]) -> Verdict:
         """The verdict on a version after a bump that changed no row: ``DONE``; ``FIRST`` if there
@@ -250,10 +252,10 @@ class VersionedRows:
         return int.from_bytes(blake2b(name, digest_size=8).digest(), signed=True)
 
 
-async def _transaction_id(kind: str, ask: Ask) -> int | None:
+async def _transaction_id(kind: str, execute: Execute) -> int | None:
     if kind != "postgresql":
         return None
-    found: int = (await ask(text(f"SELECT {TRANSACTION}, {TURN}"))).rows[0][0]
+    found: int = (await execute(text(f"SELECT {TRANSACTION}, {TURN}"))).rows[0][0]
     return found
 
 

@@ -12,10 +12,10 @@ from txmq.client.client import Client
 from txmq.client.lifecycle import Lifecycle
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings, settings_or
-from txmq.databases.door import Borrowed
+from txmq.databases.adapter import DatabaseSession
 from txmq.databases.failures import words
 from txmq.databases.notifications import likeness
-from txmq.databases.sources import door_of
+from txmq.databases.sources import adapter_of
 from txmq.errors import ConfigError, DatabaseFailed, UsageError
 from txmq.outbox.completion import PublishedRows, RowRemover
 from txmq.outbox.lanes import Lanes
@@ -80,10 +80,10 @@ class Relay(Lifecycle):
         self._outbox = outbox or Outbox()
         self._clock = clock or SystemClock()
         self._entropy = entropy or SystemEntropy()
-        self._door = door_of(source)
+        self._adapter = adapter_of(source)
         self._producer, self._is_own = _producer_of(names, chosen)
         self._store = OutboxStore(
-            self._outbox, self._door, self._entropy.token(12).hex(), chosen.lease_s,
+            self._outbox, self._adapter, self._entropy.token(12).hex(), chosen.lease_s,
             max(ANSWER_S, chosen.lease_s),
         )  # fmt: skip
         self._slots = Slots(chosen.lease_s)
@@ -151,7 +151,7 @@ class Relay(Lifecycle):
             self._beat_loop, self._read_loop, self._send_loop, self._remover.run,
         ):  # fmt: skip
             self._tasks.start(work(), f"a relay's {work.__name__}")
-        if self._outbox.notifies and self._door.kind == "postgresql":
+        if self._outbox.notifies and self._adapter.kind == "postgresql":
             like = await self._store.run(_likeness)
             if like is not None:
                 listener = self._wake_up.listen(like, self._outbox.channel, self._backoff())
@@ -313,8 +313,8 @@ class Relay(Lifecycle):
         return Backoff(self._entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
-async def _likeness(borrowed: Borrowed[Any]) -> str | None:
-    return await likeness(borrowed.session)
+async def _likeness(db: DatabaseSession[Any]) -> str | None:
+    return await likeness(db.session)
 
 
 def _producer_of(names: str | Client | Producer, settings: RelaySettings) -> tuple[Producer, bool]:

@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from txmq.databases import dialects
-from txmq.databases.door import Borrowed, Door, drive
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
 from txmq.databases.failures import Failure, failure, words
+from txmq.databases.guarded_transaction import drive
 from txmq.databases.tables import create_command
 from txmq.errors import DatabaseFailed, TableMissing, TxmqError
 from txmq.limits import RELAY_THREADS, SLOTS
@@ -50,22 +51,27 @@ class BeatResult(NamedTuple):
 
 
 class OutboxStore:
-    """One relay's access to the outbox; every method raises what the door's library raises.
+    """One relay's access to the outbox; every method raises what the adapter's library raises.
 
     Args:
         outbox: The tables.
-        door: The database.
+        adapter: The database.
         token: Identifies the relay.
         lease_s: How long a lease lasts.
         answer_s: How long the database may take to answer.
     """
 
     def __init__(
-        self, outbox: Outbox, door: Door[Any], token: str, lease_s: float, answer_s: float
+        self,
+        outbox: Outbox,
+        adapter: DatabaseAdapter[Any],
+        token: str,
+        lease_s: float,
+        answer_s: float,
     ) -> None:
         self._outbox = outbox
-        self._door = door
-        self._statements = Statements(outbox, door.kind)
+        self._adapter = adapter
+        self._statements = Statements(outbox, adapter.kind)
         self._token = token
         self._lease_ms = int(lease_s * 1000)
         self._answer_s = answer_s
@@ -73,7 +79,7 @@ class OutboxStore:
         self._running: dict[asyncio.Future[object], None] = {}
         self._counting: asyncio.Future[object] | None = None
         self.problems: tuple[type[Exception], ...] = (
-            *door.problems,
+            *adapter.problems,
             DatabaseFailed,
             TimeoutError,
         )
@@ -102,12 +108,10 @@ class OutboxStore:
         if found != SLOTS:
             raise TableMissing(f"{name} has {quantity(found, 'slot')}, not {SLOTS}; {hint}")
 
-    async def _count_slots(self, borrowed: Borrowed[Any]) -> int:
-        await borrowed.ask(
-            self._statements["forward"], slots=self._list([]), low=0, count=1, bytes=1
-        )
-        await borrowed.ask(self._statements["living"], lease_ms=self._lease_ms)
-        return int((await borrowed.ask(self._statements["slots"])).rows[0][0])
+    async def _count_slots(self, db: DatabaseSession[Any]) -> int:
+        await db.execute(self._statements["forward"], slots=self._list([]), low=0, count=1, bytes=1)
+        await db.execute(self._statements["living"], lease_ms=self._lease_ms)
+        return int((await db.execute(self._statements["slots"])).rows[0][0])
 
     # Reading
 
@@ -139,12 +143,12 @@ class OutboxStore:
         return await self._read("lanes", count, size, asked=positions_json(positions), high=high)
 
     async def _read(self, name: str, count: int, size: int, **values: object) -> Page:
-        async def read(borrowed: Borrowed[Any]) -> Page:
-            if self._door.kind == "postgresql":
-                await borrowed.ask(_BY_INDEX)
-            found = await borrowed.ask(self._statements[name], count=count, bytes=size, **values)
+        async def read(db: DatabaseSession[Any]) -> Page:
+            if self._adapter.kind == "postgresql":
+                await db.execute(_BY_INDEX)
+            found = await db.execute(self._statements[name], count=count, bytes=size, **values)
             # After a rollback psycopg forgets the service's prepared statements on the connection.
-            await borrowed.commit(is_last=True)
+            await db.commit(is_last=True)
             there = found.rows[0][-1] if found.rows else 0
             return Page(found.rows, there >= count or len(found.rows) < there)
 
@@ -155,14 +159,14 @@ class OutboxStore:
     async def remove(self, ids: Sequence[int]) -> int:
         """Delete rows of this relay's slots; returns how many existed."""
 
-        async def remove(borrowed: Borrowed[Any]) -> int:
-            await self._set_isolation(borrowed)
-            if self._door.kind == "postgresql":
-                await borrowed.ask(_BY_INDEX)
-            answer = await borrowed.ask(
+        async def remove(db: DatabaseSession[Any]) -> int:
+            await self._set_isolation(db)
+            if self._adapter.kind == "postgresql":
+                await db.execute(_BY_INDEX)
+            answer = await db.execute(
                 self._statements["remove"], ids=self._list(ids), token=self._token
             )
-            await borrowed.commit(is_last=True)
+            await db.commit(is_last=True)
             return answer.changed
 
         return await self.run(remove)
@@ -176,12 +180,12 @@ class OutboxStore:
         return await self._mark("note", row_id, problem)
 
     async def _mark(self, name: str, row_id: int, problem: str) -> bool:
-        async def mark(borrowed: Borrowed[Any]) -> bool:
-            await self._set_isolation(borrowed)
-            answer = await borrowed.ask(
+        async def mark(db: DatabaseSession[Any]) -> bool:
+            await self._set_isolation(db)
+            answer = await db.execute(
                 self._statements[name], id=row_id, problem=problem, token=self._token
             )
-            await borrowed.commit(is_last=True)
+            await db.commit(is_last=True)
             return answer.changed > 0
 
         return await self.run(mark)
@@ -192,45 +196,43 @@ class OutboxStore:
         """Report this relay as alive, renew its leases, and take free slots up to a fair share."""
         ours = {"token": self._token, "lease_ms": self._lease_ms}
 
-        async def beat(borrowed: Borrowed[Any]) -> BeatResult:
-            await self._set_isolation(borrowed)
-            seen = await borrowed.ask(self._statements["seen"], token=self._token)
+        async def beat(db: DatabaseSession[Any]) -> BeatResult:
+            await self._set_isolation(db)
+            seen = await db.execute(self._statements["seen"], token=self._token)
             if not seen.changed:
-                await borrowed.ask(self._statements["join"], token=self._token)
-            await borrowed.ask(self._statements["remove_dead"], lease_ms=self._lease_ms)
-            await borrowed.ask(self._statements["renew"], **ours)
-            answer = await borrowed.ask(self._statements["living"], lease_ms=self._lease_ms)
+                await db.execute(self._statements["join"], token=self._token)
+            await db.execute(self._statements["remove_dead"], lease_ms=self._lease_ms)
+            await db.execute(self._statements["renew"], **ours)
+            answer = await db.execute(self._statements["living"], lease_ms=self._lease_ms)
             living = int(answer.rows[0][0])
-            held = await self._held(borrowed)
+            held = await self._held(db)
             missing = fair_share(living) - len(held)
             if missing > 0:
-                free = await borrowed.ask(
-                    self._statements["free"], token=self._token, count=missing
-                )
+                free = await db.execute(self._statements["free"], token=self._token, count=missing)
                 if free.rows:
                     slots = self._list([slot for (slot,) in free.rows])
-                    await borrowed.ask(self._statements["lease"], slots=slots, **ours)
-                    held = await self._held(borrowed)
-            await borrowed.commit(is_last=True)
+                    await db.execute(self._statements["lease"], slots=slots, **ours)
+                    held = await self._held(db)
+            await db.commit(is_last=True)
             return BeatResult(held, living)
 
         return await self.run(beat)
 
-    async def _held(self, borrowed: Borrowed[Any]) -> set[int]:
-        found = await borrowed.ask(self._statements["held"], token=self._token)
+    async def _held(self, db: DatabaseSession[Any]) -> set[int]:
+        found = await db.execute(self._statements["held"], token=self._token)
         return {int(slot) for (slot,) in found.rows}
 
     async def release(self, slots: Collection[int], *, leaves: bool = False) -> None:
         """Release some slots; with ``leaves`` this relay also stops counting as alive."""
 
-        async def release(borrowed: Borrowed[Any]) -> None:
-            await self._set_isolation(borrowed)
-            await borrowed.ask(
+        async def release(db: DatabaseSession[Any]) -> None:
+            await self._set_isolation(db)
+            await db.execute(
                 self._statements["release"], slots=self._list(slots), token=self._token
             )
             if leaves:
-                await borrowed.ask(self._statements["leave"], token=self._token)
-            await borrowed.commit(is_last=True)
+                await db.execute(self._statements["leave"], token=self._token)
+            await db.commit(is_last=True)
 
         await self.run(release)
 
@@ -239,13 +241,13 @@ class OutboxStore:
     async def waiting(self) -> Backlog:
         """How many rows the outbox holds now."""
 
-        async def count(borrowed: Borrowed[Any]) -> Backlog:
-            rows, oldest_ms, failed = (await borrowed.ask(self._statements["waiting"])).rows[0]
-            await borrowed.commit(is_last=True)  # As for what is read.
+        async def count(db: DatabaseSession[Any]) -> Backlog:
+            rows, oldest_ms, failed = (await db.execute(self._statements["waiting"])).rows[0]
+            await db.commit(is_last=True)  # As for what is read.
             age_s = max(0.0, float(oldest_ms or 0) / 1000)
             return Backlog(rows=int(rows), oldest_s=age_s, failed=int(failed))
 
-        if not self._door.is_blocking:
+        if not self._adapter.is_blocking:
             return await self.run(count)
         # A slow count of many rows must not occupy all threads: callers share one count.
         if self._counting is None or self._counting.done():
@@ -254,10 +256,10 @@ class OutboxStore:
 
     # Sessions and threads
 
-    async def run(self, work: Callable[[Borrowed[Any]], Coroutine[Any, Any, T]]) -> T:
+    async def run(self, work: Callable[[DatabaseSession[Any]], Coroutine[Any, Any, T]]) -> T:
         """Run work in a transaction of its own; the work commits it."""
         result = self._in_session(work)
-        if self._door.is_blocking:
+        if self._adapter.is_blocking:
             return cast(T, await self._wait_for(self._start_thread(result)))
         async with asyncio.timeout(self._answer_s):
             return await result
@@ -278,10 +280,12 @@ class OutboxStore:
         if not running.cancelled():
             running.exception()  # Marks it as seen: its caller may have given up waiting.
 
-    async def _in_session(self, work: Callable[[Borrowed[Any]], Coroutine[Any, Any, T]]) -> T:
+    async def _in_session(
+        self, work: Callable[[DatabaseSession[Any]], Coroutine[Any, Any, T]]
+    ) -> T:
         try:
-            async with self._session() as borrowed:
-                return await work(borrowed)
+            async with self._session() as db:
+                return await work(db)
         except Exception as error:
             if isinstance(error, (*self.problems, TxmqError)):
                 raise
@@ -290,17 +294,17 @@ class OutboxStore:
             raise DatabaseFailed(f"no connection to the database: {why}") from error
 
     @asynccontextmanager
-    async def _session(self) -> AsyncIterator[Borrowed[Any]]:
-        borrowed = await self._door.open()
+    async def _session(self) -> AsyncIterator[DatabaseSession[Any]]:
+        db = await self._adapter.open()
         try:
-            yield borrowed
+            yield db
         finally:
-            await borrowed.close()
+            await db.close()
 
-    async def _set_isolation(self, borrowed: Borrowed[Any]) -> None:
+    async def _set_isolation(self, db: DatabaseSession[Any]) -> None:
         """Read committed rows, whatever level the application chose for its own transactions."""
-        if (level := dialects.ISOLATION.get(self._door.kind)) is not None:
-            await borrowed.ask(level)
+        if (level := dialects.ISOLATION.get(self._adapter.kind)) is not None:
+            await db.execute(level)
 
     def _list(self, numbers: Collection[int]) -> str:
-        return number_list(self._door.kind, numbers)
+        return number_list(self._adapter.kind, numbers)

@@ -27,8 +27,8 @@ from sqlalchemy.dialects import mysql as _mysql
 from sqlalchemy.event import listen
 
 from txmq.databases.dialects import kind_of
-from txmq.databases.door import drive
-from txmq.databases.session_adapters import AwaitedSession, BlockingSession, Lender
+from txmq.databases.guarded_transaction import drive
+from txmq.databases.session_adapters import AwaitedSession, BlockingSession, SessionAdapters
 from txmq.databases.tables import any_text, plain_names, statements
 from txmq.limits import LANE_CHARS_MAX, MESSAGE_ID_CHARS_MAX, SLOTS, TOPIC_CHARS_MAX
 from txmq.message import Message
@@ -80,7 +80,7 @@ class Outbox:
         self.relays = _relays(name, schema, self.metadata)
         self.lanes = _lanes(name, schema, self.metadata)
         self._prepare_create_all()
-        self._lender = Lender(self.rows)
+        self._session_adapters = SessionAdapters(self.rows)
         self._writer = OutboxWriter(
             self.rows,
             (self.lanes, LANES),
@@ -118,7 +118,7 @@ class Outbox:
             Exception: Whatever the session's library raises; a deadlock if two transactions add
                 to the same two lanes in different order.
         """
-        given = self._lender.of(session)
+        given = self._session_adapters.find(session)
         work = _first(self._writer.insert(given, [message], lane))
         return drive(work) if given.is_blocking else work
 
@@ -144,7 +144,7 @@ class Outbox:
         Raises:
             Exception: As for :meth:`add`; then none of them was added.
         """
-        given = self._lender.of(session)
+        given = self._session_adapters.find(session)
         work = self._writer.insert(given, messages, lane)
         return drive(work) if given.is_blocking else work
 

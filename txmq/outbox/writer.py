@@ -20,7 +20,7 @@ from sqlalchemy import Executable, Select, Table, insert, literal_column, select
 from txmq.client.identity import UniqueIds
 from txmq.databases.dialects import NOW_MS
 from txmq.databases.failures import Failure, failure, words
-from txmq.databases.session_adapters import Given
+from txmq.databases.session_adapters import CallerSession
 from txmq.databases.tables import create_command
 from txmq.errors import LocalProtocolError, TableMissing
 from txmq.message import Message
@@ -144,7 +144,7 @@ class OutboxWriter:
         return statement.execution_options(preserve_rowcount=True)
 
     async def insert(
-        self, given: Given, messages: Sequence[Message], lane: str | None
+        self, given: CallerSession, messages: Sequence[Message], lane: str | None
     ) -> list[str]:
         """Insert messages in order; returns their ids.
 
@@ -168,7 +168,7 @@ class OutboxWriter:
             statement = self._with_lane[given.kind]
             values["lane_key"] = self._lane_key(lane)
         try:
-            answer = await given.ask(statement, **values)
+            answer = await given.execute(statement, **values)
         except Exception as error:
             if failure(error) is Failure.MISSING:
                 raise self._missing(words(error)) from error

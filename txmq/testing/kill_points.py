@@ -82,10 +82,7 @@ class _MortalAttempt(Attempt[Any]):
         super().__init__()
         self._inner = inner
         self._point = point
-
-    @property
-    def is_blocking(self) -> bool:
-        return self._inner.is_blocking
+        self.is_blocking = inner.is_blocking
 
     @property
     def session(self) -> Any:

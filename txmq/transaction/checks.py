@@ -24,8 +24,8 @@ from txmq.remoting.connection import Connection
 from txmq.runtime.tasks import Tasks
 from txmq.runtime.threads import Threads
 from txmq.transaction.end import EndAnswer, EndSender
-from txmq.transaction.listener import ListenerMethod, LocalAnswer, TransactionListener
-from txmq.transaction.run import ActiveCount
+from txmq.transaction.listener import LocalAnswer, TransactionListener
+from txmq.transaction.run import ActiveCount, ListenerMethod
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,
@@ -33,7 +33,6 @@ from txmq.transaction.state import (
     EndReply,
     LocalTransactionState,
     TransactionTally,
-    end_of_check,
 )
 
 __all__ = ["CheckAnswerer"]
@@ -80,7 +79,6 @@ class CheckAnswerer:
         watches: Callable[[], SendHooks | None],
         undecided: Container[str],
     ) -> None:
-        self._group = group
         # A hung check keeps its thread, so checks and local transactions use separate pools.
         self._threads = Threads(f"txmq-{group}-check", settings.check_workers + HUNG_CHECKS_MAX)
         self._method = ListenerMethod(listener.check_local_transaction, self._threads)
@@ -198,7 +196,6 @@ class CheckAnswerer:
 
     async def _answer(self, check: _Check, answer: LocalAnswer) -> None:
         message, header, state = check.message, check.header, answer.state
-        end = end_of_check(self._group, message.topic, message.id, header, state)
         watches = self._hooks()
         ended = None
         if watches is not None and state is not LocalTransactionState.UNKNOWN:
@@ -207,14 +204,22 @@ class CheckAnswerer:
             ended = watches.before_end(ending)
         taken = EndAnswer(EndReply.NONE)
         try:
-            taken = await self._ends.answer(check.connection, end)
+            taken = await self._ends.answer(
+                check.connection, header, message.topic, message.id, state
+            )
         finally:
             if ended is not None:
                 ended(taken.reply.value)
         self._note(message.id, state, taken)
 
     def _note(self, xid: str, state: LocalTransactionState, taken: EndAnswer) -> None:
-        self._tally.answered(state)
+        match state:
+            case LocalTransactionState.COMMIT:
+                self._tally.checks_committed += 1
+            case LocalTransactionState.ROLLBACK:
+                self._tally.checks_rolled_back += 1
+            case LocalTransactionState.UNKNOWN:
+                self._tally.checks_unknown += 1
         if (state, taken.reply) not in OUTCOMES:
             self._tally.conflicts += 1
             log.error("%s", TransactionConflict(xid, state.name, taken.reply.value))

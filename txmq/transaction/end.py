@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.routes import MASTER
+from txmq.client.values import SendResult
 from txmq.errors import (
     BrokerRefused,
     Effect,
@@ -24,11 +25,12 @@ from txmq.errors import (
 )
 from txmq.message import Queue
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import EndTransaction
+from txmq.protocol.headers import CheckState, EndTransaction
+from txmq.protocol.message_id import position_in
 from txmq.remoting.connection import Connection
 from txmq.runtime.backoff import Backoff
 from txmq.transaction.settings import TransactionSettings
-from txmq.transaction.state import EndReply
+from txmq.transaction.state import EndReply, LocalTransactionState
 
 __all__ = ["EndAnswer", "EndSender"]
 
@@ -52,18 +54,30 @@ class EndSender:
 
     Args:
         client: The connections to the brokers.
+        group: The producer group.
         settings: The timeout of an END, and whether one may be repeated.
     """
 
-    def __init__(self, client: ClusterClient, settings: TransactionSettings) -> None:
+    def __init__(self, client: ClusterClient, group: str, settings: TransactionSettings) -> None:
         self._client = client
+        self._group = group
         self._session = client.session
         self._settings = settings
 
-    async def send(self, queue: Queue, end: EndTransaction) -> EndAnswer:
-        """Send an END to the broker of a queue; repeat it as long as the broker cannot have
-        received it.
+    async def send(self, half: SendResult, state: LocalTransactionState) -> EndAnswer:
+        """Send an END to the broker that stored the half message; repeat it as long as the broker
+        cannot have received it.
         """
+        queue = half.queue
+        end = EndTransaction(
+            producer_group=self._group,
+            tran_state_table_offset=half.offset,
+            commit_log_offset=position_in(half.offset_id),
+            commit_or_rollback=state.value,
+            msg_id=half.id,
+            transaction_id=half.transaction_id or half.id,
+            topic=queue.topic,
+        )
         session, clock = self._session, self._session.clock
         deadline = clock.monotonic() + self._settings.end_timeout_s
         backoff: Backoff | None = None
@@ -111,10 +125,29 @@ class EndSender:
             return False
         return error.effect is Effect.NONE or self._settings.repeats_end
 
-    async def answer(self, connection: Connection, end: EndTransaction) -> EndAnswer:
-        """Answer a check over the connection on which it came."""
+    async def answer(
+        self,
+        connection: Connection,
+        check: CheckState,
+        topic: str,
+        xid: str,
+        state: LocalTransactionState,
+    ) -> EndAnswer:
+        """Answer a check over the connection on which it came. The check names the half message's
+        present offset.
+        """
+        end = EndTransaction(
+            producer_group=self._group,
+            tran_state_table_offset=check.tran_state_table_offset,
+            commit_log_offset=check.commit_log_offset,
+            commit_or_rollback=state.value,
+            from_transaction_check=True,
+            msg_id=check.msg_id or xid,
+            transaction_id=check.transaction_id or xid,
+            topic=topic,
+        )
         try:
-            if not end.commit_or_rollback:
+            if state is LocalTransactionState.UNKNOWN:
                 # Stock brokers never answer an "unknown".
                 connection.oneway(_END, end)
                 return EndAnswer(EndReply.NONE)

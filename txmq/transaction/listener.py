@@ -1,37 +1,30 @@
-"""The application's side of transactions: its listener, and how its methods are called."""
+"""The application's side of transactions: its listener, and a thread that runs its functions."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
-from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from txmq import background
 from txmq.client.values import SendResult, SendStatus
-from txmq.errors import RollBack, UsageError
+from txmq.errors import UsageError
 from txmq.message import Message, ReceivedMessage
-from txmq.runtime.threads import Job, Runner, call_in_loop, run_job, set_error
+from txmq.runtime.threads import Job, call_in_loop, run_job, set_error
 from txmq.transaction.state import LocalTransactionState
 
 __all__ = [
     "CallerThread",
     "HalfMessage",
-    "ListenerMethod",
     "LocalAnswer",
+    "LocalState",
     "TransactionListener",
     "check_listener",
 ]
-
-log = logging.getLogger(__name__)
-
-_UNKNOWN: Final = LocalTransactionState.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,56 +107,6 @@ def check_listener(listener: object) -> None:
             continue  # Some built-in functions have no signature.
 
 
-class ListenerMethod:
-    """A method of a listener, ready to be called; every result and exception becomes an answer.
-
-    Args:
-        method: The method.
-        runner: Where it runs unless it is ``async``.
-    """
-
-    def __init__(self, method: Callable[..., LocalState], runner: Runner) -> None:
-        self._method = method
-        self._runner = runner
-        call = getattr(method, "__call__", None)  # noqa: B004 - an object may have an async call
-        self.is_async = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(call)
-
-    async def ask(self, xid: str, *args: object, runner: Runner | None = None) -> LocalAnswer:
-        """Call it, in another runner if one is given."""
-        task = asyncio.current_task()
-        try:
-            if self.is_async:
-                state = await cast("Awaitable[object]", self._method(*args))
-            else:
-                # The caller's context goes along, as with asyncio.to_thread: traces are in it.
-                work = partial(copy_context().run, self._method, *args)
-                state = await (runner or self._runner).run(work)
-                if inspect.isawaitable(state):
-                    state = await state  # A plain function may return what an async one returned.
-        except asyncio.CancelledError:
-            if task is not None and task.cancelling():
-                raise
-            # This task is not cancelled, but something that the listener waited for.
-            return _unknown(xid, RuntimeError("what the listener waited for was cancelled"))
-        except RollBack as error:
-            return LocalAnswer(LocalTransactionState.ROLLBACK, error)
-        except Exception as error:  # noqa: BLE001 - any exception leaves the outcome open
-            return _unknown(xid, error)
-        if task is not None and task.cancelling():
-            # The listener has swallowed its cancellation; its answer counts all the same.
-            log.warning("the listener ignored its cancellation in transaction %s", xid)
-        if isinstance(state, LocalTransactionState):
-            return LocalAnswer(state)
-        wrong = TypeError(f"a listener returns a LocalTransactionState, not {state!r}")
-        log.error("the listener gave no valid answer for transaction %s: %s", xid, wrong)
-        return LocalAnswer(_UNKNOWN, wrong)
-
-
-def _unknown(xid: str, error: Exception) -> LocalAnswer:
-    log.error("the listener failed with transaction %s", xid, exc_info=error)
-    return LocalAnswer(_UNKNOWN, error)
-
-
 class CallerThread(background.WaitingThread):
     """A thread that waits for the loop, and meanwhile runs plain functions for it."""
 
@@ -183,14 +126,14 @@ class CallerThread(background.WaitingThread):
         return future
 
     def abandon(self) -> None:
-        """Fail what has not begun, because the thread no longer waits; called by the loop."""
+        """Fail the functions that have not begun, as the thread no longer waits; for the loop."""
         self._is_abandoned = True
         while self._jobs:
             future, _ = self._jobs.popleft()
             set_error(future, RuntimeError("the thread that was to run a function was interrupted"))
 
     def serve(self) -> None:
-        """Run functions for the loop until the loop says that it is over.
+        """Run functions for the loop until the loop reports the end of the call.
 
         Ctrl-C, and whatever else is not an ``Exception``, ends it and is raised; the loop receives
         an error.

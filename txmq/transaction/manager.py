@@ -393,11 +393,11 @@ class TransactionManager(Lifecycle, Generic[S]):
         refuse_another()
         session = self._producer.client.session
         born_ms = session.clock.wall_ms()
-        run, half = self._producer.new_run(message)
+        run = self._producer.new_run(message)
         attempts = Attempts(self._settings, session.clock, session.entropy)
         work: Work[S] = Work(run, *call, born_ms, attempts)
         try:
-            outcome = await run.transact(half, work, runner)
+            outcome = await run.transact(work, runner)
         except TransactionConflict as conflict:
             _explain(conflict, work.problem)
             raise
@@ -416,16 +416,17 @@ class TransactionManager(Lifecycle, Generic[S]):
         session = self._producer.client.session
         attempts = Attempts(self._settings, session.clock, session.entropy)
         while True:
-            run = TransactionRun(self._producer.open_runs(), session.ids.next())
+            run = self._producer.new_run()
             attempts.start(run.xid)
             work: LateWork[S] = LateWork(
                 run, *call, session.clock.wall_ms(), attempts,
                 make=template.message_of, send=self._producer.prepare_late,
             )  # fmt: skip
-            topic = template.topic if isinstance(template.topic, str) else ""
-            self._producer.stories.open(run.xid, topic, self.group)
+            if run.is_followed:
+                topic = template.topic if isinstance(template.topic, str) else ""
+                self._producer.stories.open(run.xid, topic, self.group)
             try:
-                outcome = await run.transact(None, work, runner)
+                outcome = await run.transact(work, runner)
             except TransactionConflict as conflict:
                 _explain(conflict, work.problem)
                 raise
@@ -450,7 +451,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         outcome = TransactionOutcome(
             state=TransactionState.ROLLED_BACK, xid=run.xid, sent=None, is_acknowledged=True
         )
-        self.tally.ended(outcome)
+        self.tally.rolled_back += 1
         return _result(outcome, problem, None)
 
     # A block of code
@@ -504,10 +505,10 @@ class TransactionManager(Lifecycle, Generic[S]):
             TxmqError: As for :meth:`run`.
         """
         refuse_another()
-        session, stories = self._producer.client.session, self._producer.stories
+        session = self._producer.client.session
         born_ms = session.clock.wall_ms()
-        run, half = self._producer.new_run(message)
-        doubt = (await run.prepare(half)).doubt()
+        run = self._producer.new_run(message)
+        doubt = (await run.prepare()).doubt()
         if doubt is not None:
             await run.finish_apart(LocalAnswer(_ROLLBACK))
             raise doubt
@@ -516,9 +517,9 @@ class TransactionManager(Lifecycle, Generic[S]):
         local = self._resource.local(run.xid, self.group, born_ms)
         attempts = Attempts(self._settings, session.clock, session.entropy)
         attempts.start(run.xid)
-        block = TransactionBlock(run, local, attempts, stories.inside(run.xid))
+        block = TransactionBlock(run, local, attempts, run.inside())
         run.runs.enter(run.xid)  # Last: a caller that does not receive the block cannot leave it.
-        stories.tell(run.xid, Step.CALLED)
+        run.tell(Step.CALLED)
         return block
 
     async def end(
@@ -530,12 +531,12 @@ class TransactionManager(Lifecycle, Generic[S]):
             TxmqError: As for :meth:`run`.
             BaseException: What the code raised, as for :meth:`run`.
         """
-        run, state, stories = block.run, block.local.state, self._producer.stories
+        run, state = block.run, block.local.state
         if problem is not None:
-            with stories.inside(run.xid):
-                note(run.xid, "it ends with %r", problem)
-        stories.tell(run.xid, Step.SAID, state)
-        stories.tell(run.xid, Step.HEARD, state)
+            with run.inside():
+                note(run.xid, "the local transaction ends with %r", problem)
+        run.tell(Step.RETURNED, state)
+        run.tell(Step.RECEIVED, state)
         try:
             if isinstance(problem, asyncio.CancelledError):
                 run.finish_behind(LocalAnswer(state))

@@ -25,6 +25,7 @@ _BY_POSITION: Final = (
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
 )
 _PLAIN: Final = (str, int, float, type(None))
+"""The usual values; the test for a Mapping is expensive."""
 _ONE: Final = (
     "a transaction has one message; others belong into an outbox, a table that the local "
     "transaction writes"
@@ -59,7 +60,7 @@ class MessageTemplate:
                 f"a message is made from 'arguments' or from the 'result', not {self.made_from!r}"
             )
         if not isinstance(self.topic, str) and not callable(self.topic):
-            raise UsageError(f"{self.topic!r} is no topic: {_ONE}")
+            raise UsageError(f"{self.topic!r} is not a topic: {_ONE}")
         if self.made_from == "result":
             for part in ("topic", "tags", "keys", "body", "properties"):
                 self._check_takes_result(part, getattr(self, part))
@@ -117,7 +118,7 @@ class MessageTemplate:
     ) -> Message:
         topic: Any = self.topic(*args, **kwargs) if callable(self.topic) else self.topic
         tags: Any = self.tags(*args, **kwargs) if callable(self.tags) else self.tags
-        keys = self.keys(*args, **kwargs) if callable(self.keys) else self.keys
+        keys: Any = self.keys(*args, **kwargs) if callable(self.keys) else self.keys
         body = whole if self.body is None else self.body(*args, **kwargs)
         more = self.properties
         for name, part in (("topic", topic), ("tags", tags or "")):
@@ -125,10 +126,12 @@ class MessageTemplate:
                 raise LocalProtocolError(
                     f"the {name} of {self.name}'s message is not a string: {part!r}"
                 )
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            keys = () if keys is None else (keys,)
         return Message(
             topic=topic,
             tags=tags or "",
-            keys=_keys(keys),
+            keys=tuple(map(str, keys)),
             body=body if isinstance(body, bytes) else self._encoded(body),
             properties=dict(more(*args, **kwargs) if callable(more) else more),
         )
@@ -147,7 +150,7 @@ class MessageTemplate:
             return  # Some built-in functions have no signature.
 
     def _encoded(self, body: object) -> bytes:
-        if _holds_messages(body):
+        if not isinstance(body, _PLAIN) and _holds_messages(body):
             raise LocalProtocolError(
                 f"the message of {self.name} would hold a Message: give its parts, as `topic=` and "
                 f"`body=`. And {_ONE}"
@@ -162,8 +165,6 @@ class MessageTemplate:
 
 
 def _holds_messages(body: object) -> bool:
-    if isinstance(body, _PLAIN):
-        return False  # The usual values; the test for a Mapping is expensive.
     if isinstance(body, Mapping):
         for value in body.values():
             if not isinstance(value, _PLAIN) and _holds_messages(value):
@@ -172,11 +173,3 @@ def _holds_messages(body: object) -> bool:
     if isinstance(body, list | tuple | set | frozenset):
         return any(isinstance(item, Message) for item in body)
     return isinstance(body, Message)
-
-
-def _keys(value: object) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        return (str(value),)
-    return tuple(map(str, value))

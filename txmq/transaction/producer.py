@@ -27,6 +27,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
 from txmq.runtime.threads import Runner
+from txmq.transaction import story
 from txmq.transaction.checks import CheckAnswerer
 from txmq.transaction.listener import (
     HalfMessage,
@@ -38,7 +39,6 @@ from txmq.transaction.resource import Resource
 from txmq.transaction.run import ActiveTransactions, TransactionRun
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import LocalTransactionState, TransactionOutcome, TransactionTally
-from txmq.transaction.story import Stories
 
 __all__ = ["TransactionProducer"]
 
@@ -94,7 +94,7 @@ class TransactionProducer(Producer):
         super().__init__(group, names, chosen, network=network, clock=clock, entropy=entropy)
         self.listener = listener
         self.tally = TransactionTally()
-        self.stories = Stories(lambda: self._hooks)
+        self.stories = story.Stories(lambda: self._hooks)
         self._resource: Resource[Any] | None = None
         self._runs: ActiveTransactions | None = None
         self._checks: CheckAnswerer | None = None
@@ -197,21 +197,31 @@ class TransactionProducer(Producer):
         Raises:
             TxmqError: As for :meth:`send_in_transaction`.
         """
-        run, half = self.new_run(message)
-        outcome = await run.transact(half, arg, runner)
+        outcome = await self.new_run(message).transact(arg, runner)
         assert outcome is not None, "its half message was sent"
         return outcome
 
-    def new_run(self, message: Message) -> tuple[TransactionRun, Message]:
-        """A transaction that has not begun, and its half message.
+    def new_run(self, message: Message | None = None) -> TransactionRun:
+        """A transaction that has not begun.
+
+        Args:
+            message: Its message, unless the local transaction makes that.
 
         Raises:
             LocalProtocolError: As for :meth:`send_in_transaction`.
-            UsageError: The producer is not open.
+            UsageError: The producer is not open, or closes.
         """
-        runs = self.open_runs()
+        runs = self._runs
+        if runs is None or self._sender is None:
+            raise self._not_open()
+        self.client.session.owner.check()
+        if runs.is_closing:
+            raise UsageError(f"this {self._noun} closes, and begins no more transactions")
+        is_followed = self._hooks is not None or story.log.isEnabledFor(logging.DEBUG)
+        if message is None:
+            return TransactionRun(runs, self.client.session.ids.next(), is_followed)
         half = self.half_of(message)
-        return TransactionRun(runs, half.properties[properties.UNIQUE_KEY]), half
+        return TransactionRun(runs, half.properties[properties.UNIQUE_KEY], is_followed, half)
 
     async def prepare(self, message: Message) -> HalfMessage:
         """Send a half message, the first part of :meth:`send_in_transaction`.
@@ -221,8 +231,7 @@ class TransactionProducer(Producer):
         Raises:
             TxmqError: As for :meth:`send_in_transaction`.
         """
-        run, half = self.new_run(message)
-        return await run.prepare(half)
+        return await self.new_run(message).prepare()
 
     async def _send_half(self, message: Message, xid: str) -> SendResult:
         sending = self._open()
@@ -288,24 +297,11 @@ class TransactionProducer(Producer):
         runs = self._runs
         if runs is None:
             raise self._not_open()
-        run = TransactionRun(runs, half.id, half)
+        is_followed = self._hooks is not None or story.log.isEnabledFor(logging.DEBUG)
+        run = TransactionRun(runs, half.id, is_followed, half=half)
         outcome = await run.finish_apart(LocalAnswer(state, problem))
         assert outcome is not None, "its half message was sent"
         return outcome
-
-    def open_runs(self) -> ActiveTransactions:
-        """The transactions in progress, for one more.
-
-        Raises:
-            UsageError: The producer is not open, or closes.
-        """
-        runs = self._runs
-        if runs is None or self._sender is None:
-            raise self._not_open()
-        self.client.session.owner.check()
-        if runs.is_closing:
-            raise UsageError(f"this {self._noun} closes, and begins no more transactions")
-        return runs
 
     def _not_open(self) -> UsageError:
         return UsageError(

@@ -8,10 +8,14 @@ broker's reply. A decision reaches the broker even if the caller no longer waits
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.observe.hooks import TransactionEnd
@@ -33,8 +37,8 @@ from txmq.runtime.threads import Runner, Threads
 from txmq.transaction.end import EndAnswer, EndSender
 from txmq.transaction.listener import (
     HalfMessage,
-    ListenerMethod,
     LocalAnswer,
+    LocalState,
     TransactionListener,
 )
 from txmq.transaction.resource import Resource
@@ -45,12 +49,12 @@ from txmq.transaction.state import (
     EndReply,
     LocalTransactionState,
     TransactionOutcome,
+    TransactionState,
     TransactionTally,
-    end_of,
 )
 from txmq.transaction.story import Step, Stories, note
 
-__all__ = ["ActiveCount", "ActiveTransactions", "TransactionRun"]
+__all__ = ["ActiveCount", "ActiveTransactions", "ListenerMethod", "TransactionRun"]
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +62,271 @@ T = TypeVar("T")
 
 _ROLLBACK: Final = LocalTransactionState.ROLLBACK
 _UNKNOWN: Final = LocalTransactionState.UNKNOWN
+_UNFOLLOWED: Final = nullcontext()
 _CLOSED: Final = "this producer was closed meanwhile"
 _IF_STORED: Final = "if it is stored, the broker will ask;"
 _NOT_CONFIRMED: Final = (
     "transaction %s is %s, but its broker has not confirmed that, and may ask: %s"
 )
+
+
+@dataclass(slots=True)
+class TransactionRun:
+    """One transaction, in one producer."""
+
+    runs: ActiveTransactions
+    xid: str
+    is_followed: bool
+    """Whether a watch or the log receives its steps."""
+    message: Message | None = None
+    """Its half message, unless the local transaction makes that."""
+    half: HalfMessage | None = None
+    """Its half message once that is stored."""
+    answer: LocalAnswer | None = None
+    """The end of its local transaction; from then on no half message is sent."""
+    left: LocalTransactionState = _UNKNOWN
+    """The state of its local transaction if the caller is cancelled now."""
+
+    def tell(self, step: Step, detail: object = "") -> None:
+        """Report a step to whatever follows this transaction."""
+        if self.is_followed:
+            self.runs.stories.tell(self.xid, step, detail)
+
+    def inside(self) -> AbstractContextManager[None]:
+        """While inside, spans and notes of this task or thread belong to the present step."""
+        return self.runs.stories.inside(self.xid) if self.is_followed else _UNFOLLOWED
+
+    async def transact(
+        self, arg: object, runner: Runner | None = None
+    ) -> TransactionOutcome | None:
+        """Run the whole transaction. There is no outcome if it has no half message in the end.
+
+        Args:
+            arg: For the application.
+            runner: Where a plain local transaction runs, unless in a thread of the producer.
+
+        Raises:
+            TransactionConflict: The transaction had been decided otherwise before.
+            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
+            TxmqError: The half message was not stored, or its broker did not answer.
+        """
+        runs = self.runs
+        runs.enter(self.xid)
+        try:
+            if self.message is not None:
+                await self.begin(self.message)
+            if not runs.execute.is_async:
+                # A thread cannot be cancelled, so a task of its own waits for it.
+                return await runs.shield(self._work_and_finish(arg, runner), self.xid)
+            try:
+                answer = await self.work(arg, None)
+            except asyncio.CancelledError:
+                self.finish_behind(LocalAnswer(self.left))
+                raise
+            return await runs.shield(self.finish(answer), self.xid)
+        finally:
+            runs.leave(self.xid)
+
+    async def _work_and_finish(
+        self, arg: object, runner: Runner | None
+    ) -> TransactionOutcome | None:
+        try:
+            answer = await self.work(arg, runner)
+        except asyncio.CancelledError:
+            answer = LocalAnswer(_UNKNOWN, OutcomeUnknown(_CLOSED))
+            self.tell(Step.RECEIVED, _UNKNOWN)
+        return await self.finish(answer)
+
+    # Begin
+
+    async def begin(self, message: Message, *, is_late: bool = False) -> HalfMessage:
+        """Send the half message.
+
+        Args:
+            message: The message.
+            is_late: Whether the local transaction sends it, before it commits.
+
+        Raises:
+            TxmqError: As for :meth:`TransactionProducer.send_in_transaction`; nothing may commit.
+        """
+        stories, xid = self.runs.stories, self.xid
+        if self.is_followed and not is_late:
+            stories.open(xid, message.topic, self.runs.group)
+        self.tell(Step.SENT, message.topic)
+        try:
+            sent = await self.runs.send_half(message, xid)
+            try:
+                position_in(sent.offset_id)
+            except RemoteProtocolError as error:
+                error.effect = Effect.MAYBE
+                raise
+        except BaseException as error:
+            if isinstance(error, TxmqError):
+                stored = "it is not stored, and" if error.effect is Effect.NONE else _IF_STORED
+                error.add_note(
+                    f"it was the half message of transaction {xid}: {stored} nothing is committed"
+                )
+            if not is_late:
+                stories.end(xid, error=error)
+            raise
+        self.tell(Step.STORED, sent.offset_id)
+        self.tell(Step.REPORTED, sent.status)
+        if self.answer is not None:
+            raise UsageError(f"transaction {xid} was left meanwhile")
+        self.half = half = HalfMessage(
+            topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
+            properties=message.properties, flag=message.flag, id=xid, sent=sent,
+        )  # fmt: skip
+        if is_late and (doubt := half.doubt()) is not None:
+            raise doubt
+        return half
+
+    async def prepare(self) -> HalfMessage:
+        """Send the half message of a transaction whose local part runs elsewhere, or later.
+
+        Raises:
+            TxmqError: As for :meth:`begin`.
+        """
+        assert self.message is not None, "it has a half message"
+        # A check may come before the answer to the half message, if this process was asleep.
+        self.runs.hold(self.xid)
+        try:
+            return await self.begin(self.message)
+        finally:
+            self.runs.release(self.xid)
+
+    # Work
+
+    async def work(self, arg: object, runner: Runner | None) -> LocalAnswer:
+        """Run the local transaction, unless the half message is not stored safely."""
+        half, xid = self.half, self.xid
+        if half is not None and half.sent.status is not SendStatus.OK:
+            answer = LocalAnswer(_ROLLBACK, half.doubt())
+        else:
+            self.tell(Step.CALLED)
+            with self.inside():
+                answer = await self.runs.execute.ask(xid, half, arg, runner=runner)
+                if answer.problem is not None:
+                    note(xid, "the local transaction ends with %r", answer.problem)
+            self.tell(Step.RETURNED, answer.state)
+        self.tell(Step.RECEIVED, answer.state)
+        return answer
+
+    # Decide and settle
+
+    async def finish_apart(self, answer: LocalAnswer) -> TransactionOutcome | None:
+        """Decide and settle a transaction whose local part did not run in :meth:`transact`. Once
+        begun it goes on, even if the caller is cancelled.
+
+        Raises:
+            TxmqError: As for :meth:`transact`.
+        """
+        with self.runs:
+            return await self.runs.shield(self.finish(answer), self.xid)
+
+    def finish_behind(self, answer: LocalAnswer) -> None:
+        """Decide and settle without a caller that waits; the producer's stop does wait."""
+        if not self.runs.is_stopped:
+            self.runs.start_behind(self.finish(answer), self.xid)
+
+    async def finish(self, answer: LocalAnswer) -> TransactionOutcome | None:
+        """Decide, and settle; there is no outcome if no half message was sent.
+
+        Raises:
+            TransactionConflict: The transaction had been decided otherwise before.
+        """
+        self.answer = answer
+        if self.half is None:
+            with self.inside():
+                note(
+                    self.xid,
+                    "no half message is stored for certain, so no broker receives a decision",
+                )
+            state, _ = OUTCOMES[answer.state, EndReply.NONE]
+            self.runs.stories.end(self.xid, state.name, error=answer.problem)
+            return None
+        taken = await self.decide(self.half, answer.state)
+        return await self.settle(self.half, answer, taken)
+
+    async def decide(self, half: HalfMessage, state: LocalTransactionState) -> EndAnswer:
+        """Send the END. The decision stands whatever the broker replies."""
+        runs, xid, sent = self.runs, self.xid, half.sent
+        if state is _UNKNOWN:
+            self.tell(Step.DECIDED, "nothing, and will ask")
+            return EndAnswer(EndReply.NONE)
+        self.tell(Step.DECIDED, state)
+        ended, watches = None, runs.stories.look() if self.is_followed else None
+        if watches is not None:
+            ending = TransactionEnd(
+                half, xid, sent.offset_id, sent.queue.broker, SPELLINGS[state], False
+            )
+            with self.inside():
+                ended = watches.before_end(ending)
+        taken = EndAnswer(EndReply.NONE, UsageError(_CLOSED))
+        try:
+            taken = await runs.ends.send(sent, state)
+        except asyncio.CancelledError:
+            # Only a stop cancels this task. The outcome of the local transaction is known all the
+            # same.
+            log.info("it is not known whether the broker received the END of %s", xid)
+        finally:
+            if ended is not None:
+                ended(taken.reply.value)
+        return taken
+
+    async def settle(
+        self, half: HalfMessage, answer: LocalAnswer, taken: EndAnswer
+    ) -> TransactionOutcome:
+        """Let the resource carry out the decision, and derive the outcome.
+
+        Raises:
+            TransactionConflict: The broker's reply contradicts the local transaction.
+        """
+        runs, xid, tally, problem = self.runs, self.xid, self.runs.tally, answer.problem
+        known = OUTCOMES.get((answer.state, taken.reply))
+        if known is not None:
+            by_broker = "confirmed" if known[1] else "not confirmed"
+            self.tell(Step.CONFIRMED, f"{known[0].value}, {by_broker} by the broker")
+        left = None
+        if runs.resource is not None:
+            with self.inside():
+                try:
+                    await runs.resource.confirm(xid, answer.state)
+                except ResourceError as error:
+                    log.warning("%s", error)
+                    left = error
+        if known is None:
+            tally.conflicts += 1
+            conflict = TransactionConflict(xid, answer.state.name, taken.reply.value)
+            runs.stories.end(xid, error=conflict)
+            raise conflict from taken.error
+        state, is_confirmed = known
+        # A broker that was decided by a check before confirms the END by a refusal.
+        unconfirmed = None if is_confirmed else taken.error
+        if unconfirmed is not None:
+            log.warning(_NOT_CONFIRMED, xid, state.value, unconfirmed)
+        outcome = TransactionOutcome(
+            state=state,
+            xid=xid,
+            sent=half.sent,
+            is_acknowledged=is_confirmed,
+            problem=problem or unconfirmed or left,
+        )
+        if state is TransactionState.COMMITTED:
+            tally.committed += 1
+        elif state is TransactionState.ROLLED_BACK:
+            tally.rolled_back += 1
+        else:
+            tally.unknown += 1
+        if not (is_confirmed or state is TransactionState.UNKNOWN):
+            tally.unacknowledged += 1
+        if self.is_followed:
+            wrong = None if isinstance(problem, RollBack) else problem
+            runs.stories.end(xid, state.name, is_acknowledged=is_confirmed, error=wrong or left)
+        return outcome
+
+
+# The objects that a producer's transactions share
 
 
 class ActiveCount:
@@ -123,7 +387,7 @@ class ActiveTransactions(ActiveCount):
         self.stories = stories
         self.send_half = send_half
         self.resource = resource
-        self.ends = EndSender(client, settings)
+        self.ends = EndSender(client, group, settings)
         self.undecided: dict[str, int] = {}
         """Transactions whose local part runs here or is about to, by the number of holders. Checks
         of them are answered with "unknown"."""
@@ -180,7 +444,8 @@ class ActiveTransactions(ActiveCount):
         except asyncio.CancelledError:
             if task.cancelled():
                 raise OutcomeUnknown(_CLOSED) from None
-            self.until_done(task)
+            self.enter(xid)
+            task.add_done_callback(lambda _: self.leave(xid))
             raise
 
     async def stop(self) -> None:
@@ -203,241 +468,53 @@ async def _resolve(result: asyncio.Future[T], work: Coroutine[Any, Any, T]) -> N
         result.set_result(found)
 
 
-@dataclass(slots=True)
-class TransactionRun:
-    """One transaction, in one producer."""
+class ListenerMethod:
+    """A method of a listener, ready to be called; every result and exception becomes an answer.
 
-    runs: ActiveTransactions
-    xid: str
-    half: HalfMessage | None = None
-    """Its half message, once that is stored."""
-    answer: LocalAnswer | None = None
-    """The end of its local transaction; from then on no half message is sent."""
-    left: LocalTransactionState = _UNKNOWN
-    """The state of its local transaction if the caller is cancelled now."""
+    Args:
+        method: The method.
+        runner: Where it runs unless it is ``async``.
+    """
 
-    async def transact(
-        self, message: Message | None, arg: object, runner: Runner | None = None
-    ) -> TransactionOutcome | None:
-        """Run the whole transaction.
+    def __init__(self, method: Callable[..., LocalState], runner: Runner) -> None:
+        self._method = method
+        self._runner = runner
+        call = getattr(method, "__call__", None)  # noqa: B004 - an object may have an async call
+        self.is_async = inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(call)
 
-        Args:
-            message: The half message. ``None`` if the local transaction sends it, with
-                :meth:`send_late`; there is no outcome then unless it does.
-            arg: For the application.
-            runner: Where a plain local transaction runs, unless in a thread of the producer.
-
-        Raises:
-            TransactionConflict: The transaction had been decided otherwise before.
-            OutcomeUnknown: The producer was closed meanwhile; a broker will ask.
-            TxmqError: The half message was not stored, or its broker did not answer.
-        """
-        runs = self.runs
-        runs.enter(self.xid)
+    async def ask(self, xid: str, *args: object, runner: Runner | None = None) -> LocalAnswer:
+        """Call it, in another runner if one is given."""
+        task = asyncio.current_task()
         try:
-            if message is not None:
-                await self.begin(message)
-            if not runs.execute.is_async:
-                # A thread cannot be cancelled, so a task of its own waits for it.
-                return await runs.shield(self._work_and_finish(arg, runner), self.xid)
-            try:
-                answer = await self.work(arg, None)
-            except asyncio.CancelledError:
-                self.finish_behind(LocalAnswer(self.left))
-                raise
-            return await runs.shield(self.finish(answer), self.xid)
-        finally:
-            runs.leave(self.xid)
-
-    async def _work_and_finish(
-        self, arg: object, runner: Runner | None
-    ) -> TransactionOutcome | None:
-        runs, xid = self.runs, self.xid
-        runs.hold(xid)  # Once more: the caller may be cancelled, and leave.
-        try:
-            try:
-                answer = await self.work(arg, runner)
-            except asyncio.CancelledError:
-                answer = LocalAnswer(_UNKNOWN, OutcomeUnknown(_CLOSED))
-                runs.stories.tell(xid, Step.HEARD, _UNKNOWN)
-            return await self.finish(answer)
-        finally:
-            runs.release(xid)
-
-    # Begin
-
-    async def begin(self, message: Message, *, is_late: bool = False) -> HalfMessage:
-        """Send the half message.
-
-        Args:
-            message: The message.
-            is_late: Whether the local transaction sends it, before it commits.
-
-        Raises:
-            TxmqError: As for :meth:`TransactionProducer.send_in_transaction`; nothing may commit.
-        """
-        stories, xid = self.runs.stories, self.xid
-        if not is_late:
-            stories.open(xid, message.topic, self.runs.group)
-        stories.tell(xid, Step.SENT, message.topic)
-        try:
-            sent = await self.runs.send_half(message, xid)
-            try:
-                position_in(sent.offset_id)
-            except RemoteProtocolError as error:
-                error.effect = Effect.MAYBE
-                raise
-        except BaseException as error:
-            if isinstance(error, TxmqError):
-                stored = "it is not stored, and" if error.effect is Effect.NONE else _IF_STORED
-                error.add_note(
-                    f"it was the half message of transaction {xid}: {stored} nothing is committed"
-                )
-            if not is_late:
-                stories.end(xid, error=error)
-            raise
-        stories.tell(xid, Step.STORED, sent.offset_id)
-        stories.tell(xid, Step.REPORTED, sent.status)
-        if self.answer is not None:
-            raise UsageError(f"transaction {xid} was left meanwhile")
-        self.half = half = HalfMessage(
-            topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
-            properties=message.properties, flag=message.flag, id=xid, sent=sent,
-        )  # fmt: skip
-        if is_late and (doubt := half.doubt()) is not None:
-            raise doubt
-        return half
-
-    async def prepare(self, message: Message) -> HalfMessage:
-        """Send the half message of a transaction whose local part runs elsewhere, or later.
-
-        Raises:
-            TxmqError: As for :meth:`begin`.
-        """
-        # A check may come before the answer to the half message, if this process was asleep.
-        self.runs.hold(self.xid)
-        try:
-            return await self.begin(message)
-        finally:
-            self.runs.release(self.xid)
-
-    # Work
-
-    async def work(self, arg: object, runner: Runner | None) -> LocalAnswer:
-        """Run the local transaction, unless the half message is not stored safely."""
-        stories, half, xid = self.runs.stories, self.half, self.xid
-        if half is not None and half.sent.status is not SendStatus.OK:
-            answer = LocalAnswer(_ROLLBACK, half.doubt())
-        else:
-            stories.tell(xid, Step.CALLED)
-            with stories.inside(xid):
-                answer = await self.runs.execute.ask(xid, half, arg, runner=runner)
-                if answer.problem is not None:
-                    note(xid, "it ends with %r", answer.problem)
-            stories.tell(xid, Step.SAID, answer.state)
-        stories.tell(xid, Step.HEARD, answer.state)
-        return answer
-
-    # Decide and settle
-
-    async def finish_apart(self, answer: LocalAnswer) -> TransactionOutcome | None:
-        """Decide and settle a transaction whose local part did not run in :meth:`transact`. Once
-        begun it goes on, even if the caller is cancelled.
-
-        Raises:
-            TxmqError: As for :meth:`transact`.
-        """
-        with self.runs:
-            return await self.runs.shield(self.finish(answer), self.xid)
-
-    def finish_behind(self, answer: LocalAnswer) -> None:
-        """Decide and settle without a caller that waits; the producer's stop does wait."""
-        if not self.runs.is_stopped:
-            self.runs.start_behind(self.finish(answer), self.xid)
-
-    async def finish(self, answer: LocalAnswer) -> TransactionOutcome | None:
-        """Decide, and settle; there is no outcome if no half message was sent.
-
-        Raises:
-            TransactionConflict: The transaction had been decided otherwise before.
-        """
-        self.answer = answer
-        if self.half is None:
-            stories = self.runs.stories
-            with stories.inside(self.xid):
-                note(self.xid, "no broker is known to have its message, and none is told")
-            state, _ = OUTCOMES[answer.state, EndReply.NONE]
-            stories.end(self.xid, state.name, error=answer.problem)
-            return None
-        taken = await self.decide(self.half, answer.state)
-        return await self.settle(self.half, answer, taken)
-
-    async def decide(self, half: HalfMessage, state: LocalTransactionState) -> EndAnswer:
-        """Send the END. The decision stands whatever the broker replies."""
-        runs, xid, sent = self.runs, self.xid, half.sent
-        if state is _UNKNOWN:
-            runs.stories.tell(xid, Step.TOLD, "nothing, and will ask")
-            return EndAnswer(EndReply.NONE)
-        runs.stories.tell(xid, Step.TOLD, state)
-        ended, watches = None, runs.stories.look()
-        if watches is not None:
-            ending = TransactionEnd(
-                half, xid, sent.offset_id, sent.queue.broker, SPELLINGS[state], False
-            )
-            with runs.stories.inside(xid):
-                ended = watches.before_end(ending)
-        taken = EndAnswer(EndReply.NONE, UsageError(_CLOSED))
-        try:
-            taken = await runs.ends.send(sent.queue, end_of(runs.group, sent, state))
+            if self.is_async:
+                state = await cast("Awaitable[object]", self._method(*args))
+            else:
+                # The caller's context goes along, as with asyncio.to_thread: traces are in it.
+                work = partial(copy_context().run, self._method, *args)
+                state = await (runner or self._runner).run(work)
+                if inspect.isawaitable(state):
+                    state = await state  # A plain function may return what an async one returned.
         except asyncio.CancelledError:
-            # Only a stop cancels this task. The outcome of the local transaction is known all the
-            # same.
-            log.info("it is not known whether the broker received the END of %s", xid)
-        finally:
-            if ended is not None:
-                ended(taken.reply.value)
-        return taken
+            if task is not None and task.cancelling():
+                raise
+            # This task is not cancelled, but an operation that the listener awaited.
+            return _unknown(
+                xid, RuntimeError("an operation that the listener awaited was cancelled")
+            )
+        except RollBack as error:
+            return LocalAnswer(LocalTransactionState.ROLLBACK, error)
+        except Exception as error:  # noqa: BLE001 - any exception leaves the outcome open
+            return _unknown(xid, error)
+        if task is not None and task.cancelling():
+            # The listener has swallowed its cancellation; its answer counts all the same.
+            log.warning("the listener ignored its cancellation in transaction %s", xid)
+        if isinstance(state, LocalTransactionState):
+            return LocalAnswer(state)
+        wrong = TypeError(f"a listener returns a LocalTransactionState, not {state!r}")
+        log.error("the listener gave no valid answer for transaction %s: %s", xid, wrong)
+        return LocalAnswer(_UNKNOWN, wrong)
 
-    async def settle(
-        self, half: HalfMessage, answer: LocalAnswer, taken: EndAnswer
-    ) -> TransactionOutcome:
-        """Let the resource carry out the decision, and derive the outcome.
 
-        Raises:
-            TransactionConflict: The broker's reply contradicts the local transaction.
-        """
-        runs, xid, problem = self.runs, self.xid, answer.problem
-        stories = runs.stories
-        known = OUTCOMES.get((answer.state, taken.reply))
-        if known is not None:
-            by_broker = "confirmed" if known[1] else "not confirmed"
-            stories.tell(xid, Step.CONFIRMED, f"{known[0].value}, {by_broker} by the broker")
-        left = None
-        if runs.resource is not None:
-            with stories.inside(xid):
-                try:
-                    await runs.resource.confirm(xid, answer.state)
-                except ResourceError as error:
-                    log.warning("%s", error)
-                    left = error
-        if known is None:
-            runs.tally.conflicts += 1
-            conflict = TransactionConflict(xid, answer.state.name, taken.reply.value)
-            stories.end(xid, error=conflict)
-            raise conflict from taken.error
-        state, is_confirmed = known
-        # A broker that was decided by a check before confirms the END by a refusal.
-        unconfirmed = None if is_confirmed else taken.error
-        if unconfirmed is not None:
-            log.warning(_NOT_CONFIRMED, xid, state.value, unconfirmed)
-        outcome = TransactionOutcome(
-            state=state,
-            xid=xid,
-            sent=half.sent,
-            is_acknowledged=is_confirmed,
-            problem=problem or unconfirmed or left,
-        )
-        runs.tally.ended(outcome)
-        wrong = None if isinstance(problem, RollBack) else problem
-        stories.end(xid, state.name, is_acknowledged=is_confirmed, error=wrong or left)
-        return outcome
+def _unknown(xid: str, error: Exception) -> LocalAnswer:
+    log.error("the listener failed with transaction %s", xid, exc_info=error)
+    return LocalAnswer(_UNKNOWN, error)

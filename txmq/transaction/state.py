@@ -16,8 +16,6 @@ from txmq.client.values import SendResult
 from txmq.errors import UsageError
 from txmq.message import Queue, QueueOffset
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.headers import CheckState, EndTransaction
-from txmq.protocol.message_id import position_in
 
 __all__ = [
     "OUTCOMES",
@@ -27,8 +25,6 @@ __all__ = [
     "TransactionOutcome",
     "TransactionState",
     "TransactionTally",
-    "end_of",
-    "end_of_check",
 ]
 
 
@@ -158,59 +154,3 @@ class TransactionTally:
     """Checks that found no room in the queue."""
     checks_hung: int = 0
     """Checks whose handler took too long."""
-
-    def ended(self, outcome: TransactionOutcome) -> None:
-        """Count a transaction."""
-        match outcome.state:
-            case TransactionState.COMMITTED:
-                self.committed += 1
-            case TransactionState.ROLLED_BACK:
-                self.rolled_back += 1
-            case TransactionState.UNKNOWN:
-                self.unknown += 1
-                return
-        if not outcome.is_acknowledged:
-            self.unacknowledged += 1
-
-    def answered(self, state: LocalTransactionState) -> None:
-        """Count a check."""
-        match state:
-            case LocalTransactionState.COMMIT:
-                self.checks_committed += 1
-            case LocalTransactionState.ROLLBACK:
-                self.checks_rolled_back += 1
-            case LocalTransactionState.UNKNOWN:
-                self.checks_unknown += 1
-
-
-def end_of(group: str, half: SendResult, state: LocalTransactionState) -> EndTransaction:
-    """The END of a transaction whose half message this producer has sent.
-
-    Raises:
-        RemoteProtocolError: The broker did not say where it stored the half message.
-    """
-    return EndTransaction(
-        producer_group=group,
-        tran_state_table_offset=half.offset,
-        commit_log_offset=position_in(half.offset_id),
-        commit_or_rollback=state.value,
-        msg_id=half.id,
-        transaction_id=half.transaction_id or half.id,
-        topic=half.queue.topic,
-    )
-
-
-def end_of_check(
-    group: str, topic: str, xid: str, check: CheckState, state: LocalTransactionState
-) -> EndTransaction:
-    """The END that answers a check; the check names the half message's present offset."""
-    return EndTransaction(
-        producer_group=group,
-        tran_state_table_offset=check.tran_state_table_offset,
-        commit_log_offset=check.commit_log_offset,
-        commit_or_rollback=state.value,
-        from_transaction_check=True,
-        msg_id=check.msg_id or xid,
-        transaction_id=check.transaction_id or xid,
-        topic=topic,
-    )

@@ -18,7 +18,7 @@ from typing import Final
 from txmq.client.observe.hooks import SendHooks, TransactionHook
 from txmq.limits import STORIES_MAX
 
-__all__ = ["Step", "Stories", "note"]
+__all__ = ["Step", "Stories", "log", "note"]
 
 log = logging.getLogger(__name__)
 
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 class Step(Enum):
     """A step: its number, a word for it, and a text with room for a detail."""
 
-    OPENED = 1, "open", "it is opened by group %s"
-    SENT = 2, "send", "its message for %s is sent"
-    STORED = 3, "store", "the broker stores it at %s, where nobody sees it"
+    OPENED = 1, "open", "group %s opens the transaction"
+    SENT = 2, "send", "the producer sends the half message for %s"
+    STORED = 3, "store", "the broker stores it at %s, invisible to consumers"
     REPORTED = 4, "report", "the broker reports %s"
-    CALLED = 5, "run", "the local transaction is run%s"
-    SAID = 6, "say", "the local transaction says %s"
-    HEARD = 7, "hear", "the producer hears %s"
-    TOLD = 8, "tell", "the broker is told %s"
-    CONFIRMED = 9, "confirm", "it is %s"
+    CALLED = 5, "run", "the local transaction runs%s"
+    RETURNED = 6, "return", "the local transaction returns %s"
+    RECEIVED = 7, "receive", "the producer receives %s"
+    DECIDED = 8, "decide", "the broker receives %s"
+    CONFIRMED = 9, "confirm", "the transaction is %s"
 
 
 class _Story:
@@ -98,8 +98,6 @@ class Stories:
 
     def tell(self, xid: str, step: Step, detail: object = "") -> None:
         """Report a step, which ends the step before. States appear by their names."""
-        if not (self._open or log.isEnabledFor(logging.DEBUG)):
-            return  # The usual case, nine times for each transaction.
         story = self._open.get(xid)
         if story is not None or log.isEnabledFor(logging.DEBUG):
             number, word, text = step.value

@@ -1,8 +1,8 @@
 """The local transactions of a manager: functions that run behind the fence, within their time, and
 again after a serialization failure.
 
-The listener here belongs to the manager's producer. Its answer is what the resource knows, never
-what an exception seems to mean.
+The listener here belongs to the manager's producer. Its answer is the state that the
+resource reports; an exception alone proves nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
 
 from txmq.errors import TransactionOverdue, UsageError
 from txmq.message import Message, ReceivedMessage
@@ -164,7 +164,7 @@ class Attempts:
         Raises:
             TransactionOverdue: The time is over.
         """
-        if self.left_s <= 0.0:
+        if self.clock.monotonic() >= self.deadline:
             raise self.overdue()
 
     def overdue(self) -> TransactionOverdue:
@@ -202,22 +202,14 @@ class Work(Generic[S]):
     result: Any = None
     problem: BaseException | None = None
 
-    is_late: ClassVar[bool] = False
-    """Whether it sends its half message itself. Then it runs once under its id: the next attempt
-    has another result, so it needs another half message."""
-
-    def finish(self, local: LocalTransaction[S], result: object) -> None:
-        """Do what comes between the function and the commit; for ``with``."""
-
-    async def afinish(self, local: LocalTransaction[S], result: object) -> None:
-        """The same for ``async with``."""
-
 
 @dataclass(slots=True, kw_only=True)
 class LateWork(Work[S]):
     """One call of a function whose result makes the message. Such a message cannot be stored before
     the function runs, so it is stored before the commit. If it is not stored safely, nothing is
     committed.
+
+    It runs once under its id: another attempt has another result, and needs another half message.
     """
 
     make: Callable[[object], Message]
@@ -225,8 +217,6 @@ class LateWork(Work[S]):
     send: Callable[[TransactionRun, Message], Coroutine[Any, Any, None]]
     """Sends it, in the loop that runs now."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-
-    is_late: ClassVar[bool] = True
 
     def finish(self, local: LocalTransaction[S], result: object) -> None:
         """Send the half message, while this thread waits.
@@ -301,8 +291,8 @@ class ResourceListener(TransactionListener, Generic[S]):
     def _failed(
         self, work: Work[S], state: LocalTransactionState, error: Exception
     ) -> float | None:
-        note(work.run.xid, "it ends with %r", error)
-        pause_s = None if work.is_late else self.pause_s(state, work.attempts, error)
+        note(work.run.xid, "the local transaction ends with %r", error)
+        pause_s = None if isinstance(work, LateWork) else self.pause_s(state, work.attempts, error)
         if pause_s is None:
             work.problem = error
         return pause_s
@@ -332,8 +322,10 @@ class _BlockingListener(ResourceListener[S]):
                 with local as session:
                     with Entered(Transaction(arg.run, session)):
                         result = arg.function(session, *arg.args, **arg.kwargs)
-                        _refuse_awaitable(result)
-                        arg.finish(local, result)
+                        if inspect.isawaitable(result):
+                            _refuse_awaitable(result)
+                        if isinstance(arg, LateWork):
+                            arg.finish(local, result)
                     arg.attempts.check_time()
             except Exception as error:  # noqa: BLE001 - the resource knows what it means
                 pause_s = self._failed(arg, local.state, error)
@@ -345,12 +337,11 @@ class _BlockingListener(ResourceListener[S]):
             threading.Event().wait(pause_s)
 
 
-def _refuse_awaitable(result: object) -> None:
+def _refuse_awaitable(result: object) -> NoReturn:
     """Refuse the result of a plain function that nothing has awaited: its work is not done."""
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise UsageError(f"the function returned {type(result).__name__}, which nobody awaits")
+    if inspect.iscoroutine(result):
+        result.close()
+    raise UsageError(f"the function returned {type(result).__name__}, which nothing awaits")
 
 
 class _AsyncListener(ResourceListener[S]):
@@ -369,7 +360,7 @@ class _AsyncListener(ResourceListener[S]):
                     deadline = self._deadlines.within(left_s, attempts.overdue)
                     with Entered(Transaction(run, session)), deadline:
                         result = await arg.function(session, *arg.args, **arg.kwargs)
-                        if arg.is_late:
+                        if isinstance(arg, LateWork):
                             await arg.afinish(local, result)
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()

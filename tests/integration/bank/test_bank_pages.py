@@ -97,7 +97,9 @@ def test_the_nine_steps_are_seen_while_they_happen(customer, stage):
     times = [float(each.split()[-2].replace(",", "")) for each in said]
     assert times == sorted(times)
     assert times[5] - times[4] > 2_000, "the debit is slow, and everything else is not"
-    expect(taken(page).last).to_contain_text("it is committed, confirmed by the broker")
+    expect(taken(page).last).to_contain_text(
+        "the transaction is committed, confirmed by the broker"
+    )
     expect(page.locator("#books tbody tr")).to_have_count(2)
     photograph(page, "bank-steps")
 
@@ -142,7 +144,7 @@ def test_a_double_click_and_the_way_back_are_one_transfer(customer, stage, brows
 
     expect(state(page)).to_have_text("settled")
     assert page.url == once
-    expect(taken(page).last).to_contain_text("it is committed")
+    expect(taken(page).last).to_contain_text("the transaction is committed")
     made = stage.icbc.rows("SELECT id FROM transfers WHERE payer = 'ICBC-003'")
     assert made == [(id_of(page),)]
     page.reload()

@@ -16,7 +16,7 @@ from redis.retry import Retry
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from txmq.databases.door import drive
+from txmq.databases.guarded_transaction import drive
 from txmq.idempotent.done_table import DoneTable
 from txmq.idempotent.redis import RedisGuard
 from txmq.idempotent.unique_key import UniqueKeyTable

@@ -19,7 +19,7 @@ from resource_stage import KINDS, ON_MARIADB, Settings, said, source_of
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from txmq.databases.door import drive
+from txmq.databases.guarded_transaction import drive
 from txmq.idempotent import (
     DoneTable,
     RedisGuard,

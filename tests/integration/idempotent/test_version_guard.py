@@ -15,7 +15,7 @@ from test_guard_contract import until_it_is_done
 
 from tests.one_connection import SMALL, is_prepared, small
 from txmq.databases.failures import Failure, failure
-from txmq.databases.sources import door_of
+from txmq.databases.sources import adapter_of
 from txmq.errors import ConfigError, UsageError, VersionGap
 from txmq.idempotent.version import VersionGuard
 from txmq.runtime.clock import SystemClock
@@ -403,6 +403,6 @@ def test_who_waits_for_a_version_asks_by_what_is_prepared(shop_of, kind):
             begun = guard.attempt(("a", 3)).begin()
             with pytest.raises(VersionGap):
                 await begun
-            return await stack.enter_async_context(is_prepared(door_of(source), "FROM account"))
+            return await stack.enter_async_context(is_prepared(adapter_of(source), "FROM account"))
 
     assert asyncio.run(story())

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from tests import mariadb
 from tests.databases import conninfo
-from txmq.databases.door import drive
+from txmq.databases.guarded_transaction import drive
 from txmq.errors import TableMissing
 from txmq.outbox import Outbox
 from txmq.outbox.row import unpack

@@ -187,7 +187,7 @@ def test_a_missing_outbox_is_told(shop):
 def test_what_is_no_session_is_refused(shop_on):
     shop = shop_on("sqlite-session")
 
-    with pytest.raises(UsageError, match="Engine is no session"):
+    with pytest.raises(UsageError, match="Engine is not a session"):
         shop.outbox.add(shop.engine, plain())
 
 

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from tests.one_connection import SMALL, see_it_is_prepared, small
-from txmq.databases.sources import door_of
+from txmq.databases.sources import adapter_of
 from txmq.limits import SLOTS
 from txmq.outbox.store import OutboxStore
 
@@ -14,8 +14,8 @@ ANSWER_S = 20.0
 
 
 @contextlib.asynccontextmanager
-async def store_on(door, outbox):
-    store = OutboxStore(outbox, door, "a relay", lease_s=30.0, answer_s=ANSWER_S)
+async def store_on(adapter, outbox):
+    store = OutboxStore(outbox, adapter, "a relay", lease_s=30.0, answer_s=ANSWER_S)
     try:
         yield store
     finally:
@@ -28,9 +28,9 @@ def test_what_a_service_has_prepared_outlives_what_a_relay_does(shop_on, kind):
 
     async def story():
         async with contextlib.AsyncExitStack() as stack:
-            door = door_of(await small(kind, shop.url, stack))
-            store = await stack.enter_async_context(store_on(door, shop.outbox))
-            async with see_it_is_prepared(door):
+            adapter = adapter_of(await small(kind, shop.url, stack))
+            store = await stack.enter_async_context(store_on(adapter, shop.outbox))
+            async with see_it_is_prepared(adapter):
                 slots = list(range(SLOTS))
                 await store.beat()
                 await store.forward(slots, 0, 10, 1000)

@@ -26,8 +26,8 @@ def shared(monkeypatch):
     """How many checks shared a database transaction, each time that some did."""
     sizes, plain = [], steps._check_together
 
-    async def counted(fence, door, theirs, wait_ms):
-        found = await plain(fence, door, theirs, wait_ms)
+    async def counted(fence, adapter, theirs, wait_ms):
+        found = await plain(fence, adapter, theirs, wait_ms)
         sizes.append(len(theirs))
         return found
 

@@ -86,7 +86,7 @@ def test_rows_that_somebody_left_uncommitted_are_seen_without_blocking(bank_of_k
 
     async def story():
         async with bank.stage(engine=AS_IT_IS) as stage:
-            engine = stage.resource._door._engine
+            engine = stage.resource._adapter._engine
             pooled = await engine.raw_connection()
             await pooled.driver_connection.execute(insert("foreign"))
             await greenlet_spawn(pooled.close)

@@ -10,7 +10,7 @@ from resource_stage import ON_POSTGRES, Bank, by_default, said
 from sqlalchemy import Engine
 
 from txmq import Client, Message, TransactionManager, TransactionState, blocking
-from txmq.databases.door import drive
+from txmq.databases.guarded_transaction import drive
 from txmq.errors import NotFound, RollBack, TopicNotFound, TransactionOverdue, UsageError
 from txmq.transaction import ManagerSettings
 from txmq_broker.config import BrokerSettings, StoreSettings
@@ -66,10 +66,10 @@ def play(request, postgres_bank, broker):
 
 def held(resource):
     """How many connections of its source somebody has."""
-    door = resource._door
-    if (engine := getattr(door, "_engine", None)) is not None:
+    adapter = resource._adapter
+    if (engine := getattr(adapter, "_engine", None)) is not None:
         return (engine if isinstance(engine, Engine) else engine.sync_engine).pool.checkedout()
-    pool = getattr(door._take, "__self__", None)
+    pool = getattr(adapter._take, "__self__", None)
     if not hasattr(pool, "get_stats"):
         return 0  # Each connection was made for one, and is gone.
     stats = pool.get_stats()

@@ -66,12 +66,12 @@ def test_a_crowd_waits_for_a_connection_once(postgres_bank, kind):
 
     async def story():
         async with postgres_bank.stage(kind, engine=engine) as stage:
-            borrowed = await stage.resource._door.open()
+            db = await stage.resource._adapter.open()
             began = time.monotonic()
             asked = [stage.check(f"x-{number}") for number in range(20)]
             assert await asyncio.gather(*asked) == [UNKNOWN] * 20
             assert time.monotonic() - began < 0.5 * 4
-            await borrowed.close()
+            await db.close()
             assert await stage.check("x-1") is ROLLBACK
 
     asyncio.run(story())

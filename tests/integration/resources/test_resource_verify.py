@@ -130,7 +130,7 @@ def test_commits_that_a_crash_forgets(postgres_bank, kind):
 def test_commits_that_a_power_cut_forgets(sqlite_bank):
     async def story():
         async with sqlite_bank.stage(verified=False) as stage:
-            engine = stage.resource._door._engine
+            engine = stage.resource._adapter._engine
             event.listen(engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=OFF"))
             with pytest.raises(FenceUnsafe, match="synchronous"):
                 await stage.resource.verify()

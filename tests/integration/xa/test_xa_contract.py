@@ -92,11 +92,11 @@ def test_a_prepare_that_the_server_answers_with_rollback_is_a_vote_against(
     """PREPARE in a failed transaction raises nothing; only the tag of the answer tells."""
     vote, voted = two_phase.vote, []
 
-    async def vote_late(borrowed, gid):
+    async def vote_late(db, gid):
         voted.append(gid)
         if len(voted) == 2:
-            await breaks({"ccb": borrowed.session})
-        await vote(borrowed, gid)
+            await breaks({"ccb": db.session})
+        await vote(db, gid)
 
     async def story():
         async with banks.service(kind) as resource:

@@ -202,11 +202,11 @@ def test_a_start_beside_a_recovery_that_gives_no_time(banks, monkeypatch):
     async def story():
         async with banks.service() as other, banks.service() as resource:
 
-            async def later(door, gid, *, commits):
+            async def later(adapter, gid, *, commits):
                 if gid not in seen:
                     seen.add(gid)
                     await other.recover(0.0)
-                return await finish(door, gid, commits=commits)
+                return await finish(adapter, gid, commits=commits)
 
             monkeypatch.setattr(two_phase, "finish", later)
             await resource.verify()

@@ -41,7 +41,7 @@ def test_the_steps_of_a_transfer_are_those_of_its_transaction(steps):
     found = steps.of("t-1")
 
     assert [step.number for step in found] == [1, 2, 3]
-    assert found[0].text == "it is opened by group M"
+    assert found[0].text == "group M opens the transaction"
     assert found[0].at_s <= found[2].at_s
 
 

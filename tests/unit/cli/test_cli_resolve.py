@@ -220,9 +220,9 @@ def test_it_answers_until_it_is_told_to_stop(resolve, broker, tmp_path, how, mon
         (
             {"--fence": "nowhere"},
             1,
-            "no table nowhere here: run `txmq schema create fence --fence nowhere ",
+            "table nowhere does not exist: run `txmq schema create fence --fence nowhere ",
         ),
-        ({"--fence": "a b"}, 2, "no plain name"),
+        ({"--fence": "a b"}, 2, "not a plain name"),
         ({"--database": "bank"}, 2, "such as postgresql://user@host/database"),
         ({"--database": "postgresql://nobody@127.0.0.1:1/none"}, 1, "database did not answer"),
         ({"--names": "127.0.0.1:1"}, 1, "127.0.0.1:1"),

@@ -125,7 +125,7 @@ def test_cleaning_what_is_not_there_says_how_to_make_it(txmq, database):
         (["create", "--database", "oracle://x"], "oracle"),
         (["create", "--database", "mysql+missing://x"], ""),
         (["sql", "--dialect", "oracle"], "oracle"),
-        (["sql", "--dialect", "sqlite", "--fence", "a b"], "no plain name"),
+        (["sql", "--dialect", "sqlite", "--fence", "a b"], "not a plain name"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(txmq, words, complaint):

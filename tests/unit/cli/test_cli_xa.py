@@ -14,11 +14,11 @@ GONE = "postgresql://u:secret@127.0.0.1:1/none"
         (["--database", "postgresql://u:secret@h/bank"], "has no name"),
         (["--database", "bank"], "has no name"),
         (["--database", "a=bank"], "such as postgresql://user@host/database"),
-        (["--database", "a=sqlite:///bank.db"], "a is no PostgreSQL"),
+        (["--database", "a=sqlite:///bank.db"], "a is not a PostgreSQL"),
         (["--database", f"a={GONE}", "--database", f"a={GONE}"], "a is given twice"),
         (["--database", f"a:b={GONE}"], "names no branch"),
         (["--database", f"a={GONE}", "--horizon", "soon"], "--horizon is a duration"),
-        (["--database", f"a={GONE}", "--fence", "a b"], "no plain name"),
+        (["--database", f"a={GONE}", "--fence", "a b"], "not a plain name"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(txmq, command, words, complaint):
@@ -42,7 +42,7 @@ def test_a_database_that_is_not_there(txmq, command):
 def test_databases_may_stand_in_a_variable(txmq, monkeypatch):
     monkeypatch.setenv("TXMQ_XA_DATABASES", f"a={GONE} b=sqlite:///bank.db")
 
-    assert "b is no PostgreSQL" in txmq("xa", "list").stderr
+    assert "b is not a PostgreSQL" in txmq("xa", "list").stderr
 
 
 def test_without_the_extra_it_is_said_what_to_install(txmq, monkeypatch):

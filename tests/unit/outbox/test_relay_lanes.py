@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.outbox.test_relay_model import Relaying
 from txmq.client.settings import ProducerSettings
-from txmq.databases.door import drive
+from txmq.databases.guarded_transaction import drive
 from txmq.errors import (
     BrokerBusy,
     ConnectFailed,

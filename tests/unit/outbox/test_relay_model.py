@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from txmq.databases.door import drive
+from txmq.databases.guarded_transaction import drive
 from txmq.outbox.completion import PublishedRows
 from txmq.outbox.lanes import Lanes
 from txmq.outbox.reader import OutboxReader

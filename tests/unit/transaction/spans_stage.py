@@ -10,7 +10,8 @@ from txmq.client.settings import ClientSettings
 __all__ = ["NINE", "Spans", "below_now"]
 
 NINE = [
-    "1 open", "2 send", "3 store", "4 report", "5 run", "6 say", "7 hear", "8 tell", "9 confirm",
+    "1 open", "2 send", "3 store", "4 report", "5 run",
+    "6 return", "7 receive", "8 decide", "9 confirm",
 ]  # fmt: skip
 
 

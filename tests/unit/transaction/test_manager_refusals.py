@@ -46,10 +46,10 @@ def told_later(tm):
     ends, said, may_go = tm._producer._runs.ends, [], asyncio.Event()
     send = ends.send
 
-    async def waiting(queue, end):
-        said.append(LocalTransactionState(end.commit_or_rollback))
+    async def waiting(half, state):
+        said.append(state)
         await may_go.wait()
-        return await send(queue, end)
+        return await send(half, state)
 
     ends.send = waiting
     return said, may_go
@@ -237,7 +237,7 @@ async def test_a_conflict_hides_nothing(stage):
 
     async with stage.manager() as tm:
 
-        async def contrary(queue, end):
+        async def contrary(half, state):
             return EndAnswer(EndReply.COMMITTED)
 
         tm._producer._runs.ends.send = contrary
@@ -371,7 +371,7 @@ def test_functions_that_only_promise_to_run_are_refused(blocked, bank):
         take_plainly(session, order)
         return later()
 
-    with pytest.raises(UsageError, match="nobody awaits"):
+    with pytest.raises(UsageError, match="which nothing awaits"):
         promised(ORDER)
     assert bank.balance == 100
 

@@ -430,21 +430,21 @@ async def test_a_manager_that_is_gone_lets_nothing_be_committed_without_a_messag
 
     prepare(stage.bank)
     resource = stage.resource(is_blocking=True)
-    close = resource._door.open
+    close = resource._adapter.open
 
     async def opened():
-        borrowed = await close()
-        give = borrowed.close
+        db = await close()
+        give = db.close
 
         async def closed():
             await give()
             ended.set()
 
-        borrowed.close = closed
-        return borrowed
+        db.close = closed
+        return db
 
     async with stage.manager(resource, stop_s=0.0) as tm:
-        resource._door.open = opened
+        resource._adapter.open = opened
         running = asyncio.ensure_future(decorated(tm, slow)(30))
         await asyncio.to_thread(begun.wait, PATIENCE_S)
     with pytest.raises(OutcomeUnknown):

@@ -77,7 +77,7 @@ def test_what_a_function_raises_is_told_and_is_no_error_of_the_transaction(
                 await decorated(tm, spans, is_blocking=is_blocking)(TOO_MUCH)
         assert spans.names(spans.whole) == NINE
         (told,) = spans.one("5 run").events
-        assert told.name.startswith("it ends with IntegrityError(")
+        assert told.name.startswith("the local transaction ends with IntegrityError(")
         assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
         assert spans.whole.status.status_code is StatusCode.UNSET
 
@@ -159,7 +159,7 @@ def test_a_message_made_of_the_result_is_sent_within_the_fifth(bank, spans, is_b
             await decorated(tm, spans, **how)(ORDER)
         first, local, *others = spans.below(spans.whole)
         assert [first.name, local.name] == ["1 open", "5 run"]
-        assert [each.name for each in others] == ["6 say", "7 hear", "8 tell", "9 confirm"]
+        assert [each.name for each in others] == ["6 return", "7 receive", "8 decide", "9 confirm"]
         assert spans.names(local) == ["work", "2 send", "3 store", "4 report"]
         assert spans.names(spans.one("2 send")) == [f"send {TOPIC}"]
 

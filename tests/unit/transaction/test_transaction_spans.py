@@ -114,10 +114,10 @@ def test_the_nine_steps_are_spans_of_one_transaction(spans, kind, says, outcome,
         assert whole.attributes["txmq.transaction.state"] == outcome
         assert whole.attributes["txmq.transaction.is_acknowledged"] is is_acknowledged
         assert whole.status.status_code is StatusCode.UNSET
-        said = steps["6 say"].attributes["txmq.transaction.text"]
-        assert said == f"the local transaction says {says.name}"
+        said = steps["6 return"].attributes["txmq.transaction.text"]
+        assert said == f"the local transaction returns {says.name}"
         ends = [] if says is UNKNOWN else [f"end {TOPIC}"]
-        assert spans.names(steps["8 tell"]) == ends
+        assert spans.names(steps["8 decide"]) == ends
         assert [each.name for each in steps["5 run"].events] == ["branch icbc is prepared"]
 
     run(scenario)
@@ -203,7 +203,7 @@ def test_what_a_local_transaction_raises_is_told(spans, kind):
             assert whole.attributes["error.type"] == "ValueError"
             assert whole.status.status_code is StatusCode.ERROR
             ends = [each.name for each in steps["5 run"].events]
-            assert ends[-1] == "it ends with ValueError('no such account')"
+            assert ends[-1] == "the local transaction ends with ValueError('no such account')"
             assert steps["5 run"].status.status_code is StatusCode.UNSET
 
     run(scenario)
@@ -251,7 +251,7 @@ def test_a_half_message_that_is_not_safe_is_given_up_without_a_local_transaction
         assert (await stage.producer.send_in_transaction(message())).problem is not None
 
     scenario()
-    left_out = {"5 run", "6 say"}
+    left_out = {"5 run", "6 return"}
     assert spans.names(spans.whole) == [each for each in NINE if each not in left_out]
     assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
 

@@ -116,7 +116,7 @@ def test_checks_and_ends_are_spans_of_the_transfer():
         assert [sent.parent.span_id, sent_too.parent.span_id] == [
             each.context.span_id for each in spans("2 send")
         ]
-        assert ended.parent.span_id == spans("8 tell")[0].context.span_id
+        assert ended.parent.span_id == spans("8 decide")[0].context.span_id
         assert {each.context.trace_id for each in (sent, sent_too, checked, ended, ended_late)} == {
             transfer.context.trace_id
         }

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
-from txmq.databases.door import Borrowed, Door, drive
-from txmq.databases.guarded_transaction import CommitState, GuardedTransaction
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession
+from txmq.databases.failures import Failure, failure
+from txmq.databases.guarded_transaction import CommitState, GuardedTransaction, drive
 from txmq.errors import (
     CommittedBefore,
+    DatabaseFailed,
+    FenceElsewhere,
     ResourceError,
     RolledBackByCheck,
     TransactionExpired,
     UsageError,
 )
 from txmq.transaction.resources.fence import COMMITTED, Fence
-from txmq.transaction.resources.steps import Claim, FenceRow, claim, outcome
 from txmq.transaction.state import LocalTransactionState
 
-__all__ = ["FencedTransaction"]
+__all__ = ["Claim", "FenceRow", "FencedTransaction", "claim", "no_row", "outcome"]
 
 S = TypeVar("S")
 
@@ -30,6 +32,84 @@ _STATES: Final = MappingProxyType(
         CommitState.COMMITTED: LocalTransactionState.COMMIT,
     }
 )
+
+
+class Claim(NamedTuple):
+    """An outcome of a transaction to insert, and who inserts it."""
+
+    xid: str
+    owner: str
+    """The producer group."""
+    outcome: int
+    born_ms: int
+    """When the transaction began, by its producer's clock."""
+    identity: str
+    """The fence it belongs in."""
+
+
+class FenceRow(NamedTuple):
+    """An existing row."""
+
+    outcome: int
+    owner: str
+
+
+async def claim(
+    fence: Fence, adapter: DatabaseAdapter[object], db: DatabaseSession[object], ours: Claim
+) -> FenceRow | None:
+    """Insert a row; returns ``None`` on success, or else the existing row.
+
+    Raises:
+        FenceElsewhere: The session sees another fence.
+        TransactionExpired: The transaction is so old that its row may have been removed.
+        Exception: Any error of the session's library; the row is not inserted.
+    """
+    values = {"of_xid": ours.xid, "as_outcome": ours.outcome, "by_owner": ours.owner}
+    try:
+        put = await db.execute(
+            fence.claims[adapter.kind], **values, known=ours.identity, born_ms=ours.born_ms
+        )
+    except adapter.problems as error:
+        if failure(error) is not Failure.DUPLICATE:
+            raise
+    else:
+        if put.changed == 1:
+            return None
+    # A plain SELECT in MySQL reads an old snapshot; a locking read sees the current row.
+    look = fence.outcome_now if adapter.kind == "mysql" else fence.outcome
+    found = (await db.execute(look, of_xid=ours.xid)).rows
+    if found:
+        return FenceRow(*found[0])
+    raise await no_row(fence, db, ours)
+
+
+async def no_row(fence: Fence, db: DatabaseSession[object], ours: Claim) -> ResourceError:
+    """Why the fence neither took nor shows a row."""
+    marks = (await db.execute(fence.about)).rows
+    if [mark[1] for mark in marks] != [ours.identity]:
+        return FenceElsewhere(
+            f"this session's {fence.name} is not the one that was verified at start: it is in "
+            "another database or schema, or was made anew"
+        )
+    if marks[0][2] > ours.born_ms:
+        return TransactionExpired(
+            f"transaction {ours.xid} is older than what {fence.name} still remembers"
+        )
+    return DatabaseFailed(f"{fence.name} neither took nor shows transaction {ours.xid}")
+
+
+async def outcome(fence: Fence, adapter: DatabaseAdapter[object], xid: str) -> int | None:
+    """The row now in the fence.
+
+    Raises:
+        Exception: Any error of the adapter's library.
+    """
+    db = await adapter.open()
+    try:
+        found = (await db.execute(fence.outcome, of_xid=xid)).rows
+        return int(found[0][0]) if found else None
+    finally:
+        await db.close()
 
 
 class FencedTransaction(GuardedTransaction[S]):
@@ -51,12 +131,12 @@ class FencedTransaction(GuardedTransaction[S]):
     - :class:`~txmq.errors.FenceElsewhere` if the session belongs to another database.
     """
 
-    def __init__(self, fence: Fence, door: Door[S], ours: Claim) -> None:
-        super().__init__(door)
+    def __init__(self, fence: Fence, adapter: DatabaseAdapter[S], ours: Claim) -> None:
+        super().__init__(adapter)
         self._fence = fence
         self._ours = ours
         self._final: LocalTransactionState | None = None
-        """What the fence says for good, whatever happens to this attempt."""
+        """The fence's final answer, which this attempt can no longer change."""
 
     @property
     def state(self) -> LocalTransactionState:
@@ -68,31 +148,31 @@ class FencedTransaction(GuardedTransaction[S]):
         """Whether its row may already be committed."""
         return self.commit_state is not CommitState.NOTHING
 
-    async def claim(self, door: Door[S]) -> None:
+    async def claim(self, adapter: DatabaseAdapter[S]) -> None:
         """Commit only the fence row, which decides that the transaction commits.
 
         Args:
-            door: Opens sessions of the same database.
+            adapter: Opens sessions of the same database.
 
         Raises:
             Exception: As for :meth:`begin` and :meth:`end`.
         """
-        self._door = door
+        self._adapter = adapter
         await self.begin()
         await self.end(None)
 
-    async def check_undecided(self, door: Door[S] | None = None) -> None:
+    async def check_undecided(self, adapter: DatabaseAdapter[S] | None = None) -> None:
         """Raise if the transaction is already decided.
 
         Args:
-            door: Opens sessions of the same database.
+            adapter: Opens sessions of the same database.
 
         Raises:
             RolledBackByCheck: A check has rolled it back.
             CommittedBefore: An earlier attempt has committed; ``state`` is then ``COMMIT``.
             Exception: Any exception of the source's library.
         """
-        known = await outcome(self._fence, door or self._door, self._ours.xid)
+        known = await outcome(self._fence, adapter or self._adapter, self._ours.xid)
         if known is not None:
             self._refuse(FenceRow(known, self._ours.owner))
 
@@ -106,7 +186,7 @@ class FencedTransaction(GuardedTransaction[S]):
 
     async def aflush(self) -> None:
         """See :meth:`flush`; for ``async with``."""
-        await self.borrowed.flush()
+        await self.db.flush()
 
     # The guard row is the fence row
 
@@ -114,9 +194,9 @@ class FencedTransaction(GuardedTransaction[S]):
     def _name(self) -> str:
         return f"local transaction {self._ours.xid}"
 
-    async def _insert_row(self, borrowed: Borrowed[object]) -> None:
+    async def _insert_row(self, db: DatabaseSession[object]) -> None:
         try:
-            found = await claim(self._fence, self._door, borrowed, self._ours)
+            found = await claim(self._fence, self._adapter, db, self._ours)
         except TransactionExpired:
             # The fence no longer has the row of an earlier attempt.
             self._final = LocalTransactionState.UNKNOWN
@@ -124,11 +204,11 @@ class FencedTransaction(GuardedTransaction[S]):
         if found is not None:
             self._refuse(found)
 
-    async def _is_row_ours(self, borrowed: Borrowed[object]) -> bool:
-        return bool((await borrowed.ask(self._fence.ours, of_xid=self._ours.xid)).rows)
+    async def _is_row_ours(self, db: DatabaseSession[object]) -> bool:
+        return bool((await db.execute(self._fence.ours, of_xid=self._ours.xid)).rows)
 
-    async def _is_row_committed(self, borrowed: Borrowed[object]) -> bool:
-        found = await borrowed.ask(self._fence.outcome, of_xid=self._ours.xid)
+    async def _is_row_committed(self, db: DatabaseSession[object]) -> bool:
+        found = await db.execute(self._fence.outcome, of_xid=self._ours.xid)
         return [row[0] for row in found.rows] == [COMMITTED]
 
     async def _after_rollback(self) -> None:
@@ -139,8 +219,8 @@ class FencedTransaction(GuardedTransaction[S]):
         """
         if self._final is not None:
             return
-        with suppress(ResourceError, *self._door.problems):
-            if await outcome(self._fence, self._door, self._ours.xid) == COMMITTED:
+        with suppress(ResourceError, *self._adapter.problems):
+            if await outcome(self._fence, self._adapter, self._ours.xid) == COMMITTED:
                 self._final = LocalTransactionState.UNKNOWN
 
     def _refuse(self, found: FenceRow) -> NoReturn:

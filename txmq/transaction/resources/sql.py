@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Coroutine
 from typing import (
     TYPE_CHECKING,
@@ -16,17 +17,18 @@ from typing import (
     overload,
 )
 
-from txmq.databases.door import Door, drive
+from txmq.databases.adapter import DatabaseAdapter
 from txmq.databases.failures import Failure, failure, words
-from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, door_of
+from txmq.databases.guarded_transaction import drive
+from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
 from txmq.errors import ConfigError, DatabaseFailed, LimitExceeded, ResourceError, UsageError
 from txmq.limits import FENCE_ROWS_REMOVED, RESOURCE_THREADS, XID_CHARS_MAX
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.threads import Threads
 from txmq.transaction.resources import steps
+from txmq.transaction.resources.check_batches import CheckBatches
 from txmq.transaction.resources.fence import COMMITTED, ROLLED_BACK, Fence, check_horizon_s
-from txmq.transaction.resources.local import FencedTransaction
-from txmq.transaction.resources.together import Together
+from txmq.transaction.resources.local import Claim, FencedTransaction, FenceRow, outcome
 from txmq.transaction.state import LocalTransactionState
 
 if TYPE_CHECKING:
@@ -45,7 +47,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-_TOLD: Final = {
+_XID: Final = re.compile(r"[ -~]*[!-~]")
+"""Printable ASCII that does not end with a space: MySQL ignores trailing spaces in comparisons."""
+_STATES: Final = {
     COMMITTED: LocalTransactionState.COMMIT,
     ROLLED_BACK: LocalTransactionState.ROLLBACK,
 }
@@ -117,13 +121,13 @@ class SQLResource(Generic[S]):
         wait_s: float = 0.2,
         entropy: Entropy | None = None,
     ) -> None:
-        door: Door[S] = door_of(source)
-        self._door = door
-        self._problems: tuple[type[Exception], ...] = (ResourceError, *door.problems)
+        adapter: DatabaseAdapter[S] = adapter_of(source)
+        self._adapter = adapter
+        self._problems: tuple[type[Exception], ...] = (ResourceError, *adapter.problems)
         self._threads = Threads("txmq-fence", RESOURCE_THREADS)
         self._fence = Fence(fence, schema)
         self._wait_ms = max(1, int(wait_s * 1000))
-        self._together = Together(self._settle)
+        self._batches = CheckBatches(self._settle)
         self._entropy = entropy or SystemEntropy()
         self._identity = ""
         self._is_closed = False
@@ -131,7 +135,7 @@ class SQLResource(Generic[S]):
     @property
     def is_blocking(self) -> bool:
         """Whether local transactions are for ``with``; otherwise they are for ``async with``."""
-        return self._door.is_blocking
+        return self._adapter.is_blocking
 
     @property
     def identity(self) -> str:
@@ -158,7 +162,7 @@ class SQLResource(Generic[S]):
             DatabaseFailed: The database does not answer.
         """
         trial = self._entropy.token(16).hex()
-        self._identity = await self._turn(steps.verify(self._fence, self._door, trial))
+        self._identity = await self._turn(steps.verify(self._fence, self._adapter, trial))
 
     async def confirm(self, xid: str, state: LocalTransactionState) -> None:
         """Nothing to do: there is no second phase."""
@@ -183,12 +187,12 @@ class SQLResource(Generic[S]):
             UsageError: The fence was not verified yet, or the id is invalid.
             LimitExceeded: The id is longer than the fence's column.
         """
-        if not _is_plain(xid):
-            raise UsageError(f"{xid!r} is no id of a transaction")
+        if not _XID.fullmatch(xid):
+            raise UsageError(f"{xid!r} is not the id of a transaction")
         if len(xid) > XID_CHARS_MAX:
             raise LimitExceeded("the length of a transaction's id", XID_CHARS_MAX, len(xid))
-        ours = steps.Claim(xid, group, COMMITTED, born_ms, self.identity)
-        return FencedTransaction(self._fence, self._door, ours)
+        ours = Claim(xid, group, COMMITTED, born_ms, self.identity)
+        return FencedTransaction(self._fence, self._adapter, ours)
 
     async def check(
         self, xid: str, group: str, born_ms: int, *, identity: str = ""
@@ -207,23 +211,24 @@ class SQLResource(Generic[S]):
         Raises:
             UsageError: The fence was not verified yet.
         """
-        if identity not in ("", self.identity) or not _is_id(xid):
+        is_id = len(xid) <= XID_CHARS_MAX and _XID.fullmatch(xid)
+        if identity not in ("", self.identity) or not is_id:
             log.warning("%.80r of fence %r is not known to %s", xid, identity, self.identity)
             return LocalTransactionState.UNKNOWN
-        theirs = steps.Claim(xid, group, ROLLED_BACK, born_ms, self.identity)
+        theirs = Claim(xid, group, ROLLED_BACK, born_ms, self.identity)
         try:
-            row = await self._together.ask(theirs)
+            row = await self._batches.settle(theirs)
         except self._problems as error:
-            log.warning("%s cannot be told now: %s", xid, error)
+            log.warning("the state of %s is not known now: %s", xid, error)
             return LocalTransactionState.UNKNOWN
         # A recovery does not know the group, so it neither writes nor compares one.
         if row.owner and group and row.owner != group:
             log.warning("%s belongs to group %s; %s was asked", xid, row.owner, group)
             return LocalTransactionState.UNKNOWN
-        return _TOLD[row.outcome]
+        return _STATES[row.outcome]
 
-    async def _settle(self, theirs: list[steps.Claim]) -> list[steps.FenceRow | Exception]:
-        return await self._turn(steps.check(self._fence, self._door, theirs, self._wait_ms))
+    async def _settle(self, theirs: list[Claim]) -> list[FenceRow | Exception]:
+        return await self._turn(steps.check(self._fence, self._adapter, theirs, self._wait_ms))
 
     async def decided(self, xid: str) -> LocalTransactionState | None:
         """The fence's current decision on a transaction, if any; read-only.
@@ -232,12 +237,12 @@ class SQLResource(Generic[S]):
             DatabaseFailed: The database does not answer.
         """
         try:
-            outcome = await self._turn(steps.outcome(self._fence, self._door, xid))
+            known = await self._turn(outcome(self._fence, self._adapter, xid))
         except self._problems as error:
             raise DatabaseFailed(
                 f"{self._fence.name} cannot be read now: {words(error)}"
             ) from error
-        return None if outcome is None else _TOLD[outcome]
+        return None if known is None else _STATES[known]
 
     def may_retry(self, problem: BaseException) -> bool:
         """Whether a retry may succeed: the error is a serialization failure or a deadlock, and the
@@ -278,22 +283,13 @@ class SQLResource(Generic[S]):
                 "s are still needed"
             )
         older_ms = int(older_than_s * 1000)
-        work = steps.clean(self._fence, self._door, self.identity, older_ms, max(1, batch))
+        work = steps.clean(self._fence, self._adapter, self.identity, older_ms, max(1, batch))
         return await self._turn(work)
 
     async def _turn(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._door.is_blocking:
+        if self._adapter.is_blocking:
             if self._is_closed:
                 work.close()
                 raise UsageError("this resource is closed: no thread of it is left")
             return cast(T, await self._threads.run(lambda: drive(work)))
         return await work
-
-
-def _is_id(xid: str) -> bool:
-    return _is_plain(xid) and len(xid) <= XID_CHARS_MAX
-
-
-def _is_plain(xid: str) -> bool:
-    # MySQL ignores trailing spaces in comparisons.
-    return bool(xid) and xid.isascii() and xid.isprintable() and not xid.endswith(" ")

@@ -1,4 +1,4 @@
-"""The operations on a fence: claim, check, verify, clean; written once for all adapters.
+"""The operations on a fence beside a local transaction's claim: check, verify, clean.
 
 Every insert is one statement, and the first insert decides. No function holds a lock when it
 returns.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from txmq.databases import dialects
-from txmq.databases.door import Borrowed, Door
+from txmq.databases.adapter import DatabaseAdapter
 from txmq.databases.failures import Failure, failure, words
-from txmq.databases.lock_timeout import impatient
+from txmq.databases.lock_timeout import open_with_lock_timeout
 from txmq.databases.tables import create_command
 from txmq.errors import (
     DatabaseFailed,
@@ -22,7 +22,6 @@ from txmq.errors import (
     FenceOutdated,
     FenceUnsafe,
     ResourceError,
-    TransactionExpired,
 )
 from txmq.transaction.resources.fence import (
     COMMITTED,
@@ -30,8 +29,9 @@ from txmq.transaction.resources.fence import (
     TRIAL,
     Fence,
 )
+from txmq.transaction.resources.local import Claim, FenceRow, claim, no_row
 
-__all__ = ["Claim", "FenceRow", "check", "claim", "clean", "outcome", "verify"]
+__all__ = ["check", "clean", "verify"]
 
 CLOCKS_APART_MS: Final = 600_000
 """How far the clock of a producer may be ahead of the database's before a row is removed too
@@ -50,81 +50,18 @@ progress."""
 _ALWAYS_MS: Final = 2**62
 
 
-class Claim(NamedTuple):
-    """An outcome of a transaction to insert, and who inserts it."""
-
-    xid: str
-    owner: str
-    """The producer group."""
-    outcome: int
-    born_ms: int
-    """When the transaction began, by its producer's clock."""
-    identity: str
-    """The fence it belongs in."""
-
-
-class FenceRow(NamedTuple):
-    """An existing row."""
-
-    outcome: int
-    owner: str
-
-
-async def claim(
-    fence: Fence, door: Door[object], borrowed: Borrowed[object], ours: Claim
-) -> FenceRow | None:
-    """Insert a row; returns ``None`` on success, or else the existing row.
-
-    Raises:
-        FenceElsewhere: The session sees another fence.
-        TransactionExpired: The transaction is so old that its row may have been removed.
-        Exception: Any error of the session's library; the row is not inserted.
-    """
-    values = {"of_xid": ours.xid, "as_outcome": ours.outcome, "by_owner": ours.owner}
-    try:
-        put = await borrowed.ask(
-            fence.claims[door.kind], **values, known=ours.identity, born_ms=ours.born_ms
-        )
-    except door.problems as error:
-        if failure(error) is not Failure.DUPLICATE:
-            raise
-    else:
-        if put.changed == 1:
-            return None
-    # A plain SELECT in MySQL reads an old snapshot; a locking read sees the current row.
-    look = fence.outcome_now if door.kind == "mysql" else fence.outcome
-    found = (await borrowed.ask(look, of_xid=ours.xid)).rows
-    if found:
-        return FenceRow(*found[0])
-    raise await _no_row(fence, borrowed, ours)
-
-
-async def _no_row(fence: Fence, borrowed: Borrowed[object], ours: Claim) -> ResourceError:
-    marks = (await borrowed.ask(fence.about)).rows
-    if [mark[1] for mark in marks] != [ours.identity]:
-        return FenceElsewhere(
-            f"this session's {fence.name} is not the one that was verified at start: it is in "
-            "another database or schema, or was made anew"
-        )
-    if marks[0][2] > ours.born_ms:
-        return TransactionExpired(
-            f"transaction {ours.xid} is older than what {fence.name} still remembers"
-        )
-    return DatabaseFailed(f"{fence.name} neither took nor shows transaction {ours.xid}")
-
-
 async def check(
-    fence: Fence, door: Door[object], theirs: Sequence[Claim], wait_ms: int
+    fence: Fence, adapter: DatabaseAdapter[object], theirs: Sequence[Claim], wait_ms: int
 ) -> list[FenceRow | Exception]:
     """Settle undecided transactions; returns for each its final row in the fence, or an error.
 
     Several share a database transaction. If one of them is locked or fails, they are settled one by
     one, so that none affects another.
     """
-    problems: tuple[type[Exception], ...] = (ResourceError, *door.problems)
+    problems: tuple[type[Exception], ...] = (ResourceError, *adapter.problems)
     if len(theirs) > 1 and _are_alike(theirs):
         try:
-            return await _check_together(fence, door, theirs, wait_ms)
+            return await _check_together(fence, adapter, theirs, wait_ms)
         except problems as error:
             if failure(error) is Failure.LOST:
                 return [error] * len(theirs)
@@ -133,7 +70,7 @@ async def check(
     found: list[FenceRow | Exception] = []
     for one in theirs:
         try:
-            found.append(await _check_alone(fence, door, one, wait_ms))
+            found.append(await _check_alone(fence, adapter, one, wait_ms))
         except problems as error:
             found.append(error)
             if failure(error) is Failure.LOST:
@@ -149,56 +86,44 @@ def _are_alike(theirs: Sequence[Claim]) -> bool:
     return is_one_fence and len({one.xid for one in theirs}) == len(set(theirs))
 
 
-async def _check_alone(fence: Fence, door: Door[object], theirs: Claim, wait_ms: int) -> FenceRow:
-    async with impatient(door, wait_ms) as borrowed:
-        found = await claim(fence, door, borrowed, theirs)
+async def _check_alone(
+    fence: Fence, adapter: DatabaseAdapter[object], theirs: Claim, wait_ms: int
+) -> FenceRow:
+    async with open_with_lock_timeout(adapter, wait_ms) as db:
+        found = await claim(fence, adapter, db, theirs)
         if found is not None:
             return found
-        await borrowed.commit()
+        await db.commit()
         return FenceRow(theirs.outcome, theirs.owner)
 
 
 async def _check_together(
-    fence: Fence, door: Door[object], theirs: Sequence[Claim], wait_ms: int
+    fence: Fence, adapter: DatabaseAdapter[object], theirs: Sequence[Claim], wait_ms: int
 ) -> list[FenceRow | Exception]:
     # Always in the same order, so that two checks of the same transactions cannot deadlock.
     wanted = sorted(set(theirs))
     rows = [{"xid": one.xid, "owner": one.owner, "born_ms": one.born_ms} for one in wanted]
     claims = json.dumps(rows)
-    async with impatient(door, wait_ms) as borrowed:
-        await borrowed.ask(
-            fence.claims_of_checks[door.kind], claims=claims, known=wanted[0].identity
+    async with open_with_lock_timeout(adapter, wait_ms) as db:
+        await db.execute(
+            fence.claims_of_checks[adapter.kind], claims=claims, known=wanted[0].identity
         )
-        there = (await borrowed.ask(fence.outcomes[door.kind], claims=claims)).rows
+        there = (await db.execute(fence.outcomes[adapter.kind], claims=claims)).rows
         found: dict[str, FenceRow | Exception] = {row[0]: FenceRow(*row[1:]) for row in there}
         for one in wanted:
             if one.xid not in found:
-                found[one.xid] = await _no_row(fence, borrowed, one)
+                found[one.xid] = await no_row(fence, db, one)
         # This includes our own rows; answers are sent only after the commit.
-        await borrowed.commit()
+        await db.commit()
     return [found[one.xid] for one in theirs]
 
 
-async def outcome(fence: Fence, door: Door[object], xid: str) -> int | None:
-    """The row now in the fence.
-
-    Raises:
-        Exception: Any error of the adapter's library.
-    """
-    borrowed = await door.open()
-    try:
-        found = (await borrowed.ask(fence.outcome, of_xid=xid)).rows
-        return int(found[0][0]) if found else None
-    finally:
-        await borrowed.close()
-
-
-async def verify(fence: Fence, door: Door[object], trial: str) -> str:
+async def verify(fence: Fence, adapter: DatabaseAdapter[object], trial: str) -> str:
     """Verify that the fence exists and works; returns its identity.
 
     Args:
         fence: The tables.
-        door: The database.
+        adapter: The database.
         trial: A unique id for the trial rows.
 
     Raises:
@@ -209,17 +134,19 @@ async def verify(fence: Fence, door: Door[object], trial: str) -> str:
         DatabaseFailed: The database does not answer.
     """
     try:
-        identity = await _look(fence, door)
-        await _try_rollback(fence, door, Claim(TRIAL + trial, "", COMMITTED, _ALWAYS_MS, identity))
-    except door.problems as error:
+        identity = await _look(fence, adapter)
+        await _try_rollback(
+            fence, adapter, Claim(TRIAL + trial, "", COMMITTED, _ALWAYS_MS, identity)
+        )
+    except adapter.problems as error:
         raise _refusal(fence, error) from error
     return identity
 
 
-async def _look(fence: Fence, door: Door[object]) -> str:
-    borrowed = await door.open()
+async def _look(fence: Fence, adapter: DatabaseAdapter[object]) -> str:
+    db = await adapter.open()
     try:
-        marks = (await borrowed.ask(fence.about)).rows
+        marks = (await db.execute(fence.about)).rows
         if len(marks) != 1:
             raise FenceMissing(
                 f"{fence.mark.fullname} has {len(marks)} rows, not one: run the statements of "
@@ -231,43 +158,43 @@ async def _look(fence: Fence, door: Door[object]) -> str:
                 f"{fence.name} is of version {version}, and this is txmq for version "
                 f"{FENCE_VERSION}: all services and the table change together"
             )
-        await borrowed.ask(fence.shape)
+        await db.execute(fence.shape)
         said: tuple[object, ...] = ()
-        for question in dialects.DURABILITY[door.kind]:
-            said += tuple((await borrowed.ask(question)).rows[0])
-        if (doubt := dialects.doubts(door.kind, said)) is not None:
+        for question in dialects.DURABILITY[adapter.kind]:
+            said += tuple((await db.execute(question)).rows[0])
+        if (doubt := dialects.doubts(adapter.kind, said)) is not None:
             raise FenceUnsafe(doubt)
         return str(identity)
     finally:
-        await borrowed.close()
+        await db.close()
 
 
-async def _try_rollback(fence: Fence, door: Door[object], trial: Claim) -> None:
+async def _try_rollback(fence: Fence, adapter: DatabaseAdapter[object], trial: Claim) -> None:
     """Verify that a rollback works: it does not with autocommit, nor in MyISAM tables."""
     # Write as a check does: with statement-based logging MySQL refuses writes in READ COMMITTED.
-    async with impatient(door, TRIAL_WAIT_MS) as borrowed:
-        if await claim(fence, door, borrowed, trial) is not None:
+    async with open_with_lock_timeout(adapter, TRIAL_WAIT_MS) as db:
+        if await claim(fence, adapter, db, trial) is not None:
             raise FenceUnsafe("this driver does not say how many rows an INSERT has put in")
-    borrowed = await door.open()
+    db = await adapter.open()
     try:
-        if (await borrowed.ask(fence.outcome, of_xid=trial.xid)).rows:
-            await borrowed.ask(fence.remove, of_xid=trial.xid)
-            await borrowed.commit()
+        if (await db.execute(fence.outcome, of_xid=trial.xid)).rows:
+            await db.execute(fence.remove, of_xid=trial.xid)
+            await db.commit()
             raise FenceUnsafe(
-                f"what is rolled back stays in {fence.name}: switch autocommit off, and keep the "
+                f"rolled-back rows stay in {fence.name}: switch autocommit off, and keep the "
                 "table in an engine that has transactions"
             )
-        if [mark[1] for mark in (await borrowed.ask(fence.about)).rows] != [trial.identity]:
+        if [mark[1] for mark in (await db.execute(fence.about)).rows] != [trial.identity]:
             raise FenceElsewhere(f"two sessions see two different tables {fence.name}")
     finally:
-        await borrowed.close()
+        await db.close()
 
 
 def _refusal(fence: Fence, problem: Exception) -> ResourceError:
     found = failure(problem)
     if found is Failure.MISSING:
         return FenceMissing(
-            f"there is no table {fence.name} here: run `{create_command('fence', fence.table)}`, "
+            f"table {fence.name} does not exist: run `{create_command('fence', fence.table)}`, "
             f"or have a migration run what `txmq schema sql` prints ({words(problem)})"
         )
     if found is Failure.CHANGED:
@@ -283,7 +210,7 @@ def _refusal(fence: Fence, problem: Exception) -> ResourceError:
 
 
 async def clean(
-    fence: Fence, door: Door[object], identity: str, older_than_ms: int, batch: int
+    fence: Fence, adapter: DatabaseAdapter[object], identity: str, older_than_ms: int, batch: int
 ) -> int:
     """Remove the rows that the last call announced, and announce those of ``older_than_ms``.
 
@@ -296,39 +223,43 @@ async def clean(
         DatabaseFailed: The database does not answer, or a lock is held; call again.
     """
     try:
-        announced_ms = await _announce(fence, door, identity, older_than_ms)
+        announced_ms = await _announce(fence, adapter, identity, older_than_ms)
         removed, last = 0, batch
         while last >= batch:
-            last = await _remove(fence, door, announced_ms - CLOCKS_APART_MS, batch)
+            last = await _remove(fence, adapter, announced_ms - CLOCKS_APART_MS, batch)
             removed += last
-    except door.problems as error:
+    except adapter.problems as error:
         raise DatabaseFailed(f"{fence.name} could not be cleaned now: {words(error)}") from error
     return removed
 
 
-async def _announce(fence: Fence, door: Door[object], identity: str, older_than_ms: int) -> int:
+async def _announce(
+    fence: Fence, adapter: DatabaseAdapter[object], identity: str, older_than_ms: int
+) -> int:
     """Announce a new limit; returns the previous one."""
-    async with impatient(door, ANNOUNCE_WAIT_MS) as borrowed:
-        marks = (await borrowed.ask(fence.about)).rows
+    async with open_with_lock_timeout(adapter, ANNOUNCE_WAIT_MS) as db:
+        marks = (await db.execute(fence.about)).rows
         if [mark[1] for mark in marks] != [identity]:
             raise FenceElsewhere(f"{fence.name} is not the one that was verified at start")
-        now_ms = (await borrowed.ask(f"SELECT {dialects.NOW_MS[door.kind]}")).rows[0][0]
+        now_ms = (await db.execute(f"SELECT {dialects.NOW_MS[adapter.kind]}")).rows[0][0]
         before_ms = int(now_ms) - older_than_ms
-        await borrowed.ask(fence.announce, known=identity, before_ms=before_ms)
-        await borrowed.commit()
+        await db.execute(fence.announce, known=identity, before_ms=before_ms)
+        await db.commit()
         return int(marks[0][2])
 
 
-async def _remove(fence: Fence, door: Door[object], before_ms: int, batch: int) -> int:
+async def _remove(
+    fence: Fence, adapter: DatabaseAdapter[object], before_ms: int, batch: int
+) -> int:
     old = {"before_ms": before_ms, "batch": batch}
-    async with impatient(door, ANNOUNCE_WAIT_MS) as borrowed:
-        if door.kind != "mysql":
-            gone = (await borrowed.ask(fence.remove_old, **old)).changed
+    async with open_with_lock_timeout(adapter, ANNOUNCE_WAIT_MS) as db:
+        if adapter.kind != "mysql":
+            gone = (await db.execute(fence.remove_old, **old)).changed
         else:
             # A DELETE of many rows locks each row that it scans, including those of running local
             # transactions. It would wait for them, and others would wait for it.
             gone = 0
-            for (xid,) in (await borrowed.ask(fence.old, **old)).rows:
-                gone += (await borrowed.ask(fence.remove, of_xid=xid)).changed
-        await borrowed.commit()
+            for (xid,) in (await db.execute(fence.old, **old)).rows:
+                gone += (await db.execute(fence.remove, of_xid=xid)).changed
+        await db.commit()
         return gone

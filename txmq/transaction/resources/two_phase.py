@@ -12,7 +12,7 @@ import psycopg
 from sqlalchemy import bindparam, column, func, select, table, text
 
 from txmq.databases import dialects
-from txmq.databases.door import Borrowed, Door, Standing
+from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus
 from txmq.errors import (
     DatabaseFailed,
     FenceUnsafe,
@@ -60,12 +60,12 @@ class Prepared(NamedTuple):
     """The database user that prepared it; only this user or a superuser can end it."""
 
 
-def problems_of(door: Door[Any]) -> tuple[type[Exception], ...]:
+def problems_of(adapter: DatabaseAdapter[Any]) -> tuple[type[Exception], ...]:
     """The errors to expect: txmq's, the library's and the driver's."""
-    return (ResourceError, *door.problems, psycopg.Error)
+    return (ResourceError, *adapter.problems, psycopg.Error)
 
 
-async def vote(borrowed: Borrowed[Any], gid: str) -> None:
+async def vote(db: DatabaseSession[Any], gid: str) -> None:
     """Prepare a transaction and verify it; any other result is a "no" vote.
 
     Raises:
@@ -76,7 +76,7 @@ async def vote(borrowed: Borrowed[Any], gid: str) -> None:
         Exception: Whatever the driver raises.
     """
     try:
-        answer = await borrowed.prepare(prepared(gid))
+        answer = await db.prepare(prepared(gid))
     except psycopg.Error as error:
         if error.sqlstate in NO_ROOM and "prepared" in str(error):
             raise TwoPhaseUnavailable(
@@ -93,68 +93,68 @@ async def vote(borrowed: Borrowed[Any], gid: str) -> None:
     if answer != "PREPARE TRANSACTION":
         raise TransactionBroken(f"the database answered {answer!r} when {gid} was to be prepared")
     # Use a new transaction and close it: no session may be idle in one until the second phase.
-    again = await borrowed.anew()
+    again = await db.begin_again()
     try:
-        is_there = bool((await again.ask(_IS_PREPARED, of_gid=gid)).rows)
+        is_there = bool((await again.execute(_IS_PREPARED, of_gid=gid)).rows)
     finally:
         await again.close()
     if not is_there:
         raise DatabaseFailed(f"{gid} is said to be prepared, and is not there")
 
 
-async def is_prepared(door: Door[Any], gid: str) -> bool:
+async def is_prepared(adapter: DatabaseAdapter[Any], gid: str) -> bool:
     """Whether a transaction is prepared in this database.
 
     Raises:
         Exception: Any error of the adapter's library.
     """
-    borrowed = await door.open()
+    db = await adapter.open()
     try:
-        return bool((await borrowed.ask(_IS_PREPARED, of_gid=gid)).rows)
+        return bool((await db.execute(_IS_PREPARED, of_gid=gid)).rows)
     finally:
-        await borrowed.close()
+        await db.close()
 
 
-async def finish(door: Door[Any], gid: str, *, commits: bool) -> bool:
+async def finish(adapter: DatabaseAdapter[Any], gid: str, *, commits: bool) -> bool:
     """End a prepared transaction; false if it has already ended.
 
     Raises:
         Exception: Any error of the adapter's library; the transaction is still prepared.
     """
     try:
-        await door.say(committed(gid) if commits else rolled_back(gid))
-    except problems_of(door):
+        await adapter.execute_outside(committed(gid) if commits else rolled_back(gid))
+    except problems_of(adapter):
         # Another process may have been faster, or only the answer was lost.
-        if await is_prepared(door, gid):
+        if await is_prepared(adapter, gid):
             raise
         return False
     return True
 
 
-async def found(door: Door[Any]) -> list[Prepared]:
+async def found(adapter: DatabaseAdapter[Any]) -> list[Prepared]:
     """All prepared transactions of this database, oldest first.
 
     Raises:
         TwoPhaseUnavailable: It prepares no transactions.
         Exception: Any error of the adapter's library.
     """
-    borrowed = await door.open()
+    db = await adapter.open()
     try:
-        await _see_room(borrowed)
-        rows = (await borrowed.ask(_FOUND)).rows
+        await _see_room(db)
+        rows = (await db.execute(_FOUND)).rows
     finally:
-        await borrowed.close()
+        await db.close()
     return [
         Prepared(str(gid), parse(str(gid)), float(age_s), int(since_ms), str(owner))
         for gid, age_s, since_ms, owner in rows
     ]
 
 
-async def verify(door: Door[Any], trial: str) -> None:
+async def verify(adapter: DatabaseAdapter[Any], trial: str) -> None:
     """Verify that a database can take part, by preparing and rolling back a transaction.
 
     Args:
-        door: The database.
+        adapter: The database.
         trial: A unique name for that transaction.
 
     Raises:
@@ -163,45 +163,45 @@ async def verify(door: Door[Any], trial: str) -> None:
         DatabaseFailed: The database does not answer.
     """
     try:
-        await _look(door)
-        await _try(door, trial)
+        await _look(adapter)
+        await _try(adapter, trial)
     except ResourceError:
         raise
-    except problems_of(door) as error:
+    except problems_of(adapter) as error:
         raise DatabaseFailed(f"the database did not answer: {error}") from error
 
 
-async def _look(door: Door[Any]) -> None:
-    borrowed = await door.open()
+async def _look(adapter: DatabaseAdapter[Any]) -> None:
+    db = await adapter.open()
     try:
-        await _see_room(borrowed)
+        await _see_room(db)
         said: tuple[object, ...] = ()
-        for question in dialects.DURABILITY[door.kind]:
-            said += tuple((await borrowed.ask(question)).rows[0])
-        if (doubt := dialects.doubts(door.kind, said)) is not None:
+        for question in dialects.DURABILITY[adapter.kind]:
+            said += tuple((await db.execute(question)).rows[0])
+        if (doubt := dialects.doubts(adapter.kind, said)) is not None:
             raise FenceUnsafe(doubt)
-        if borrowed.standing() is not Standing.OPEN:
-            raise FenceUnsafe("what is written is kept without a commit: switch autocommit off")
+        if db.status() is not SessionStatus.OPEN:
+            raise FenceUnsafe("writes persist without a commit: switch autocommit off")
     finally:
-        await borrowed.close()
+        await db.close()
 
 
-async def _see_room(borrowed: Borrowed[Any]) -> None:
-    if not int((await borrowed.ask(_ROOM)).rows[0][0]):
+async def _see_room(db: DatabaseSession[Any]) -> None:
+    if not int((await db.execute(_ROOM)).rows[0][0]):
         raise TwoPhaseUnavailable(
             "max_prepared_transactions is 0: set it in postgresql.conf, at least to the number "
             "of connections, and restart the server"
         )
 
 
-async def _try(door: Door[Any], trial: str) -> None:
-    borrowed = await door.open()
+async def _try(adapter: DatabaseAdapter[Any], trial: str) -> None:
+    db = await adapter.open()
     try:
-        await borrowed.ask("SELECT 1")
-        await vote(borrowed, trial)
+        await db.execute("SELECT 1")
+        await vote(db, trial)
     finally:
-        await borrowed.close()
-    if not await finish(door, trial, commits=False):
+        await db.close()
+    if not await finish(adapter, trial, commits=False):
         raise ResourceError(
             f"{trial} was prepared, and could not be rolled back: is this a pooler over several "
             "servers?"

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack, overload
 
-from txmq.databases.door import Door
-from txmq.databases.sources import AsyncPool, Pool, door_of
+from txmq.databases.adapter import DatabaseAdapter
+from txmq.databases.sources import AsyncPool, Pool, adapter_of
 from txmq.errors import ConfigError, DatabaseFailed, ResourceError, TwoPhaseUnavailable
 from txmq.limits import FENCE_ROWS_REMOVED
 from txmq.runtime.entropy import Entropy, SystemEntropy
@@ -130,32 +130,32 @@ class XAResource(Generic[S]):
     ) -> None:
         if not sources:
             raise ConfigError("an XAResource has databases, by their names")
-        self._doors: dict[str, Door[S]] = {}
+        self._adapters: dict[str, DatabaseAdapter[S]] = {}
         for name, source in sources.items():
             check_branch(name)
-            self._doors[name] = door_of(source)
+            self._adapters[name] = adapter_of(source)
         self._check_sources()
         self._entropy = entropy or SystemEntropy()
         self._fence: SQLResource[Any] = SQLResource(
             next(iter(sources.values())), fence=fence, schema=schema, wait_s=wait_s,
             entropy=self._entropy,
         )  # fmt: skip
-        self._second = SecondPhase(self._doors, self._fence, confirm_s, self._entropy)
+        self._second = SecondPhase(self._adapters, self._fence, confirm_s, self._entropy)
         self._recovery = XARecovery(
-            self._doors, self._fence, self._second, confirm_s, horizon_s, recover_every_s
+            self._adapters, self._fence, self._second, confirm_s, horizon_s, recover_every_s
         )
 
     def _check_sources(self) -> None:
-        for name, door in self._doors.items():
-            if not door.can_prepare:
-                raise ConfigError(f"{name} is no PostgreSQL that is used through psycopg")
-            if door.is_blocking is not self.is_blocking:
+        for name, adapter in self._adapters.items():
+            if not adapter.can_prepare:
+                raise ConfigError(f"{name} is not a PostgreSQL used through psycopg")
+            if adapter.is_blocking is not self.is_blocking:
                 raise ConfigError(f"{name} is of another colour: let all block, or all be async")
 
     @property
     def is_blocking(self) -> bool:
         """Whether its transactions are for ``with``; otherwise they are for ``async with``."""
-        return next(iter(self._doors.values())).is_blocking
+        return next(iter(self._adapters.values())).is_blocking
 
     @property
     def identity(self) -> str:
@@ -189,11 +189,11 @@ class XAResource(Generic[S]):
             await self._try_all()
 
     async def _try_all(self) -> None:
-        for name, door in self._doors.items():
+        for name, adapter in self._adapters.items():
             trial = f"trial-{self._entropy.token(16).hex()}"
             gid = gid_of(trial, name, self.identity)
             try:
-                await self._second.turn(name, two_phase.verify(door, gid))
+                await self._second.turn(name, two_phase.verify(adapter, gid))
             except ResourceError as error:
                 if await self._fence.decided(trial) is not None:
                     continue  # It was prepared, and a recovery with a short horizon ended it first.
@@ -218,8 +218,8 @@ class XAResource(Generic[S]):
             LimitExceeded: The id is longer than a prepared transaction's name may be.
         """
         branches = {
-            name: Branch(name, door, gid_of(xid, name, self.identity))
-            for name, door in self._doors.items()
+            name: Branch(name, adapter, gid_of(xid, name, self.identity))
+            for name, adapter in self._adapters.items()
         }
         return XALocal(xid, branches, self._fence.local(xid, group, born_ms), self._second.keep)
 
@@ -306,7 +306,7 @@ class XAResource(Generic[S]):
         """
         waiting, silent = await self.look()
         if silent:
-            raise DatabaseFailed(f"what is prepared in {', '.join(silent)} cannot be looked for")
+            raise DatabaseFailed(f"cannot look for prepared transactions in {', '.join(silent)}")
         oldest = max((branch.prepared.age_s for branch in waiting), default=0.0)
         if oldest >= older_than_s:
             raise ResourceError(

@@ -13,8 +13,13 @@ from contextlib import AsyncExitStack
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from txmq.databases.door import Borrowed, Door, Kept, Standing, drive
-from txmq.databases.guarded_transaction import DualContext
+from txmq.databases.adapter import (
+    DatabaseAdapter,
+    DatabaseSession,
+    OneConnectionAdapter,
+    SessionStatus,
+)
+from txmq.databases.guarded_transaction import DualContext, drive
 from txmq.errors import DatabaseFailed, OutcomeUnknown, TransactionBroken, UsageError
 from txmq.transaction.resources import two_phase
 from txmq.transaction.resources.local import FencedTransaction
@@ -35,35 +40,35 @@ class Branch(Generic[S]):
     locks might hold all connections of the pool, and wait for ever.
     """
 
-    def __init__(self, name: str, door: Door[S], gid: str) -> None:
+    def __init__(self, name: str, adapter: DatabaseAdapter[S], gid: str) -> None:
         self.name = name
-        self.door = door
+        self.adapter = adapter
         self.gid = gid
-        self.borrowed: Borrowed[S] | None = None
+        self.db: DatabaseSession[S] | None = None
         self.may_be_prepared = False
 
     async def open(self) -> S:
         """Begin, and return the session."""
-        self.borrowed = await self.door.open()
+        self.db = await self.adapter.open()
         # Drivers begin with the first statement; a transaction that has not begun looks ended.
-        await self.borrowed.ask("SHOW transaction_isolation")
-        return self.borrowed.session
+        await self.db.execute("SHOW transaction_isolation")
+        return self.db.session
 
     async def vote(self) -> None:
         """Prepare the branch."""
-        assert self.borrowed is not None, "begun"
+        assert self.db is not None, "begun"
         self.may_be_prepared = True
         try:
-            await two_phase.vote(self.borrowed, self.gid)
+            await two_phase.vote(self.db, self.gid)
         except OutcomeUnknown:
             self.may_be_prepared = False  # Not by us.
             raise
 
     @property
-    def kept(self) -> Door[S]:
+    def kept(self) -> DatabaseAdapter[S]:
         """An adapter for the same database, over the branch's connection."""
-        assert self.borrowed is not None, "begun"
-        return Kept(self.door, self.borrowed)
+        assert self.db is not None, "begun"
+        return OneConnectionAdapter(self.adapter, self.db)
 
     async def finish(self, *, commits: bool) -> bool:
         """End the prepared branch over its own connection, and return that; false if it has already
@@ -84,7 +89,7 @@ class Branch(Generic[S]):
         if not self.may_be_prepared:
             await self.close()
             return None
-        problems = two_phase.problems_of(self.door)
+        problems = two_phase.problems_of(self.adapter)
         try:
             await self._look_and_undo(self.kept)
         except problems as error:
@@ -95,26 +100,26 @@ class Branch(Generic[S]):
         finally:
             await self.close()
         try:
-            await self._look_and_undo(self.door)
+            await self._look_and_undo(self.adapter)
         except problems as error:
             log.warning("%s is left prepared for now: %s", self.gid, error)
             return error
         # A late statement on the first connection could still arrive and affect the next attempt.
         return lost
 
-    async def _look_and_undo(self, door: Door[S]) -> None:
+    async def _look_and_undo(self, adapter: DatabaseAdapter[S]) -> None:
         # Avoid an error in the server's log for a branch that was never prepared.
-        if await two_phase.is_prepared(door, self.gid):
-            await two_phase.finish(door, self.gid, commits=False)
+        if await two_phase.is_prepared(adapter, self.gid):
+            await two_phase.finish(adapter, self.gid, commits=False)
 
     async def close(self) -> None:
         """Return the session; unprepared work is rolled back."""
-        borrowed, self.borrowed = self.borrowed, None
-        if borrowed is None:
+        db, self.db = self.db, None
+        if db is None:
             return
         try:
-            await borrowed.close()
-        except two_phase.problems_of(self.door) as error:
+            await db.close()
+        except two_phase.problems_of(self.adapter) as error:
             # A connection that cannot even roll back is dead, and its transaction with it.
             log.warning("could not give a session of %s back: %s", self.name, error)
 
@@ -145,12 +150,8 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
         self._claim = claim
         self._keep = keep
         self._is_begun = False
+        self.is_blocking = all(branch.adapter.is_blocking for branch in branches.values())
         self.state = LocalTransactionState.ROLLBACK
-
-    @property
-    def is_blocking(self) -> bool:
-        """See :attr:`DualContext.is_blocking`."""
-        return all(branch.door.is_blocking for branch in self._branches.values())
 
     def flush(self) -> None:
         """Flush the sessions' pending writes; for ``with``.
@@ -163,8 +164,8 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
     async def aflush(self) -> None:
         """See :meth:`flush`; for ``async with``."""
         for branch in self._branches.values():
-            assert branch.borrowed is not None, "begun"
-            await branch.borrowed.flush()
+            assert branch.db is not None, "begun"
+            await branch.db.flush()
 
     async def begin(self) -> Mapping[str, S]:
         """Begin in every database.
@@ -223,7 +224,7 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
 
     def _check_none_ended(self, problem: BaseException | None) -> None:
         for branch in self._branches.values():
-            if branch.borrowed is not None and branch.borrowed.standing() is Standing.ENDED:
+            if branch.db is not None and branch.db.status() is SessionStatus.ENDED:
                 # The commit there is final, so a person must resolve it.
                 text = (
                     f"the function has ended its transaction in {branch.name} itself, and all "
@@ -236,7 +237,7 @@ class XALocal(DualContext[Mapping[str, S]], Generic[S]):
     async def _prepare(self) -> None:
         await self.aflush()
         for branch in self._branches.values():
-            if branch.borrowed is None or branch.borrowed.standing() is not Standing.OPEN:
+            if branch.db is None or branch.db.status() is not SessionStatus.OPEN:
                 raise TransactionBroken(
                     f"{branch.name} gave its part of {self._xid} up after an error that was not "
                     "passed on"

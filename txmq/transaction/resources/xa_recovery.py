@@ -1,4 +1,4 @@
-"""Find prepared transactions of crashed processes, and end them as the fence says."""
+"""Find prepared transactions of crashed processes, and end them as the fence decides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from txmq.databases.door import Door
+from txmq.databases.adapter import DatabaseAdapter
 from txmq.errors import DatabaseFailed, TxmqError
 from txmq.transaction.resources import two_phase
 from txmq.transaction.resources.prepared import Duty, duty
@@ -74,7 +74,7 @@ class XARecovery(Generic[S]):
     """Ends leftover prepared transactions, regularly.
 
     Args:
-        doors: The databases by their names.
+        adapters: The databases by their names.
         fence: The fence, which decides.
         second: Ends decided transactions.
         confirm_s: How long one database may take.
@@ -84,14 +84,14 @@ class XARecovery(Generic[S]):
 
     def __init__(
         self,
-        doors: Mapping[str, Door[S]],
+        adapters: Mapping[str, DatabaseAdapter[S]],
         fence: SQLResource[Any],
         second: SecondPhase[S],
         confirm_s: float,
         horizon_s: float,
         every_s: float,
     ) -> None:
-        self._doors = doors
+        self._adapters = adapters
         self._fence = fence
         self._second = second
         self._confirm_s = confirm_s
@@ -103,11 +103,11 @@ class XARecovery(Generic[S]):
         limit_s = self._horizon_s if horizon_s is None else horizon_s
         seen = Look([], {})
         known: dict[str, LocalTransactionState | None] = {}
-        for name in self._doors:
+        for name in self._adapters:
             try:
-                looking = self._second.turn(name, two_phase.found(self._doors[name]))
+                looking = self._second.turn(name, two_phase.found(self._adapters[name]))
                 found = await within(self._confirm_s, looking)
-            except two_phase.problems_of(self._doors[name]) as error:
+            except two_phase.problems_of(self._adapters[name]) as error:
                 seen.silent[name] = str(error) or "it did not answer in time"
                 continue
             for item in found:
@@ -130,7 +130,7 @@ class XARecovery(Generic[S]):
         kept = set(self._second.kept)
         waiting, silent = await self.look(horizon_s)
         for name, why in silent.items():
-            log.warning("what is left prepared in %s cannot be looked for now: %s", name, why)
+            log.warning("cannot look for prepared transactions in %s now: %s", name, why)
         for branch in waiting:
             if branch.xid in self._second.kept and branch.prepared.age_s < self._confirm_s:
                 done[Duty.WAIT] += 1  # This process is ending it, over its own connections.
@@ -138,7 +138,7 @@ class XARecovery(Generic[S]):
                 continue
             try:
                 done[await within(self._confirm_s, self._do(branch))] += 1
-            except two_phase.problems_of(self._doors[branch.branch]) as error:
+            except two_phase.problems_of(self._adapters[branch.branch]) as error:
                 failed += 1
                 log.warning("%s stays prepared for now: %s", branch.prepared.gid, error)
         await self._second.give_back(kept)
@@ -184,7 +184,7 @@ class XARecovery(Generic[S]):
                 try:
                     await self._round()
                 except (TxmqError, OSError) as error:
-                    log.warning("what is left prepared cannot be looked for now: %s", error)
+                    log.warning("cannot look for prepared transactions now: %s", error)
                 await asyncio.sleep(self._every_s)
         finally:
             await self._second.end()

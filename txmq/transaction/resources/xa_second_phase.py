@@ -11,7 +11,8 @@ from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final, Generic, TypeVar, cast
 
-from txmq.databases.door import Door, drive
+from txmq.databases.adapter import DatabaseAdapter
+from txmq.databases.guarded_transaction import drive
 from txmq.errors import DatabaseFailed
 from txmq.limits import XA_THREADS
 from txmq.runtime.backoff import Backoff
@@ -70,7 +71,7 @@ class SecondPhase(Generic[S]):
     """Ends the prepared branches of decided transactions.
 
     Args:
-        doors: The databases by their names.
+        adapters: The databases by their names.
         fence: The fence, which decides.
         confirm_s: How long it retries.
         entropy: Where chance comes from.
@@ -78,24 +79,24 @@ class SecondPhase(Generic[S]):
 
     def __init__(
         self,
-        doors: Mapping[str, Door[S]],
+        adapters: Mapping[str, DatabaseAdapter[S]],
         fence: SQLResource[Any],
         confirm_s: float,
         entropy: Entropy,
     ) -> None:
-        self._doors = doors
+        self._adapters = adapters
         self._fence = fence
         self._confirm_s = confirm_s
         self._entropy = entropy
         # Each database has its own threads, because a hung database blocks the threads that wait
         # for it.
-        self._threads = {name: Threads(f"txmq-xa-{name}", XA_THREADS) for name in doors}
+        self._threads = {name: Threads(f"txmq-xa-{name}", XA_THREADS) for name in adapters}
         self._attended = 0
         self._kept: dict[str, Mapping[str, Branch[S]]] = {}
 
     async def turn(self, name: str, work: Coroutine[Any, Any, T]) -> T:
         """Run work on a database, in a thread if it blocks."""
-        if self._doors[name].is_blocking:
+        if self._adapters[name].is_blocking:
             return cast(T, await self._threads[name].run(lambda: drive(work)))
         return await work
 
@@ -154,7 +155,7 @@ class SecondPhase(Generic[S]):
             DatabaseFailed: Some branches have not ended yet.
         """
         kept = dict(self._kept.pop(xid, {}))
-        ends = [self._persist(name, xid, state, kept) for name in self._doors]
+        ends = [self._persist(name, xid, state, kept) for name in self._adapters]
         try:
             late = [text for text in await asyncio.gather(*ends) if text is not None]
         finally:
@@ -172,7 +173,7 @@ class SecondPhase(Generic[S]):
         The broker waits for the decision, and another database must not delay it.
         """
         kept = dict(self._kept.pop(xid, {}))
-        names = [name for name in self._doors if can_name(xid, name, self._fence.identity)]
+        names = [name for name in self._adapters if can_name(xid, name, self._fence.identity)]
         ends = [self._end_at_once(name, xid, state, kept) for name in names]
         try:
             await asyncio.gather(*ends)
@@ -229,7 +230,7 @@ class SecondPhase(Generic[S]):
         """Try to end one branch; returns the error."""
         try:
             await self.finish(name, xid, state, is_there=is_there, branch=branch)
-        except two_phase.problems_of(self._doors[name]) as error:
+        except two_phase.problems_of(self._adapters[name]) as error:
             return str(error)
         return None
 
@@ -252,12 +253,12 @@ class SecondPhase(Generic[S]):
                 errors in the server's log.
             branch: The branch with its own connection, if kept.
         """
-        door, gid = self._doors[name], gid_of(xid, name, self._fence.identity)
+        adapter, gid = self._adapters[name], gid_of(xid, name, self._fence.identity)
         commits = state is _COMMIT
         if branch is not None:
             is_done = await self.turn(name, branch.finish(commits=commits))
-        elif is_there or await self.turn(name, two_phase.is_prepared(door, gid)):
-            is_done = await self.turn(name, two_phase.finish(door, gid, commits=commits))
+        elif is_there or await self.turn(name, two_phase.is_prepared(adapter, gid)):
+            is_done = await self.turn(name, two_phase.finish(adapter, gid, commits=commits))
         else:
             return
         if is_done:

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import MetaData
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from txmq.databases.dialects import doubts, kind_of, patience
-from txmq.databases.door import drive
+from txmq.databases.dialects import doubts, kind_of, set_lock_timeout
+from txmq.databases.guarded_transaction import drive
 from txmq.errors import ConfigError
 from txmq.transaction.resources import Fence, check_horizon_s
 
@@ -75,11 +75,11 @@ def test_how_long_checks_can_come():
     assert seen == 52
 
 
-def test_mysql_has_no_patience_shorter_than_a_second():
+def test_mysql_has_no_lock_timeout_shorter_than_a_second():
     set_both = "SET SESSION innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}"
-    assert patience("mysql", 200) == set_both.format(1)
-    assert patience("mysql", 3000) == set_both.format(3)
-    assert patience("postgresql", 200) == "SET LOCAL lock_timeout = 200"
+    assert set_lock_timeout("mysql", 200) == set_both.format(1)
+    assert set_lock_timeout("mysql", 3000) == set_both.format(3)
+    assert set_lock_timeout("postgresql", 200) == "SET LOCAL lock_timeout = 200"
 
 
 @pytest.mark.fault("D2")

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from txmq.limits import FENCE_CHECKS_TOGETHER, RESOURCE_THREADS
+from txmq.transaction.resources.check_batches import CheckBatches
 from txmq.transaction.resources.fence import ROLLED_BACK
-from txmq.transaction.resources.steps import Claim, FenceRow
-from txmq.transaction.resources.together import Together
+from txmq.transaction.resources.local import Claim, FenceRow
 
 
 def claim(number):
@@ -36,7 +36,7 @@ def in_a_loop(scenario):
     def test():
         async def main():
             fence = Fence()
-            await asyncio.wait_for(scenario(fence, Together(fence.settle)), 10)
+            await asyncio.wait_for(scenario(fence, CheckBatches(fence.settle)), 10)
 
         asyncio.run(main())
 
@@ -49,22 +49,22 @@ async def turns(count=5):
 
 
 @in_a_loop
-async def test_one_alone_waits_for_nobody(fence, together):
+async def test_one_alone_waits_for_nobody(fence, batches):
     fence.gate.set()
 
-    assert await together.ask(claim(1)) == FenceRow(ROLLED_BACK, "x-1")
-    assert await together.ask(claim(2)) == FenceRow(ROLLED_BACK, "x-2")
+    assert await batches.settle(claim(1)) == FenceRow(ROLLED_BACK, "x-1")
+    assert await batches.settle(claim(2)) == FenceRow(ROLLED_BACK, "x-2")
 
     assert fence.batches == [["x-1"], ["x-2"]]
 
 
 @in_a_loop
-async def test_each_is_told_its_own(fence, together):
+async def test_each_is_told_its_own(fence, batches):
     fence.gate.set()
     fence.problems["x-3"] = OSError("only this one")
 
     found = await asyncio.gather(
-        *(together.ask(claim(each)) for each in range(10)), return_exceptions=True
+        *(batches.settle(claim(each)) for each in range(10)), return_exceptions=True
     )
 
     expected = [FenceRow(ROLLED_BACK, f"x-{each}") for each in range(10)]
@@ -74,12 +74,12 @@ async def test_each_is_told_its_own(fence, together):
 
 
 @in_a_loop
-async def test_those_that_come_while_all_sessions_are_busy_share_the_next_one(fence, together):
+async def test_those_that_come_while_all_sessions_are_busy_share_the_next_one(fence, batches):
     asked = []
     for number in range(RESOURCE_THREADS):
-        asked.append(asyncio.ensure_future(together.ask(claim(number))))
+        asked.append(asyncio.ensure_future(batches.settle(claim(number))))
         await turns()
-    asked += [asyncio.ensure_future(together.ask(claim(each))) for each in range(100, 140)]
+    asked += [asyncio.ensure_future(batches.settle(claim(each))) for each in range(100, 140)]
     await turns()
     assert fence.sizes == [1] * RESOURCE_THREADS
     fence.gate.set()
@@ -89,9 +89,9 @@ async def test_those_that_come_while_all_sessions_are_busy_share_the_next_one(fe
 
 
 @in_a_loop
-async def test_so_many_share_one_and_no_more(fence, together):
+async def test_so_many_share_one_and_no_more(fence, batches):
     count = FENCE_CHECKS_TOGETHER * 2 + 1
-    asked = [asyncio.ensure_future(together.ask(claim(each))) for each in range(count)]
+    asked = [asyncio.ensure_future(batches.settle(claim(each))) for each in range(count)]
     await turns()
     fence.gate.set()
     await asyncio.gather(*asked)
@@ -100,8 +100,8 @@ async def test_so_many_share_one_and_no_more(fence, together):
 
 
 @in_a_loop
-async def test_who_no_longer_waits_takes_nothing_from_the_others(fence, together):
-    asked = [asyncio.ensure_future(together.ask(claim(each))) for each in range(3)]
+async def test_who_no_longer_waits_takes_nothing_from_the_others(fence, batches):
+    asked = [asyncio.ensure_future(batches.settle(claim(each))) for each in range(3)]
     await turns()
     asked[1].cancel()
     await turns()
@@ -120,24 +120,24 @@ def test_a_loop_that_ended_in_the_middle_takes_nothing_with_it():
     async def settle(theirs):
         return await fences[-1].settle(theirs)
 
-    together = Together(settle)
+    batches = CheckBatches(settle)
 
     async def left_behind():
         fences.append(Fence())
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(together.ask(claim(1)), 0.01)
+            await asyncio.wait_for(batches.settle(claim(1)), 0.01)
 
     async def told():
         fences.append(Fence())
         fences[-1].gate.set()
-        return await together.ask(claim(2))
+        return await batches.settle(claim(2))
 
     asyncio.run(left_behind())
     assert asyncio.run(told()) == FenceRow(ROLLED_BACK, "x-2")
 
 
 @in_a_loop
-async def test_what_nobody_thought_of_is_told_and_ends_nobody(fence, together):
+async def test_what_nobody_thought_of_is_told_and_ends_nobody(fence, batches):
     """A function that connects may raise anything; a cancellation would end whoever asks."""
     count = FENCE_CHECKS_TOGETHER * RESOURCE_THREADS + 3
     fence.gate.set()
@@ -149,9 +149,9 @@ async def test_what_nobody_thought_of_is_told_and_ends_nobody(fence, together):
             raise KeyError("no such password")
         return found
 
-    together = Together(settle)
+    batches = CheckBatches(settle)
     found = await asyncio.gather(
-        *(together.ask(claim(each)) for each in range(count)), return_exceptions=True
+        *(batches.settle(claim(each)) for each in range(count)), return_exceptions=True
     )
 
     assert {type(each) for each in found[:FENCE_CHECKS_TOGETHER]} == {KeyError}
@@ -159,17 +159,17 @@ async def test_what_nobody_thought_of_is_told_and_ends_nobody(fence, together):
 
 
 @in_a_loop
-async def test_all_who_wait_hear_of_what_nobody_thought_of(fence, together):
+async def test_all_who_wait_hear_of_what_nobody_thought_of(fence, batches):
     """Also those whose turn has not come."""
 
     async def settle(theirs):
         await turns()
         raise KeyError("no such password")
 
-    together = Together(settle)
+    batches = CheckBatches(settle)
     count = FENCE_CHECKS_TOGETHER * RESOURCE_THREADS + 3
     found = await asyncio.gather(
-        *(together.ask(claim(each)) for each in range(count)), return_exceptions=True
+        *(batches.settle(claim(each)) for each in range(count)), return_exceptions=True
     )
 
     assert {type(each) for each in found} == {KeyError}

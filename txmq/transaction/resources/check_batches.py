@@ -14,14 +14,14 @@ from weakref import WeakKeyDictionary
 
 from txmq.limits import FENCE_CHECKS_TOGETHER, RESOURCE_THREADS
 from txmq.runtime.tasks import Tasks
-from txmq.transaction.resources.steps import Claim, FenceRow
+from txmq.transaction.resources.local import Claim, FenceRow
 
-__all__ = ["Together"]
+__all__ = ["CheckBatches"]
 
 Settle: TypeAlias = Callable[[list[Claim]], Coroutine[Any, Any, list[FenceRow | Exception]]]
 
 
-class Together:
+class CheckBatches:
     """The waiting checks, by event loop.
 
     Args:
@@ -33,7 +33,7 @@ class Together:
         # Several managers in different threads may share the resource.
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _CheckQueue] = WeakKeyDictionary()
 
-    async def ask(self, theirs: Claim) -> FenceRow:
+    async def settle(self, theirs: Claim) -> FenceRow:
         """Settle a transaction and return its final row in the fence.
 
         It is settled even if the caller is cancelled.

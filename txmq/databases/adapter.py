@@ -1,21 +1,30 @@
-"""The database adapter (door): one interface for every source of connections.
+"""The database adapter: one interface for every source of connections.
 
-A resource is written once, as coroutines over a :class:`Door`. The adapter of a blocking source
-never suspends them, so :func:`drive` runs them to the end in the calling thread.
+A resource is written once, as coroutines over a :class:`DatabaseAdapter`. The adapter of a blocking
+source never suspends them, so :func:`txmq.databases.guarded_transaction.drive` runs them to the end
+in the calling thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-__all__ = ["Borrowed", "Door", "Kept", "Standing", "StatementResult", "drive", "reading"]
+from txmq.databases.canary import Canary
+
+__all__ = [
+    "DatabaseAdapter",
+    "DatabaseSession",
+    "OneConnectionAdapter",
+    "SessionStatus",
+    "StatementResult",
+    "reading",
+]
 
 S = TypeVar("S")
 S_co = TypeVar("S_co", covariant=True)
-T = TypeVar("T")
 
 
 class StatementResult(NamedTuple):
@@ -25,7 +34,7 @@ class StatementResult(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-class Standing(Enum):
+class SessionStatus(Enum):
     """The status of a local transaction before its commit."""
 
     OPEN = "open"
@@ -37,7 +46,7 @@ class Standing(Enum):
     """This driver does not say; the database must be asked."""
 
 
-class Borrowed(Protocol[S_co]):
+class DatabaseSession(Protocol[S_co]):
     """A session in one database transaction, checked out until it is closed."""
 
     @property
@@ -45,7 +54,12 @@ class Borrowed(Protocol[S_co]):
         """The object that the application's function receives."""
         ...
 
-    async def ask(self, statement: Any, **values: object) -> StatementResult:
+    @property
+    def canary(self) -> Canary | None:
+        """Detects that the application ended the transaction, where the driver can."""
+        ...
+
+    async def execute(self, statement: Any, **values: object) -> StatementResult:
         """Run an SQLAlchemy statement or a text."""
         ...
 
@@ -53,13 +67,7 @@ class Borrowed(Protocol[S_co]):
         """Flush the session's pending writes."""
         ...
 
-    def know(self) -> None:
-        """Remember the canary's value after the transaction flipped it; see
-        :mod:`txmq.databases.canary`.
-        """
-        ...
-
-    def standing(self) -> Standing:
+    def status(self) -> SessionStatus:
         """The transaction's status, as far as the client knows."""
         ...
 
@@ -79,7 +87,7 @@ class Borrowed(Protocol[S_co]):
         """
         ...
 
-    async def anew(self) -> Borrowed[S_co]:
+    async def begin_again(self) -> DatabaseSession[S_co]:
         """Begin another transaction on the same connection after this one is prepared; PostgreSQL
         only.
 
@@ -87,7 +95,7 @@ class Borrowed(Protocol[S_co]):
         """
         ...
 
-    async def alone(self, statement: str) -> None:
+    async def execute_outside(self, statement: str) -> None:
         """Run a statement outside any transaction after this one is prepared; PostgreSQL only."""
         ...
 
@@ -96,7 +104,7 @@ class Borrowed(Protocol[S_co]):
         ...
 
 
-class Door(Protocol[S_co]):
+class DatabaseAdapter(Protocol[S_co]):
     """Opens sessions of one source."""
 
     @property
@@ -119,7 +127,7 @@ class Door(Protocol[S_co]):
         """The exceptions of its library."""
         ...
 
-    async def open(self) -> Borrowed[S_co]:
+    async def open(self) -> DatabaseSession[S_co]:
         """Begin a transaction in a new session.
 
         Raises:
@@ -128,40 +136,40 @@ class Door(Protocol[S_co]):
         """
         ...
 
-    async def say(self, statement: str) -> None:
+    async def execute_outside(self, statement: str) -> None:
         """Run a statement outside any transaction, on a separate connection."""
         ...
 
 
-class Kept(Generic[S]):
+class OneConnectionAdapter(Generic[S]):
     """An adapter over the one connection that prepared a transaction and stays checked out.
 
     It needs its own connection, because sessions that wait for the prepared transaction's locks may
     hold all others.
 
     Args:
-        door: The adapter that opened the connection.
-        borrowed: The session that owns the connection; sessions opened here are closed before it.
+        adapter: The adapter that opened the connection.
+        db: The session that owns the connection; sessions opened here are closed before it.
     """
 
-    def __init__(self, door: Door[S], borrowed: Borrowed[S]) -> None:
-        self.kind = door.kind
-        self.is_blocking = door.is_blocking
-        self.can_prepare = door.can_prepare
-        self.problems = door.problems
-        self._borrowed = borrowed
+    def __init__(self, adapter: DatabaseAdapter[S], db: DatabaseSession[S]) -> None:
+        self.kind = adapter.kind
+        self.is_blocking = adapter.is_blocking
+        self.can_prepare = adapter.can_prepare
+        self.problems = adapter.problems
+        self._db = db
 
-    async def open(self) -> Borrowed[S]:
-        """See :meth:`Door.open`."""
-        return await self._borrowed.anew()
+    async def open(self) -> DatabaseSession[S]:
+        """See :meth:`DatabaseAdapter.open`."""
+        return await self._db.begin_again()
 
-    async def say(self, statement: str) -> None:
-        """See :meth:`Door.say`."""
-        await self._borrowed.alone(statement)
+    async def execute_outside(self, statement: str) -> None:
+        """See :meth:`DatabaseAdapter.execute_outside`."""
+        await self._db.execute_outside(statement)
 
 
 @asynccontextmanager
-async def reading(opening: Awaitable[Borrowed[S]]) -> AsyncIterator[Borrowed[S]]:
+async def reading(opening: Awaitable[DatabaseSession[S]]) -> AsyncIterator[DatabaseSession[S]]:
     """A read-only transaction; it commits unless the block raises.
 
     After a rollback psycopg forgets the connection's prepared statements, and the next user of the
@@ -173,19 +181,9 @@ async def reading(opening: Awaitable[Borrowed[S]]) -> AsyncIterator[Borrowed[S]]
     Raises:
         Exception: Any error of the adapter's library, also at the end.
     """
-    borrowed = await opening
+    db = await opening
     try:
-        yield borrowed
-        await borrowed.commit(is_last=True)
+        yield db
+        await db.commit(is_last=True)
     finally:
-        await borrowed.close()
-
-
-def drive(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, in this thread."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        return done.value  # type: ignore[no-any-return]
-    work.close()
-    raise AssertionError("a blocking source was awaited")
+        await db.close()

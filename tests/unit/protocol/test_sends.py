@@ -51,7 +51,7 @@ def test_a_form_says_what_the_codec_says(
         is_batch=is_batch, is_oneway=is_oneway,
     )  # fmt: skip
 
-    assert head + b"body" == command.request(code, opaque, header, body=b"body", oneway=is_oneway)
+    assert head + b"body" == command.encode(code, opaque, header, body=b"body", flag=2 * is_oneway)
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "100%d", "%%"])

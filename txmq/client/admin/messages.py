@@ -6,6 +6,7 @@ that retry and consumers that share queues build on them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -111,12 +112,13 @@ class MessageCalls:
         form = SendHeaderTemplate(group, topic, TEMPLATE, TEMPLATE_QUEUES_MAX, queue.broker)
         try:
             connection = await session.connection(address)
-            opaque, waiter = connection.number(), PendingResponse()
+            future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+            opaque = connection.number()
             head = request.head(form, opaque, queue.number, session.clock.wall_ms())
             deadline = session.clock.monotonic() + session.answer_s
-            connection.post(opaque, waiter, deadline, head, request.body)
+            connection.post(opaque, PendingResponse(future), deadline, head, request.body)
             try:
-                answer = await waiter.future
+                answer = await future
             finally:
                 connection.break_off(opaque)
             return request.results(answer, queue)

@@ -181,7 +181,7 @@ class Sender:
             pending.form(queue), connection.number(), queue.number, session.clock.wall_ms(),
             is_oneway=True,
         )  # fmt: skip
-        connection.post_oneway(head, request.body)
+        connection.post(0, None, 0.0, head, request.body)
 
     # Several
 

@@ -367,7 +367,7 @@ class Connection(asyncio.Protocol):
             )  # fmt: skip
             return await future
         finally:
-            self.break_off(opaque)
+            self._exchange.waiting.pop(opaque, None)
 
     def post(
         self,

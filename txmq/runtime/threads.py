@@ -75,22 +75,22 @@ def run_job(
     an entry before the awaiter can know that this thread is free again.
     """
     result: object = None
-    error: BaseException | None = None
+    failure: BaseException | None = None
     interruption: BaseException | None = None
     try:
         result = work()
-    except StopIteration as stop:
+    except StopIteration as error:
         # A future cannot hold StopIteration: its awaiter would wait for ever.
-        error = _wrapped(stop)
-    except Exception as problem:  # noqa: BLE001 - the awaiter gets it
-        error = problem
-    except BaseException as problem:  # noqa: BLE001 - wrapped: it must not end the loop
-        error, interruption = _wrapped(problem), problem
+        failure = _wrapped(error)
+    except Exception as error:  # noqa: BLE001 - the awaiter gets it
+        failure = error
+    except BaseException as error:  # noqa: BLE001 - wrapped: it must not end the loop
+        failure, interruption = _wrapped(error), error
     if free is not None:
         free.append(None)
     # A closed loop raises; it has no waiter left either.
     with suppress(RuntimeError):
-        future.get_loop().call_soon_threadsafe(_resolve, future, result, error)
+        future.get_loop().call_soon_threadsafe(_resolve, future, result, failure)
     return interruption
 
 

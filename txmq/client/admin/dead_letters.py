@@ -54,7 +54,6 @@ from txmq.protocol.headers import (
 )
 from txmq.protocol.message_id import position_in, split_offset_id
 from txmq.protocol.record import unpack
-from txmq.protocol.sends import quoted
 from txmq.protocol.topics import DLQ, RETRY
 
 __all__ = ["DeadLetterCalls", "DeadLetters"]
@@ -230,7 +229,6 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         now_ms = self._session.clock.wall_ms()
         copy = copy_of(message, RETRY + group, reason.strip(), operator.strip(), now_ms)
         envelope = sealed(copy, self._session.ids.next())
-        quoted(envelope.properties)  # Rejects lone surrogates, which command lines may contain.
         if not force:
             before = await self.resent_copy(group, message)
             if before is not None:

@@ -8,14 +8,7 @@ from struct import Struct
 from txmq.errors import RemoteProtocolError
 from txmq.message import LogPosition
 
-__all__ = [
-    "host_bytes",
-    "host_text",
-    "offset_id",
-    "position_in",
-    "split_offset_id",
-    "unique_id",
-]
+__all__ = ["host_bytes", "host_text", "offset_id", "position_in", "split_offset_id", "unique_id"]
 
 _PORT = Struct(">i")
 _PORT_AND_POSITION = Struct(">iq")

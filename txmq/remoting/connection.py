@@ -16,13 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from txmq.errors import (
-    ConnectionLost,
-    RemoteProtocolError,
-    RequestTimeout,
-    TransportError,
-    refusal,
-)
+from txmq.errors import ConnectionLost, RemoteProtocolError, RequestTimeout, TransportError, refusal
 from txmq.limits import CONNECTION_BACKLOG_BYTES, PUSH_BACKLOG_BYTES
 from txmq.protocol import command as commands
 from txmq.protocol.codes import SUCCESS

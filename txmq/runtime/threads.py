@@ -91,6 +91,7 @@ def run_job(
     # A closed loop raises; it has no waiter left either.
     with suppress(RuntimeError):
         future.get_loop().call_soon_threadsafe(_resolve, future, result, failure)
+    del failure  # Its traceback refers to this frame, which must not refer back to it.
     return interruption
 
 

@@ -71,7 +71,7 @@ class EndSender:
         address = (route and route.masters.get(queue.broker)) or self._client.master(queue.broker)
         while True:
             try:
-                connection = None if address is None else session.ready(address)
+                connection = None if address is None else session.pool.ready(address)
                 if connection is None:
                     connection = await self._connect(queue, address, deadline - clock.monotonic())
                 left_s = max(0.0, deadline - clock.monotonic())

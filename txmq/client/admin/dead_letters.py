@@ -14,12 +14,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import Final
 
 from txmq.client.admin.dead_letter_copy import copy_of, mark_of, provenance
-from txmq.client.admin.lookups import (
-    TIME_MAX,
-    UNIQUE_KEY_HITS,
-    UNIQUE_KEY_QUERY,
-    LookupCalls,
-)
+from txmq.client.admin.lookups import TIME_MAX, UNIQUE_KEY_HITS, UNIQUE_KEY_QUERY, LookupCalls
 from txmq.client.admin.messages import PRODUCER_GROUP, MessageCalls
 from txmq.client.admin.offsets import OffsetCalls
 from txmq.client.admin.topics import TopicCalls

@@ -47,13 +47,7 @@ class LookupCalls(ClusterCalls):
         return opened(unpack(answer.body)[0], holders[0] if holders else "")
 
     async def query(
-        self,
-        topic: str,
-        key: str,
-        *,
-        count: int = 64,
-        begin_ms: int = 0,
-        end_ms: int = TIME_MAX,
+        self, topic: str, key: str, *, count: int = 64, begin_ms: int = 0, end_ms: int = TIME_MAX
     ) -> list[ReceivedMessage]:
         """The messages of a topic that carry a key, oldest first.
 

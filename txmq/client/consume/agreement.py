@@ -8,13 +8,7 @@ from collections.abc import Collection, Mapping
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
 from txmq.client.routes import Route
-from txmq.errors import (
-    FilterUnsupported,
-    InternalError,
-    TopicNotFound,
-    TransportError,
-    TxmqError,
-)
+from txmq.errors import FilterUnsupported, InternalError, TopicNotFound, TransportError, TxmqError
 from txmq.protocol import bodies
 from txmq.protocol.bodies import ConsumerConnections, SubscriptionCheck
 from txmq.protocol.codes import RequestCode
@@ -93,9 +87,7 @@ class Agreement:
             self._compare(wanted, found.subscription_table)
 
     def _compare(
-        self,
-        wanted: Mapping[str, TopicSubscription],
-        theirs: Mapping[str, bodies.SubscriptionData],
+        self, wanted: Mapping[str, TopicSubscription], theirs: Mapping[str, bodies.SubscriptionData]
     ) -> None:
         ours = {
             subscription.topic: _told(subscription.kind, subscription.expression)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Final, Self
 
 from txmq.client.cluster_client import ClusterClient, client_of
@@ -211,12 +210,7 @@ class PullConsumer(Lifecycle):
         self._assignment = None
         self._noted.clear()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ending: object) -> None:
         if not self.client.session.owner.is_current:
             return
         self.end()

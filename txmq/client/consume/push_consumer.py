@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from txmq.client.cluster_client import ClusterClient, client_of
@@ -176,12 +175,7 @@ class PushConsumer(Lifecycle):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ending: object) -> None:
         if self.client.session.owner.is_current:
             await self._stop()
 

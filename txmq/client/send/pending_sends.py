@@ -203,9 +203,8 @@ class PendingSends:
         except TxmqError as error:
             send.end(error)
             return
-        pool = self.session.pool
         has_line = address in self._at_connections
-        connection = None if has_line or pool is None else pool.ready(address)
+        connection = None if has_line else self.session.pool.ready(address)
         if connection is None:
             self._wait(self._at_connections, address, send, self._open_connection)
         else:

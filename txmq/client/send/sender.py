@@ -170,7 +170,7 @@ class Sender:
             route = await self._route(message.topic)
             queue = queue or pending.next_queue(route)
             address = route.master(queue.broker)
-            connection = session.ready(address) or await session.connection(address)
+            connection = session.pool.ready(address) or await session.connection(address)
             if connection.is_backed_up:
                 await connection.writable()
         head = pending.form(queue).head(

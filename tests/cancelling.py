@@ -109,7 +109,7 @@ class Attempt:
     def _look(self, before, since):
         left = [task for task in asyncio.all_tasks() - before if task.get_name() not in self._stays]
         assert not left, "tasks run on:\n  " + "\n  ".join(waits(left))
-        asked = [len(each._exchange) for network in self._networks for each in network.made]
+        asked = [len(each._exchange.waiting) for network in self._networks for each in network.made]
         assert not any(asked), "requests wait for answers"
         if not self._stays:
             opened = [each.address for net in self._networks for each in net.made if each.is_open]

@@ -113,7 +113,8 @@ def of_broker(calls: list[Call]) -> list[Call]:
 
 
 def is_brokers(call: Call) -> bool:
-    return call.thread.startswith("txmq-broker")
+    # The second thread syncs the broker's files.
+    return call.thread.startswith(("txmq-broker", "txmq-sync"))
 
 
 class Row(NamedTuple):

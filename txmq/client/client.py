@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self, TypeVar
 
 from txmq.client.cluster_client import ClusterClient
@@ -74,19 +73,14 @@ class Client(ClusterClient):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ending: object) -> None:
         if not self.session.owner.is_current:
             return
         async with AsyncExitStack() as at_last:
             # The client closes even if stopping its consumers is cut short.
             if self._closed is not None:
                 at_last.callback(self._closed.set)
-            at_last.push_async_callback(super().__aexit__, kind, error, trace)
+            at_last.push_async_callback(super().__aexit__, *ending)
             await self._running.aclose()
 
     async def wait(self) -> None:

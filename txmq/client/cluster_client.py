@@ -13,7 +13,6 @@ import os
 import platform
 from collections import Counter
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 from txmq.client.admin.admin import Admin
@@ -116,17 +115,12 @@ class ClusterClient(Lifecycle):
         self.tasks.start(self._refresh_always(), "route refresh")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ending: object) -> None:
         if not self.session.owner.is_current:
             return
         async with AsyncExitStack() as at_last:
             # The session closes even if stopping the tasks is cut short.
-            at_last.push_async_callback(self.session.__aexit__, kind, error, trace)
+            at_last.push_async_callback(self.session.__aexit__, *ending)
             self._is_open = False
             await self.tasks.stop()
 
@@ -185,7 +179,7 @@ class ClusterClient(Lifecycle):
         return self._producers if is_producer else self._consumers
 
     async def _tell_goodbye(self, address: str, header: ClientGroups) -> None:
-        connection = self.session.ready(address)
+        connection = self.session.pool.ready(address)
         if connection is None:
             return
         try:

@@ -11,7 +11,7 @@ from txmq.runtime.entropy import Entropy
 
 __all__ = ["UniqueIds"]
 
-_COUNT_CHARS: Final = 4
+_TIME_AND_COUNT_CHARS: Final = 12
 
 
 class UniqueIds:
@@ -25,31 +25,20 @@ class UniqueIds:
 
     def __init__(self, clock: Clock, entropy: Entropy) -> None:
         self._clock = clock
-        self._address = entropy.token(4)
-        self._process = entropy.below(1 << 16)
-        self._seed = entropy.below(1 << 31)
+        random = entropy.token(4), entropy.below(1 << 16), entropy.below(1 << 31)
+        self._begin = unique_id(*random, 0, 0)[:-_TIME_AND_COUNT_CHARS]
         self._count = 0
         self._month = (0, 0)
-        self._now_ms = -1
-        self._begin = ""
 
     def next(self) -> str:
         """A new id."""
         count = self._count
         self._count = count + 1
         now_ms = self._clock.wall_ms()
-        if now_ms != self._now_ms:
-            self._begin = self._begin_at(now_ms)
-            self._now_ms = now_ms
-        return f"{self._begin}{count & 0xFFFF:04X}"
-
-    def _begin_at(self, now_ms: int) -> str:
-        """Compute the common prefix of a millisecond's ids; only the final count differs."""
         begins, ends = self._month
         if not begins <= now_ms < ends:
             begins, _ = self._month = _month_of(now_ms)
-        whole = unique_id(self._address, self._process, self._seed, now_ms - begins, 0)
-        return whole[:-_COUNT_CHARS]
+        return f"{self._begin}{now_ms - begins & 0x7FFFFFFF:08X}{count & 0xFFFF:04X}"
 
 
 def _month_of(now_ms: int) -> tuple[int, int]:

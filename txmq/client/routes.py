@@ -45,12 +45,16 @@ class Route:
     """By broker and replica number."""
     is_spread: bool = field(init=False, compare=False)
     """Whether several brokers have writable queues of it."""
+    masters: Mapping[str, str] = field(init=False, compare=False)
+    """The addresses of the brokers that have a master."""
 
     def __post_init__(self) -> None:
-        """Compute ``is_spread`` once, because every send needs it."""
+        """Compute what every send needs."""
         first = self.writable[0].broker if self.writable else ""
         is_spread = any(queue.broker != first for queue in self.writable)
         object.__setattr__(self, "is_spread", is_spread)
+        masters = {name: at[MASTER] for name, at in self.addresses.items() if MASTER in at}
+        object.__setattr__(self, "masters", masters)
 
     @property
     def brokers(self) -> tuple[str, ...]:
@@ -64,9 +68,8 @@ class Route:
             TopicNotFound: The topic is not on this broker.
             ConnectFailed: The broker has no master now.
         """
-        replicas = self.addresses.get(broker)
-        if replicas and MASTER in replicas:
-            return replicas[MASTER]
+        if broker in self.masters:
+            return self.masters[broker]
         self._replicas(broker)
         raise ConnectFailed(f"broker {broker} has no master now")
 

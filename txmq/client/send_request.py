@@ -1,7 +1,7 @@
 """Send requests of one message or a batch, and their answers. Pure.
 
-A message becomes an envelope (checked, with an id, compressed); one or more envelopes become a
-request. Producers, administrators and the outbox use this module.
+A message becomes an envelope (checked, with an id, compressed); several envelopes become a batch.
+Producers, administrators and the outbox use this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from txmq.protocol import batch, compression, properties
 from txmq.protocol.command import Command
 from txmq.protocol.compression import Algorithm
 from txmq.protocol.headers import SendAnswer
-from txmq.protocol.sends import SendHeaderTemplate, quoted
 from txmq.protocol.topics import RETRY
 
 __all__ = [
@@ -35,12 +34,12 @@ __all__ = [
     "STORED_BYTES",
     "Envelope",
     "Packing",
-    "SendRequest",
     "bundled",
     "common_topic",
     "compressed",
     "packed_size",
     "result_of",
+    "results_of",
     "sealed",
     "split",
     "travels_alone",
@@ -56,7 +55,6 @@ _ITEM_BYTES: Final = 22
 STORED_BYTES: Final = 512
 """The maximum overhead of a stored message: hosts, times, topic, cluster."""
 _ALONE: Final = frozenset((*properties.DELAYS, properties.TRANSACTION))
-_NOTHING: Final = b'""'
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ STOCK: Final = Packing()
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False):
-    """An encoded message."""
+    """An encoded message, or several as one batch."""
 
     # Created for each message; a frozen dataclass takes six times as long.
 
@@ -83,6 +81,8 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     sys_flag: int
     body: bytes
     properties: str
+    ids: tuple[str, ...] = ()
+    """The ids of the messages in a batch."""
 
 
 @lru_cache(maxsize=1024)
@@ -127,7 +127,7 @@ def sealed(
         text = f"UNIQ_KEY\x01{fresh_id}\x02"
         if message.tags or message.keys:
             text = _marks(message) + text
-    if 3 * len(text) > PROPERTIES_BYTES_MAX:
+    if len(text) > PROPERTIES_BYTES_MAX or not text.isascii():
         _check_properties(text)
     envelope = Envelope(message.topic, fresh_id, flag, 0, body, text)
     if compress and len(body) >= packing.compress_from:
@@ -148,7 +148,10 @@ def compressed(envelope: Envelope, packing: Packing = STOCK) -> Envelope:
 
 
 def _check_properties(text: str) -> None:
-    size = len(text.encode(errors="surrogatepass"))
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"a message cannot hold this text: {error}") from error
     if size > PROPERTIES_BYTES_MAX:
         raise LimitExceeded("the size of a message's properties", PROPERTIES_BYTES_MAX, size)
 
@@ -184,14 +187,6 @@ def _joined(keys: Sequence[str]) -> str:
     return text
 
 
-def _has_delay(message: Message) -> bool:
-    return bool(
-        message.delay_level
-        or message.deliver_at_ms is not None
-        or message.deliver_after_s is not None
-    )
-
-
 def _properties(message: Message) -> dict[str, str]:
     named = dict(message.properties)
     if properties.TAGS in named or properties.KEYS in named:
@@ -212,7 +207,11 @@ def _properties(message: Message) -> dict[str, str]:
         named[properties.KEYS] = keys
     if not message.wait_stored:
         named[properties.WAIT] = "false"
-    if _has_delay(message):
+    if (
+        message.delay_level
+        or message.deliver_at_ms is not None
+        or message.deliver_after_s is not None
+    ):
         _add_delay(message, named)
     return named
 
@@ -237,62 +236,8 @@ def _add_delay(message: Message, named: dict[str, str]) -> None:
 # Requests
 
 
-class SendRequest:
-    """The content of one send request."""
-
-    __slots__ = ("body", "flag", "ids", "is_batch", "properties", "sys_flag", "topic")
-
-    def __init__(self, envelope: Envelope) -> None:
-        self.topic = envelope.topic
-        self.body = envelope.body
-        self.flag = envelope.flag
-        self.sys_flag = envelope.sys_flag
-        self.properties = quoted(envelope.properties) if envelope.properties else _NOTHING
-        self.ids: tuple[str, ...] = (envelope.id,)
-        self.is_batch = False
-
-    def head(
-        self,
-        form: SendHeaderTemplate,
-        opaque: int,
-        number: int,
-        born_ms: int,
-        *,
-        is_oneway: bool = False,
-    ) -> bytes:
-        """The frame up to the body.
-
-        Raises:
-            LocalProtocolError: The frame would be too large.
-        """
-        return form.head(
-            opaque, number, self.sys_flag, born_ms, self.flag, self.properties, len(self.body),
-            is_batch=self.is_batch, is_oneway=is_oneway,
-        )  # fmt: skip
-
-    def results(self, answer: Command, queue: Queue) -> list[SendResult]:
-        """The result of each message.
-
-        Raises:
-            RemoteProtocolError: The answer is invalid.
-            BrokerRefused: The broker refused; the leaf says whether they are stored all the same.
-        """
-        if len(self.ids) == 1:
-            return [result_of(answer, queue, self.ids[0])]
-        whole = result_of(answer, queue, self.ids[0])
-        places: Sequence[str] = whole.offset_id.split(",")
-        if len(places) != len(self.ids):
-            places = [""] * len(self.ids)
-        status, stored, first, told = whole.status, whole.queue, whole.offset, whole.transaction_id
-        offsets = map(QueueOffset, range(first, first + len(self.ids)))
-        return [
-            SendResult(status, stored, offset, own_id, place, told)
-            for offset, own_id, place in zip(offsets, self.ids, places, strict=True)
-        ]
-
-
-def bundled(envelopes: Sequence[Envelope]) -> SendRequest:
-    """Several messages of one topic as one request.
+def bundled(envelopes: Sequence[Envelope]) -> Envelope:
+    """Several messages of one topic as one batch.
 
     Raises:
         LocalProtocolError: A message cannot be in a batch.
@@ -305,10 +250,8 @@ def bundled(envelopes: Sequence[Envelope]) -> SendRequest:
     wait = properties.WAIT
     waits = any(properties.find(envelope.properties, wait) != "false" for envelope in envelopes)
     common = "" if waits else properties.render({wait: "false"})
-    request = SendRequest(Envelope(envelopes[0].topic, "", 0, 0, body, common))
-    request.ids = tuple([envelope.id for envelope in envelopes])
-    request.is_batch = True
-    return request
+    ids = tuple([envelope.id for envelope in envelopes])
+    return Envelope(envelopes[0].topic, "", 0, 0, body, common, ids)
 
 
 def result_of(answer: Command, queue: Queue, own_id: str) -> SendResult:
@@ -332,17 +275,31 @@ def result_of(answer: Command, queue: Queue, own_id: str) -> SendResult:
     )
 
 
-def packed_size(envelope: Envelope) -> int:
-    """The size of a message in a batch, in bytes.
+def results_of(answer: Command, queue: Queue, ids: tuple[str, ...]) -> list[SendResult]:
+    """The result of each message of a batch.
 
     Raises:
-        LocalProtocolError: Its properties contain a lone surrogate.
+        RemoteProtocolError: The answer is invalid.
+        BrokerRefused: The broker refused; the leaf says whether they are stored all the same.
     """
+    whole = result_of(answer, queue, ids[0])
+    if len(ids) == 1:
+        return [whole]
+    places: Sequence[str] = whole.offset_id.split(",")
+    if len(places) != len(ids):
+        places = [""] * len(ids)
+    status, stored, first, told = whole.status, whole.queue, whole.offset, whole.transaction_id
+    offsets = map(QueueOffset, range(first, first + len(ids)))
+    return [
+        SendResult(status, stored, offset, own_id, place, told)
+        for offset, own_id, place in zip(offsets, ids, places, strict=True)
+    ]
+
+
+def packed_size(envelope: Envelope) -> int:
+    """The size of a message in a batch, in bytes."""
     text = envelope.properties
-    try:
-        size = len(text) if text.isascii() else len(text.encode())
-    except UnicodeEncodeError as error:
-        raise LocalProtocolError(f"no batch can hold this: {error}") from error
+    size = len(text) if text.isascii() else len(text.encode())
     return _ITEM_BYTES + len(envelope.body) + size
 
 

@@ -11,19 +11,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from txmq.client.identity import UniqueIds
 from txmq.client.queue_choice import QueueRotation
-from txmq.client.routes import (
-    FRESH_S,
-    TEMPLATE,
-    TEMPLATE_QUEUES_MAX,
-    Route,
-    RouteTable,
-    route_of,
-)
+from txmq.client.routes import FRESH_S, TEMPLATE, TEMPLATE_QUEUES_MAX, Route, RouteTable, route_of
 from txmq.errors import (
     BrokerRefused,
     ConfigError,
@@ -94,45 +86,33 @@ class Session:
         self.entropy = entropy or SystemEntropy()
         self.ids = UniqueIds(self.clock, self.entropy)
         self.turns = QueueRotation()
-        self._network = network or SystemNetwork()
-        self._service = service
-        self._on_open = on_open
         self.answer_s = answer_s
         self.routes = RouteTable(fresh_s)
         self._asking: dict[str, asyncio.Task[Route]] = {}
         self._names_at = self.entropy.below(len(self.names))
-        self.pool: ConnectionPool | None = None
+        self.pool = ConnectionPool(network or SystemNetwork(), self.clock, service, on_open)
+        self._is_open = False
         self.owner = OwnerProcess("client")
 
     async def __aenter__(self) -> Self:
-        if self.pool is not None:
+        if self._is_open:
             raise UsageError("this session is open already")
         if not self.owner.is_current:
             # Created before a fork: each child generates its own ids.
             self.ids = UniqueIds(self.clock, self.entropy)
             self.owner = OwnerProcess("client")
-        self.pool = ConnectionPool(self._network, self.clock, self._service, self._on_open)
+        self._is_open = True
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ending: object) -> None:
         if not self.owner.is_current:
             return  # Open connections belong to the parent, which still uses them.
-        pool, self.pool = self.pool, None
+        self._is_open = False
         for task in list(self._asking.values()):
             task.cancel()
-        if pool is not None:
-            await pool.close()
+        await self.pool.close()
 
     # Connections
-
-    def ready(self, address: str) -> Connection | None:
-        """The open connection to an address, if any."""
-        return None if self.pool is None else self.pool.ready(address)
 
     async def connection(self, address: str) -> Connection:
         """An open connection to an address, shared by all callers.
@@ -141,7 +121,7 @@ class Session:
             UsageError: The session is not open.
             ConnectFailed: No server listens there.
         """
-        if self.pool is None:
+        if not self._is_open:
             raise UsageError("this session is not open; use it with 'async with'")
         self.owner.check()
         with self._closing_told():
@@ -175,7 +155,7 @@ class Session:
             yield
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if self.pool is None and task is not None and not task.cancelling():
+            if not self._is_open and task is not None and not task.cancelling():
                 raise UsageError("this session was closed meanwhile") from None
             raise
 

@@ -42,13 +42,7 @@ def sent(
 ) -> bytes:
     """The answer to a send. It always has fields: Java clients read them without a check."""
     if to.kind == JSON:
-        header = _SENT % (
-            offset_ids,
-            queue_id,
-            queue_offset,
-            _text(transaction_id),
-            to.opaque,
-        )
+        header = _SENT % (offset_ids, queue_id, queue_offset, _text(transaction_id), to.opaque)
         return _WORDS.pack(4 + len(header), len(header)) + header
     return answer(to, 0, _sent_fields(offset_ids, queue_id, queue_offset, transaction_id))
 

@@ -16,9 +16,9 @@ from txmq.protocol import fastjson, header_binary
 from txmq.protocol.codes import LANGUAGES, RequestCode, language_name
 from txmq.protocol.frame import BINARY, JSON, Frame, frame
 from txmq.protocol.header_binary import BinaryHeader
-from txmq.protocol.headers import EndTransaction, Header, SendMessageV2, fields_of
+from txmq.protocol.headers import EndTransaction, Header, SendMessageV2
 
-__all__ = ["VERSION", "Command", "answer", "decode", "request"]
+__all__ = ["ONEWAY", "VERSION", "Command", "answer", "decode", "encode", "fields_of"]
 
 VERSION: Final = 409
 """The version we send: RocketMQ 4.9.8. Above 232 Java clients allow SQL92 filters."""
@@ -32,7 +32,8 @@ ONEWAY: Final = 2
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 H = TypeVar("H", bound=Header)
 
-_decoders: Final = Header.decoders
+_decoders: Final[dict[type[Header], msgspec.json.Decoder[Any]]] = {}
+_wire_names: Final[dict[type[Header], tuple[tuple[str, str], ...]]] = {}
 _NO_FIELDS: Final = (b"", b"null")
 
 
@@ -76,7 +77,9 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
             return ext
         if self.fields is None and not isinstance(ext, Header):
             try:
-                decoder = _decoders.get(shape) or shape.json_decoder()
+                decoder = _decoders.get(shape)
+                if decoder is None:
+                    decoder = _decoders[shape] = msgspec.json.Decoder(shape, strict=False)
                 found: H = decoder.decode(ext)
             except fastjson.NOT_STRICT:
                 # Numbers or booleans that are not strings, or fastjson's dialect: the slow way.
@@ -217,46 +220,29 @@ def answer(
     Raises:
         LocalProtocolError: It is too large, or a text holds a lone surrogate.
     """
-    return _write(to.kind, code, to.opaque, RESPONSE, header, body, remark)
+    return encode(code, to.opaque, header, body=body, flag=RESPONSE, remark=remark, kind=to.kind)
 
 
-def request(
+def encode(
     code: int,
     opaque: int,
     header: Header | dict[str, str] | None = None,
     *,
     body: bytes = b"",
-    oneway: bool = False,
+    flag: int = 0,
+    remark: str | None = None,
     kind: int = JSON,
 ) -> bytes:
-    """Encode a request.
+    """Encode a request, or with the flag :data:`RESPONSE` an answer.
 
     Raises:
         LocalProtocolError: It is too large, or a text holds a lone surrogate.
     """
-    return _write(kind, code, opaque, ONEWAY if oneway else 0, header, body, None)
-
-
-def _write(
-    kind: int,
-    code: int,
-    opaque: int,
-    flag: int,
-    header: Header | dict[str, str] | None,
-    body: bytes,
-    remark: str | None,
-) -> bytes:
     fields = header if isinstance(header, dict) else fields_of(header) if header else {}
     if kind == BINARY and -(2**15) <= code < 2**15:
         language = LANGUAGES.index(LANGUAGE)
-        head = header_binary.pack(
-            BinaryHeader(code, language, VERSION, opaque, flag, remark, fields)
-        )
-        return frame(BINARY, head, body)
-    return frame(JSON, _json(code, opaque, flag, fields, remark), body)
-
-
-def _json(code: int, opaque: int, flag: int, fields: dict[str, str], remark: str | None) -> bytes:
+        head = BinaryHeader(code, language, VERSION, opaque, flag, remark, fields)
+        return frame(BINARY, header_binary.pack(head), body)
     # Keys in Java's order and no white space: some clients split this text without parsing it.
     value: dict[str, object] = {"code": code}
     if fields:
@@ -269,6 +255,24 @@ def _json(code: int, opaque: int, flag: int, fields: dict[str, str], remark: str
     value["serializeTypeCurrentRPC"] = "JSON"
     value["version"] = VERSION
     try:
-        return msgspec.json.encode(value)
+        text = msgspec.json.encode(value)
     except UnicodeEncodeError as error:
         raise LocalProtocolError(f"a header cannot hold this text: {error}") from error
+    return frame(JSON, text, body)
+
+
+def fields_of(header: Header) -> dict[str, str]:
+    """A header's fields as texts for the wire, without those that are ``None``."""
+    kind = type(header)
+    names = _wire_names.get(kind)
+    if names is None:
+        pairs = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+        names = _wire_names[kind] = tuple(pairs)
+    fields: dict[str, str] = {}
+    for ours, theirs in names:
+        value = getattr(header, ours)
+        if value is True or value is False:
+            fields[theirs] = "true" if value else "false"
+        elif value is not None:
+            fields[theirs] = str(value)
+    return fields

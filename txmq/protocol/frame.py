@@ -37,18 +37,14 @@ class Frame(NamedTuple):
 class FrameReader:
     """Collects received bytes and returns complete frames."""
 
-    __slots__ = ("_held", "_limit", "_wanted")
+    __slots__ = ("_limit", "_wanted", "held")
 
     def __init__(self, limit: int = FRAME_BYTES_MAX) -> None:
         self._limit = limit
         # One buffer, not a list of pieces: a peer that writes single bytes must not cost more.
-        self._held = bytearray()
-        self._wanted = 8
-
-    @property
-    def held(self) -> int:
+        self.held = bytearray()
         """Bytes of a frame that is not complete yet."""
-        return len(self._held)
+        self._wanted = 8
 
     def feed(self, data: bytes) -> list[Frame]:
         """Add received bytes and return the frames they complete, in order.
@@ -57,12 +53,12 @@ class FrameReader:
             RemoteProtocolError: The lengths are inconsistent or over the limit, or the header's
                 form is unknown. Earlier frames in the same data are lost with the connection.
         """
-        if self._held:
-            self._held += data
-            if len(self._held) < self._wanted:
+        if self.held:
+            self.held += data
+            if len(self.held) < self._wanted:
                 return []
-            data = bytes(self._held)
-            self._held = bytearray()
+            data = bytes(self.held)
+            self.held = bytearray()
         frames: list[Frame] = []
         at, end = 0, len(data)
         while end - at >= 8:
@@ -83,7 +79,7 @@ class FrameReader:
         else:
             self._wanted = 8
         if at < end:
-            self._held += data[at:]
+            self.held += data[at:]
         return frames
 
 

@@ -7,7 +7,7 @@ letters derived.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Self, cast
+from typing import Annotated, Final, cast
 
 import msgspec
 
@@ -67,7 +67,6 @@ __all__ = [
     "TopicHeader",
     "TopicSettings",
     "WritePermissionAnswer",
-    "fields_of",
 ]
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -82,40 +81,6 @@ def camel(name: str) -> str:
 
 class Header(msgspec.Struct, rename=camel, gc=False):
     """The fields of one kind of request or answer."""
-
-    decoders: ClassVar[dict[type[Header], msgspec.json.Decoder[Any]]] = {}
-    _wire_names: ClassVar[dict[type[Header], tuple[tuple[str, str], ...]]] = {}
-
-    @classmethod
-    def json_decoder(cls) -> msgspec.json.Decoder[Self]:
-        """The decoder of this header, created once."""
-        found = Header.decoders.get(cls)
-        if found is None:
-            found = Header.decoders[cls] = msgspec.json.Decoder(cls, strict=False)
-        return found
-
-    @classmethod
-    def wire_names(cls) -> tuple[tuple[str, str], ...]:
-        """Pairs of Python name and wire name, in order of declaration."""
-        found = Header._wire_names.get(cls)
-        if found is None:
-            pairs = zip(cls.__struct_fields__, cls.__struct_encode_fields__, strict=True)
-            found = Header._wire_names[cls] = tuple(pairs)
-        return found
-
-
-def fields_of(header: Header) -> dict[str, str]:
-    """A header's fields as texts for the wire, without those that are ``None``."""
-    fields: dict[str, str] = {}
-    for ours, theirs in header.wire_names():
-        value = getattr(header, ours)
-        if value is None:
-            continue
-        if value is True or value is False:
-            fields[theirs] = "true" if value else "false"
-        else:
-            fields[theirs] = str(value)
-    return fields
 
 
 class SendMessage(Header):

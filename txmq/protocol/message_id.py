@@ -8,14 +8,7 @@ from struct import Struct
 from txmq.errors import RemoteProtocolError
 from txmq.message import LogPosition
 
-__all__ = [
-    "host_bytes",
-    "host_text",
-    "offset_id",
-    "position_in",
-    "split_offset_id",
-    "unique_id",
-]
+__all__ = ["host_bytes", "host_text", "offset_id", "position_in", "split_offset_id", "unique_id"]
 
 _PORT = Struct(">i")
 _PORT_AND_POSITION = Struct(">iq")
@@ -47,14 +40,14 @@ def offset_id(store_host: bytes, position: int) -> str:
     return (store_host + position.to_bytes(8, "big", signed=True)).hex().upper()
 
 
-def split_offset_id(text: str) -> tuple[str, int, LogPosition]:
-    """Host, port and log position.
+def split_offset_id(text: str) -> tuple[str, LogPosition]:
+    """The broker's address, ``host:port``, and the log position.
 
     Raises:
         RemoteProtocolError: The text is not an offset id.
     """
-    host, port, position = _parts(text)
-    return str(ipaddress.ip_address(host)), port, position
+    position = position_in(text)
+    return host_text(bytes.fromhex(text)[:-8]), position
 
 
 def position_in(text: str) -> LogPosition:
@@ -63,10 +56,6 @@ def position_in(text: str) -> LogPosition:
     Raises:
         RemoteProtocolError: The text is not an offset id.
     """
-    return _parts(text)[2]
-
-
-def _parts(text: str) -> tuple[bytes, int, LogPosition]:
     try:
         data = bytes.fromhex(text)
     except ValueError as error:
@@ -76,7 +65,7 @@ def _parts(text: str) -> tuple[bytes, int, LogPosition]:
     port, position = _PORT_AND_POSITION.unpack(data[-12:])
     if not 0 <= port <= _PORT_MAX:
         raise RemoteProtocolError(f"{text} is a producer's id and has no position; add --topic")
-    return data[:-12], port, LogPosition(position)
+    return LogPosition(position)
 
 
 def unique_id(address: bytes, process: int, seed: int, month_ms: int, count: int) -> str:

@@ -27,7 +27,6 @@ __all__ = [
     "MAGIC_V2",
     "Postmark",
     "Record",
-    "body_crc",
     "committed",
     "head_of",
     "pack",
@@ -109,11 +108,6 @@ class Record(msgspec.Struct, gc=False):
             RemoteProtocolError: The body is broken, or decompresses to more than the limit.
         """
         return compression.decompress(self.sys_flag, self.body)
-
-
-def body_crc(body: bytes) -> int:
-    """The checksum of a body, as a positive Java int."""
-    return crc32(body) & 0x7FFFFFFF
 
 
 Postmark: TypeAlias = tuple[int, int, bytes, int, bytes, int, int]

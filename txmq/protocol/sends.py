@@ -19,6 +19,7 @@ __all__ = ["SendHeaderTemplate", "quoted"]
 _WORDS: Final = Struct(">II")
 _SINGLE: Final = 310
 _BATCH: Final = 320
+_text: Final = msgspec.json.encode
 
 
 def quoted(text: str) -> bytes:
@@ -73,7 +74,7 @@ class SendHeaderTemplate:
         sys_flag: int,
         born_ms: int,
         flag: int,
-        properties: bytes,
+        properties: str,
         body_bytes: int,
         *,
         is_batch: bool = False,
@@ -87,7 +88,7 @@ class SendHeaderTemplate:
             sys_flag: The body's compression and the kind of message.
             born_ms: The time of sending.
             flag: The application's flag.
-            properties: The message's properties, :func:`quoted`.
+            properties: The message's properties, without a lone surrogate.
             body_bytes: The length of the body.
             is_batch: Whether the body holds several messages.
             is_oneway: Whether the sender wants no answer.
@@ -96,7 +97,7 @@ class SendHeaderTemplate:
             LocalProtocolError: The frame would exceed the size that peers accept.
         """
         header = (self._batch if is_batch else self._single) % (
-            queue_id, sys_flag, born_ms, flag, properties, ONEWAY if is_oneway else 0, opaque
+            queue_id, sys_flag, born_ms, flag, _text(properties), ONEWAY if is_oneway else 0, opaque
         )  # fmt: skip
         size = len(header)
         if size + body_bytes + 8 > FRAME_BYTES_MAX:

@@ -1,5 +1,8 @@
 """One end of a stream: it reads and writes requests and answers.
 
+:class:`Exchange` is the pure table of unanswered requests; :class:`Connection` moves bytes between
+that table, a transport and the service.
+
 A request takes plain calls on bytes: cut the frame, decode it, call the service, collect the
 answers to everything that arrived together, write them in one go. A service may also answer later,
 with :meth:`Connection.send` and :meth:`Connection.flush`.
@@ -8,17 +11,12 @@ with :meth:`Connection.send` and :meth:`Connection.flush`.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from txmq.errors import (
-    ConnectionLost,
-    RemoteProtocolError,
-    RequestTimeout,
-    TransportError,
-    refusal,
-)
+from txmq.errors import ConnectionLost, RemoteProtocolError, RequestTimeout, TransportError, refusal
 from txmq.limits import CONNECTION_BACKLOG_BYTES, PUSH_BACKLOG_BYTES
 from txmq.protocol import command as commands
 from txmq.protocol.codes import SUCCESS
@@ -26,13 +24,17 @@ from txmq.protocol.command import Command
 from txmq.protocol.frame import Frame, FrameReader
 from txmq.protocol.headers import Header
 from txmq.protocol.message_id import host_bytes
-from txmq.remoting.exchange import Exchange
 from txmq.runtime.clock import Clock
 
-__all__ = ["Connection", "PendingResponse", "Service", "Waiter", "no_service"]
+__all__ = ["Connection", "Exchange", "PendingResponse", "Service", "Waiter", "no_service"]
 
 log = logging.getLogger(__name__)
 
+W = TypeVar("W")
+
+_OPAQUE_MAX: Final = 2**31 - 1
+_STALE_MAX: Final = 256
+"""Deadlines of answered requests that may pile up before they are removed."""
 
 _POSTED_PIECES_MAX: Final = 16
 _POSTED_BYTES_MAX: Final = 32 * 1024
@@ -60,13 +62,10 @@ class Waiter(Protocol):
         ...
 
 
-class PendingResponse:
+class PendingResponse(NamedTuple):
     """A waiter that resolves a future."""
 
-    __slots__ = ("future",)
-
-    def __init__(self) -> None:
-        self.future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[Command]
 
     def answered(self, answer: Command) -> None:
         """See :meth:`Waiter.answered`."""
@@ -77,6 +76,54 @@ class PendingResponse:
         """See :meth:`Waiter.failed`."""
         if not self.future.done():
             self.future.set_exception(error)
+
+
+class Exchange(Generic[W]):
+    """The unanswered requests of one connection: their numbers, waiters and deadlines. Pure."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, W] = {}
+        """The waiters by number, in the order of their requests."""
+        self._deadlines: list[tuple[float, int]] = []
+        self._next = 0
+
+    def number(self) -> int:
+        """A number without a waiter; one-way requests carry one too."""
+        opaque = self._next
+        while opaque in self.waiting:
+            opaque = (opaque + 1) & _OPAQUE_MAX
+        self._next = (opaque + 1) & _OPAQUE_MAX
+        return opaque
+
+    def add(self, opaque: int, waiter: W, deadline: float) -> None:
+        """Add a waiter under a :meth:`number` that was just assigned."""
+        self.waiting[opaque] = waiter
+        heapq.heappush(self._deadlines, (deadline, opaque))
+        if len(self._deadlines) > 2 * len(self.waiting) + _STALE_MAX:
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.waiting]
+            heapq.heapify(self._deadlines)
+
+    def expired(self, now: float) -> list[W]:
+        """Remove and return the waiters whose deadline has passed, earliest first."""
+        late: list[W] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            waiter = self.waiting.pop(heapq.heappop(self._deadlines)[1], None)
+            if waiter is not None:
+                late.append(waiter)
+        return late
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline, or ``None`` without waiters."""
+        while self._deadlines and self._deadlines[0][1] not in self.waiting:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def close(self) -> list[W]:
+        """Remove and return all waiters, in the order of their requests."""
+        waiters = list(self.waiting.values())
+        self.waiting.clear()
+        self._deadlines.clear()
+        return waiters
 
 
 def no_service(connection: Connection, request: Command) -> bytes | None:
@@ -103,6 +150,8 @@ class Connection(asyncio.Protocol):
         self._reader = FrameReader()
         self._out: list[bytes] = []
         self._exchange: Exchange[Waiter] = Exchange()
+        self.number = self._exchange.number
+        """Returns the number for the next posted request."""
         self._is_flush_due = False
         # A caller of post() limits its open requests itself, and has a deadline.
         self._is_posted_to = False
@@ -152,7 +201,9 @@ class Connection(asyncio.Protocol):
             for at, part in enumerate(parts, 1):
                 command = commands.decode(part)
                 if command.flag & 1:
-                    self._complete(command)
+                    waiter = self._exchange.waiting.pop(command.opaque, None)
+                    if waiter is not None:
+                        waiter.answered(command)
                     continue
                 answer = self._service(self, command)
                 if answer is not None:
@@ -173,7 +224,6 @@ class Connection(asyncio.Protocol):
 
     def _give_up(self, error: RemoteProtocolError) -> None:
         log.warning("closing %s: %s", self.address, error)
-        self.flush()
         self.close()
 
     def eof_received(self) -> bool:
@@ -202,7 +252,7 @@ class Connection(asyncio.Protocol):
         would wait for each other for ever.
         """
         self._unread = True
-        if self._transport is not None and not len(self._exchange):
+        if self._transport is not None and not self._exchange.waiting:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
@@ -235,7 +285,14 @@ class Connection(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write all queued frames in one go."""
-        self._write()
+        if self._out and self._transport is not None:
+            if self._posted_bytes > _POSTED_BYTES_MAX:
+                # Joining this much would copy it once more; writelines may avoid that.
+                self._transport.writelines(self._out)
+            else:
+                self._transport.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
+            self._out.clear()
+            self._posted_bytes = 0
         if self._unread and not self._is_posted_to and self.unread_bytes > PUSH_BACKLOG_BYTES:
             log.warning("closing %s: it has left %d bytes unread", self.address, self.unread_bytes)
             self.abort()
@@ -245,17 +302,6 @@ class Connection(asyncio.Protocol):
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
-    def _write(self) -> None:
-        if not self._out or self._transport is None:
-            return
-        if self._posted_bytes > _POSTED_BYTES_MAX:
-            # Joining this much would copy it once more; writelines may avoid that.
-            self._transport.writelines(self._out)
-        else:
-            self._transport.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
-        self._out.clear()
-        self._posted_bytes = 0
-
     @property
     def unread_bytes(self) -> int:
         """Bytes that were written and are still in the transport's buffer."""
@@ -264,7 +310,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close after sending everything written; harmless when repeated."""
         if self._transport is not None:
-            self._write()
+            self.flush()
             self._transport.close()
 
     def abort(self) -> None:
@@ -280,7 +326,7 @@ class Connection(asyncio.Protocol):
         """
         if not self.is_open:
             raise ConnectionLost(f"{self.address} is closed")
-        self.send(commands.request(code, self._exchange.number(), header, body=body, oneway=True))
+        self.send(commands.encode(code, self.number(), header, body=body, flag=commands.ONEWAY))
         self.flush()
 
     async def ask(
@@ -305,64 +351,54 @@ class Connection(asyncio.Protocol):
             ConnectionLost: The stream broke before the answer came.
             RequestTimeout: No answer came in time.
         """
-        if not self.is_open:
-            raise ConnectionLost(f"{self.address} is closed")
-        waiter = PendingResponse()
-        opaque = self._exchange.open(waiter, self._clock.monotonic() + timeout_s)
+        opaque = self.number()
+        frame = commands.encode(code, opaque, header, body=body)
+        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
         try:
-            self.send(commands.request(code, opaque, header, body=body))
-            if is_urgent:
-                self.flush()
-                self._watch()
-            else:
-                self._flush_soon()
-            return await waiter.future
+            self.post(
+                opaque, PendingResponse(future), self._clock.monotonic() + timeout_s, frame,
+                is_urgent=is_urgent,
+            )  # fmt: skip
+            return await future
         finally:
-            self._exchange.take(opaque)
+            self._exchange.waiting.pop(opaque, None)
 
-    def number(self) -> int:
-        """The number for the next posted request."""
-        return self._exchange.number()
-
-    def post(self, opaque: int, waiter: Waiter, deadline: float, *pieces: bytes) -> None:
+    def post(
+        self,
+        opaque: int,
+        waiter: Waiter | None,
+        deadline: float,
+        *pieces: bytes,
+        is_urgent: bool = False,
+    ) -> None:
         """Send an encoded request, together with the turn's other requests.
 
         Args:
-            opaque: Its number, from :meth:`number` in the same turn.
-            waiter: Receives the answer or the failure, unless :meth:`break_off` comes first.
+            opaque: Its number, from :attr:`number` in the same turn.
+            waiter: Receives the answer or the failure, unless :meth:`break_off` comes first;
+                ``None`` for a one-way request.
             deadline: The latest time for an answer, in the clock's monotonic time.
             pieces: The frame, in pieces.
+            is_urgent: Whether to write it now.
 
         Raises:
             ConnectionLost: The connection is closed; nothing was sent.
         """
         if self._transport is None or self._transport.is_closing():
             raise ConnectionLost(f"{self.address} is closed")
-        self._exchange.enter(opaque, waiter, deadline)
-        self._post(pieces)
-
-    def post_oneway(self, *pieces: bytes) -> None:
-        """Send an encoded request that gets no answer; see :meth:`post`.
-
-        Raises:
-            ConnectionLost: The connection is closed; nothing was sent.
-        """
-        if not self.is_open:
-            raise ConnectionLost(f"{self.address} is closed")
-        self._post(pieces)
-
-    def _post(self, pieces: tuple[bytes, ...]) -> None:
+        if waiter is not None:
+            self._exchange.add(opaque, waiter, deadline)
         self._out += pieces
+        if is_urgent:
+            self._end_turn()
+            return
         self._posted_bytes += len(pieces[-1])
         self._is_posted_to = True
-        self._flush_soon()
-        if self._posted_bytes > _POSTED_BYTES_MAX or len(self._out) > _POSTED_PIECES_MAX:
-            self._write()
-
-    def _flush_soon(self) -> None:
         if not self._is_flush_due:
             self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._post_all)
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        if self._posted_bytes > _POSTED_BYTES_MAX or len(self._out) > _POSTED_PIECES_MAX:
+            self.flush()
 
     async def writable(self) -> None:
         """Wait until the peer has taken in what was written, or the connection is lost."""
@@ -374,9 +410,9 @@ class Connection(asyncio.Protocol):
 
     def break_off(self, opaque: int) -> None:
         """Forget the waiter of a request; a late answer is dropped."""
-        self._exchange.take(opaque)
+        self._exchange.waiting.pop(opaque, None)
 
-    def _post_all(self) -> None:
+    def _end_turn(self) -> None:
         self._is_flush_due = False
         self.flush()
         self._watch()
@@ -402,12 +438,7 @@ class Connection(asyncio.Protocol):
             raise refusal(found.code, found.remark or "")
         return found
 
-    # Answers and deadlines
-
-    def _complete(self, command: Command) -> None:
-        waiter = self._exchange.take(command.opaque)
-        if waiter is not None:
-            waiter.answered(command)
+    # Deadlines
 
     def _watch(self) -> None:
         deadline = self._exchange.next_deadline()

@@ -73,7 +73,6 @@ class Listener:
         if self._sweep is not None:
             self._sweep.cancel()
         for connection in list(self._connections):
-            connection.flush()
             connection.close()
 
     def _take(self) -> asyncio.Protocol:

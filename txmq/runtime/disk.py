@@ -147,8 +147,9 @@ class LocalDisk:
         draft = full.with_name(full.name + ".new")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
         try:
-            _write_all(descriptor, data, 0)
-            _sync(descriptor)
+            file = _LocalFile(descriptor)
+            file.write(0, data)
+            file.sync(data_only=False)
         except OSError as error:
             # On a full disk the draft would only take room.
             with suppress(OSError):
@@ -274,10 +275,35 @@ class _LocalFile:
         return os.pread(self._descriptor, size, position)
 
     def write(self, position: int, data: bytes) -> None:
-        _write_all(self._descriptor, data, position)
+        done = os.pwrite(self._descriptor, data, position)
+        while done < len(data):
+            # A short write is how a disk that fills up announces itself; the next write raises.
+            step = os.pwrite(self._descriptor, memoryview(data)[done:], position + done)
+            if step == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            done += step
 
-    def sync(self) -> None:
-        _sync(self._descriptor, data_only=True)
+    def sync(self, *, data_only: bool = True) -> None:
+        """Return once the written data would survive a power cut.
+
+        macOS has no fdatasync, and its fsync leaves the bytes in the drive's cache; the command
+        F_FULLFSYNC also flushes that cache.
+        """
+        import fcntl
+
+        full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+        if full_sync is not None:
+            try:
+                fcntl.fcntl(self._descriptor, full_sync)
+            except OSError as error:
+                if error.errno not in _NOT_THERE:
+                    raise
+            else:
+                return
+        if data_only and hasattr(os, "fdatasync"):
+            os.fdatasync(self._descriptor)
+        else:
+            os.fsync(self._descriptor)
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
@@ -301,16 +327,6 @@ class _LocalLock:
             self._descriptor = -1
 
 
-def _write_all(descriptor: int, data: bytes, position: int) -> None:
-    done = os.pwrite(descriptor, data, position)
-    while done < len(data):
-        # A short write is how a disk that fills up announces itself; the next write raises.
-        step = os.pwrite(descriptor, memoryview(data)[done:], position + done)
-        if step == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        done += step
-
-
 def _keep_as(file: Path, kept: Path) -> None:
     """Give a file a second name. Its own name stays, so a crash never loses both."""
     kept.unlink(missing_ok=True)
@@ -325,7 +341,7 @@ def _keep_as(file: Path, kept: Path) -> None:
         with kept.open("wb") as copy:
             copy.write(file.read_bytes())
             copy.flush()
-            _sync(copy.fileno())
+            _LocalFile(copy.fileno()).sync(data_only=False)
 
 
 def _sync_all(files: Sequence[File]) -> None:
@@ -336,29 +352,6 @@ def _sync_all(files: Sequence[File]) -> None:
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        _sync(descriptor)
+        _LocalFile(descriptor).sync(data_only=False)
     finally:
         os.close(descriptor)
-
-
-def _sync(descriptor: int, *, data_only: bool = False) -> None:
-    """Return once the written data would survive a power cut.
-
-    macOS has no fdatasync, and its fsync leaves the bytes in the drive's cache; the command
-    F_FULLFSYNC also flushes that cache.
-    """
-    import fcntl
-
-    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
-    if full_sync is not None:
-        try:
-            fcntl.fcntl(descriptor, full_sync)
-        except OSError as error:
-            if error.errno not in _NOT_THERE:
-                raise
-        else:
-            return
-    if data_only and hasattr(os, "fdatasync"):
-        os.fdatasync(descriptor)
-    else:
-        os.fsync(descriptor)

@@ -8,23 +8,23 @@ ever.
 from __future__ import annotations
 
 import os
+from weakref import WeakSet
 
 from txmq.errors import UsageError
 
 __all__ = ["OwnerProcess"]
 
-_forks = 0
-"""The number of forks between this process and the one that imported this module."""
+_owners: WeakSet[OwnerProcess] = WeakSet()
 
 
-def _count_fork() -> None:
-    global _forks  # noqa: PLW0603 - one counter for each process
-    _forks += 1
+def _disown() -> None:
+    for owner in _owners:
+        owner.is_current = False
 
 
 if hasattr(os, "register_at_fork"):
-    # Comparing a counter is cheaper than calling os.getpid().
-    os.register_at_fork(after_in_child=_count_fork)
+    # Reading an attribute is cheaper than calling os.getpid().
+    os.register_at_fork(after_in_child=_disown)
 
 
 class OwnerProcess:
@@ -34,17 +34,14 @@ class OwnerProcess:
         kind: The kind of object, for the error text.
     """
 
-    __slots__ = ("_forks", "_kind", "_pid")
+    __slots__ = ("__weakref__", "_kind", "_pid", "is_current")
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-        self._forks = _forks
         self._pid = os.getpid()
-
-    @property
-    def is_current(self) -> bool:
+        self.is_current = True
         """Whether the current process is the owner."""
-        return self._forks == _forks
+        _owners.add(self)
 
     def check(self) -> None:
         """Refuse use in a forked child.
@@ -52,7 +49,7 @@ class OwnerProcess:
         Raises:
             UsageError: The current process is a child of the owner.
         """
-        if self._forks != _forks:
+        if not self.is_current:
             raise UsageError(
                 f"this {self._kind} was opened in process {self._pid} and is used in its child "
                 f"{os.getpid()}: a connection does not survive a fork; open one in each process "

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
-__all__ = ["Job", "Runner", "Threads", "call_in_loop", "run_job", "set_error"]
+__all__ = ["Job", "Runner", "Threads", "run_job"]
 
 Job: TypeAlias = tuple[asyncio.Future[object], Callable[[], object]]
 
@@ -39,14 +39,16 @@ class Threads:
         self._name = name
         self._count = count
         self._started = 0
-        self._wanted = 0
+        self._free: deque[None] = deque()
+        """One entry for each thread that has returned from a function since a job counted on it."""
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
 
     def run(self, work: Callable[[], object], /) -> asyncio.Future[object]:
         """See :meth:`Runner.run`."""
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._wanted += 1
-        if self._wanted > self._started and self._started < self._count:
+        if self._free:
+            self._free.pop()
+        elif self._started < self._count:
             self._started += 1
             name = f"{self._name}-{self._started}"
             threading.Thread(target=self._serve, name=name, daemon=True).start()
@@ -60,31 +62,37 @@ class Threads:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            deliver, _ = run_job(*job)
-            call_in_loop(job[0], partial(self._returned, deliver))
-            del job, deliver  # A waiting thread must not keep the last result alive.
-
-    def _returned(self, deliver: Callable[[], None]) -> None:
-        self._wanted -= 1
-        deliver()
+            run_job(*job, self._free)
+            del job  # A waiting thread must not keep the last result alive.
 
 
 def run_job(
-    future: asyncio.Future[object], work: Callable[[], object]
-) -> tuple[Callable[[], None], BaseException | None]:
-    """Run a job, and return the call that resolves its future.
+    future: asyncio.Future[object], work: Callable[[], object], free: deque[None] | None = None
+) -> BaseException | None:
+    """Run a job, and make the future's event loop resolve it.
 
-    The second value is an exception that must also end the caller, such as ``KeyboardInterrupt``.
+    Returns an exception that must also end the caller, such as ``KeyboardInterrupt``. ``free`` gets
+    an entry before the awaiter can know that this thread is free again.
     """
+    result: object = None
+    failure: BaseException | None = None
+    interruption: BaseException | None = None
     try:
-        return partial(_succeed, future, work()), None
+        result = work()
     except StopIteration as error:
         # A future cannot hold StopIteration: its awaiter would wait for ever.
-        return partial(set_error, future, _wrapped(error)), None
+        failure = _wrapped(error)
     except Exception as error:  # noqa: BLE001 - the awaiter gets it
-        return partial(set_error, future, error), None
+        failure = error
     except BaseException as error:  # noqa: BLE001 - wrapped: it must not end the loop
-        return partial(set_error, future, _wrapped(error)), error
+        failure, interruption = _wrapped(error), error
+    if free is not None:
+        free.append(None)
+    # A closed loop raises; it has no waiter left either.
+    with suppress(RuntimeError):
+        future.get_loop().call_soon_threadsafe(_resolve, future, result, failure)
+    del failure  # Its traceback refers to this frame, which must not refer back to it.
+    return interruption
 
 
 def _wrapped(error: BaseException) -> RuntimeError:
@@ -93,19 +101,10 @@ def _wrapped(error: BaseException) -> RuntimeError:
     return wrapped
 
 
-def call_in_loop(future: asyncio.Future[object], callback: Callable[[], None]) -> None:
-    """Call a function in the future's event loop, from any thread."""
-    # A closed loop raises; it has no waiter left either.
-    with suppress(RuntimeError):
-        future.get_loop().call_soon_threadsafe(callback)
-
-
-def _succeed(future: asyncio.Future[object], result: object) -> None:
-    if not future.done():
+def _resolve(future: asyncio.Future[object], result: object, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
         future.set_result(result)
-
-
-def set_error(future: asyncio.Future[object], error: BaseException) -> None:
-    """Fail the future, unless it is done or cancelled."""
-    if not future.done():
+    else:
         future.set_exception(error)

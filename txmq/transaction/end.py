@@ -12,7 +12,6 @@ import logging
 from typing import Final, NamedTuple
 
 from txmq.client.cluster_client import ClusterClient
-from txmq.client.routes import MASTER
 from txmq.client.values import SendResult
 from txmq.errors import (
     BrokerRefused,
@@ -81,13 +80,12 @@ class EndSender:
         session, clock = self._session, self._session.clock
         deadline = clock.monotonic() + self._settings.end_timeout_s
         backoff: Backoff | None = None
-        route = session.known_route(queue.topic)
-        masters = {} if route is None else route.addresses.get(queue.broker, {})
+        route = session.routes.get(queue.topic, clock.monotonic())
         # A topic that this very message created has no route yet.
-        address = masters.get(MASTER) or self._client.master(queue.broker)
+        address = (route and route.masters.get(queue.broker)) or self._client.master(queue.broker)
         while True:
             try:
-                connection = None if address is None else session.ready(address)
+                connection = None if address is None else session.pool.ready(address)
                 if connection is None:
                     connection = await self._connect(queue, address, deadline - clock.monotonic())
                 left_s = max(0.0, deadline - clock.monotonic())

@@ -14,7 +14,7 @@ from txmq import background
 from txmq.client.values import SendResult, SendStatus
 from txmq.errors import UsageError
 from txmq.message import Message, ReceivedMessage
-from txmq.runtime.threads import Job, call_in_loop, run_job, set_error
+from txmq.runtime.threads import Job, run_job
 from txmq.transaction.state import LocalTransactionState
 
 __all__ = [
@@ -130,7 +130,9 @@ class CallerThread(background.WaitingThread):
         self._is_abandoned = True
         while self._jobs:
             future, _ = self._jobs.popleft()
-            set_error(future, RuntimeError("the thread that was to run a function was interrupted"))
+            if not future.done():
+                text = "the thread that was to run a function was interrupted"
+                future.set_exception(RuntimeError(text))
 
     def serve(self) -> None:
         """Run functions for the loop until the loop reports the end of the call.
@@ -144,9 +146,7 @@ class CallerThread(background.WaitingThread):
             is_over = self._is_over  # Read before the last look: a job that is there still runs.
             while self._jobs:
                 # The job stays in the queue until its future is set: Ctrl-C may come at any moment.
-                job = self._jobs[0]
-                tell, interruption = run_job(*job)
-                call_in_loop(job[0], tell)
+                interruption = run_job(*self._jobs[0])
                 if interruption is not None:
                     raise interruption
                 self._jobs.popleft()

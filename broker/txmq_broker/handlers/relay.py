@@ -40,7 +40,7 @@ from txmq.protocol.headers import (
     SendMessageV2,
     TopicAndGroup,
 )
-from txmq.protocol.message_id import split_offset_id
+from txmq.protocol.message_id import position_in
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.clients import Member
@@ -142,7 +142,7 @@ class RelayHandlers:
         """309: let one consumer handle one stored message now."""
         header = request.read(ConsumeDirectly)
         member = self._consumer(header)
-        _, _, position = split_offset_id(header.msg_id or "")
+        position = position_in(header.msg_id or "")
         data = self._store.record_bytes(position)
         if data is None:
             raise InternalError(f"there is no message {header.msg_id} here")

@@ -31,7 +31,7 @@ from txmq.protocol.headers import (
     NamedTransaction,
     ResumeCheck,
 )
-from txmq.protocol.message_id import split_offset_id
+from txmq.protocol.message_id import position_in
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.coordinator import TransactionStatus
@@ -234,7 +234,7 @@ class TransactionHandlers:
 
     def _with_offset_id(self, name: str) -> TransactionStatus | None:
         try:
-            *_, position = split_offset_id(name)
+            position = position_in(name)
         except RemoteProtocolError:
             return None
         sent = self._coordinator.halves.sent_at(position)

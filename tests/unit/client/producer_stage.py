@@ -92,7 +92,9 @@ class Stage:
         assert not pending._room_line
         assert not pending._at_routes
         assert not pending._at_connections
-        assert all(len(each._exchange) == 0 for each in self.producer.client.session.pool.opened())
+        assert all(
+            len(each._exchange.waiting) == 0 for each in self.producer.client.session.pool.opened()
+        )
 
 
 def produced(*, brokers=1, queues=2, seed=1, topic=TOPIC, **settings):

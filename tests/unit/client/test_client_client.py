@@ -251,7 +251,7 @@ async def test_a_connection_over_which_nothing_comes_back_is_given_up(stage):
     """As after a cut that neither end was told of."""
     async with stage.client() as client, stage.reader(client) as consumer:
         await stage.until(lambda: Queue(TOPIC, "broker-a", 0) in consumer.queues)
-        connection = client.session.ready(stage.broker.address)
+        connection = client.session.pool.ready(stage.broker.address)
         connection.data_received = lambda data: None
         await stage.until(lambda: not connection.is_open, within_s=40.0)
         stage.put(b"0")

@@ -42,7 +42,7 @@ async def test_a_send_returns_before_anything_is_known(stage):
 async def test_what_is_sent_while_others_wait_for_the_way_keeps_its_place(stage):
     """A connection that opens must not let the last come first."""
     answers = [stage.producer.send_nowait(message(b"0"), QUEUE)]
-    while stage.producer.client.session.ready(stage.cluster.brokers[0].address) is None:
+    while stage.producer.client.session.pool.ready(stage.cluster.brokers[0].address) is None:
         answers.append(stage.producer.send_nowait(message(b"%d" % len(answers)), QUEUE))
         await asyncio.sleep(0.0001)
     answers.append(stage.producer.send_nowait(message(b"last"), QUEUE))

@@ -59,11 +59,12 @@ class Client:
     def asking(self, code, header=None, *, body=b"", kind=JSON, oneway=False, version=None):
         """Ask; the answer is awaited by whoever awaits what this returns."""
         assert self.connection.is_open
-        waiter = PendingResponse()
+        waiter = PendingResponse(asyncio.get_running_loop().create_future())
         waiter.future.add_done_callback(lambda done: done.cancelled() or done.exception())
         clock = self.connection._clock
-        opaque = self.connection._exchange.open(waiter, clock.monotonic() + 1e6)
-        frame = commands.request(code, opaque, header, body=body, kind=kind, oneway=oneway)
+        opaque = self.connection.number()
+        self.connection._exchange.add(opaque, waiter, clock.monotonic() + 1e6)
+        frame = commands.encode(code, opaque, header, body=body, kind=kind, flag=2 * oneway)
         if version is not None:
             frame = frame.replace(b'"version":409', b'"version":%-3d' % version)
         self.connection.send(frame)

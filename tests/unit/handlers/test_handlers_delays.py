@@ -26,7 +26,7 @@ from txmq.protocol.headers import (
     SendAnswer,
     TopicHeader,
 )
-from txmq.protocol.message_id import split_offset_id
+from txmq.protocol.message_id import position_in
 from txmq.testing import Loss
 from txmq_broker.config import BrokerSettings, DelaySettings, StoreSettings
 
@@ -298,7 +298,7 @@ def test_tools_see_who_waits():
 
         offsets = await client.ok(RequestCode.GET_MAX_OFFSET, QueueHeader(SCHEDULE, 2))
         assert offsets.read(OffsetAnswer).offset == 1
-        *_, position = split_offset_id(sent.msg_id)
+        position = position_in(sent.msg_id)
         answer = await client.ok(RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position))
         (waits,) = records.unpack_all(answer.body)
         assert (waits.topic, waits.queue_id, waits.body) == (SCHEDULE, 2, b"later")

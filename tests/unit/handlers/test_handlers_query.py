@@ -7,8 +7,9 @@ import pytest
 from handler_stage import in_world
 
 from txmq.protocol import record as records
+from txmq.protocol.command import fields_of
 from txmq.protocol.frame import BINARY, JSON
-from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer, SendAnswer, fields_of
+from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer, SendAnswer
 from txmq_broker.store.key_index import key_hash, topic_seed
 
 BY_KEY, BY_ID = 12, 33

@@ -10,6 +10,7 @@ from txmq.protocol import command as commands
 from txmq.protocol import fastjson, properties
 from txmq.protocol import record as records
 from txmq.protocol.bodies import Heartbeat, read_queue_map, with_queue_map
+from txmq.protocol.command import fields_of
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import (
     ConsumeDirectly,
@@ -19,7 +20,6 @@ from txmq.protocol.headers import (
     SendAnswer,
     SendMessageV2,
     TopicAndGroup,
-    fields_of,
 )
 from txmq_broker.config import StoreSettings
 
@@ -436,7 +436,7 @@ def test_a_client_whose_json_knows_no_objects_as_keys_gets_a_list(serve):
         operator, java = await ready_to_reset(stage)
         cpp = await stage.client()
         beat = Heartbeat(cpp.name, [], [consumer("g", "T")])
-        frame = commands.request(BEAT, 10**6, body=beat.write())
+        frame = commands.encode(BEAT, 10**6, body=beat.write())
         cpp.connection.send(frame.replace(b'"language":"JAVA"', b'"language":"CPP" '))
         cpp.connection.flush()
         await cpp.heard(40)

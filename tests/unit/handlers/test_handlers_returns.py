@@ -14,7 +14,7 @@ from transaction_stage import COMMIT, DURABLE, HALVES, end, in_lives, prepare
 from txmq.protocol.bodies import GroupConfig
 from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.headers import SendBack
-from txmq.protocol.message_id import split_offset_id
+from txmq.protocol.message_id import position_in
 from txmq.protocol.properties import parse
 from txmq.testing import Loss
 
@@ -39,7 +39,7 @@ async def store(client, topic="T", body=b"body", *, attempts=0, **props):
     header = sending(topic, **props)
     header.reconsume_times, header.max_reconsume_times = attempts, 99
     answer = await client.ok(SEND, header, body=body)
-    return split_offset_id(answer.field_map()["msgId"])[2]
+    return position_in(answer.field_map()["msgId"])
 
 
 def topics_of(stage):

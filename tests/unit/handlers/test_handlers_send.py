@@ -22,7 +22,7 @@ from txmq.protocol.bodies import GroupConfig, TopicConfig
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import DeleteGroup, SendAnswer, SendMessage, SendMessageV2, TopicHeader
-from txmq.protocol.message_id import host_text, split_offset_id
+from txmq.protocol.message_id import host_text, position_in
 from txmq.protocol.record import unpack
 from txmq_broker.config import StoreSettings
 from txmq_broker.store.key_index import keys_in
@@ -98,7 +98,7 @@ def test_a_record_names_who_sent_it_and_who_stored_it_and_when(serve):
         assert host_text(record.born_host) == f"{host}:{port}"
         assert host_text(record.store_host) == stage.broker.address
         assert before <= record.stored_ms <= stage.clock.wall_ms()
-        assert split_offset_id(said.msg_id)[2] == record.position
+        assert position_in(said.msg_id) == record.position
 
     serve(main)
 

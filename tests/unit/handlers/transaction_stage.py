@@ -8,7 +8,7 @@ from handler_stage import SETTINGS, Client, Inbox, Stage, sending
 
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction
-from txmq.protocol.message_id import split_offset_id
+from txmq.protocol.message_id import position_in
 from txmq.remoting.pool import ConnectionPool
 from txmq.testing import MachineCrashedError, World
 from txmq_broker.app import Broker
@@ -39,7 +39,7 @@ class Half:
         fields = answer.field_map()
         self.offset = int(fields["queueOffset"])
         self.queue = int(fields["queueId"])
-        *_, self.position = split_offset_id(fields["msgId"])
+        self.position = position_in(fields["msgId"])
         self.offset_id = fields["msgId"]
         self.unique = unique
         self.group = group

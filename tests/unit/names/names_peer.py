@@ -58,7 +58,7 @@ class Peer:
 
     def send(self, code, header=None, *, body=b"", oneway=False, kind=0):
         self._opaque += 1
-        frame = commands.request(code, self._opaque, header, body=body, oneway=oneway, kind=kind)
+        frame = commands.encode(code, self._opaque, header, body=body, flag=2 * oneway, kind=kind)
         self.connection.data_received(frame)
         written = bytes(self.transport.written)
         self.transport.written.clear()

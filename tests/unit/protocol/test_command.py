@@ -7,7 +7,7 @@ import pytest
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import HEADER_FIELDS_MAX
 from txmq.protocol import header_binary
-from txmq.protocol.command import VERSION, Command, answer, decode, request
+from txmq.protocol.command import ONEWAY, VERSION, Command, answer, decode, encode
 from txmq.protocol.frame import BINARY, JSON, Frame, FrameReader
 from txmq.protocol.headers import (
     EndTransaction,
@@ -383,7 +383,7 @@ def test_a_broken_header_in_binary_form_is_refused():
 
 
 def test_a_request_is_written_in_the_order_of_java_and_without_white_space():
-    part = sent(request(105, 7, {"topic": "T"}))
+    part = sent(encode(105, 7, {"topic": "T"}))
 
     assert part.kind == JSON
     assert part.body == b""
@@ -394,12 +394,12 @@ def test_a_request_is_written_in_the_order_of_java_and_without_white_space():
 
 
 def test_a_request_without_fields_says_nothing_of_them():
-    assert b"extFields" not in sent(request(34, 0, body=b"{}")).header
-    assert b"extFields" not in sent(request(34, 0, {})).header
+    assert b"extFields" not in sent(encode(34, 0, body=b"{}")).header
+    assert b"extFields" not in sent(encode(34, 0, {})).header
 
 
 def test_a_oneway_request_says_so():
-    assert decode(sent(request(37, 1, oneway=True))).is_oneway
+    assert decode(sent(encode(37, 1, flag=ONEWAY))).is_oneway
 
 
 def test_an_answer_carries_the_mark_of_its_request_and_the_answer_bit():
@@ -429,7 +429,7 @@ def test_every_field_of_an_answer_is_written_as_text():
 
 
 def test_an_answer_has_the_form_of_its_request():
-    binary = decode(sent(request(10, 5, {"topic": "T"}, kind=BINARY)))
+    binary = decode(sent(encode(10, 5, {"topic": "T"}, kind=BINARY)))
 
     part = sent(answer(binary, 0, SendAnswer("ID", 3, 42), remark="ok"))
 
@@ -444,7 +444,7 @@ def test_an_answer_has_the_form_of_its_request():
     [(32_767, BINARY), (32_768, JSON), (200_050, JSON), (-1000, BINARY), (-32_769, JSON)],
 )
 def test_a_code_that_binary_headers_cannot_hold_is_written_as_json(code, kind):
-    part = sent(request(code, 1, kind=BINARY))
+    part = sent(encode(code, 1, kind=BINARY))
 
     assert part.kind == kind
     assert decode(part).code == code
@@ -454,7 +454,7 @@ def test_both_forms_say_the_same():
     header = PullMessage("g", "T", 1, 2, 3, 4, 5, 6, 7, subscription="a||b")
 
     for kind in (JSON, BINARY):
-        command = decode(sent(request(11, 9, header, body=b"x", kind=kind)))
+        command = decode(sent(encode(11, 9, header, body=b"x", kind=kind)))
 
         assert command.kind == kind
         assert command.read(PullMessage) == header
@@ -462,7 +462,7 @@ def test_both_forms_say_the_same():
 
 
 def test_a_field_that_is_not_given_is_not_written():
-    part = sent(request(37, 1, EndTransaction("g", 1, 2, 8)))
+    part = sent(encode(37, 1, EndTransaction("g", 1, 2, 8)))
 
     assert json.loads(part.header)["extFields"] == {
         "producerGroup": "g",
@@ -474,7 +474,7 @@ def test_a_field_that_is_not_given_is_not_written():
 
 
 def test_text_beyond_ascii_is_written_as_it_is():
-    part = sent(request(105, 1, {"topic": "订单"}))
+    part = sent(encode(105, 1, {"topic": "订单"}))
 
     assert "订单".encode() in part.header
     assert decode(part).read(TopicHeader) == TopicHeader("订单")
@@ -483,7 +483,7 @@ def test_text_beyond_ascii_is_written_as_it_is():
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 def test_half_a_character_cannot_be_sent(kind):
     with pytest.raises(LocalProtocolError):
-        request(105, 1, {"topic": "\ud800"}, kind=kind)
+        encode(105, 1, {"topic": "\ud800"}, kind=kind)
     with pytest.raises(LocalProtocolError):
         answer(Command(code=105, kind=kind), 1, remark="\ud800")
 

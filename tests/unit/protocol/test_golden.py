@@ -47,7 +47,7 @@ from txmq.protocol.bodies import (
     TopicRoute,
     read_queue_map,
 )
-from txmq.protocol.command import Command, answer, decode, request
+from txmq.protocol.command import Command, answer, decode, encode
 from txmq.protocol.fastjson import loads
 from txmq.protocol.frame import BINARY, JSON, FrameReader
 from txmq.protocol.headers import (
@@ -286,9 +286,7 @@ def test_a_json_header_is_written_as_java_writes_it(name):
     if command.is_answer:
         written = answer(command, command.code, fields, body=command.body)
     else:
-        written = request(
-            command.code, command.opaque, fields, body=command.body, oneway=command.is_oneway
-        )
+        written = encode(command.code, command.opaque, fields, body=command.body, flag=command.flag)
 
     ours, _ = received(written)
     assert list(json.loads(ours.header).items()) == list(json.loads(part.header).items())

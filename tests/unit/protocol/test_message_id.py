@@ -11,22 +11,23 @@ from txmq.protocol.message_id import (
     split_offset_id,
     unique_id,
 )
+from txmq.remoting.pool import split_address
 
 ID_V4 = "645100FA00002A9F000000489A3AA09E"
 ID_V6 = "24084004018081003FAA1DDE2B3F898A00002A9F0000000000000CA0"
 
 
 def test_an_offset_id_names_host_port_and_log_position():
-    assert split_offset_id(ID_V4) == ("100.81.0.250", 10911, 0x489A3AA09E)
-    assert split_offset_id(ID_V6) == ("2408:4004:180:8100:3faa:1dde:2b3f:898a", 10911, 3232)
+    assert split_offset_id(ID_V4) == ("100.81.0.250:10911", 0x489A3AA09E)
+    assert split_offset_id(ID_V6) == ("[2408:4004:180:8100:3faa:1dde:2b3f:898a]:10911", 3232)
     assert [position_in(each) for each in (ID_V4, ID_V6)] == [0x489A3AA09E, 3232]
 
 
 @pytest.mark.parametrize("text", [ID_V4, ID_V6])
 def test_an_offset_id_is_written_in_capitals_as_it_was(text):
-    host, port, position = split_offset_id(text)
+    address, position = split_offset_id(text)
 
-    assert offset_id(host_bytes(host, port), position) == text
+    assert offset_id(host_bytes(*split_address(address)), position) == text
 
 
 def test_small_letters_are_read_too():

@@ -47,16 +47,16 @@ def test_a_form_says_what_the_codec_says(
     code = 320 if is_batch else 310
 
     head = SendHeaderTemplate(group, topic, "TBW102", 4, broker).head(
-        opaque, queue, sys_flag, born, flag, quoted(properties), 4,
+        opaque, queue, sys_flag, born, flag, properties, 4,
         is_batch=is_batch, is_oneway=is_oneway,
     )  # fmt: skip
 
-    assert head + b"body" == command.request(code, opaque, header, body=b"body", oneway=is_oneway)
+    assert head + b"body" == command.encode(code, opaque, header, body=b"body", flag=2 * is_oneway)
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "100%d", "%%"])
 def test_a_percent_sign_is_no_blank(topic):
-    head = SendHeaderTemplate("%g", topic, "TBW102", 4, "b%s").head(1, 2, 0, 3, 4, quoted("%d"), 0)
+    head = SendHeaderTemplate("%g", topic, "TBW102", 4, "b%s").head(1, 2, 0, 3, 4, "%d", 0)
 
     (part,) = FrameReader().feed(head)
     fields = command.decode(part).read(SendMessageV2)
@@ -73,8 +73,8 @@ def test_half_a_character_is_refused():
 
 def test_what_no_peer_accepts_is_refused():
     form = SendHeaderTemplate("g", "T", "TBW102", 4, "b")
-    overhead = len(form.head(1, 0, 0, 0, 0, b'""', 0))
+    overhead = len(form.head(1, 0, 0, 0, 0, "", 0))
 
-    form.head(1, 0, 0, 0, 0, b'""', FRAME_BYTES_MAX - overhead)
+    form.head(1, 0, 0, 0, 0, "", FRAME_BYTES_MAX - overhead)
     with pytest.raises(LocalProtocolError):
-        form.head(1, 0, 0, 0, 0, b'""', FRAME_BYTES_MAX - overhead + 1)
+        form.head(1, 0, 0, 0, 0, "", FRAME_BYTES_MAX - overhead + 1)

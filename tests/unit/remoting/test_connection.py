@@ -34,7 +34,7 @@ async def test_answers_in_any_order_find_whoever_asked(world):
             desk.answer(index)
 
         assert [(await each).body for each in waiting] == [b"%d" % n for n in range(10)]
-        assert len(client._exchange) == 0
+        assert len(client._exchange.waiting) == 0
 
 
 @in_world
@@ -88,7 +88,7 @@ async def test_one_way_requests_arrive_in_order_and_leave_nobody_waiting(world):
         assert [request.body for _, request in desk.asked] == [b"%d" % n for n in range(5)]
         assert all(request.is_oneway for _, request in desk.asked)
         assert len({request.opaque for _, request in desk.asked}) == 5
-        assert len(client._exchange) == 0
+        assert len(client._exchange.waiting) == 0
 
 
 @in_world
@@ -101,7 +101,7 @@ async def test_requests_that_arrive_together_are_answered_in_one_write(world):
         write = end._transport.write
         end._transport.write = lambda data: writes.append(len(data)) or write(data)
 
-        peer.write(b"".join(commands.request(CODE, n, body=b"x") for n in range(20)))
+        peer.write(b"".join(commands.encode(CODE, n, body=b"x") for n in range(20)))
         await asyncio.sleep(1)
 
         assert sorted(peer.answers()) == list(range(20))
@@ -112,7 +112,7 @@ async def test_requests_that_arrive_together_are_answered_in_one_write(world):
 async def test_frames_may_come_byte_by_byte(world):
     async with Stage(world, echo) as stage:
         peer = await stage.raw()
-        for byte in commands.request(CODE, 5, body=b"slowly"):
+        for byte in commands.encode(CODE, 5, body=b"slowly"):
             peer.write(bytes([byte]))
             await asyncio.sleep(0.5)
         await asyncio.sleep(1)
@@ -181,8 +181,8 @@ async def test_a_late_answer_is_dropped_and_the_next_request_gets_its_own(world)
 async def test_an_answer_nobody_asked_for_changes_nothing(world):
     async with Stage(world, echo) as stage:
         peer = await stage.raw()
-        request = commands.decode(_one(commands.request(CODE, 99)))
-        peer.write(commands.answer(request) + commands.request(CODE, 1, body=b"still here"))
+        request = commands.decode(_one(commands.encode(CODE, 99)))
+        peer.write(commands.answer(request) + commands.encode(CODE, 1, body=b"still here"))
         await asyncio.sleep(1)
 
         assert list(peer.answers()) == [1]
@@ -207,7 +207,7 @@ async def test_a_lost_connection_fails_everybody_who_waits_at_once(world):
         assert world.now() - began < 0.01
         assert not client.is_open
         assert len(stage.lost) == 1
-        assert len(client._exchange) == 0
+        assert len(client._exchange.waiting) == 0
 
 
 @in_world
@@ -255,13 +255,13 @@ async def test_cancelling_leaves_nothing_behind(world):
         for each in waiting[::2]:
             each.cancel()
         await asyncio.gather(*waiting[::2], return_exceptions=True)
-        assert len(client._exchange) == 10
+        assert len(client._exchange.waiting) == 10
         for index in range(20):
             desk.answer(index)
 
         kept = [(await each).body for each in waiting[1::2]]
         assert kept == [b"%d" % n for n in range(1, 20, 2)]
-        assert len(client._exchange) == 0
+        assert len(client._exchange.waiting) == 0
         assert client.is_open
         await asyncio.sleep(61)  # the deadlines of the answered and the cancelled
         assert client._timer is None
@@ -276,7 +276,7 @@ async def test_a_request_too_large_for_a_frame_leaves_nobody_waiting(world):
         with pytest.raises(LocalProtocolError):
             await client.ask(CODE, body=bytes(17 * 1024 * 1024), timeout_s=5.0)
 
-        assert len(client._exchange) == 0
+        assert len(client._exchange.waiting) == 0
         assert (await client.ask(CODE, body=b"smaller", timeout_s=5.0)).body == b"smaller"
 
 
@@ -303,7 +303,7 @@ def test_frames_before_an_unreadable_header_are_answered_and_those_behind_it_are
 
         async with Stage(world, service) as stage:
             peer, other = await stage.raw(), await stage.connect()
-            before, behind = commands.request(CODE, 1), commands.request(CODE, 2)
+            before, behind = commands.encode(CODE, 1), commands.encode(CODE, 2)
             peer.write(before + fault + behind)
             await asyncio.sleep(1)
 
@@ -350,7 +350,7 @@ async def test_a_peer_that_reads_slowly_is_not_read_until_it_has_caught_up(world
         peer = await stage.raw()
         peer.transport.pause_reading()
         for n in range(40):
-            peer.write(commands.request(CODE, n, body=b"x" * 100))
+            peer.write(commands.encode(CODE, n, body=b"x" * 100))
             await asyncio.sleep(1)
 
         (end,) = stage.ends
@@ -374,7 +374,7 @@ async def test_a_peer_that_leaves_too_much_unread_is_cut_off_and_the_others_are_
         deaf.transport.pause_reading()
         await asyncio.sleep(1)
         end = stage.ends[0]
-        push = commands.request(CODE, 1, body=bytes(1024 * 1024), oneway=True)
+        push = commands.encode(CODE, 1, body=bytes(1024 * 1024), flag=commands.ONEWAY)
         highest = pushed = 0
         while end.is_open and pushed < 100:
             end.send(push)
@@ -404,7 +404,7 @@ async def test_whoever_waits_on_a_peer_that_is_cut_off_is_told(world):
 
         assert {type(each) for each in found} == {ConnectionLost}
         assert world.now() - began < 1.0
-        assert len(end._exchange) == 0
+        assert len(end._exchange.waiting) == 0
 
 
 @in_world
@@ -420,7 +420,7 @@ async def test_one_read_full_of_large_requests_does_not_cut_off_a_peer_that_read
 
     async with Stage(world, large) as stage:
         peer = await stage.raw()
-        peer.write(b"".join(commands.request(CODE, n) for n in range(60)))
+        peer.write(b"".join(commands.encode(CODE, n) for n in range(60)))
         await asyncio.sleep(60)
 
         assert served == list(range(60))
@@ -437,8 +437,8 @@ async def test_a_header_that_cannot_be_read_is_found_after_a_pause_too(world):
 
     async with Stage(world, large) as stage:
         peer = await stage.raw()
-        requests = b"".join(commands.request(CODE, n) for n in range(10))
-        peer.write(requests + struct.pack(">II", 6, 2) + b"[]" + commands.request(CODE, 99))
+        requests = b"".join(commands.encode(CODE, n) for n in range(10))
+        peer.write(requests + struct.pack(">II", 6, 2) + b"[]" + commands.encode(CODE, 99))
         await asyncio.sleep(60)
 
         assert sorted(peer.answers()) == list(range(10))

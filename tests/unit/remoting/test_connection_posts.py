@@ -27,7 +27,7 @@ class Ear:
 
 def post(client, world, body, timeout_s=5.0):
     ear, opaque = Ear(), client.number()
-    frame = commands.request(CODE, opaque, body=body)
+    frame = commands.encode(CODE, opaque, body=body)
     split = len(frame) - len(body)
     client.post(opaque, ear, world.now() + timeout_s, frame[:split], frame[split:])
     return opaque, ear
@@ -52,7 +52,7 @@ async def test_what_is_posted_in_one_turn_is_written_together_and_answered_each(
 
         assert len(writes) == 1
         assert [each.told for each in ears] == [[b"%d" % n] for n in range(5)]
-        assert len(client._exchange) == 0
+        assert len(client._exchange.waiting) == 0
 
 
 @in_world
@@ -133,7 +133,7 @@ async def test_who_breaks_off_is_told_nothing(world):
         client.break_off(opaque)
         await asyncio.sleep(10)
 
-        assert (ear.told, len(client._exchange)) == ([], 0)
+        assert (ear.told, len(client._exchange.waiting)) == ([], 0)
 
 
 @in_world
@@ -150,7 +150,7 @@ async def test_a_lost_connection_is_told_once_and_takes_no_more(world):
         with pytest.raises(ConnectionLost):
             post(client, world, b"y")
         with pytest.raises(ConnectionLost):
-            client.post_oneway(b"y")
+            client.post(0, None, 0.0, b"y")
         await client.writable()
 
 
@@ -189,9 +189,8 @@ async def test_who_has_written_too_much_can_wait(world):
         assert not client.is_backed_up
         await client.writable()
         for _ in range(8):
-            client.post_oneway(
-                commands.request(CODE, client.number(), body=bytes(1 << 20), oneway=True)
-            )
+            push = commands.encode(CODE, 0, body=bytes(1 << 20), flag=commands.ONEWAY)
+            client.post(0, None, 0.0, push)
         await asyncio.sleep(0)
         assert client.is_backed_up
         waiting = [asyncio.ensure_future(client.writable()) for _ in range(3)]

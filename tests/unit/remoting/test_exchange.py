@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from txmq.remoting.exchange import Exchange
+from txmq.remoting.connection import Exchange
 
 LAST = 2**31 - 1
 
@@ -14,52 +14,58 @@ def exchange():
     return Exchange()
 
 
+def enter(exchange, waiter, deadline):
+    number = exchange.number()
+    exchange.add(number, waiter, deadline)
+    return number
+
+
 def test_numbers_rise_and_find_their_waiters_in_any_order(exchange):
-    numbers = [exchange.open(f"waiter {n}", 10.0) for n in range(5)]
+    numbers = [enter(exchange, f"waiter {n}", 10.0) for n in range(5)]
 
     assert numbers == [0, 1, 2, 3, 4]
-    found = [exchange.take(number) for number in (3, 0, 4, 1, 2)]
+    found = [exchange.waiting.pop(number, None) for number in (3, 0, 4, 1, 2)]
     assert found == [f"waiter {n}" for n in (3, 0, 4, 1, 2)]
-    assert len(exchange) == 0
+    assert len(exchange.waiting) == 0
 
 
 def test_a_late_or_repeated_or_unknown_answer_finds_nobody(exchange):
-    number = exchange.open("waiter", 1.0)
+    number = enter(exchange, "waiter", 1.0)
     assert exchange.expired(1.0) == ["waiter"]
-    assert exchange.take(number) is None
+    assert exchange.waiting.pop(number, None) is None
 
-    again = exchange.open("again", 2.0)
-    assert exchange.take(again) == "again"
-    assert exchange.take(again) is None
-    assert exchange.take(-1) is None
-    assert exchange.take(12345) is None
+    again = enter(exchange, "again", 2.0)
+    assert exchange.waiting.pop(again, None) == "again"
+    assert exchange.waiting.pop(again, None) is None
+    assert exchange.waiting.pop(-1, None) is None
+    assert exchange.waiting.pop(12345, None) is None
 
 
 def test_numbers_wrap_within_31_bits_and_pass_over_whoever_still_waits(exchange):
-    early = [exchange.open(f"early {n}", 1000.0) for n in range(2)]
+    early = [enter(exchange, f"early {n}", 1000.0) for n in range(2)]
     assert early == [0, 1]
     exchange._next = LAST
 
-    assert exchange.open("last", 5.0) == LAST
-    assert exchange.open("wrapped", 5.0) == 2
-    assert exchange.take(0) == "early 0"
+    assert enter(exchange, "last", 5.0) == LAST
+    assert enter(exchange, "wrapped", 5.0) == 2
+    assert exchange.waiting.pop(0, None) == "early 0"
     exchange._next = LAST
     assert exchange.number() == 0  # over the last, who still waits, to one who does no more
-    assert exchange.take(LAST) == "last"
+    assert exchange.waiting.pop(LAST, None) == "last"
 
 
 def test_a_number_without_a_waiter_is_nobody_s(exchange):
-    waiting = exchange.open("waiter", 1.0)
+    waiting = enter(exchange, "waiter", 1.0)
     number = exchange.number()
 
     assert number != waiting
-    assert exchange.take(number) is None
-    assert exchange.open("next", 1.0) not in (waiting, number)
+    assert exchange.waiting.pop(number, None) is None
+    assert enter(exchange, "next", 1.0) not in (waiting, number)
 
 
 def test_deadlines_come_in_their_own_order_not_in_that_of_the_requests(exchange):
     for seconds in (5.0, 1.0, 3.0, 2.0, 4.0):
-        exchange.open(seconds, seconds)
+        enter(exchange, seconds, seconds)
 
     assert exchange.next_deadline() == 1.0
     assert exchange.expired(0.999) == []
@@ -70,35 +76,35 @@ def test_deadlines_come_in_their_own_order_not_in_that_of_the_requests(exchange)
 
 
 def test_an_answered_request_is_no_deadline(exchange):
-    soon, later = exchange.open("soon", 1.0), exchange.open("later", 2.0)
+    soon, later = enter(exchange, "soon", 1.0), enter(exchange, "later", 2.0)
 
-    exchange.take(soon)
+    exchange.waiting.pop(soon, None)
     assert exchange.next_deadline() == 2.0
     assert exchange.expired(1.5) == []
-    exchange.take(later)
+    exchange.waiting.pop(later, None)
     assert exchange.next_deadline() is None
 
 
 def test_closing_returns_everybody_in_the_order_they_asked_and_keeps_nobody(exchange):
     for name, deadline in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
-        exchange.open(name, deadline)
-    exchange.take(1)
+        enter(exchange, name, deadline)
+    exchange.waiting.pop(1, None)
 
     assert exchange.close() == ["a", "c"]
-    assert len(exchange) == 0
+    assert len(exchange.waiting) == 0
     assert exchange.close() == []
     assert exchange.expired(10.0) == []
     assert exchange.next_deadline() is None
 
 
 def test_deadlines_of_answered_requests_are_swept(exchange):
-    held = exchange.open("held", 1e9)
+    held = enter(exchange, "held", 1e9)
     for n in range(100_000):
-        exchange.take(exchange.open(n, 1e6 + n))
+        exchange.waiting.pop(enter(exchange, n, 1e6 + n))
         assert len(exchange._deadlines) <= 300
 
     assert exchange.next_deadline() == 1e9
-    assert exchange.take(held) == "held"
+    assert exchange.waiting.pop(held, None) == "held"
 
 
 def test_sweeping_loses_no_deadline(exchange):
@@ -110,16 +116,16 @@ def test_sweeping_loses_no_deadline(exchange):
         draw = chance.random()
         if draw < 0.5:
             deadline = now + chance.uniform(0, 50)
-            number = exchange.open(deadline, deadline)
+            number = enter(exchange, deadline, deadline)
             assert number not in model
             model[number] = deadline
         elif draw < 0.95 and model:
             number = chance.choice(list(model))
-            assert exchange.take(number) == model.pop(number)
+            assert exchange.waiting.pop(number, None) == model.pop(number)
         else:
             now += chance.uniform(0, 5)
             due = sorted(each for each in model.values() if each <= now)
             model = {k: each for k, each in model.items() if each > now}
             assert exchange.expired(now) == due
         assert exchange.next_deadline() == min(model.values(), default=None)
-        assert len(exchange) == len(model)
+        assert len(exchange.waiting) == len(model)

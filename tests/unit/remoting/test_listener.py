@@ -37,14 +37,14 @@ async def test_a_silent_connection_is_closed_and_a_busy_one_is_not(world):
 @pytest.mark.fault("N6")
 @in_world
 async def test_a_frame_that_trickles_in_is_not_waited_for_longer_than_silence(world):
-    frame = commands.request(CODE, 1, body=b"x" * 1000)
+    frame = commands.encode(CODE, 1, body=b"x" * 1000)
     async with Stage(world, echo) as stage:
         loris, steady = await stage.raw(), await stage.raw()
         began = world.now()
         for at in range(300):
             loris.write(frame[at : at + 1])
             # As often, but whole frames: that is a peer like any other.
-            steady.write(commands.request(CODE, at))
+            steady.write(commands.encode(CODE, at))
             await asyncio.sleep(1)
 
         assert IDLE_S <= loris.closed_at - began <= IDLE_S + SWEEP_S + 1
@@ -56,10 +56,10 @@ async def test_a_frame_that_trickles_in_is_not_waited_for_longer_than_silence(wo
 @pytest.mark.fault("N6")
 @in_world
 async def test_a_peer_that_breaks_off_in_the_middle_of_a_frame_leaves_nothing_behind(world):
-    frame = commands.request(CODE, 1, body=b"x" * 1000)
+    frame = commands.encode(CODE, 1, body=b"x" * 1000)
     async with Stage(world, echo) as stage:
         broken, other = await stage.raw(), await stage.connect()
-        broken.write(commands.request(CODE, 7) + frame[:500])
+        broken.write(commands.encode(CODE, 7) + frame[:500])
         await asyncio.sleep(1)
         assert list(broken.answers()) == [7]
 
@@ -76,7 +76,7 @@ async def test_a_peer_that_always_has_a_frame_under_way_is_not_taken_for_slow(wo
     """Every piece ends one frame and begins the next."""
     async with Stage(world, echo) as stage:
         peer = await stage.raw()
-        frames = [commands.request(CODE, n, body=b"x" * 100) for n in range(200)]
+        frames = [commands.encode(CODE, n, body=b"x" * 100) for n in range(200)]
         peer.write(frames[0][:20])
         for before, after in zip(frames, frames[1:], strict=False):
             await asyncio.sleep(2)
@@ -152,7 +152,7 @@ async def test_closing_sends_what_was_collected_and_ends_everybody(world):
         peers = [await stage.raw() for _ in range(3)]
         await asyncio.sleep(1)
         for end in stage.ends:
-            end.send(commands.request(CODE, 7, body=b"goodbye", oneway=True))
+            end.send(commands.encode(CODE, 7, body=b"goodbye", flag=commands.ONEWAY))
 
         stage.listener.close()
         await asyncio.sleep(1)

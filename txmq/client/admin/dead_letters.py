@@ -14,12 +14,7 @@ from heapq import heappop, heappush, heapreplace
 from typing import Final
 
 from txmq.client.admin.dead_letter_copy import copy_of, mark_of, provenance
-from txmq.client.admin.lookups import (
-    TIME_MAX,
-    UNIQUE_KEY_HITS,
-    UNIQUE_KEY_QUERY,
-    LookupCalls,
-)
+from txmq.client.admin.lookups import TIME_MAX, UNIQUE_KEY_HITS, UNIQUE_KEY_QUERY, LookupCalls
 from txmq.client.admin.messages import PRODUCER_GROUP, MessageCalls
 from txmq.client.admin.offsets import OffsetCalls
 from txmq.client.admin.topics import TopicCalls
@@ -44,17 +39,16 @@ from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Queue, ReceivedMessage
 from txmq.protocol import properties
 from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import fields_of
 from txmq.protocol.headers import (
     MessagePosition,
     MessageQuery,
     QueueHeader,
     SendMessageV2,
     TimestampAnswer,
-    fields_of,
 )
-from txmq.protocol.message_id import split_offset_id
+from txmq.protocol.message_id import position_in, split_offset_id
 from txmq.protocol.record import unpack
-from txmq.protocol.sends import quoted
 from txmq.protocol.topics import DLQ, RETRY
 
 __all__ = ["DeadLetterCalls", "DeadLetters"]
@@ -230,7 +224,6 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         now_ms = self._session.clock.wall_ms()
         copy = copy_of(message, RETRY + group, reason.strip(), operator.strip(), now_ms)
         envelope = sealed(copy, self._session.ids.next())
-        quoted(envelope.properties)  # Rejects lone surrogates, which command lines may contain.
         if not force:
             before = await self.resent_copy(group, message)
             if before is not None:
@@ -324,10 +317,9 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
 
     async def _by_place(self, dead: str, offset_id: str) -> ReceivedMessage | None:
         try:
-            host, port, position = split_offset_id(offset_id)
+            address, position = split_offset_id(offset_id)
         except RemoteProtocolError:
             return None
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         route = await self._session.route(dead)
         for broker, replicas in route.addresses.items():
             # A producer's id can look like a place, so only brokers of this group are queried.
@@ -390,7 +382,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
     async def _check_given(self, group: str, result: SendResult, address: str) -> None:
         # RocketMQ 5 silently ignores retries for a group that holds locks.
         try:
-            position = split_offset_id(result.offset_id)[2]
+            position = position_in(result.offset_id)
             answer = await self._session.request(
                 address, RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position)
             )

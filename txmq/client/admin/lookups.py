@@ -9,7 +9,8 @@ from txmq.client.received_message import opened
 from txmq.errors import LocalProtocolError, NotFound, RemoteProtocolError
 from txmq.message import ReceivedMessage
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import MessagePosition, MessageQuery, fields_of
+from txmq.protocol.command import fields_of
+from txmq.protocol.headers import MessagePosition, MessageQuery
 from txmq.protocol.message_id import split_offset_id
 from txmq.protocol.record import unpack, unpack_all
 
@@ -36,10 +37,9 @@ class LookupCalls(ClusterCalls):
             BrokerRefused: No message is stored at that place.
         """
         try:
-            host, port, position = split_offset_id(offset_id)
+            address, position = split_offset_id(offset_id)
         except RemoteProtocolError as error:
             raise LocalProtocolError(str(error)) from error
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         answer = await self._session.request(
             address, RequestCode.VIEW_MESSAGE_BY_ID, MessagePosition(position)
         )
@@ -47,13 +47,7 @@ class LookupCalls(ClusterCalls):
         return opened(unpack(answer.body)[0], holders[0] if holders else "")
 
     async def query(
-        self,
-        topic: str,
-        key: str,
-        *,
-        count: int = 64,
-        begin_ms: int = 0,
-        end_ms: int = TIME_MAX,
+        self, topic: str, key: str, *, count: int = 64, begin_ms: int = 0, end_ms: int = TIME_MAX
     ) -> list[ReceivedMessage]:
         """The messages of a topic that carry a key, oldest first.
 

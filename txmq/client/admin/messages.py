@@ -6,12 +6,13 @@ that retry and consumers that share queues build on them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
 from txmq.client.received_message import opened
 from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX
-from txmq.client.send_request import SendRequest, bundled, common_topic, sealed
+from txmq.client.send_request import Envelope, bundled, common_topic, result_of, results_of, sealed
 from txmq.client.session import Session
 from txmq.client.values import PulledBatch, PullOutcome, SendResult
 from txmq.errors import (
@@ -73,8 +74,8 @@ class MessageCalls:
             TransportError: No answer came; the subclass says whether it may be stored.
             BrokerRefused: The broker refused; the leaf says whether it is stored all the same.
         """
-        request = SendRequest(sealed(message, self._session.ids.next()))
-        return (await self._deliver(request, queue, group))[0]
+        envelope = sealed(message, self._session.ids.next())
+        return (await self._deliver(envelope, queue, group))[0]
 
     async def send_batch(
         self,
@@ -93,15 +94,15 @@ class MessageCalls:
         """
         common_topic(messages)
         ids = self._session.ids
-        request = bundled([sealed(message, ids.next(), compress=False) for message in messages])
-        if len(request.body) > MESSAGE_BODY_BYTES_MAX:
-            raise LimitExceeded("the size of a batch", MESSAGE_BODY_BYTES_MAX, len(request.body))
-        return await self._deliver(request, queue, group)
+        envelope = bundled([sealed(message, ids.next(), compress=False) for message in messages])
+        if len(envelope.body) > MESSAGE_BODY_BYTES_MAX:
+            raise LimitExceeded("the size of a batch", MESSAGE_BODY_BYTES_MAX, len(envelope.body))
+        return await self._deliver(envelope, queue, group)
 
     async def _deliver(
-        self, request: SendRequest, queue: Queue | None, group: str
+        self, envelope: Envelope, queue: Queue | None, group: str
     ) -> list[SendResult]:
-        topic, session = request.topic, self._session
+        topic, session = envelope.topic, self._session
         if queue is None:
             queue, address = await session.queue_to_write(topic)
         elif queue.topic != topic:
@@ -111,15 +112,21 @@ class MessageCalls:
         form = SendHeaderTemplate(group, topic, TEMPLATE, TEMPLATE_QUEUES_MAX, queue.broker)
         try:
             connection = await session.connection(address)
-            opaque, waiter = connection.number(), PendingResponse()
-            head = request.head(form, opaque, queue.number, session.clock.wall_ms())
+            future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+            opaque = connection.number()
+            head = form.head(
+                opaque, queue.number, envelope.sys_flag, session.clock.wall_ms(), envelope.flag,
+                envelope.properties, len(envelope.body), is_batch=bool(envelope.ids),
+            )  # fmt: skip
             deadline = session.clock.monotonic() + session.answer_s
-            connection.post(opaque, waiter, deadline, head, request.body)
+            connection.post(opaque, PendingResponse(future), deadline, head, envelope.body)
             try:
-                answer = await waiter.future
+                answer = await future
             finally:
                 connection.break_off(opaque)
-            return request.results(answer, queue)
+            if envelope.ids:
+                return results_of(answer, queue, envelope.ids)
+            return [result_of(answer, queue, envelope.id)]
         except TxmqError as error:
             self._doubt_route(topic, queue.broker, error)
             raise

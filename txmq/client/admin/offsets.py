@@ -124,7 +124,8 @@ class OffsetCalls:
             except ConsumerOffline:
                 for queue in route.readable:
                     if queue.broker == broker:
-                        moved[queue] = await self._move(group, queue, time_ms, force=force)
+                        moved[queue] = await self._target(group, queue, time_ms, force=force)
+                        await self.commit_offset(group, queue, moved[queue])
                 continue
             table = read_queue_map(answer.body, "offsetTable", int)
             for wire_queue, offset in table.items():
@@ -157,11 +158,6 @@ class OffsetCalls:
             )
             for queue in sorted(route.readable)
         ]
-
-    async def _move(self, group: str, queue: Queue, time_ms: int, *, force: bool) -> QueueOffset:
-        target = await self._target(group, queue, time_ms, force=force)
-        await self.commit_offset(group, queue, target)
-        return target
 
     async def _target(self, group: str, queue: Queue, time_ms: int, *, force: bool) -> QueueOffset:
         if time_ms == TO_THE_END:

@@ -15,11 +15,7 @@ from txmq.message import Queue, ReceivedMessage
 from txmq.protocol import bodies
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
-from txmq.protocol.headers import (
-    DecideTransaction,
-    ListTransactions,
-    NamedTransaction,
-)
+from txmq.protocol.headers import DecideTransaction, ListTransactions, NamedTransaction
 from txmq.protocol.record import unpack
 
 __all__ = ["TransactionCalls"]

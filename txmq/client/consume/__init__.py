@@ -14,11 +14,4 @@ from txmq.client.consume.push_consumer import PushConsumer
 from txmq.client.consume.scheduled_pull import PullContext, ScheduledPull
 from txmq.message import DEAD_LETTER, Later
 
-__all__ = [
-    "DEAD_LETTER",
-    "Later",
-    "PullConsumer",
-    "PullContext",
-    "PushConsumer",
-    "ScheduledPull",
-]
+__all__ = ["DEAD_LETTER", "Later", "PullConsumer", "PullContext", "PushConsumer", "ScheduledPull"]

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.consume.subscription import ANY_TAG, TopicSubscription
 from txmq.client.routes import Route
-from txmq.errors import (
-    FilterUnsupported,
-    InternalError,
-    TopicNotFound,
-    TransportError,
-    TxmqError,
-)
+from txmq.errors import FilterUnsupported, InternalError, TopicNotFound, TransportError, TxmqError
 from txmq.protocol import bodies
 from txmq.protocol.bodies import ConsumerConnections, SubscriptionCheck
 from txmq.protocol.codes import RequestCode
@@ -36,7 +31,7 @@ class Agreement:
         self._is_looking = False
 
     async def check(self, wanted: Collection[TopicSubscription]) -> None:
-        """Make every broker of each topic parse the SQL conditions.
+        """Find the brokers of each topic, and make them parse the SQL conditions.
 
         All brokers support tags. If a broker cannot answer now, the pulls will fail later.
 
@@ -47,6 +42,10 @@ class Agreement:
             BrokerRefused: A broker refuses to look at it.
         """
         session = self._client.session
+        for subscription in wanted:
+            # Retried in every round: the topic may be created later.
+            with suppress(TxmqError):
+                await session.route(subscription.topic)
         for subscription in wanted:
             route = session.known_route(subscription.topic)
             if not subscription.sql or route is None:
@@ -93,9 +92,7 @@ class Agreement:
             self._compare(wanted, found.subscription_table)
 
     def _compare(
-        self,
-        wanted: Mapping[str, TopicSubscription],
-        theirs: Mapping[str, bodies.SubscriptionData],
+        self, wanted: Mapping[str, TopicSubscription], theirs: Mapping[str, bodies.SubscriptionData]
     ) -> None:
         ours = {
             subscription.topic: _told(subscription.kind, subscription.expression)

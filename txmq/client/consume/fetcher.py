@@ -278,7 +278,7 @@ class QueueFetcher:
             int(self.hold_s * 1000), 0, subscription.expression, subscription.kind,
         )  # fmt: skip
         session = self._session
-        connection = session.ready(address) or await session.connection(address)
+        connection = session.pool.ready(address) or await session.connection(address)
         timeout_s = self.hold_s + HOLD_GRACE_S
         return await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Final, Self
 
 from txmq.client.cluster_client import ClusterClient, client_of
@@ -17,7 +16,7 @@ from txmq.client.lifecycle import Lifecycle
 from txmq.client.names import check_name
 from txmq.client.settings import ConsumerSettings, settings_or
 from txmq.client.values import PulledBatch
-from txmq.errors import RequestNotSupported, TxmqError, UsageError
+from txmq.errors import RequestNotSupported, UsageError
 from txmq.limits import FETCHED_MESSAGES_MAX, GROUP_CHARS_MAX, PULL_MESSAGES_MAX
 from txmq.message import Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import bodies
@@ -140,7 +139,6 @@ class PullConsumer(Lifecycle):
         topics = sorted({queue.topic for queue in queues})
         chosen = {topic: TopicSubscription(topic, tags, sql) for topic in topics}
         if sql and self._assignment is not None:
-            await self._find_brokers(chosen)
             await self._agreement.check(chosen.values())
         self._chosen = chosen
         self._assigned = list(queues)
@@ -173,7 +171,6 @@ class PullConsumer(Lifecycle):
                 await stack.enter_async_context(self.client)
             self._version = self.client.session.clock.wall_ms()
             wanted = self._subscriptions or self._chosen
-            await self._find_brokers(wanted)
             await self._agreement.check(wanted.values())
             await self._agreement.look(self._subscriptions)
             await self.client.join(self)
@@ -200,23 +197,11 @@ class PullConsumer(Lifecycle):
             assignment.assigned = sorted(set(self._assigned))
         return assignment
 
-    async def _find_brokers(self, topics: Iterable[str]) -> None:
-        # Register with brokers before querying them for the members.
-        for topic in topics:
-            # Retried in every round: the topic may be created later.
-            with suppress(TxmqError):
-                await self.client.session.route(topic)
-
     def _forget(self) -> None:
         self._assignment = None
         self._noted.clear()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ending: object) -> None:
         if not self.client.session.owner.is_current:
             return
         self.end()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from txmq.client.cluster_client import ClusterClient, client_of
@@ -25,7 +24,7 @@ from txmq.client.observe.message_trace import HandlerTrace
 from txmq.client.observe.trace_sender import Tracer, trace_group
 from txmq.client.send.producer import Producer
 from txmq.client.settings import TRACE_SETTINGS, ConsumerSettings, settings_or
-from txmq.errors import TxmqError, UsageError
+from txmq.errors import UsageError
 from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Later, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import bodies
@@ -176,12 +175,7 @@ class PushConsumer(Lifecycle):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ending: object) -> None:
         if self.client.session.owner.is_current:
             await self._stop()
 
@@ -196,7 +190,6 @@ class PushConsumer(Lifecycle):
         self._runner = self._make_runner()
         self._assignment = QueueAssignment(client, self.group, settings, self._runner)
         self._assignment.subscriptions = self._wanted()
-        await self._find_brokers()
         await self._agreement.check(self._subscriptions.values())
         await self._agreement.look(self._subscriptions)
         await client.join(self)
@@ -243,15 +236,6 @@ class PushConsumer(Lifecycle):
             retry = TopicSubscription(RETRY + self.group)
             wanted[retry.topic] = retry
         return wanted
-
-    async def _find_brokers(self) -> None:
-        # Register with brokers before querying them for the members.
-        for topic in self._subscriptions:
-            try:
-                await self.client.session.route(topic)
-            except TxmqError:
-                # Retried in every round: the topic may be created later.
-                continue
 
     async def _stop(self) -> None:
         assignment, runner = self._assignment, self._runner

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 from txmq.client.session import Session
 from txmq.errors import TxmqError
@@ -19,7 +19,7 @@ from txmq.protocol.bodies import LockedQueues, LockRequest, MessageQueue
 from txmq.protocol.codes import RequestCode
 from txmq.runtime.clock import Clock
 
-__all__ = ["BrokerLocks", "HeldLocks", "QueueLocks"]
+__all__ = ["BrokerLocks", "HeldLocks"]
 
 log = logging.getLogger(__name__)
 
@@ -28,26 +28,6 @@ RENEW_S: Final = 20.0
 
 LOCK_S: Final = 30.0
 """How long a lock is trusted after it was last confirmed."""
-
-
-class QueueLocks(Protocol):
-    """The service that locks queues."""
-
-    async def lock(self, queues: Sequence[Queue]) -> set[Queue]:
-        """Lock queues of one broker, or renew their locks; returns those that are ours now.
-
-        Raises:
-            TxmqError: The broker does not answer.
-        """
-        ...
-
-    async def unlock(self, queue: Queue) -> None:
-        """Release a queue.
-
-        Raises:
-            TxmqError: The broker does not answer; the lock expires by itself.
-        """
-        ...
 
 
 class BrokerLocks:
@@ -59,7 +39,11 @@ class BrokerLocks:
         self._client_id = client_id
 
     async def lock(self, queues: Sequence[Queue]) -> set[Queue]:
-        """See :meth:`~txmq.client.consume.queue_locks.Locks.lock`."""
+        """Lock queues of one broker, or renew their locks; returns those that are ours now.
+
+        Raises:
+            TxmqError: The broker does not answer.
+        """
         address = await self._session.address_of(queues[0])
         body = self._request(queues).write()
         answer = await self._session.request(address, RequestCode.LOCK_BATCH_MQ, body=body)
@@ -67,7 +51,11 @@ class BrokerLocks:
         return {Queue(lock.topic, lock.broker_name, lock.queue_id) for lock in locked}
 
     async def unlock(self, queue: Queue) -> None:
-        """See :meth:`~txmq.client.consume.queue_locks.Locks.unlock`."""
+        """Release a queue.
+
+        Raises:
+            TxmqError: The broker does not answer; the lock expires by itself.
+        """
         address = await self._session.address_of(queue)
         body = self._request([queue]).write()
         await self._session.request(address, RequestCode.UNLOCK_BATCH_MQ, body=body)
@@ -80,7 +68,7 @@ class BrokerLocks:
 class HeldLocks:
     """The locks that one consumer has now."""
 
-    def __init__(self, locks: QueueLocks, clock: Clock) -> None:
+    def __init__(self, locks: BrokerLocks, clock: Clock) -> None:
         self._locks = locks
         self._clock = clock
         self._until: dict[Queue, float] = {}

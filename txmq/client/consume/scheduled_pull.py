@@ -8,7 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from txmq.client.cluster_client import ClusterClient
@@ -210,12 +209,7 @@ class ScheduledPull(Lifecycle):
         self._stopped = asyncio.Event()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *ending: object) -> None:
         if not self._puller.client.session.owner.is_current:
             return
         self._is_stopping = True

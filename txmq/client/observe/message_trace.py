@@ -210,7 +210,6 @@ def _kind(message: Message) -> MessageKind:
 
 def _store_host(offset_id: str) -> str:
     try:
-        host, port, _ = split_offset_id(offset_id)
+        return split_offset_id(offset_id)[0]
     except RemoteProtocolError:
         return ""  # Brokers name no places for some batches.
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -54,9 +54,7 @@ class Telemetry:
     """
 
     def __init__(
-        self,
-        provider: TracerProvider | None = None,
-        propagator: TextMapPropagator | None = None,
+        self, provider: TracerProvider | None = None, propagator: TextMapPropagator | None = None
     ) -> None:
         try:
             from opentelemetry import context, propagate, trace
@@ -276,11 +274,7 @@ class _TransactionSpans:
 class _HandlerSpans:
     def __init__(self, telemetry: Telemetry, about: Mapping[str, Any]) -> None:
         self._telemetry = telemetry
-        self._about = {
-            **_SYSTEM,
-            **_operation("process", "process"),
-            **about,
-        }
+        self._about = {**_SYSTEM, **_operation("process", "process"), **about}
 
     def before_handler(self, messages: Sequence[ReceivedMessage]) -> AfterHandler:
         telemetry = self._telemetry

@@ -1,16 +1,16 @@
 """Trace records of a message's life, as stock clients write them and tools read them. Pure.
 
-A record is a line of fields, ``0x01`` between them and ``0x02`` behind the last. Records travel in
-the bodies of ordinary messages of a trace topic, whose keys are the ids and keys of the traced
-messages, so that a message's id finds all its records.
+A record is a line of fields, ``0x01`` between them and ``0x02`` behind the last; its class declares
+them in this order. Records travel in the bodies of ordinary messages of a trace topic, whose keys
+are the ids and keys of the traced messages, so that a message's id finds all its records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from txmq.errors import RemoteProtocolError
 from txmq.limits import KEYS_PER_MESSAGE_MAX
@@ -150,30 +150,8 @@ def encode(records: Iterable[TraceRecord]) -> bytes:
 
 
 def _line(record: TraceRecord) -> str:
-    return _FIELD.join([_written(value) for value in _fields(record)]) + _END
-
-
-def _fields(record: TraceRecord) -> tuple[str | int, ...]:
-    match record:
-        case SendRecord() as r:
-            return (
-                "Pub", r.at_ms, r.region, r.group, r.topic, r.id, r.tags, r.keys, r.store_host,
-                r.body_bytes, r.cost_ms, int(r.kind), r.offset_id, r.is_success,
-            )  # fmt: skip
-        case HandlerStart() as r:
-            return (
-                "SubBefore", r.at_ms, r.region, r.group, r.request_id, r.id, r.attempts, r.keys
-            )  # fmt: skip
-        case HandlerEnd() as r:
-            return (
-                "SubAfter", r.request_id, r.id, r.cost_ms, r.is_success, r.keys, int(r.outcome),
-                r.at_ms, r.group,
-            )  # fmt: skip
-        case DecisionRecord() as r:
-            return (
-                "EndTransaction", r.at_ms, r.region, r.group, r.topic, r.id, r.tags, r.keys,
-                r.store_host, int(r.kind), r.transaction_id, r.state, r.is_after_check,
-            )  # fmt: skip
+    values = [getattr(record, field.name) for field in fields(record)]
+    return _FIELD.join([_NAMES[type(record)], *[_written(value) for value in values]]) + _END
 
 
 def _written(value: str | int) -> str:
@@ -193,60 +171,50 @@ def decode(body: bytes) -> list[TraceRecord]:
     """
     found: list[TraceRecord] = []
     for line in body.decode(errors="replace").split(_END):
-        name, *fields = line.split(_FIELD)
-        reader = _READERS.get(name)
-        if reader is None:
+        name, *texts = line.split(_FIELD)
+        if name not in _KINDS:
             continue
         try:
-            found.append(reader(["" if field == _NULL else field for field in fields]))
-        except (IndexError, ValueError) as error:
+            found.append(_read(name, ["" if text == _NULL else text for text in texts]))
+        except ValueError as error:
             raise RemoteProtocolError(f"a trace record {name} cannot be read: {line!r}") from error
     return found
 
 
-def _sent(f: Sequence[str]) -> SendRecord:
-    # Old clients name no place, and newer ones say in the end where the client itself runs.
-    has_place = len(f) > 12
-    return SendRecord(
-        at_ms=int(f[0]), region=f[1], group=f[2], topic=f[3], id=f[4], tags=f[5], keys=f[6],
-        store_host=f[7], body_bytes=int(f[8]), cost_ms=int(f[9]), kind=MessageKind(int(f[10])),
-        offset_id=f[11] if has_place else "", is_success=_is_true(f[12 if has_place else 11]),
-    )  # fmt: skip
-
-
-def _begun(f: Sequence[str]) -> HandlerStart:
-    return HandlerStart(
-        at_ms=int(f[0]), region=f[1], group=f[2], request_id=f[3], id=f[4], attempts=int(f[5]),
-        keys=f[6],
-    )  # fmt: skip
-
-
-def _handled(f: Sequence[str]) -> HandlerEnd:
-    return HandlerEnd(
-        request_id=f[0], id=f[1], cost_ms=int(f[2]), is_success=_is_true(f[3]), keys=f[4],
-        outcome=HandlerOutcome(int(f[5])) if len(f) > 5 else HandlerOutcome.CONSUMED,
-        at_ms=int(f[6]) if len(f) > 7 else 0, group=f[7] if len(f) > 7 else "",
-    )  # fmt: skip
-
-
-def _decided(f: Sequence[str]) -> DecisionRecord:
-    return DecisionRecord(
-        at_ms=int(f[0]), region=f[1], group=f[2], topic=f[3], id=f[4], tags=f[5], keys=f[6],
-        store_host=f[7], kind=MessageKind(int(f[8])), transaction_id=f[9], state=f[10],
-        is_after_check=_is_true(f[11]),
-    )  # fmt: skip
+def _read(name: str, texts: list[str]) -> TraceRecord:
+    kind, count = _KINDS[name]
+    if len(texts) < count:
+        raise ValueError(f"it has {len(texts)} fields, not {count}")
+    if kind is SendRecord and len(texts) == count:
+        # Old clients name no place, and newer ones say in the end where the client itself runs.
+        texts.insert(_OFFSET_ID_AT, "")
+    if kind is HandlerEnd and len(texts) == _WITHOUT_GROUP:
+        texts.pop()
+    pairs = zip(fields(kind), texts, strict=False)
+    return kind(**{field.name: _READERS[str(field.type)](text) for field, text in pairs})
 
 
 def _is_true(text: str) -> bool:
     return text.lower() == "true"
 
 
-_READERS: Final[Mapping[str, Callable[[Sequence[str]], TraceRecord]]] = {
-    "Pub": _sent,
-    "SubBefore": _begun,
-    "SubAfter": _handled,
-    "EndTransaction": _decided,
+_READERS: Final[Mapping[str, Callable[[str], Any]]] = {
+    "str": str,
+    "int": int,
+    "bool": _is_true,
+    "MessageKind": lambda text: MessageKind(int(text)),
+    "HandlerOutcome": lambda text: HandlerOutcome(int(text)),
 }
+_KINDS: Final[Mapping[str, tuple[type[TraceRecord], int]]] = {
+    "Pub": (SendRecord, 12),
+    "SubBefore": (HandlerStart, 7),
+    "SubAfter": (HandlerEnd, 5),
+    "EndTransaction": (DecisionRecord, 12),
+}
+"""The kinds by name, each with the number of fields that the oldest clients write."""
+_NAMES: Final = {kind: name for name, (kind, _) in _KINDS.items()}
+_OFFSET_ID_AT: Final = 11
+_WITHOUT_GROUP: Final = 7
 
 
 # Gathering

@@ -12,12 +12,11 @@ import asyncio
 from collections import deque
 from itertools import compress
 
-from txmq.client.send.pending_sends import PendingSend, PendingSends, copy_error
+from txmq.client.send.pending_sends import PendingSends, copy_error
 from txmq.client.send_request import (
     STORED_BYTES,
     Envelope,
     Packing,
-    SendRequest,
     bundled,
     compressed,
     packed_size,
@@ -95,16 +94,8 @@ class Accumulator:
             envelope: The uncompressed message, which may be in a batch. Its bytes already count as
                 in flight.
             queue: Its queue; ``None`` lets the rotation choose.
-
-        Raises:
-            LocalProtocolError: The message cannot be in a batch; its bytes are released.
         """
-        size = len(envelope.body)
-        try:
-            packed = packed_size(envelope)
-        except TxmqError:
-            self._pending.release(size)
-            raise
+        size, packed = len(envelope.body), packed_size(envelope)
         line = self._lines.get((envelope.topic, queue))
         if line is None or line.batch.packed + packed > self._bytes_max:
             line = self._line_with_room(envelope.topic, queue, line)
@@ -159,8 +150,8 @@ class Accumulator:
                 return
         envelopes = batch.envelopes
         try:
-            request = (
-                SendRequest(compressed(envelopes[0], self._packing))
+            envelope = (
+                compressed(envelopes[0], self._packing)
                 if len(envelopes) == 1
                 else bundled(envelopes)
             )
@@ -168,13 +159,12 @@ class Accumulator:
             pending.release(batch.bytes)
             _fail_all(batch.futures, error)
             return
-        batch.envelopes = []  # The request holds their bytes now.
+        batch.envelopes = []  # The batch holds their bytes now.
         retries = pending.settings.retries if line.queue is None else 0
-        send = PendingSend(pending, request, line.queue, retries, batch.bytes, is_single=False)
         line.is_busy = line.queue is not None
         futures = batch.futures
+        send = pending.start(envelope, line.queue, retries, batch.bytes, is_single=False)
         send.future.add_done_callback(lambda done: self._arrived(line, futures, done))
-        pending.start(send)
 
     def _arrived(
         self,

@@ -70,7 +70,7 @@ class Producer(Lifecycle):
     ) -> None:
         check_name("producer group", group, GROUP_CHARS_MAX)
         self.settings = chosen = settings_or(ProducerSettings, settings)
-        self._group = group
+        self.group = group
         self.client, self._is_own = client_of(names, network, clock, entropy)
         self._sender: Sender | None = None
         self._requester = Requester(self.client, group, chosen)
@@ -87,24 +87,24 @@ class Producer(Lifecycle):
                 undo.push_async_callback(self.client.__aexit__, None, None, None)
             undo.push_async_callback(self.client.leave, self)
             await self.client.join(self)
-            pending = PendingSends(self.client.session, self._group, self.settings)
+            pending = PendingSends(self.client.session, self.group, self.settings)
             await self._open_hooks(pending)
             undo.pop_all()
-        self._sender = Sender(pending, self._group, self._requester)
+        self._sender = Sender(pending, self.group, self._requester)
         return self
 
     async def _open_hooks(self, pending: PendingSends) -> None:
         hooks: list[SendHook] = []
         if self.settings.is_traced:
-            inner = Producer(trace_group(self._group, "PRODUCE"), self.client, TRACE_SETTINGS)
+            inner = Producer(trace_group(self.group, "PRODUCE"), self.client, TRACE_SETTINGS)
             tracer = Tracer(inner, self.settings.trace_topic, pending.clock)
             await tracer.open()
-            trace = SendTrace(tracer, self._group, pending.session.ids)
+            trace = SendTrace(tracer, self.group, pending.session.ids)
             self._tracer, pending.on_answer = tracer, trace.on_answer
             hooks.append(trace)
         telemetry = self.client.settings.telemetry
         if telemetry is not None and self.settings is not TRACE_SETTINGS:
-            hooks.append(telemetry.of_producer(self._group, self.client.id))
+            hooks.append(telemetry.of_producer(self.group, self.client.id))
         self._hooks = SendHooks(hooks) if hooks else None
 
     async def __aexit__(
@@ -130,14 +130,9 @@ class Producer(Lifecycle):
 
     # A member of its group
 
-    @property
-    def group(self) -> str:
-        """The producer group."""
-        return self._group
-
     def registration(self) -> ProducerRegistration:
         """What it registers with brokers."""
-        return ProducerRegistration(self._group)
+        return ProducerRegistration(self.group)
 
     def rebalance_soon(self) -> None:
         """Do nothing: a producer has no queues."""
@@ -248,7 +243,7 @@ class Producer(Lifecycle):
             UsageError: The producer is not open.
         """
         self._open()
-        return await self.client.admin.recall(topic, handle, group=self._group)
+        return await self.client.admin.recall(topic, handle, group=self.group)
 
     # Requests
 
@@ -303,12 +298,14 @@ class Producer(Lifecycle):
         return await self.send(message, select(queues, message, arg))
 
     def _open(self) -> Sender:
-        if self._sender is None:
+        sender, owner = self._sender, self.client.session.owner
+        if sender is None:
             raise UsageError(
                 "this producer is not open; use it with 'async with', or await its start()"
             )
-        self.client.session.owner.check()
-        return self._sender
+        if not owner.is_current:
+            owner.check()
+        return sender
 
 
 def _by_key(queues: Sequence[Queue], message: Message, key: str | bytes | int) -> Queue:

@@ -185,12 +185,12 @@ class Requester:
                 continue  # The request is not sent there either.
         strangers = [address for address in masters if not self._is_known(address)]
         if strangers:
-            self._told = {at: on for at, on in self._told.items() if session.ready(at) is on}
+            self._told = {at: on for at, on in self._told.items() if session.pool.ready(at) is on}
             await asyncio.gather(*[self._introduce_at(address) for address in strangers])
 
     def _is_known(self, address: str) -> bool:
         connection = self._told.get(address)
-        return connection is not None and connection is self._client.session.ready(address)
+        return connection is not None and connection is self._client.session.pool.ready(address)
 
     async def _introduce_at(self, address: str) -> None:
         connection = await self._client.beat_at(address)

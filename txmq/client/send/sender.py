@@ -17,12 +17,11 @@ import msgspec
 from txmq.client.names import check_name
 from txmq.client.routes import Route
 from txmq.client.send.accumulator import Accumulator
-from txmq.client.send.pending_sends import PendingSend, PendingSends
+from txmq.client.send.pending_sends import PendingSends
 from txmq.client.send.request_reply import Reply, Requester
 from txmq.client.send_request import (
     Envelope,
     Packing,
-    SendRequest,
     bundled,
     common_topic,
     packed_size,
@@ -107,13 +106,12 @@ class Sender:
             if not pending.take(size):
                 await self._wait_for_room(size)
             return await accumulator.add(envelope, queue)
-        request = SendRequest(sealed(message, self._ids.next(), self._packing))
+        envelope = sealed(message, self._ids.next(), self._packing)
         size = len(message.body)
         if not pending.take(size):
             await self._wait_for_room(size)
         retries = self.settings.retries if queue is None else 0
-        send = PendingSend(pending, request, queue, retries, size)
-        pending.start(send)
+        send = pending.start(envelope, queue, retries, size)
         try:
             result: SendResult = await send.future
         except asyncio.CancelledError:
@@ -129,16 +127,16 @@ class Sender:
         Raises:
             TxmqError: As for :meth:`send`.
         """
-        _check_queue(message, queue)
+        if queue is not None:
+            _check_queue(message, queue)
         pending, size = self.pending, len(message.body)
         envelope = sealed(message, "", self._packing)  # The message has an id.
         flags = envelope.sys_flag | _PREPARED
-        request = SendRequest(msgspec.structs.replace(envelope, sys_flag=flags))
+        envelope = msgspec.structs.replace(envelope, sys_flag=flags)
         if not pending.take(size):
             await self._wait_for_room(size)
         retries = self.settings.retries if queue is None else 0
-        send = PendingSend(pending, request, queue, retries, size, is_once=True)
-        pending.start(send)
+        send = pending.start(envelope, queue, retries, size, is_once=True)
         try:
             result: SendResult = await send.future
         except asyncio.CancelledError:
@@ -156,32 +154,30 @@ class Sender:
             if not pending.take(len(envelope.body)):
                 raise self._no_room(len(envelope.body))
             return accumulator.add(envelope, queue)
-        request = SendRequest(sealed(message, self._ids.next(), self._packing))
+        envelope = sealed(message, self._ids.next(), self._packing)
         size = len(message.body)
         if not pending.take(size):
             raise self._no_room(size)
         retries = self.settings.retries_nowait
-        send = PendingSend(pending, request, queue, retries, size, is_nowait=True)
-        pending.start(send)
-        return send.future
+        return pending.start(envelope, queue, retries, size, is_nowait=True).future
 
     async def send_oneway(self, message: Message, queue: Queue | None) -> None:
         """See :meth:`txmq.client.send.producer.Producer.send_oneway`."""
         pending, session = self.pending, self._session
         _check_queue(message, queue)
-        request = SendRequest(self._sealed(message))
+        envelope = self._sealed(message)
         async with _limited(self.settings.timeout_s):
             route = await self._route(message.topic)
             queue = queue or pending.next_queue(route)
             address = route.master(queue.broker)
-            connection = session.ready(address) or await session.connection(address)
+            connection = session.pool.ready(address) or await session.connection(address)
             if connection.is_backed_up:
                 await connection.writable()
-        head = request.head(
-            pending.form(queue), connection.number(), queue.number, session.clock.wall_ms(),
-            is_oneway=True,
+        head = pending.form(queue).head(
+            connection.number(), queue.number, envelope.sys_flag, session.clock.wall_ms(),
+            envelope.flag, envelope.properties, len(envelope.body), is_oneway=True,
         )  # fmt: skip
-        connection.post_oneway(head, request.body)
+        connection.post(0, None, 0.0, head, envelope.body)
 
     # Several
 
@@ -207,13 +203,12 @@ class Sender:
         return results
 
     async def _send_part(self, part: list[Envelope], queue: Queue | None) -> list[SendResult]:
-        pending, request = self.pending, bundled(part)
-        size = len(request.body)
+        pending, envelope = self.pending, bundled(part)
+        size = len(envelope.body)
         if not pending.take(size):
             await self._wait_for_room(size)
         retries = self.settings.retries if queue is None else 0
-        send = PendingSend(pending, request, queue, retries, size, is_single=False)
-        pending.start(send)
+        send = pending.start(envelope, queue, retries, size, is_single=False)
         try:
             results: list[SendResult] = await send.future
         except asyncio.CancelledError:

@@ -120,9 +120,11 @@ class Coordinator:
         data, unique, tags_code, hashes, group, immunity_s = arrival
         key = transaction_key(unique)
         halves = self.halves
-        if halves.knows(key) and (known := self._known(key)) is not None:
+        table, opening = halves.pending.table, halves.opening
+        is_known = key in table or key in opening or key in halves.recent or key in halves.older
+        if is_known and (known := self._known(key)) is not None:
             return self._again(known, key, topic, unique, body)
-        if len(halves.pending.table) + len(halves.opening) >= self.settings.pending_max:
+        if len(table) + len(opening) >= self.settings.pending_max:
             raise BrokerBusy(
                 f"{self.settings.pending_max} transactions are open, which is the limit; "
                 "decide some, or raise transaction.pending_max"
@@ -263,7 +265,7 @@ class Coordinator:
         self.halves.decide(found.key, half, _EVENTS[event], source, now_ms, reason)
         if event is _COMMIT:
             self.tally.committed += 1
-            topic = self._topics.find(half.queue.topic)
+            topic = self._topics.by_name.get(half.queue.topic)
             if topic is not None:
                 topic.put_count += 1
                 topic.put_bytes += half.size

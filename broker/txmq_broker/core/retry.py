@@ -53,7 +53,7 @@ _WRITTEN_ANEW: Final = frozenset(
 
 
 class RetryVerdict(NamedTuple):
-    """Whether a failed message comes again."""
+    """True if a failed message comes again."""
 
     level: int
     """The delay level it waits for."""

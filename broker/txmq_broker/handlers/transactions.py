@@ -59,7 +59,7 @@ class TransactionHandlers:
         self._pending = parts.coordinator.halves.pending
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {
             RequestCode.END_TRANSACTION: self.end,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume_check,

@@ -88,11 +88,11 @@ class Checker:
         else:
             self.checks.arm(key, now + self._coordinator.settings.timeout)
 
-    def _arm_immune(self, key: int, seconds: int, now: float) -> None:
+    def _arm_immune(self, key: int, seconds: int, now: float) -> bool:
         # Step by step: a transaction that is decided early must not be remembered until the end.
         if seconds > STEP_S:
             self._immune_until[key] = now + seconds
-        self.checks.arm(key, now + min(seconds, STEP_S))
+        return self.checks.arm(key, now + min(seconds, STEP_S))
 
     # Events
 
@@ -100,16 +100,16 @@ class Checker:
         """Half messages and decisions are safe."""
         checks, timeout = self.checks, self._coordinator.settings.timeout
         if span.halves:
-            now, was = self._clock.monotonic(), checks.next_due()
+            now = self._clock.monotonic()
             usual = [key for key, _, immunity_s, _, _ in span.halves if not immunity_s]
-            checks.arm_all(usual, now + timeout)
+            is_next = checks.arm_all(usual, now + timeout)
             if len(usual) < len(span.halves):
                 for key, _, immunity_s, _, _ in span.halves:
                     if immunity_s:
-                        self._arm_immune(key, immunity_s, now)
-            if was is None or checks.next_due() != was:
+                        is_next |= self._arm_immune(key, immunity_s, now)
+            if is_next:
                 self._wake.set()
-        if checks.is_busy or self._immune_until:
+        if checks.asked or checks.current or checks.stranded or self._immune_until:
             for key, _, half, kind, _ in span.markers:
                 if kind is not DecisionKind.PARKED:
                     checks.forget(key)
@@ -228,7 +228,7 @@ class Checker:
         return half._replace(checks=half.checks + 1)
 
     def _choose(self, half: Half, avoided: Connection | None) -> Member[Connection] | None:
-        """Who is asked: first the producer that sent it, then the others of its group in turn.
+        """Return the producer to ask: first the one that sent it, then the others of its group.
 
         Whose turn it is follows from how many checks brought nothing, so nothing is kept for it;
         where the transaction lies has different ones begin with different members.

@@ -62,7 +62,7 @@ class ConsumeQueue:
         self._tail = bytearray()
         self._tail_first = floor
         self.has_jumped = False
-        """Whether the next chunk must hold this queue's next offset although it has no entry."""
+        """True if the next chunk must hold this queue's next offset although it has no entry."""
 
     @property
     def min_offset(self) -> int:
@@ -80,12 +80,8 @@ class ConsumeQueue:
         """Entries that no index file holds yet."""
         return len(self._tail) // ENTRY.size
 
-    def publish(self, position: int, size: int, tags_code: int, checksum: int) -> None:
-        """Make the next message visible."""
-        self._tail += ENTRY.pack(position, size, tags_code, checksum)
-
-    def publish_packed(self, entries: bytes) -> None:
-        """Make many messages visible at once; their entries are packed as :data:`ENTRY`."""
+    def publish(self, entries: bytes) -> None:
+        """Make the next messages visible; their entries are packed as :data:`ENTRY`."""
         self._tail += entries
 
     def restore(self, offset: int, entry: Entry) -> bool:
@@ -119,7 +115,7 @@ class ConsumeQueue:
         self.has_jumped = True
 
     def next_kept(self, offset: int) -> int:
-        """The first offset from this one on that is not in a gap; at most the next new one."""
+        """Return the first offset outside a gap, from this one on; at most the next new one."""
         if offset >= self._tail_first:
             return offset
         at = bisect_right(self._firsts, offset) - 1

@@ -28,13 +28,13 @@ QueueOffsets = Mapping[str, Mapping[int, int]]
 
 
 class Evidence(NamedTuple):
-    """What the files beside the log prove."""
+    """The facts that the files beside the log prove."""
 
     mark: Mark | None
     chunks: list[tuple[str, Chunk]]
     """The chunks of indexes that reach behind the end of the log, with their files."""
     floors_end: int
-    """How far the log was durable when the floors were saved."""
+    """The position up to which the log was durable when the floors were saved."""
     committed: QueueOffsets
     """The highest offset that any group committed."""
     queues: Iterable[ConsumeQueue]
@@ -42,18 +42,18 @@ class Evidence(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What the log lost, by the evidence."""
+    """The part that the log lost, by the evidence."""
 
     front: tuple[int, int] | None
     """From where to where it is missing at the beginning."""
     end: int
-    """Where it ended; its own end where nothing is missing there."""
+    """The position at which it ended; its own end if nothing is missing there."""
     proofs: tuple[str, ...]
     """The proofs, one sentence for each."""
     offsets: dict[str, dict[int, int]]
     """The next offset of each queue that is known to have lost messages."""
     is_of_log: bool
-    """Whether a file that follows the log says so, and not offsets alone."""
+    """True if a file that follows the log says so, and not offsets alone."""
 
     def describe(self, end: int) -> str:
         """The loss in words, for a log that ends at a position."""

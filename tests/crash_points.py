@@ -90,7 +90,7 @@ SEAMS: Final = (
     Seam("wake the pulls", PullHandlers, "arrived", _WRITES),
     Seam("answer a held pull", PullHandlers, "_resume", (COMMIT, COPY, DELIVER)),
     Seam("ask the producer", Checker, "_ask", (CHECK,)),
-    Seam("hear that it is unknown", Checker, "said_unknown", (CHECK,)),
+    Seam("hear that it is unknown", Checker, "note_unknown", (CHECK,)),
     Seam("spend the check", Coordinator, "spend_check", (CHECK,)),
     Seam("write the indexes", Checkpoints, "begin", (SAVE,)),
     Seam("note the indexes", Checkpoints, "confirm", (SAVE,)),

@@ -97,8 +97,8 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
         if not owner:
             owner = group
             data += f"PGROUP\x01{group}\x02".encode()
-        said = special.get(properties.CHECK_IMMUNITY)
-        immunity_s = 0 if said is None else seconds_in(said)
+        immunity = special.get(properties.CHECK_IMMUNITY)
+        immunity_s = 0 if immunity is None else seconds_in(immunity)
     if len(owner) > GROUP_CHARS_MAX or not owner.isprintable():
         raise MessageIllegal(producer_group_fault(owner))
     if len(data) > PROPERTIES_OF_HALF_MAX:

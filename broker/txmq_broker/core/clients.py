@@ -114,16 +114,20 @@ class Clients(Generic[C]):
                 changed.append(consumer.group_name)
         return changed
 
-    def _consumes(self, said: ConsumerRegistration, member: Member[C]) -> bool:
-        group = self._consumers.get(said.group_name)
+    def _consumes(self, registration: ConsumerRegistration, member: Member[C]) -> bool:
+        group = self._consumers.get(registration.group_name)
         if group is None:
-            group = self._consumers[said.group_name] = ConsumerGroup(said.group_name)
-        group.consume_type = str(said.consume_type)
-        group.message_model = str(said.message_model)
-        group.consume_from_where = str(said.consume_from_where)
+            group = self._consumers[registration.group_name] = ConsumerGroup(
+                registration.group_name
+            )
+        group.consume_type = str(registration.consume_type)
+        group.message_model = str(registration.message_model)
+        group.consume_from_where = str(registration.consume_from_where)
         is_new = member.connection not in group.members
         group.members[member.connection] = member
-        wanted = {subscription.topic: subscription for subscription in said.subscription_data_set}
+        wanted = {
+            subscription.topic: subscription for subscription in registration.subscription_data_set
+        }
         topics_changed = wanted.keys() != group.subscriptions.keys()
         for topic, subscription in wanted.items():
             known = group.subscriptions.get(topic)

@@ -40,7 +40,7 @@ _OPERATOR: Final = DecisionSource.OPERATOR
 """Kept as names for the hot path, because enum members are slow to access."""
 
 _new: Final = tuple.__new__
-_SPEAKERS: Final = {
+_SOURCES: Final = {
     DecisionSource.PRODUCER: "its producer",
     DecisionSource.CHECK: "a producer's answer to a check",
     DecisionSource.OPERATOR: "an operator",
@@ -215,7 +215,7 @@ class Coordinator:
         half, unique = found
         key = transaction_key(unique)
         known = self.halves.pending.find(key)
-        # A later half message may have the same id; it says nothing about this one.
+        # A later half message may have the same id; it does not affect this one.
         if known is not None and known.offset == offset:
             return key, known, True
         return key, half, False
@@ -284,7 +284,7 @@ class Coordinator:
             found.offset,
             found.state.value,
             event.value,
-            _SPEAKERS[source],
+            _SOURCES[source],
         )
         if found.state is State.COMMITTED:
             raise ShouldCommit("the transaction was committed before; the first decision holds")

@@ -145,7 +145,7 @@ class RelayHandlers:
         _, _, position = split_offset_id(header.msg_id or "")
         data = self._store.record_bytes(position)
         if data is None:
-            raise InternalError(f"there is no message {header.msg_id} here")
+            raise InternalError(f"this broker does not have the message {header.msg_id} here")
         fields = {**request.field_map(), "brokerName": self._identity.name}
         self._later(connection, request, _call(member, request, fields, data))
 

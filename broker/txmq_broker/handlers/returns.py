@@ -74,9 +74,9 @@ class ReturnHandlers:
             # As in RocketMQ, for groups without retries.
             log.warning("group %s has no retry queue: %s is dropped", group, record.offset_id)
             return answer(request)
-        said = header.max_reconsume_times if request.version >= _SAYS_MAXIMUM else None
+        requested = header.max_reconsume_times if request.version >= _SAYS_MAXIMUM else None
         online = self._clients.consumer_group(group)
-        maximum = retry_maximum(said, online, connection, config)
+        maximum = retry_maximum(requested, online, connection, config)
         verdict = judge_retry(record.attempts, maximum, header.delay_level, header.reason or "")
         verdict, text = apply_verdict(record, group, verdict)
         if verdict.reason:

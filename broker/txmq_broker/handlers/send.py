@@ -272,8 +272,8 @@ class SendHandlers:
             # not a half message any more.
             header.sys_flag &= ~_TRANSACTION_BITS
             header.properties = text = properties.without(text, properties.TRANSACTION)
-        said = header.max_reconsume_times
-        maximum = group.retry_max_times if said is None or said < 0 else said
+        requested = header.max_reconsume_times
+        maximum = group.retry_max_times if requested is None or requested < 0 else requested
         reason = exhaustion_reason(attempts, maximum)
         if reason and not header.batch:
             # Stock consumers give up this way if a return fails, or when orderly.

@@ -126,9 +126,9 @@ def _compare_offsets(evidence: Evidence, offsets: dict[str, dict[int, int]]) -> 
 
 
 def new_offsets(missing: Missing, evidence: Evidence, end: int) -> dict[str, dict[int, int]]:
-    """Where each queue goes on so that no offset is given a second time.
+    """Return the next offset of each queue, so that no offset is given a second time.
 
-    Behind the last chunk of an index no file tells which queues the lost messages had. So every
+    Behind the last chunk of an index no file names the queues of the lost messages. So every
     queue goes on as far as if all lost bytes had held its own messages.
     """
     known_to = max([chunk.part.end for _, chunk in evidence.chunks], default=end)
@@ -137,7 +137,7 @@ def new_offsets(missing: Missing, evidence: Evidence, end: int) -> dict[str, dic
     found = {topic: dict(numbers) for topic, numbers in missing.offsets.items()}
     before = 0 if missing.front is None else -(-(missing.front[1] - missing.front[0]) // _SMALLEST)
     for queue in evidence.queues if lost or before else ():
-        # Where the log has messages of a queue, they tell how many lay before them.
+        # Where the log has messages of a queue, their offsets show how many lay before them.
         is_empty = queue.next_offset == queue.floor
         _raise(found, queue.topic, queue.number, queue.next_offset + (before if is_empty else 0))
     for numbers in found.values():

@@ -43,7 +43,7 @@ _NOWHERE: Final = bytes(8)
 
 
 class HalfContent(NamedTuple):
-    """The parts of a half message that tell it from another one."""
+    """The parts of a half message that identify it."""
 
     unique: str
     topic: str

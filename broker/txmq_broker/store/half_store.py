@@ -272,7 +272,7 @@ class HalfStore(HalfReader):
         return True
 
     def loaded(self, changes: Changes) -> None:
-        """Take what a checkpoint says of a part of the log."""
+        """Take the changes that a checkpoint holds for a part of the log."""
         self._open |= dict.fromkeys(changes.opened, False)
         for position in changes.parked:
             if position in self._open:

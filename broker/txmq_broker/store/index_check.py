@@ -179,20 +179,20 @@ class RangeEntries:
         topic, number = queue
         for offset, at in enumerate(range(0, len(data), ENTRY.size), first):
             theirs = data[at : at + ENTRY.size]
-            said = mine.pop(offset, None)
-            if said == theirs:
+            expected = mine.pop(offset, None)
+            if expected == theirs:
                 continue
             entry = ENTRY.unpack(theirs)
             position = entry[0]
-            if said is None and any(start <= position < end for start, end in gaps):
+            if expected is None and any(start <= position < end for start, end in gaps):
                 if not self._is_intact(entry):
                     result.lost.append((queue, offset, position))
-            elif said is None and not gaps:
+            elif expected is None and not gaps:
                 result.differences.append(
                     f"it names offset {offset} of {topic}/{number} at position {position}, "
                     "where the log has no such message"
                 )
-            elif said is None:
+            elif expected is None:
                 # A commit without a copy: the marker is here, and its half message is lost.
                 result.lost.append((queue, offset, position))
             else:

@@ -1,7 +1,7 @@
 """The high-water mark: how far the log was durable, noted beside it after every sync.
 
-The log alone cannot tell that its newest file was cut: what is left looks like a shorter log. The
-mark can. It is written without a sync of its own, so it survives the death of the process, and
+The log alone does not show that its newest file was cut: it looks like a shorter log. The mark
+shows it. It is written without a sync of its own, so it survives the death of the process, and
 after a power cut it may be older than the log; it never claims more than what was durable. A clean
 stop syncs it.
 

@@ -414,7 +414,7 @@ class Broker:
         missing = [
             config
             for config in system_topics(settings)
-            if self.topics.find(config.topic_name) is None
+            if self.topics.by_name.get(config.topic_name) is None
         ]
         for config in missing:
             self.topics.put(config, self.clock.wall_ms())

@@ -30,7 +30,7 @@ __all__ = ["Parts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What a running broker is made of; each family of handlers takes the parts it needs."""
+    """The parts of a running broker; each family of handlers takes the parts it needs."""
 
     settings: BrokerSettings
     """The settings at the start; a change reaches the parts through ``settings_changed``."""

@@ -27,7 +27,7 @@ SOON = ("transaction.timeout=0.3s", "transaction.check_interval=0.2s")
 WITHIN_S = 40
 QUEUES = 4
 LEFT = 30
-NOBODY = f"no producer of {GROUP} is there to be asked"
+NOBODY = f"no producer of {GROUP} is connected"
 
 
 @pytest.fixture

@@ -261,7 +261,7 @@ def test_a_topic_that_could_not_be_saved_takes_no_messages():
         await play.broker.stop()
 
         await play.back()
-        assert play.broker.broker.topics.find(AUTO_TOPIC) is not None
+        assert play.broker.broker.topics.by_name.get(AUTO_TOPIC) is not None
 
     play(act, is_auto_created=True)
 

@@ -56,7 +56,7 @@ class Tables:
 
     def seen(self):
         return {
-            "topics": self.topics.find("Orders") is not None,
+            "topics": self.topics.by_name.get("Orders") is not None,
             "groups": self.groups.find("buyers") is not None,
             "offsets": self.offsets.get("buyers", "Orders", 0),
             "floors": self.floors,
@@ -276,7 +276,7 @@ def test_a_broker_repairs_a_table_as_soon_as_there_is_room(caplog):
         machine.disk.fail_writes(error=errno.ENOSPC)
 
         async with broker_on(machine) as broker:
-            assert broker.topics.find("BenchmarkTest") is not None
+            assert broker.topics.by_name.get("BenchmarkTest") is not None
             machine.disk.repair()
             await asyncio.sleep(2 * ROUND_S)
             caplog.clear()

@@ -254,7 +254,7 @@ def test_silence_is_told_once_and_so_is_its_end(caplog):
         if each.name == "txmq_broker.services.registrar"
     ]
     assert len(said) == 2
-    assert "cannot be told" in said[0]
+    assert "cannot register" in said[0]
     assert "knows this broker again" in said[1]
 
 

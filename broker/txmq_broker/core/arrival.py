@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import MessageIllegal
 from txmq.limits import (
+    GROUP_CHARS_MAX,
     KEYS_PER_MESSAGE_MAX,
     PROPERTIES_BYTES_MAX,
     PROPERTIES_OF_HALF_MAX,
@@ -61,7 +62,7 @@ class HalfArrival(NamedTuple):
 
 
 def is_marked_half(special: dict[str, str] | None) -> bool:
-    """Whether the properties mark a half message; stock clients also mark it in the header."""
+    """Return true if the properties mark a half message; stock clients also use the header."""
     return special is not None and special.get("TRAN_MSG", "").lower() == "true"
 
 
@@ -96,10 +97,10 @@ def as_half(arrival: Arrival, group: str) -> HalfArrival:
         if not owner:
             owner = group
             data += f"PGROUP\x01{group}\x02".encode()
-        said = special.get(properties.CHECK_IMMUNITY)
-        immunity_s = 0 if said is None else seconds_in(said)
-    if fault := producer_group_fault(owner):
-        raise MessageIllegal(fault)
+        immunity = special.get(properties.CHECK_IMMUNITY)
+        immunity_s = 0 if immunity is None else seconds_in(immunity)
+    if len(owner) > GROUP_CHARS_MAX or not owner.isprintable():
+        raise MessageIllegal(producer_group_fault(owner))
     if len(data) > PROPERTIES_OF_HALF_MAX:
         raise MessageIllegal(
             f"a half message's properties have at most {PROPERTIES_OF_HALF_MAX} bytes"

@@ -40,23 +40,21 @@ class OpenCheck(NamedTuple, Generic[C]):
 
 
 class _KeyQueue:
-    """A first-in-first-out queue of keys, eight bytes each."""
+    """A first-in-first-out queue of keys, eight bytes each.
+
+    Attributes:
+        keys: The keys, after some that were taken; empty once all were taken.
+    """
 
     def __init__(self) -> None:
-        self._keys = array("q")
+        self.keys = array("q")
         self._gone = 0
 
-    def __len__(self) -> int:
-        return len(self._keys) - self._gone
-
-    def extend(self, keys: Iterable[int]) -> None:
-        self._keys.extend(keys)
-
     def take(self, count: int) -> array[int]:
-        taken = self._keys[self._gone : self._gone + count]
+        taken = self.keys[self._gone : self._gone + count]
         self._gone += len(taken)
-        if self._gone * 2 > len(self._keys):
-            del self._keys[: self._gone]
+        if self._gone * 2 > len(self.keys):
+            del self.keys[: self._gone]
             self._gone = 0
         return taken
 
@@ -85,18 +83,18 @@ class _KeySet:
         if key not in self:
             self._cells.setdefault(key % _CELLS, array("q")).append(key)
             self._count += 1
-            self._queue.extend((key,))
+            self._queue.keys.append(key)
 
     def discard(self, key: int) -> None:
         if self._left(key):
-            self._tidy.extend([key for key in self._queue.take(_TIDIED) if key in self])
-            if not self._queue:
+            self._tidy.keys.extend([key for key in self._queue.take(_TIDIED) if key in self])
+            if not self._queue.keys:
                 self._queue, self._tidy = self._tidy, self._queue
 
     def take(self, count: int) -> list[int]:
         taken: list[int] = []
         while self._count and len(taken) < count:
-            some = (self._tidy or self._queue).take(count - len(taken))
+            some = (self._tidy if self._tidy.keys else self._queue).take(count - len(taken))
             taken += [key for key in some if self._left(key)]
         return taken
 
@@ -112,56 +110,68 @@ class _KeySet:
 
 
 class Checks(Generic[C]):
-    """The checks of one broker: waiting, due, or open."""
+    """The checks of one broker: waiting, due, or open.
+
+    Attributes:
+        asked: The open checks.
+        current: The valid bucket of transactions that were rescheduled before they came due.
+        stranded: The transactions that wait for a producer, by group.
+    """
 
     def __init__(self) -> None:
         self._buckets: dict[int, _KeyQueue] = {}
         self._order: list[int] = []
-        self._current: dict[int, int] = {}
-        """The valid bucket of transactions that were rescheduled before they came due."""
+        self.current: dict[int, int] = {}
         self._again = _KeyQueue()
         """Due again while their check is still open; they need no further slot."""
         self._ready = _KeyQueue()
-        self._asked: dict[int, OpenCheck[C]] = {}
+        self.asked: dict[int, OpenCheck[C]] = {}
         self._at: dict[C, dict[int, None]] = {}
-        self._stranded: dict[str, _KeySet] = {}
+        self.stranded: dict[str, _KeySet] = {}
 
     # Waiting
 
-    def arm(self, key: int, due: float) -> None:
-        """Schedule a check, not before a time."""
-        if key in self._current:
-            self._current[key] = math.ceil(due / _WIDTH_S)
-        self.arm_all((key,), due)
+    def arm(self, key: int, due: float) -> bool:
+        """Schedule a check, not before a time; returns true like :meth:`arm_all`."""
+        if key in self.current:
+            self.current[key] = math.ceil(due / _WIDTH_S)
+        return self.arm_all((key,), due)
 
     def arm_instead(self, key: int, due: float) -> None:
         """Schedule a check and cancel any earlier schedule of it."""
-        self._current[key] = -1
+        self.current[key] = -1
         self.arm(key, due)
 
     def forget(self, key: int) -> None:
         """Forget the schedule of a decided transaction."""
-        self._current.pop(key, None)
+        self.current.pop(key, None)
 
     def wait_behind(self, key: int) -> bool:
         """Queue a due transaction behind those without a free slot; false if there are none."""
-        if not self._ready:
+        if not self._ready.keys:
             return False
-        self._ready.extend((key,))
+        self._ready.keys.append(key)
         return True
 
-    def arm_all(self, keys: Iterable[int], due: float) -> None:
-        """Schedule checks of transactions that were never scheduled before."""
+    def arm_all(self, keys: Iterable[int], due: float) -> bool:
+        """Schedule checks of transactions that were never scheduled before.
+
+        Returns:
+            True if the time of the next check has changed.
+        """
         number = math.ceil(due / _WIDTH_S)
         bucket = self._buckets.get(number)
-        if bucket is None:
-            bucket = self._buckets[number] = _KeyQueue()
-            heapq.heappush(self._order, number)
-        bucket.extend(keys)
+        if bucket is not None:
+            bucket.keys.extend(keys)
+            return False
+        bucket = self._buckets[number] = _KeyQueue()
+        bucket.keys.extend(keys)
+        heapq.heappush(self._order, number)
+        return self._order[0] == number
 
     def next_due(self) -> float | None:
         """The time of the next due check, or ``None``."""
-        if self._again or (self._ready and len(self._asked) < CHECKS_MAX):
+        if self._again.keys or (self._ready.keys and len(self.asked) < CHECKS_MAX):
             return 0.0
         return self._order[0] * _WIDTH_S if self._order else None
 
@@ -171,50 +181,40 @@ class Checks(Generic[C]):
         while left > 0 and self._order and self._order[0] * _WIDTH_S <= now:
             left -= self._empty(self._order[0], left)
         again = self._again.take(count_max)
-        free = max(0, CHECKS_MAX - len(self._asked))
+        free = max(0, CHECKS_MAX - len(self.asked))
         return [*again, *self._ready.take(min(count_max - len(again), free))]
 
     def _empty(self, number: int, count: int) -> int:
-        bucket, current, asked = self._buckets[number], self._current, self._asked
+        bucket, current, asked = self._buckets[number], self.current, self.asked
         keys = bucket.take(count)
-        if not bucket:
+        if not bucket.keys:
             del self._buckets[number]
             heapq.heappop(self._order)
         if not current and not asked:
-            self._ready.extend(keys)
+            self._ready.keys.extend(keys)
             return len(keys)
         for key in keys:
             if key in current:
                 if current[key] != number:
                     continue
                 current[key] = -1
-            (self._again if key in asked else self._ready).extend((key,))
+            (self._again if key in asked else self._ready).keys.append(key)
         return len(keys)
 
     # Open checks
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether any transaction has more state than its due time."""
-        return bool(self._asked or self._current or self._stranded)
-
-    @property
-    def under_way(self) -> int:
-        """The number of open checks."""
-        return len(self._asked)
-
     def may_ask(self, connection: C) -> bool:
-        """Whether a producer has room for one more open check."""
+        """Return true if a producer has room for one more open check."""
         return len(self._at.get(connection, ())) < CHECKS_PER_PRODUCER_MAX
 
     def ask(self, key: int, connection: C, now: float) -> None:
         """Record a check sent to a producer."""
-        self._asked[key] = OpenCheck(connection, now)
+        self.asked[key] = OpenCheck(connection, now)
         self._at.setdefault(connection, {})[key] = None
 
     def settle(self, key: int) -> OpenCheck[C] | None:
         """End a transaction's open check and return it."""
-        asked = self._asked.pop(key, None)
+        asked = self.asked.pop(key, None)
         if asked is not None:
             there = self._at[asked.connection]
             del there[key]
@@ -226,43 +226,38 @@ class Checks(Generic[C]):
         """End all open checks at a lost connection; returns their keys."""
         keys = list(self._at.pop(connection, ()))
         for key in keys:
-            del self._asked[key]
+            del self.asked[key]
         return keys
 
     # Waiting for a producer
 
     def strand(self, group: str, key: int) -> bool:
         """Keep a transaction until its group has a producer; true if it is the group's first."""
-        waiting = self._stranded.get(group)
+        waiting = self.stranded.get(group)
         is_first = waiting is None
         if waiting is None:
-            waiting = self._stranded[group] = _KeySet()
+            waiting = self.stranded[group] = _KeySet()
         waiting.add(key)
         return is_first
 
     def unstrand(self, group: str, key: int) -> None:
         """Stop waiting for a producer to check a transaction."""
-        waiting = self._stranded.get(group)
+        waiting = self.stranded.get(group)
         if waiting is not None:
             waiting.discard(key)
             if not waiting:
-                del self._stranded[group]
+                del self.stranded[group]
 
     def found(self, group: str, count_max: int = CHECKS_MAX) -> int:
         """Make stranded checks due, because a producer has room for them; returns how many.
 
         ``count_max`` is that room: further checks would come back here at once.
         """
-        waiting = self._stranded.get(group)
+        waiting = self.stranded.get(group)
         if waiting is None:
             return 0
         keys = waiting.take(count_max)
-        self._ready.extend(keys)
+        self._ready.keys.extend(keys)
         if not waiting:
-            del self._stranded[group]
+            del self.stranded[group]
         return len(keys)
-
-    @property
-    def stranded(self) -> dict[str, int]:
-        """The number of transactions that wait for a producer, by group."""
-        return {group: len(waiting) for group, waiting in self._stranded.items()}

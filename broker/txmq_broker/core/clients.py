@@ -45,11 +45,15 @@ class ConsumerGroup(Generic[C]):
 
 
 class Clients(Generic[C]):
-    """All groups with connected clients."""
+    """All groups with connected clients.
+
+    Attributes:
+        producer_groups: All producers by connection, by group.
+    """
 
     def __init__(self) -> None:
         self._consumers: dict[str, ConsumerGroup[C]] = {}
-        self._producers: dict[str, dict[C, Member[C]]] = {}
+        self.producer_groups: dict[str, dict[C, Member[C]]] = {}
         self._groups_of: dict[C, tuple[dict[str, None], dict[str, None]]] = {}
         """Producer and consumer groups by connection, to handle a lost connection fast."""
 
@@ -63,17 +67,7 @@ class Clients(Generic[C]):
 
     def producers(self, group: str) -> list[Member[C]]:
         """The producers of a group."""
-        return list(self._producers.get(group, {}).values())
-
-    def client_id(self, group: str, connection: C) -> str:
-        """The client id of a group's producer on a connection; empty without one."""
-        members = self._producers.get(group)
-        member = members.get(connection) if members else None
-        return member.client_id if member else ""
-
-    def producer_groups(self) -> dict[str, list[Member[C]]]:
-        """All producers by group."""
-        return {group: list(members.values()) for group, members in self._producers.items()}
+        return list(self.producer_groups.get(group, {}).values())
 
     def consumer(self, group: str, client_id: str | None) -> Member[C] | None:
         """The group's consumer with this client id, or any consumer if it is ``None``."""
@@ -91,13 +85,13 @@ class Clients(Generic[C]):
         return None if found is None else found.subscriptions.get(topic)
 
     def lacks_subscription(self, group: str, topic: str) -> bool:
-        """Whether a connected group has subscriptions, but none to this topic."""
+        """Return true if a connected group has subscriptions, but none to this topic."""
         found = self._consumers.get(group)
         return found is not None and bool(found.subscriptions) and topic not in found.subscriptions
 
     def find_client(self, client_id: str) -> C | None:
         """A connection of the producer with this client id."""
-        for members in self._producers.values():
+        for members in self.producer_groups.values():
             for member in members.values():
                 if member.client_id == client_id:
                     return member.connection
@@ -110,7 +104,7 @@ class Clients(Generic[C]):
         produces, consumes = self._groups_of.setdefault(connection, ({}, {}))
         for producer in beat.producer_data_set:
             produces[producer.group_name] = None
-            members = self._producers.setdefault(producer.group_name, {})
+            members = self.producer_groups.setdefault(producer.group_name, {})
             members[connection] = Member(connection, beat.client_id, language, version, now)
         changed: list[str] = []
         for consumer in beat.consumer_data_set:
@@ -120,16 +114,20 @@ class Clients(Generic[C]):
                 changed.append(consumer.group_name)
         return changed
 
-    def _consumes(self, said: ConsumerRegistration, member: Member[C]) -> bool:
-        group = self._consumers.get(said.group_name)
+    def _consumes(self, registration: ConsumerRegistration, member: Member[C]) -> bool:
+        group = self._consumers.get(registration.group_name)
         if group is None:
-            group = self._consumers[said.group_name] = ConsumerGroup(said.group_name)
-        group.consume_type = str(said.consume_type)
-        group.message_model = str(said.message_model)
-        group.consume_from_where = str(said.consume_from_where)
+            group = self._consumers[registration.group_name] = ConsumerGroup(
+                registration.group_name
+            )
+        group.consume_type = str(registration.consume_type)
+        group.message_model = str(registration.message_model)
+        group.consume_from_where = str(registration.consume_from_where)
         is_new = member.connection not in group.members
         group.members[member.connection] = member
-        wanted = {subscription.topic: subscription for subscription in said.subscription_data_set}
+        wanted = {
+            subscription.topic: subscription for subscription in registration.subscription_data_set
+        }
         topics_changed = wanted.keys() != group.subscriptions.keys()
         for topic, subscription in wanted.items():
             known = group.subscriptions.get(topic)
@@ -145,9 +143,9 @@ class Clients(Generic[C]):
         return consumer_group is not None and self._leave_consumers(connection, consumer_group)
 
     def _leave_producers(self, connection: C, name: str) -> None:
-        members = self._producers.get(name)
+        members = self.producer_groups.get(name)
         if members is not None and members.pop(connection, None) is not None and not members:
-            del self._producers[name]
+            del self.producer_groups[name]
 
     def _leave_consumers(self, connection: C, name: str) -> bool:
         group = self._consumers.get(name)
@@ -171,7 +169,7 @@ class Clients(Generic[C]):
             quiet |= {
                 member.connection: None for member in group.members.values() if _silent(member, now)
             }
-        for members in self._producers.values():
+        for members in self.producer_groups.values():
             quiet |= {
                 member.connection: None for member in members.values() if _silent(member, now)
             }

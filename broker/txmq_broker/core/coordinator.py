@@ -40,7 +40,7 @@ _OPERATOR: Final = DecisionSource.OPERATOR
 """Kept as names for the hot path, because enum members are slow to access."""
 
 _new: Final = tuple.__new__
-_SPEAKERS: Final = {
+_SOURCES: Final = {
     DecisionSource.PRODUCER: "its producer",
     DecisionSource.CHECK: "a producer's answer to a check",
     DecisionSource.OPERATOR: "an operator",
@@ -120,9 +120,11 @@ class Coordinator:
         data, unique, tags_code, hashes, group, immunity_s = arrival
         key = transaction_key(unique)
         halves = self.halves
-        if halves.knows(key) and (known := self._known(key)) is not None:
+        table, opening = halves.pending.table, halves.opening
+        is_known = key in table or key in opening or key in halves.recent or key in halves.older
+        if is_known and (known := self._known(key)) is not None:
             return self._again(known, key, topic, unique, body)
-        if len(halves.pending.table) + len(halves.opening) >= self.settings.pending_max:
+        if len(table) + len(opening) >= self.settings.pending_max:
             raise BrokerBusy(
                 f"{self.settings.pending_max} transactions are open, which is the limit; "
                 "decide some, or raise transaction.pending_max"
@@ -213,7 +215,7 @@ class Coordinator:
         half, unique = found
         key = transaction_key(unique)
         known = self.halves.pending.find(key)
-        # A later half message may have the same id; it says nothing about this one.
+        # A later half message may have the same id; it does not affect this one.
         if known is not None and known.offset == offset:
             return key, known, True
         return key, half, False
@@ -263,7 +265,7 @@ class Coordinator:
         self.halves.decide(found.key, half, _EVENTS[event], source, now_ms, reason)
         if event is _COMMIT:
             self.tally.committed += 1
-            topic = self._topics.find(half.queue.topic)
+            topic = self._topics.by_name.get(half.queue.topic)
             if topic is not None:
                 topic.put_count += 1
                 topic.put_bytes += half.size
@@ -282,7 +284,7 @@ class Coordinator:
             found.offset,
             found.state.value,
             event.value,
-            _SPEAKERS[source],
+            _SOURCES[source],
         )
         if found.state is State.COMMITTED:
             raise ShouldCommit("the transaction was committed before; the first decision holds")

@@ -57,7 +57,7 @@ class ConsumeProgress(Generic[C]):
 
         While the group is connected, topics without a subscription are left out.
         """
-        found = [self._topics.find(name) for name in named or self._offsets.topics_of(group)]
+        found = [self._topics.by_name.get(name) for name in named or self._offsets.topics_of(group)]
         return [
             topic
             for topic in found

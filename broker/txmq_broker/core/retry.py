@@ -53,7 +53,7 @@ _WRITTEN_ANEW: Final = frozenset(
 
 
 class RetryVerdict(NamedTuple):
-    """Whether a failed message comes again."""
+    """True if a failed message comes again."""
 
     level: int
     """The delay level it waits for."""
@@ -62,7 +62,7 @@ class RetryVerdict(NamedTuple):
 
 
 def retry_maximum(
-    said: int | None, online: ConsumerGroup[C] | None, speaker: C, config: GroupConfig
+    requested: int | None, online: ConsumerGroup[C] | None, connection: C, config: GroupConfig
 ) -> int:
     """The maximum number of retries of a group, after a request that may state one.
 
@@ -70,10 +70,10 @@ def retry_maximum(
     default of stock consumers, or no number, changes nothing: an earlier member's number holds, or
     else the group's setting.
     """
-    if said is not None and said >= 0 and said != USUAL_MAXIMUM:
-        if online is not None and speaker in online.members:
-            online.attempts_max = said
-        return said
+    if requested is not None and requested >= 0 and requested != USUAL_MAXIMUM:
+        if online is not None and connection in online.members:
+            online.attempts_max = requested
+        return requested
     known = None if online is None else online.attempts_max
     return config.retry_max_times if known is None else known
 

@@ -163,7 +163,7 @@ class Schedule:
         waited = self._delays.read(due)
         text = waited.properties
         name, number = _real_place(waited)
-        topic = self._topics.find(name)
+        topic = self._topics.by_name.get(name)
         if topic is None:
             # As in RocketMQ: the message is there if the topic is created again.
             queue = self._store.queue(name, number)

@@ -76,12 +76,12 @@ class Topic:
 
     @property
     def is_writeable(self) -> bool:
-        """Whether messages may be sent to it."""
+        """True if messages may be sent to it."""
         return bool(self.config.perm & Perm.WRITE)
 
     @property
     def is_readable(self) -> bool:
-        """Whether messages may be pulled from it."""
+        """True if messages may be pulled from it."""
         return bool(self.config.perm & Perm.READ)
 
 
@@ -91,7 +91,7 @@ class Topics:
     def __init__(self, store: MessageStore, defaults: TopicDefaults) -> None:
         self._store = store
         self.defaults = defaults
-        self._topics: dict[str, Topic] = {}
+        self.by_name: dict[str, Topic] = {}
         self.sendable: dict[str, Topic] = {}
         """The topics that clients may send to without further checks, for the hot path."""
         self._system: set[str] = set()
@@ -101,10 +101,10 @@ class Topics:
         self._settled = TopicConfigs()
 
     def __iter__(self) -> Iterator[Topic]:
-        return iter(self._topics.values())
+        return iter(self.by_name.values())
 
     def __len__(self) -> int:
-        return len(self._topics)
+        return len(self.by_name)
 
     def load(self, saved: TopicConfigs, system: Iterable[TopicConfig]) -> None:
         """Load the saved topics and create the system topics."""
@@ -114,7 +114,7 @@ class Topics:
         for config in system:
             name = config.topic_name
             self._system.add(name)
-            known = self._topics.get(name)
+            known = self.by_name.get(name)
             # Settings may have changed since: more delay levels, or other defaults for new topics.
             if (
                 known is None
@@ -125,7 +125,7 @@ class Topics:
 
     def saved(self) -> TopicConfigs:
         """All topics in the form that is saved and registered with name servers."""
-        table = {topic.name: topic.config for topic in self._topics.values()}
+        table = {topic.name: topic.config for topic in self.by_name.values()}
         return TopicConfigs(data_version=self.version, topic_config_table=table)
 
     def settle(self) -> None:
@@ -135,17 +135,13 @@ class Topics:
     def undo(self) -> None:
         """Restore the topics that were saved last; a restart must know all topics with messages."""
         kept = self._settled.topic_config_table
-        for name in [name for name in self._topics if name not in kept]:
-            del self._topics[name]
+        for name in [name for name in self.by_name if name not in kept]:
+            del self.by_name[name]
             self.sendable.pop(name, None)
         for name, config in kept.items():
-            if name not in self._topics or self._topics[name].config is not config:
+            if name not in self.by_name or self.by_name[name].config is not config:
                 self._put(config)
         self.version = self._settled.data_version
-
-    def find(self, name: str) -> Topic | None:
-        """A topic, or ``None``."""
-        return self._topics.get(name)
 
     def get(self, name: str) -> Topic:
         """A topic that must exist.
@@ -153,13 +149,13 @@ class Topics:
         Raises:
             TopicNotFound: It does not exist.
         """
-        found = self._topics.get(name)
+        found = self.by_name.get(name)
         if found is None:
             raise TopicNotFound(f"topic[{name}] not exist, apply first please!")
         return found
 
     def is_system(self, name: str) -> bool:
-        """Whether a topic belongs to the broker itself."""
+        """Return true if a topic belongs to the broker itself."""
         return name in self._system or name in CLOSED_TO_CLIENTS or name.startswith("rmq_sys_")
 
     def put(self, config: TopicConfig, now_ms: int) -> Topic:
@@ -173,7 +169,7 @@ class Topics:
         queues = (config.read_queue_nums, config.write_queue_nums)
         if min(queues) < 0 or not 1 <= max(queues) <= QUEUES_MAX:
             raise InternalError(f"a topic has from 1 to {QUEUES_MAX} queues")
-        if config.topic_name not in self._topics and len(self._topics) >= TOPICS_MAX:
+        if config.topic_name not in self.by_name and len(self.by_name) >= TOPICS_MAX:
             raise NoPermission(f"this broker has {TOPICS_MAX} topics, which is the limit")
         self._changed(now_ms)
         return self._put(config)
@@ -182,9 +178,9 @@ class Topics:
         name = config.topic_name
         count = max(config.read_queue_nums, config.write_queue_nums)
         queues = [self._store.queue(name, number) for number in range(count)]
-        topic = self._topics.get(name)
+        topic = self.by_name.get(name)
         if topic is None:
-            topic = self._topics[name] = Topic(config, queues)
+            topic = self.by_name[name] = Topic(config, queues)
         else:
             topic.config, topic.queues = config, queues
         # Sends to a retry topic need further checks.
@@ -200,7 +196,7 @@ class Topics:
 
     def remove(self, name: str, now_ms: int) -> bool:
         """Delete a topic; returns whether it existed."""
-        topic = self._topics.pop(name, None)
+        topic = self.by_name.pop(name, None)
         if topic is None:
             return False
         self.sendable.pop(name, None)
@@ -220,7 +216,7 @@ class Topics:
             InternalError: The name is illegal.
         """
         check_name(name)
-        template = self._topics.get(template_name)
+        template = self.by_name.get(template_name)
         if template is None or not template.config.perm & Perm.INHERIT:
             raise TopicNotFound(f"topic[{name}] not exist, apply first please!")
         if template_name == TEMPLATE and not self.defaults.auto_create:
@@ -231,7 +227,7 @@ class Topics:
 
     def create_for_group(self, name: str, queues: int, now_ms: int) -> Topic:
         """A group's retry or dead-letter topic, created when first needed."""
-        return self._topics.get(name) or self.put(
+        return self.by_name.get(name) or self.put(
             TopicConfig(name, queues, queues, _READ_WRITE), now_ms
         )
 
@@ -243,7 +239,7 @@ class Topics:
         """
         if name in CLOSED_TO_CLIENTS:
             raise NoPermission(f"the topic {name} is the broker's own")
-        found = self._topics.get(name)
+        found = self.by_name.get(name)
         if found is not None and not found.is_writeable:
             raise NoPermission(f"the topic {name} does not permit sending")
         return found

@@ -47,7 +47,7 @@ class ClientHandlers:
         self._topics_changed = parts.topics_changed
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {
             RequestCode.HEART_BEAT: self.beat,
             RequestCode.UNREGISTER_CLIENT: self.leave,
@@ -78,7 +78,7 @@ class ClientHandlers:
         if len(names) > GROUPS_PER_CLIENT_MAX:
             raise InternalError(f"a client has at most {GROUPS_PER_CLIENT_MAX} groups")
         retries = [RETRY + name for name in names if len(RETRY + name) <= TOPIC_CHARS_MAX]
-        fresh = [retry for retry in retries if self._topics.find(retry) is None]
+        fresh = [retry for retry in retries if self._topics.by_name.get(retry) is None]
         for name in names:
             check_consumer_group(name)
         now_ms = self._clock.wall_ms()
@@ -112,7 +112,7 @@ class ClientHandlers:
             connection.close()
 
     def notify(self, groups: Iterable[str]) -> None:
-        """40: tell all consumers of these groups to rebalance the queues."""
+        """40: notify all consumers of these groups, so that they rebalance the queues."""
         for name in groups:
             group = self._clients.consumer_group(name)
             config = self._groups.find(name)
@@ -179,9 +179,9 @@ class ClientHandlers:
                     "version": member.version,
                     "lastUpdateTimestamp": age + int(member.seen_at * 1000),
                 }
-                for member in members
+                for member in members.values()
             ]
-            for group, members in self._clients.producer_groups().items()
+            for group, members in self._clients.producer_groups.items()
         }
         return answer(request, body=msgspec.json.encode({"data": data}))
 

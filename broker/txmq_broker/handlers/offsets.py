@@ -37,7 +37,7 @@ class OffsetHandlers:
         self._clock = parts.clock
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: self.committed,
             RequestCode.UPDATE_CONSUMER_OFFSET: self.commit,

@@ -64,7 +64,7 @@ class ProgressHandlers:
         )
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {
             RequestCode.GET_TOPIC_STATS_INFO: self.of_topic,
             RequestCode.GET_CONSUME_STATS: self.of_group,
@@ -169,7 +169,7 @@ class ProgressHandlers:
         check_consumer_group(header.dest_group)
         source = header.src_group
         for name in [header.topic] if header.topic else self._offsets.topics_of(source):
-            if self._topics.find(name) is None:
+            if self._topics.by_name.get(name) is None:
                 continue
             if header.offline or not self._clients.lacks_subscription(source, name):
                 for queue, offset in self._offsets.queues(source, name).items():
@@ -180,7 +180,7 @@ class ProgressHandlers:
         """321: a queue's index entries, and a group's filter."""
         del connection
         header = request.read(QueueEntriesQuery)
-        topic = self._topics.find(header.topic)
+        topic = self._topics.by_name.get(header.topic)
         if topic is None or not 0 <= header.queue_id < len(topic.queues):
             raise InternalError(f"{header.queue_id}@{header.topic} is not exist!")
         queue = topic.queues[header.queue_id]

@@ -95,13 +95,13 @@ class PullHandlers:
         self._timer_at = 0.0
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
     @property
     def held(self) -> int:
         """The number of waiting pulls."""
-        return len(self._holds) + len(self._woken)
+        return len(self._holds.held) + len(self._woken)
 
     def pull(self, connection: Connection, request: Command) -> bytes | None:
         """11 and 361: answer with messages, or hold the pull until some arrive."""
@@ -226,7 +226,7 @@ class PullHandlers:
 
     def arrived(self, span: Span) -> None:
         """Wake the pulls that wait at the queues of a span."""
-        if not len(self._holds):
+        if not self._holds.held:
             return
         reached = {(queue.topic, queue.number) for queue in {entry[0] for entry in span.staged}}
         if span.halves:

@@ -24,7 +24,7 @@ class RecallHandlers:
         self._flusher = parts.flusher
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {RequestCode.RECALL_MESSAGE: self.recall}
 
     def recall(self, connection: Connection, request: Command) -> None:

@@ -79,7 +79,7 @@ class RelayHandlers:
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset_offset,
             RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.status,
@@ -145,7 +145,7 @@ class RelayHandlers:
         position = position_in(header.msg_id or "")
         data = self._store.record_bytes(position)
         if data is None:
-            raise InternalError(f"there is no message {header.msg_id} here")
+            raise InternalError(f"this broker does not have the message {header.msg_id} here")
         fields = {**request.field_map(), "brokerName": self._identity.name}
         self._later(connection, request, _call(member, request, fields, data))
 
@@ -193,7 +193,7 @@ class RelayHandlers:
         """222: reset a connected group's offsets; its clients are notified and commit them."""
         del connection
         header = request.read(ResetOffset)
-        topic = self._topics.find(header.topic)
+        topic = self._topics.by_name.get(header.topic)
         if topic is None:
             raise InternalError(f"[reset-offset] no topic {header.topic} in this broker")
         group = self._clients.consumer_group(header.group)

@@ -60,7 +60,7 @@ class ReturnHandlers:
         self._store_bits = _STORE_V6 if len(parts.identity.store_host) > 8 else 0
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, connection: Connection, request: Command) -> bytes | None:
@@ -74,9 +74,9 @@ class ReturnHandlers:
             # As in RocketMQ, for groups without retries.
             log.warning("group %s has no retry queue: %s is dropped", group, record.offset_id)
             return answer(request)
-        said = header.max_reconsume_times if request.version >= _SAYS_MAXIMUM else None
+        requested = header.max_reconsume_times if request.version >= _SAYS_MAXIMUM else None
         online = self._clients.consumer_group(group)
-        maximum = retry_maximum(said, online, connection, config)
+        maximum = retry_maximum(requested, online, connection, config)
         verdict = judge_retry(record.attempts, maximum, header.delay_level, header.reason or "")
         verdict, text = apply_verdict(record, group, verdict)
         if verdict.reason:
@@ -130,6 +130,6 @@ class ReturnHandlers:
 
     def _count(self, record: Record, group: str) -> None:
         name = properties.find(record.properties, properties.RETRY_TOPIC)
-        if name is None or self._topics.find(name) is None:
+        if name is None or self._topics.by_name.get(name) is None:
             name = record.topic  # An unknown name would add a counter for each forged property.
         self._statistics.meter("SNDBCK_PUT_NUMS", f"{name}@{group}").total += 1

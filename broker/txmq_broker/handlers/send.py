@@ -5,8 +5,14 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from txmq.errors import InternalError, MessageIllegal, NoPermission, TopicNotFound
-from txmq.limits import SPAN_BYTES_MAX
+from txmq.errors import (
+    InternalError,
+    MessageIllegal,
+    NoPermission,
+    ServiceUnavailable,
+    TopicNotFound,
+)
+from txmq.limits import GROUP_CHARS_MAX, SPAN_BYTES_MAX
 from txmq.protocol import answers, batch, properties, recall
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
@@ -63,7 +69,7 @@ class SendHandlers:
         self._body_max = parts.identity.message_size_max
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {
             RequestCode.SEND_MESSAGE: self.send,
             RequestCode.SEND_MESSAGE_V2: self.send_v2,
@@ -82,8 +88,9 @@ class SendHandlers:
         self, connection: Connection, request: Command, header: SendMessage
     ) -> bytes | None:
         now_ms = self._flusher.turn_ms()
-        if fault := producer_group_fault(header.producer_group):
-            raise MessageIllegal(fault)
+        group = header.producer_group
+        if len(group) > GROUP_CHARS_MAX or not group.isprintable():
+            raise MessageIllegal(producer_group_fault(group))
         topic = self._topics.sendable.get(header.topic) or self._missing_or_closed(header)
         number = header.queue_id
         if number < 0:
@@ -154,10 +161,12 @@ class SendHandlers:
             postmark = (sys_flag | _PREPARED, *postmark[1:])
         if topic.name[0] == "%" and topic.name.startswith((RETRY, DLQ)):
             raise NoPermission(f"half messages cannot go to {topic.name}")
-        self._admission.check_halves()
+        if reasons := self._admission.half_reasons:
+            raise ServiceUnavailable("; ".join(reasons.values()))
         group = header.producer_group
         half = as_half(arrival, group)
-        origin = self._clients.client_id(group, connection)
+        producer = self._clients.producer_groups.get(group, {}).get(connection)
+        origin = producer.client_id if producer else ""
         offset, position, is_new = self._coordinator.prepare(
             topic, number, postmark, header.flag, request.body, half, origin
         )
@@ -263,8 +272,8 @@ class SendHandlers:
             # not a half message any more.
             header.sys_flag &= ~_TRANSACTION_BITS
             header.properties = text = properties.without(text, properties.TRANSACTION)
-        said = header.max_reconsume_times
-        maximum = group.retry_max_times if said is None or said < 0 else said
+        requested = header.max_reconsume_times
+        maximum = group.retry_max_times if requested is None or requested < 0 else requested
         reason = exhaustion_reason(attempts, maximum)
         if reason and not header.batch:
             # Stock consumers give up this way if a return fails, or when orderly.

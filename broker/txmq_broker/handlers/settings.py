@@ -75,7 +75,7 @@ class SettingHandlers:
         self._version = DataVersion(timestamp=parts.clock.wall_ms())
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {
             RequestCode.UPDATE_BROKER_CONFIG: self.change,
             RequestCode.GET_BROKER_CONFIG: self.show,

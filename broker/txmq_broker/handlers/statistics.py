@@ -66,7 +66,7 @@ class StatisticsHandlers:
         self._retain = parts.delete_old_files
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime,
             RequestCode.VIEW_BROKER_STATS_DATA: self.counter,
@@ -215,7 +215,7 @@ class StatisticsHandlers:
         """316: delete what late commits leave of deleted topics: offsets and counters."""
         del connection
         for topic in self._offsets.topics():
-            if self._topics.find(topic) is None:
+            if self._topics.by_name.get(topic) is None:
                 self._offsets.forget_topic(topic)
                 self._statistics.forget_topic(topic)
         return answer(request)

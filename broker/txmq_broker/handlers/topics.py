@@ -27,7 +27,7 @@ class TopicHandlers:
         self._forget = parts.forget_topic
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.put,
             RequestCode.GET_ALL_TOPIC_CONFIG: self.all,

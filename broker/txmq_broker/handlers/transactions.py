@@ -59,7 +59,7 @@ class TransactionHandlers:
         self._pending = parts.coordinator.halves.pending
 
     def table(self) -> dict[int, Handler]:
-        """Which request goes where."""
+        """Return the handler of each request code."""
         return {
             RequestCode.END_TRANSACTION: self.end,
             RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume_check,
@@ -82,7 +82,7 @@ class TransactionHandlers:
                 )
             found = self._coordinator.find(header)
             if header.from_transaction_check and found.half is not None:
-                self._checker.said_unknown(found.key)
+                self._checker.note_unknown(found.key)
             return None if request.flag & ONEWAY else answer(request)
         source = _CHECK if header.from_transaction_check else _PRODUCER
         # Before any look-up: starting a turn may end another turn, whose write may fail.
@@ -106,12 +106,12 @@ class TransactionHandlers:
         except (ShouldCommit, ShouldRollBack) as error:
             is_staged = False
             # A refusal also waits until the decision it reports is durable.
-            said = _refused(request, error)
+            reply = _refused(request, error)
         else:
-            said = done(request)
+            reply = done(request)
         if not request.flag & ONEWAY:
             give = self._flusher.staged if is_staged else self._flusher.follow
-            give(connection, request, said)
+            give(connection, request, reply)
 
     # Operators
 

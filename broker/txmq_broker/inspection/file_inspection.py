@@ -44,7 +44,7 @@ class FileInspection:
         self.lost_behind: list[OffsetRange] = []
         """The messages that these chunks know behind the end of the log."""
         self.torn_at: int | None = None
-        """Where a crash ended the log in this file."""
+        """The position at which a crash ended the log in this file."""
 
     def run(self) -> Iterator[Finding]:
         """All findings about the file."""

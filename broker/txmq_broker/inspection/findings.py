@@ -1,4 +1,4 @@
-"""What an inspection of a broker's directory finds, in the form that is shown and printed."""
+"""The findings of an inspection of a broker's directory, in the form that is shown and printed."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ class Finding(msgspec.Struct, kw_only=True, omit_defaults=True):
     severity: Severity
     file: str
     text: str
-    """What was found, what it means, and what to do."""
+    """The facts, their meaning, and the next step."""
     position: int | None = None
-    """Where in the log it begins."""
+    """The position of the log at which it begins."""
     offset: int | None = None
-    """Where in the file it begins."""
+    """The place in the file at which it begins."""
     size: int | None = None
-    """How many bytes it is."""
+    """Its size in bytes."""
     offsets: list[OffsetRange] = []
     """The messages it concerns, as far as they are known."""
     refuses_start: bool = False
-    """Whether the broker does not start with it."""
+    """True if the broker does not start with it."""
     cut_at: int | None = None
-    """Where to end the log so that the broker starts."""
+    """The position at which to end the log so that the broker starts."""
     remove: str | None = None
     """The index file to delete as a repair."""
     is_acceptable: bool = False
-    """Whether the broker can go on without what is lost, once an operator has accepted the loss."""
+    """True if the broker can go on without what is lost, once an operator has accepted the loss."""
 
 
 class InspectionSummary(msgspec.Struct, kw_only=True):
-    """What was read, and how many findings there were of each severity."""
+    """The totals of what was read, and the number of findings of each severity."""
 
     kind: str = "summary"
 

@@ -34,7 +34,7 @@ class RecordKind(StrEnum):
     HALF = "half"
     """A half message: a prepared transaction."""
     DECISION = "decision"
-    """What became of a half message; a commit is also the message's place in its queue."""
+    """The decision on a half message; a commit is also the message's place in its queue."""
     DELAYED = "delayed"
     """A message that waits for its time; it is written again as a message when it is due."""
     LOSS = "loss"
@@ -57,7 +57,7 @@ class LogRecord(NamedTuple):
     offset: int
     """Its place in that queue, or -1 where it has none there."""
     time_ms: int
-    """When it was stored or decided."""
+    """The time at which it was stored or decided."""
     record: Record | None
     """The message; of a decision its half message, where that can be read."""
     decision: Decision | None
@@ -106,12 +106,12 @@ class Selection(NamedTuple):
     since_ms: int = 0
     until_ms: int = 1 << 62
     start: int = 0
-    """Where in the log to begin."""
+    """The position of the log at which to begin."""
     end: int = 1 << 62
     """Before which position to stop."""
 
     def wants(self, found: LogRecord) -> bool:
-        """Whether a record is selected."""
+        """Return true if a record is selected."""
         return (
             self.start <= found.position < self.end
             and self.since_ms <= found.time_ms <= self.until_ms

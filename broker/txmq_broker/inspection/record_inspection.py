@@ -22,7 +22,7 @@ _PREPARED: Final = int(SysFlag.PREPARED)
 
 
 class RecordInspection:
-    """What the records read so far say about queues and transactions.
+    """The queues and transactions, as the records read so far describe them.
 
     Args:
         log: The log that is read.

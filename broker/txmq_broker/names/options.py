@@ -23,13 +23,13 @@ class NameOptions:
     """The options and their defaults."""
 
     order_message_enable: bool = False
-    """Whether a route includes its topic's entry in the namespace of ordered topics."""
+    """True if a route includes its topic's entry in the namespace of ordered topics."""
 
     return_order_topic_config_to_broker: bool = True
-    """Whether the answer to a registration includes that namespace."""
+    """True if the answer to a registration includes that namespace."""
 
     enable_all_topic_list: bool = True
-    """Whether clients may list the names of all topics."""
+    """True if clients may list the names of all topics."""
 
 
 _NAMES: Final = {camel(option.name): option.name for option in fields(NameOptions)}

@@ -88,28 +88,28 @@ class Checker:
         else:
             self.checks.arm(key, now + self._coordinator.settings.timeout)
 
-    def _arm_immune(self, key: int, seconds: int, now: float) -> None:
+    def _arm_immune(self, key: int, seconds: int, now: float) -> bool:
         # Step by step: a transaction that is decided early must not be remembered until the end.
         if seconds > STEP_S:
             self._immune_until[key] = now + seconds
-        self.checks.arm(key, now + min(seconds, STEP_S))
+        return self.checks.arm(key, now + min(seconds, STEP_S))
 
     # Events
 
     def published(self, span: Span) -> None:
-        """Half messages and decisions are safe."""
+        """Schedule the checks of new half messages, and end those of decided ones."""
         checks, timeout = self.checks, self._coordinator.settings.timeout
         if span.halves:
-            now, was = self._clock.monotonic(), checks.next_due()
+            now = self._clock.monotonic()
             usual = [key for key, _, immunity_s, _, _ in span.halves if not immunity_s]
-            checks.arm_all(usual, now + timeout)
+            is_next = checks.arm_all(usual, now + timeout)
             if len(usual) < len(span.halves):
                 for key, _, immunity_s, _, _ in span.halves:
                     if immunity_s:
-                        self._arm_immune(key, immunity_s, now)
-            if was is None or checks.next_due() != was:
+                        is_next |= self._arm_immune(key, immunity_s, now)
+            if is_next:
                 self._wake.set()
-        if checks.is_busy or self._immune_until:
+        if checks.asked or checks.current or checks.stranded or self._immune_until:
             for key, _, half, kind, _ in span.markers:
                 if kind is not DecisionKind.PARKED:
                     checks.forget(key)
@@ -119,26 +119,26 @@ class Checker:
                         self._has_time(half.group)
 
     def producers_seen(self, groups: Iterable[str]) -> None:
-        """A client beats as a producer of these groups."""
+        """Check what waits for a producer of these groups: one has sent a heartbeat."""
         for group in groups:
             if self.checks.found(group):
                 self._wake.set()
 
     def _has_time(self, group: str) -> None:
-        """A producer has answered: one more of its group may be asked about."""
+        """Check one more transaction of a group: its producer has answered."""
         self.checks.found(group, 1)
         self._wake.set()
 
     def lost(self, connection: Connection) -> None:
-        """A connection closed: its open checks are asked again and do not count."""
+        """Repeat the open checks of a connection that closed; they do not count."""
         now = self._clock.monotonic()
         for key in self.checks.lost(connection):
             self._coordinator.tally.checks_lost += 1
             self.checks.arm_instead(key, now)
         self._wake.set()
 
-    def said_unknown(self, key: int) -> None:
-        """A producer answered a check and does not know."""
+    def note_unknown(self, key: int) -> None:
+        """Note that a producer answered a check with "unknown"."""
         if self.checks.settle(key) is None:
             return  # It was never asked, or was asked again elsewhere before this answer came.
         self._coordinator.tally.checks_unknown += 1
@@ -148,7 +148,7 @@ class Checker:
             self._spend(key, half)
 
     def recheck(self, key: int) -> None:
-        """An operator wants a transaction checked now, with all its checks before it."""
+        """Check a transaction now, with a fresh count of checks; an operator wants it."""
         self._pending.count_checks(key, 0)
         self._forced.add(key)
         self.checks.arm_instead(key, self._clock.monotonic())
@@ -157,7 +157,7 @@ class Checker:
     # Checking
 
     def round(self) -> int:
-        """Check some of what is due; how many were looked at."""
+        """Check some due transactions; returns how many."""
         now = self._clock.monotonic()
         due = self.checks.take_due(now, ROUND_MAX)
         for key in due:
@@ -199,14 +199,17 @@ class Checker:
                 self.checks.arm(key, now + interval)
                 return
         if earlier is None or not self.checks.wait_behind(key):
-            self._ask_somebody(key, half, None if earlier is None else earlier.connection, now)
+            self._ask_producer(key, half, None if earlier is None else earlier.connection, now)
 
-    def _ask_somebody(self, key: int, half: Half, avoided: Connection | None, now: float) -> None:
+    def _ask_producer(self, key: int, half: Half, avoided: Connection | None, now: float) -> None:
         member = self._choose(half, avoided)
         if member is None:
             is_first = self.checks.strand(half.group, key)
             if is_first and not self._clients.producers(half.group):
-                log.warning("no producer of %s is there to be asked; waiting for one", half.group)
+                log.warning(
+                    "no producer of %s is connected; waiting for one",
+                    half.group,
+                )
             return
         try:
             self._ask(half, member.connection)
@@ -217,7 +220,7 @@ class Checker:
         self.checks.arm(key, now + self._coordinator.settings.check_interval)
 
     def _spend(self, key: int, half: Half) -> Half | None:
-        """Count a check that brought nothing; the transaction, unless that was the last one."""
+        """Count a check without a decision; returns the transaction unless it was parked."""
         coordinator = self._coordinator
         if coordinator.spend_check(key, half):
             coordinator.park(key, half, self._decision_ms())
@@ -228,7 +231,7 @@ class Checker:
         return half._replace(checks=half.checks + 1)
 
     def _choose(self, half: Half, avoided: Connection | None) -> Member[Connection] | None:
-        """Who is asked: first the producer that sent it, then the others of its group in turn.
+        """Return the producer to ask: first the one that sent it, then the others of its group.
 
         Whose turn it is follows from how many checks brought nothing, so nothing is kept for it;
         where the transaction lies has different ones begin with different members.

@@ -102,7 +102,7 @@ class Flusher:
 
     async def drain(self) -> None:
         """Return when all staged records are written, synced and answered, with a checkpoint."""
-        if self._store.log.has_staged:
+        if self._store.log.staged:
             self._end_turn()
         if self._failed:
             return
@@ -128,27 +128,23 @@ class Flusher:
             BrokerBusy: Too many bytes wait for the disk, or they have waited too long.
             ServiceUnavailable: Writes are refused now.
         """
-        if self._turn_ms and self._store.log.next_position > self._turn_end:
+        log_ = self._store.log
+        if self._turn_ms:
+            if log_.next_position <= self._turn_end:
+                return self._turn_ms
             self._end_turn()
-        if not self._turn_ms:
-            self._admission.check()
-            self._refuse_if_behind()
-            self._turn_ms = max(self._clock.wall_ms(), self._store.log.last_ms)
-            self._turn_end = self._store.log.end + SPAN_BYTES_MAX
-            self._plan_turn()
-        return self._turn_ms
-
-    def _refuse_if_behind(self) -> None:
+        if reasons := self._admission.reasons:
+            raise ServiceUnavailable("; ".join(reasons.values()))
         if self._failed:
             raise ServiceUnavailable("the disk failed; the broker is stopping")
-        waiting = self._waiting
-        if not waiting:
-            return
-        log_ = self._store.log
-        if log_.next_position - log_.durable > UNSYNCED_BYTES_MAX:
-            raise BrokerBusy("[PCBUSY] too much waits for the disk; try again")
-        if self._clock.monotonic() - waiting[0].since > STUCK_S:
-            raise BrokerBusy("[PCBUSY] the disk is slow; try again")
+        if self._waiting:
+            if log_.next_position - log_.durable > UNSYNCED_BYTES_MAX:
+                raise BrokerBusy("[PCBUSY] too much waits for the disk; try again")
+            if self._clock.monotonic() - self._waiting[0].since > STUCK_S:
+                raise BrokerBusy("[PCBUSY] the disk is slow; try again")
+        self._turn_end = log_.end + SPAN_BYTES_MAX
+        self._turn_ms = self._plan_turn()
+        return self._turn_ms
 
     def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
         """Send this answer once the records staged now are safe."""
@@ -175,12 +171,11 @@ class Flusher:
             # Commits may write messages again, and markers rely on the limit of a span's length.
             self._end_turn()
         # This begins no turn, so the next send is still checked for admission.
-        self._plan_turn()
-        return max(self._clock.wall_ms(), self._store.log.last_ms)
+        return self._plan_turn()
 
     def follow(self, connection: Connection, request: Command, answer: bytes) -> None:
         """Send this answer once every record that is staged or written now is safe."""
-        if self._store.log.has_staged:
+        if self._store.log.staged:
             self.staged(connection, request, answer)
         elif self._waiting:
             requests, given = self._waiting[-1].tickets.setdefault(connection, ([], []))
@@ -190,46 +185,43 @@ class Flusher:
             connection.send(answer)
             connection.flush()
 
-    def _plan_turn(self) -> None:
+    def _plan_turn(self) -> int:
+        """Have this turn end when the loop is free; returns the time stamp of its records."""
         if not self._turn_planned:
             self._turn_planned = True
             self._idle.clear()
             asyncio.get_running_loop().call_soon(self._end_turn)
+        return max(self._clock.wall_ms(), self._store.log.last_ms)
 
     # Turns
 
     def _end_turn(self) -> None:
+        """Write what is staged as one span, and begin its sync unless the disk is busy."""
         self._turn_planned = False
         self._turn_ms = 0
-        if self._syncing is not None and self._store.log.next_position <= self._turn_end:
+        log_ = self._store.log
+        if self._syncing is not None and log_.next_position <= self._turn_end:
             # The disk is busy: records that arrive meanwhile share one span, written when it is
             # free.
             return
-        self._write()
-        self._settle()
-
-    def _write(self) -> None:
-        if self._failed or not self._store.log.has_staged:
-            return
-        tickets, self._tickets = self._tickets, {}
-        try:
-            span = self._store.write()
-        except StoreError as error:
-            log.warning("a write failed: %s", error)
-            self._refuse(tickets, str(error))
-            return
-        if self._is_sync:
-            self._waiting.append(UnsyncedSpan(span, tickets, self._clock.monotonic()))
-            if self._syncing is None:
-                # Start the sync here and not in the task: every answer waits for the disk.
-                self._syncing = self._begin_sync()
-                self._wake.set()
-        else:
-            self._release(span, tickets)
-
-    def _settle(self) -> None:
+        if log_.staged and not self._failed:
+            tickets, self._tickets = self._tickets, {}
+            try:
+                span = self._store.write()
+            except StoreError as error:
+                log.warning("a write failed: %s", error)
+                self._refuse(tickets, str(error))
+            else:
+                if self._is_sync:
+                    self._waiting.append(UnsyncedSpan(span, tickets, self._clock.monotonic()))
+                else:
+                    self._release(span, tickets)
+        if self._waiting and self._syncing is None and not self._failed:
+            # Start the sync here and not in the task: every answer waits for the disk.
+            self._syncing = self._begin_sync()
+            self._wake.set()
         is_busy = self._waiting or self._turn_planned or self._syncing is not None
-        if not is_busy and (self._failed or not self._store.log.has_staged):
+        if not is_busy and (self._failed or not log_.staged):
             self._idle.set()
 
     def _refuse(self, tickets: Tickets, remark: str) -> None:
@@ -266,12 +258,9 @@ class Flusher:
             self._syncing = None
             done = [self._waiting.popleft() for _ in range(syncing.covered)]
             # The disk goes to work again before these answers are given.
-            self._write()
-            if self._waiting and self._syncing is None:
-                self._syncing = self._begin_sync()
+            self._end_turn()
             for durable in done:
                 self._release(durable.span, durable.tickets)
-            self._settle()
 
     async def _sync_now_and_then(self) -> None:
         while True:
@@ -294,7 +283,7 @@ class Flusher:
             self._fail(SyncFailed(f"the disk could not make the log durable: {error}"))
             return False
         if self._failed:
-            # Another sync met the failure. A file tells of it once: that this one passed means
+            # Another sync met the failure. A file reports it once: the success of this one means
             # nothing.
             return False
         self._store.log.synced(syncing.files, syncing.end)

@@ -33,7 +33,7 @@ __all__ = ["Housekeeping"]
 log = logging.getLogger(__name__)
 
 ROUND_S: Final = 5.0
-"""How often all chores run."""
+"""The pause between two rounds of all chores."""
 
 SAVE_S: Final = 1.0
 """How often changed groups and offsets are saved: after a crash consumers receive again at most the

@@ -43,7 +43,7 @@ class Floors(Body):
 
     floors: dict[str, dict[int, int]] = {}
     log_end: int = 0
-    """How far the log was durable then."""
+    """The position up to which the log was durable then."""
 
 
 class Keeper:
@@ -51,7 +51,7 @@ class Keeper:
 
     Attributes:
         owner: The identity of the directory, which every file carries; "" until it is known.
-        is_new: Whether this is the directory's first start; ``None`` until the files tell.
+        is_new: True on the directory's first start; ``None`` until the files are read.
         accepts_loss: Whether a table without a whole file begins empty.
         has_lost: Whether a table began empty for that reason.
     """
@@ -71,7 +71,7 @@ class Keeper:
         self._loaded: dict[CheckedFile, bytes] = {}
         self._log_end = 0
         self.is_incomplete = False
-        """Whether :meth:`complete` failed and has yet to be repeated."""
+        """True if :meth:`complete` failed and has yet to be repeated."""
 
     # Loading
 

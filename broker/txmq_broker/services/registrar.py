@@ -32,7 +32,7 @@ TIMEOUT_S: Final = 3.0
 
 
 def registration_of(identity: Identity) -> BrokerRegistration:
-    """What a name server receives about a broker, beside its topics."""
+    """The facts that a name server receives about a broker, beside its topics."""
     return BrokerRegistration(
         identity.name, identity.address, identity.cluster, identity.address, 0
     )
@@ -103,7 +103,7 @@ class Registrar:
             )
         except TxmqError as error:
             if name not in self._silent:
-                log.warning("the name server %s cannot be told of this broker: %s", name, error)
+                log.warning("the broker cannot register with the name server %s: %s", name, error)
             self._silent.add(name)
             return
         self._registered[name] = connection

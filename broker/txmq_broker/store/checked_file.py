@@ -42,7 +42,7 @@ class CheckedFile:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the file and its predecessor were whole when they were last read or written."""
+        """True if the file and its predecessor were whole when they were last read or written."""
         return self._is_whole and self._has_predecessor
 
     def load(self, owner: str) -> bytes | None:
@@ -84,7 +84,7 @@ class CheckedFile:
         return kept
 
     def find_faults(self, owner: str) -> list[tuple[str, str]]:
-        """What is wrong with the file and with its predecessor: the path and the fault of each.
+        """Return the faults of the file and of its predecessor: the path and the fault of each.
 
         Only where both exist can one of them be missing; a file that was never saved has no fault.
         """

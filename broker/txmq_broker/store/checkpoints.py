@@ -1,4 +1,4 @@
-"""How far the log is published, and how far index files cover it."""
+"""The checkpoints: index files that cover the log up to a position."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ class Checkpoints:
         self.file_ms: dict[int, int] = {}
 
     def is_due(self) -> bool:
-        """Whether enough was published since the last checkpoint, or a segment is complete."""
+        """Return true if enough was published since the last checkpoint, or a file is complete."""
+        starts = self._log.segments.starts
         behind = self.published - self.checkpointed
-        return behind >= self._every or self._log.segments.tail_start > self.checkpointed
+        return behind >= self._every or (bool(starts) and starts[-1] > self.checkpointed)
 
     def next_range(self) -> LogRange | None:
         """The part of the log that the next chunk will cover, or ``None`` where all is saved.

@@ -44,11 +44,11 @@ class ConsumeQueue:
         "_blocks",
         "_firsts",
         "_tail",
-        "_tail_first",
         "floor",
         "has_jumped",
         "next_offset",
         "number",
+        "tail_first",
         "topic",
     )
 
@@ -60,32 +60,28 @@ class ConsumeQueue:
         self._blocks: list[Block] = []
         self._firsts: list[int] = []
         self._tail = bytearray()
-        self._tail_first = floor
+        self.tail_first = floor
         self.has_jumped = False
-        """Whether the next chunk must hold this queue's next offset although it has no entry."""
+        """True if the next chunk must hold this queue's next offset although it has no entry."""
 
     @property
     def min_offset(self) -> int:
-        """The oldest message that is kept, or the next one where none is."""
-        first = self._firsts[0] if self._firsts else self._tail_first
+        """The offset of the oldest kept message, or of the next one if the queue is empty."""
+        first = self._firsts[0] if self._firsts else self.tail_first
         return max(first, self.floor)
 
     @property
     def max_offset(self) -> int:
         """The offset behind the newest message that may be read."""
-        return max(self._tail_first + len(self._tail) // ENTRY.size, self.floor)
+        return max(self.tail_first + len(self._tail) // ENTRY.size, self.floor)
 
     @property
     def tail_count(self) -> int:
         """Entries that no index file holds yet."""
         return len(self._tail) // ENTRY.size
 
-    def publish(self, position: int, size: int, tags_code: int, checksum: int) -> None:
-        """Make the next message visible."""
-        self._tail += ENTRY.pack(position, size, tags_code, checksum)
-
-    def publish_packed(self, entries: bytes) -> None:
-        """Make many messages visible at once; their entries are packed as :data:`ENTRY`."""
+    def publish(self, entries: bytes) -> None:
+        """Make the next messages visible; their entries are packed as :data:`ENTRY`."""
         self._tail += entries
 
     def restore(self, offset: int, entry: Entry) -> bool:
@@ -95,11 +91,11 @@ class ConsumeQueue:
         """
         if offset < self.floor:
             return True
-        expected = self._tail_first + len(self._tail) // ENTRY.size
+        expected = self.tail_first + len(self._tail) // ENTRY.size
         if offset != expected:
             if self._tail or self._blocks or offset < expected:
                 return False
-            self._tail_first = offset
+            self.tail_first = offset
         self._tail += ENTRY.pack(*entry)
         self.next_offset = offset + 1
         return True
@@ -109,24 +105,24 @@ class ConsumeQueue:
         assert not self._tail, "a block cannot follow entries that are newer"
         self._blocks.append(block)
         self._firsts.append(block.first)
-        self._tail_first = max(block.first + block.entries, self.floor)
-        self.next_offset = self._tail_first
+        self.tail_first = max(block.first + block.entries, self.floor)
+        self.next_offset = self.tail_first
 
     def jump(self, offset: int) -> None:
         """Go on at a later offset: those before it were given, and their messages are lost."""
         assert not self._tail, "entries before a gap have to be in an index file"
-        self._tail_first = self.next_offset = offset
+        self.tail_first = self.next_offset = offset
         self.has_jumped = True
 
     def next_kept(self, offset: int) -> int:
-        """The first offset from this one on that is not in a gap; at most the next new one."""
-        if offset >= self._tail_first:
+        """Return the first offset outside a gap, from this one on; at most the next new one."""
+        if offset >= self.tail_first:
             return offset
         at = bisect_right(self._firsts, offset) - 1
         if at >= 0 and offset < self._firsts[at] + self._blocks[at].entries:
             return offset
         later = (block.first for block in self._blocks[at + 1 :] if block.entries)
-        return next(later, self._tail_first)
+        return next(later, self.tail_first)
 
     def tail_before(self, position: int) -> bytes:
         """The entries of the tail that lie before a position of the log."""
@@ -140,18 +136,13 @@ class ConsumeQueue:
                 high = middle
         return bytes(tail[: low * ENTRY.size])
 
-    @property
-    def tail_first(self) -> int:
-        """The offset of the first entry that no index file holds."""
-        return self._tail_first
-
     def saved(self, block: Block) -> None:
         """Forget the entries of the tail that a block now holds."""
-        assert block.first == self._tail_first, "blocks are saved in order"
+        assert block.first == self.tail_first, "blocks are saved in order"
         del self._tail[: block.entries * ENTRY.size]
         self._blocks.append(block)
         self._firsts.append(block.first)
-        self._tail_first += block.entries
+        self.tail_first += block.entries
         self.has_jumped = False
 
     def drop_before_segment(self, segment: int) -> None:
@@ -166,7 +157,7 @@ class ConsumeQueue:
         for block in self._blocks:
             if block.segment >= segment:
                 return max(block.first, self.floor)
-        return max(self._tail_first, self.floor)
+        return max(self.tail_first, self.floor)
 
     def raise_floor(self, offset: int) -> None:
         """Forget everything before an offset that was published, and never assign a smaller one."""
@@ -175,7 +166,7 @@ class ConsumeQueue:
 
     def read(self, offset: int, count: int) -> list[Entry]:
         """Up to ``count`` entries from an offset on; at least one where the offset is visible."""
-        first = self._tail_first
+        first = self.tail_first
         if offset >= first:
             start = (offset - first) * ENTRY.size
             data = bytes(self._tail[start : start + count * ENTRY.size])

@@ -37,12 +37,12 @@ RECALLS: Final = _WHEEL + WHEEL_LINES
 
 
 class LineState(NamedTuple):
-    """What a checkpoint keeps of a line."""
+    """The state of a line in a checkpoint."""
 
     number: int
     due_ms: int
     offset: int
-    """How far it has been emptied."""
+    """The last message that has left it."""
     first: int
     """Its oldest entry that may still wait."""
 

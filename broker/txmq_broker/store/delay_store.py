@@ -3,7 +3,7 @@
 A delayed message is a record of one of the broker's own topics. Its properties name its real topic,
 and its field for the position of a prepared message holds its due time. When it is due it is
 written again, as an ordinary message of its real topic that names the place where it waited. These
-copies tell which messages have left a line, so a restart neither forgets nor repeats one.
+copies show which messages have left a line, so a restart neither forgets nor repeats one.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class DelayStore(DelayLines):
         self._joined: list[Due] = []
         self._left: list[Due] = []
         self._recalled: list[Due] = []
+        self.has_staged = False
+        """True if a message is staged that joins, leaves, or is recalled."""
         self._joins_ms = _NEVER
         self._unsafe: deque[int] = deque()
         self._leaving = 0
@@ -79,6 +81,7 @@ class DelayStore(DelayLines):
         tail = records.tail_of(records.topic_field(queue.topic), data)
         stamp = (*postmark[:6], due_ms)
         offset, position = self._queues.append(queue, stamp, flag, body, tail, due_ms, hashes)
+        self.has_staged = True
         self._joined.append(Due(due_ms, line.number, offset))
         self._joins_ms = min(self._joins_ms, due_ms)
         return offset, position
@@ -87,6 +90,7 @@ class DelayStore(DelayLines):
         """Note that the message of :meth:`first` is staged in its real topic."""
         self._waiting.drop_first()
         self._lines[due.line].leaving = due.place
+        self.has_staged = True
         self._left.append(due)
         self._leaving += 1
 
@@ -104,15 +108,16 @@ class DelayStore(DelayLines):
         tail = records.tail_of(records.topic_field(queue.topic), data)
         self._queues.append(queue, (*postmark[:6], where), 0, b"recalled", tail, where, ())
         self._going.add(where)
+        self.has_staged = True
         self._recalled.append(due)
 
     def is_recalled(self, due: Due) -> bool:
-        """Whether a message was recalled, as far as the store remembers."""
+        """Return true if a message was recalled, as far as the store remembers."""
         where = where_of(due.line, due.offset)
         return where in self._gone or where in self._going
 
     def was_recalled(self, due: Due, position: int) -> bool:
-        """Whether the message that lies at a position was ever recalled: a search.
+        """Return true if the message that lies at a position was ever recalled: a search.
 
         Raises:
             CorruptRecord: An index file differs from what was written.
@@ -124,7 +129,7 @@ class DelayStore(DelayLines):
 
     @property
     def is_delivering(self) -> bool:
-        """Whether messages that have left their lines are on their way to the disk.
+        """True if messages that have left their lines are on their way to the disk.
 
         No other message leaves before these are safe. Otherwise a crash could lose a message and
         keep a later one of the same line, and the line would count both as delivered.
@@ -132,7 +137,7 @@ class DelayStore(DelayLines):
         return self._leaving > 0
 
     def next_ms(self) -> int | None:
-        """When to look for messages that are due."""
+        """Return the time at which to look for messages that are due."""
         return self._waiting.next_ms()
 
     def first(self, now_ms: int) -> Due | None:
@@ -169,14 +174,13 @@ class DelayStore(DelayLines):
 
     # After the write
 
-    def take_staged(self) -> Delayed | None:
+    def take_staged(self) -> Delayed:
         """Return what was staged since the last call."""
-        if not (self._joined or self._left or self._recalled):
-            return None
         staged = Delayed(self._joined, self._left, self._recalled)
         self._joined, self._left, self._recalled = [], [], []
         self._unsafe.append(self._joins_ms)
         self._joins_ms = _NEVER
+        self.has_staged = False
         return staged
 
     def take_back(self, staged: Delayed) -> None:
@@ -268,7 +272,7 @@ class DelayStore(DelayLines):
             line.first = offset + 1
 
     def _is_over(self, line: Line, offset: int, code: int) -> bool:
-        """Whether an entry of a line is no longer needed; its recall is forgotten then."""
+        """Return true if an entry of a line is no longer needed; its recall is forgotten then."""
         if line.number == RECALLS:
             where = code
             is_over = self._is_behind(where)

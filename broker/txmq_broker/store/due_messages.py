@@ -3,7 +3,7 @@
 A message waits in a line, which is a queue of one of the broker's own topics. Its entry there holds
 its due time, so a start can read all of this from the lines again. Messages leave a line in the
 order of their due times; among equal ones the first to come leaves first. So the place of the last
-message that left tells that all before it have left too, which makes a restart exact. For the same
+message that left shows that all before it have left too, which makes a restart exact. For the same
 reason no message may join a line if it is due before one that has left.
 """
 
@@ -38,7 +38,7 @@ def split_where(where: int) -> tuple[int, int]:
 
 
 class LinePlace(NamedTuple):
-    """How far a line has been emptied: the due time and the offset of the last that left it."""
+    """The last message that left a line: its due time and its offset."""
 
     due_ms: int
     offset: int
@@ -92,7 +92,7 @@ class DueMessages:
         bucket.append(ms << _WHERE_BITS | where)
 
     def next_ms(self) -> int | None:
-        """When to look again: at the first due time, or up to a second before."""
+        """Return the time at which to look again: the first due time, or up to a second before."""
         if self._now:
             return self._now[0] >> _WHERE_BITS
         return self._seconds[0] * _MS if self._seconds else None

@@ -28,13 +28,13 @@ QueueOffsets = Mapping[str, Mapping[int, int]]
 
 
 class Evidence(NamedTuple):
-    """What the files beside the log prove."""
+    """The facts that the files beside the log prove."""
 
     mark: Mark | None
     chunks: list[tuple[str, Chunk]]
     """The chunks of indexes that reach behind the end of the log, with their files."""
     floors_end: int
-    """How far the log was durable when the floors were saved."""
+    """The position up to which the log was durable when the floors were saved."""
     committed: QueueOffsets
     """The highest offset that any group committed."""
     queues: Iterable[ConsumeQueue]
@@ -42,18 +42,18 @@ class Evidence(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What the log lost, by the evidence."""
+    """The part that the log lost, by the evidence."""
 
     front: tuple[int, int] | None
     """From where to where it is missing at the beginning."""
     end: int
-    """Where it ended; its own end where nothing is missing there."""
+    """The position at which it ended; its own end if nothing is missing there."""
     proofs: tuple[str, ...]
     """The proofs, one sentence for each."""
     offsets: dict[str, dict[int, int]]
     """The next offset of each queue that is known to have lost messages."""
     is_of_log: bool
-    """Whether a file that follows the log says so, and not offsets alone."""
+    """True if a file that follows the log says so, and not offsets alone."""
 
     def describe(self, end: int) -> str:
         """The loss in words, for a log that ends at a position."""
@@ -126,9 +126,9 @@ def _compare_offsets(evidence: Evidence, offsets: dict[str, dict[int, int]]) -> 
 
 
 def new_offsets(missing: Missing, evidence: Evidence, end: int) -> dict[str, dict[int, int]]:
-    """Where each queue goes on so that no offset is given a second time.
+    """Return the next offset of each queue, so that no offset is given a second time.
 
-    Behind the last chunk of an index no file tells which queues the lost messages had. So every
+    Behind the last chunk of an index no file names the queues of the lost messages. So every
     queue goes on as far as if all lost bytes had held its own messages.
     """
     known_to = max([chunk.part.end for _, chunk in evidence.chunks], default=end)
@@ -137,7 +137,7 @@ def new_offsets(missing: Missing, evidence: Evidence, end: int) -> dict[str, dic
     found = {topic: dict(numbers) for topic, numbers in missing.offsets.items()}
     before = 0 if missing.front is None else -(-(missing.front[1] - missing.front[0]) // _SMALLEST)
     for queue in evidence.queues if lost or before else ():
-        # Where the log has messages of a queue, they tell how many lay before them.
+        # Where the log has messages of a queue, their offsets show how many lay before them.
         is_empty = queue.next_offset == queue.floor
         _raise(found, queue.topic, queue.number, queue.next_offset + (before if is_empty else 0))
     for numbers in found.values():

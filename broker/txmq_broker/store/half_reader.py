@@ -43,7 +43,7 @@ _NOWHERE: Final = bytes(8)
 
 
 class HalfContent(NamedTuple):
-    """The parts of a half message that tell it from another one."""
+    """The parts of a half message that identify it."""
 
     unique: str
     topic: str
@@ -199,7 +199,7 @@ class HalfReader:
         )
 
     def is_hidden(self, head: bytes) -> bool:
-        """Whether the record with this head is a half message or a marker."""
+        """Return true if the record with this head is a half message or a marker."""
         if head[4:8] == MARKER:
             return len(head) >= MARKER_BYTES
         return (

@@ -7,7 +7,8 @@ another file, or its file is nearly full, the commit writes the message a second
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import CorruptRecord
@@ -26,7 +27,7 @@ from txmq.protocol.decision import (
 from txmq.protocol.record import Postmark, Record
 from txmq.protocol.span import HEAD_BYTES
 from txmq.protocol.topics import PARKED_TOPIC
-from txmq_broker.store.consume_queue import ENTRY, ConsumeQueue, Entry
+from txmq_broker.store.consume_queue import ENTRY, ConsumeQueue
 from txmq_broker.store.half_reader import HIDDEN, HalfReader, moved
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.pending_transactions import (
@@ -81,12 +82,14 @@ class HalfStore(HalfReader):
         self.parking: set[int] = set()
         """Transactions whose parking is staged or written and not safe yet."""
         self.must_stay = False
-        """Whether a staged record must lie in the file that is being written now."""
-        self._recent = _Recent(RECENT_TRANSACTIONS)
-        self._halves: list[Opening] = []
-        self._markers: list[Closing] = []
+        """True if a staged record must lie in the file that is being written now."""
+        self.recent: dict[int, int] = {}
+        """The last decisions: the half message's offset and the kind of decision, as one number."""
+        self.older: dict[int, int] = {}
+        """The decisions before those; they are forgotten together."""
+        self.staged: list[Opening] = []
+        self.markers: list[Closing] = []
         self._open: dict[int, bool] = {}
-        self._here_from = -1
 
     # Appending
 
@@ -123,7 +126,7 @@ class HalfStore(HalfReader):
         half_queue.next_offset = offset + 1
         self.opening[key] = data
         entry = ENTRY.pack(position, size, tags_code, checksum ^ HIDDEN)
-        self._halves.append((key, position, immunity_s, data, entry))
+        self.staged.append((key, position, immunity_s, data, entry))
         return offset, position
 
     def decide(
@@ -142,9 +145,14 @@ class HalfStore(HalfReader):
         """
         log, op_queue = self._log, self.op_queue
         assert not reason or len(reason.encode()) <= REASON_BYTES_MAX, "a reason was not checked"
-        if self._here_from < 0:
-            self._here_from = self._first_in_this_file()
-        is_here = kind is _COMMITTED and half.position >= self._here_from
+        segments = log.segments
+        file_start = segments.starts[-1]
+        is_here = (
+            kind is _COMMITTED
+            and half.position >= file_start
+            # The file has room for this span, however long it grows.
+            and segments.end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - file_start <= log.segment_size
+        )
         copy = None if is_here or kind is _ROLLED_BACK else self._read_half(half)
         position = log.next_position
         offset = half.queue.next_offset if is_here else -1
@@ -158,17 +166,18 @@ class HalfStore(HalfReader):
         entry = ENTRY.pack(position, len(marker), half.offset, crc32(marker) ^ HIDDEN)
         if is_here:
             self.must_stay = True
-            self._queues.stage_entry(
+            half.queue.next_offset += 1
+            self._queues.staged.append((
                 half.queue, position, half.size, half.tags_code, half.checksum ^ HIDDEN,
                 half.key_hashes,
-            )  # fmt: skip
+            ))  # fmt: skip
         elif copy is not None:
             self._stage_copy(half, copy, kind, now_ms)
         if kind is _PARKED:
             self.parking.add(key)
         else:
             self.closing[key] = kind
-        self._markers.append((key, position, half, kind, entry))
+        self.markers.append((key, position, half, kind, entry))
 
     def _stage_copy(self, half: Half, data: bytes, kind: DecisionKind, now_ms: int) -> None:
         queue, hashes = half.queue, half.key_hashes
@@ -182,22 +191,7 @@ class HalfStore(HalfReader):
             shown = records.pack(moved(record, PARKED_TOPIC, sys_flag=flags))
         self._queues.stage(queue, (shown,), len(shown), half.tags_code, crc32(shown), hashes)
 
-    def _first_in_this_file(self) -> int:
-        """The position from which on half messages lie in the file of the next span."""
-        start, end = self._log.segments.tail_start, self._log.segments.end
-        # A span may be this long.
-        is_safe = end + 2 * SPAN_BYTES_MAX + HEAD_BYTES - start <= self._log.segment_size
-        return start if is_safe else end
-
     # After the write
-
-    def take_staged(self) -> tuple[list[Opening], list[Closing]]:
-        """Return what was staged since the last call."""
-        staged = self._halves, self._markers
-        self._halves, self._markers = [], []
-        self._here_from = -1
-        self.must_stay = False
-        return staged
 
     def take_back(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
         """The write failed: undo what was staged."""
@@ -220,12 +214,14 @@ class HalfStore(HalfReader):
             for key, _, _, data, _ in halves:
                 del opening[key]
                 open_(key, data)
-            self.half_queue.publish_packed(b"".join([half[4] for half in halves]))
-            pending.note_opened([half[1] for half in halves])
-        closing, close = self.closing, pending.close
-        closed: list[Closing] = []
-        for marker in markers:
-            key, at, half, kind, _ = marker
+            self.half_queue.publish(b"".join([half[4] for half in halves]))
+            pending.opened.extend([half[1] for half in halves])
+        if not markers:
+            return
+        self._make_room()
+        closing, recent, close = self.closing, self.recent, pending.close
+        closings, closed = pending.closings, pending.closed
+        for key, at, half, kind, _ in markers:
             if kind is _PARKED:
                 self.parking.discard(key)
                 pending.park(key)
@@ -233,13 +229,14 @@ class HalfStore(HalfReader):
             else:
                 del closing[key]
                 close(key)
-                closed.append(marker)
-        self.op_queue.publish_packed(b"".join([marker[4] for marker in markers]))
-        if closed:
-            pending.note_closed(
-                [marker[1] for marker in closed], [marker[2][1] for marker in closed]
-            )
-            self._recent.put(closed)
+                closings.append(at)
+                closed.append(half.position)
+                recent[key] = half.offset << 2 | kind
+        self.op_queue.publish(b"".join([marker[4] for marker in markers]))
+
+    def _make_room(self) -> None:
+        if len(self.recent) >= RECENT_TRANSACTIONS // 2:
+            self.older, self.recent = self.recent, {}
 
     # Recovery
 
@@ -249,7 +246,7 @@ class HalfStore(HalfReader):
         code = java.string_hash(tag) if tag else 0
         entry = (record.position, len(data), code, crc32(data) ^ HIDDEN)
         self._open[record.position] = False
-        self.pending.note_opened((record.position,))
+        self.pending.opened.append(record.position)
         return self.half_queue.restore(record.queue_offset, entry)
 
     def found_decision(self, decision: Decision, position: int, data: bytes) -> bool:
@@ -260,7 +257,7 @@ class HalfStore(HalfReader):
             self.pending.note_parked(position, decision.half_position)
         else:
             self._open.pop(decision.half_position, None)
-            self.pending.note_closed((position,), (decision.half_position,))
+            self.pending.note_closed(position, decision.half_position)
         entry = (position, len(data), decision.half_offset, crc32(data) ^ HIDDEN)
         if not self.op_queue.restore(decision.offset, entry):
             return False
@@ -275,7 +272,7 @@ class HalfStore(HalfReader):
         return True
 
     def loaded(self, changes: Changes) -> None:
-        """Take what a checkpoint says of a part of the log."""
+        """Take the changes that a checkpoint holds for a part of the log."""
         self._open |= dict.fromkeys(changes.opened, False)
         for position in changes.parked:
             if position in self._open:
@@ -314,56 +311,24 @@ class HalfStore(HalfReader):
         while offset < queue.max_offset:
             entries = queue.read(offset, RECALLED_TRANSACTIONS)
             offset = queue.next_kept(offset + len(entries))
-            self._recent.put(filter(None, map(self._closed_by, entries)))
+            self._make_room()
+            for entry in entries:
+                # A reader of a damaged message gets the error.
+                with suppress(CorruptRecord):
+                    self._recall_decision(self._decision_at(entry))
 
-    def _closed_by(self, entry: Entry) -> Closing | None:
-        try:
-            decision = self._decision_at(entry)
-            if decision.kind is _PARKED or decision.half_position < self._log.start:
-                return None
+    def _recall_decision(self, decision: Decision) -> None:
+        if decision.kind is not _PARKED and decision.half_position >= self._log.start:
             half, unique, _ = self._half_at(decision.half_position)
-        except CorruptRecord:
-            return None  # A reader of this message gets the error.
-        return transaction_key(unique), entry[0], half, decision.kind, b""
+            self.recent[transaction_key(unique)] = half.offset << 2 | decision.kind
 
     # Reading
 
-    def knows(self, key: int) -> bool:
-        """Whether a transaction is staged, open, or was decided not long ago."""
-        recent = self._recent
-        return (
-            key in self.opening
-            or key in self.pending.table
-            or key in recent.new
-            or key in recent.old
-        )
-
     def find_done(self, key: int) -> RecentDecision | None:
-        """How a transaction was decided not long ago."""
-        found = self._recent.get(key)
-        if found is None:
+        """Return how a transaction was decided, if that was not long ago."""
+        packed = self.recent.get(key, self.older.get(key))
+        if packed is None:
             return None
-        offset, kind = found
+        offset, kind = packed >> 2, DecisionKind(packed & 3)
         entries = self.half_queue.read(offset, 1) if offset >= self.half_queue.min_offset else []
         return RecentDecision(offset, entries[0][0], kind) if entries else None
-
-
-class _Recent:
-    """The last decisions in two generations; the older one is forgotten as a whole."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size // 2
-        self.new: dict[int, int] = {}
-        self.old: dict[int, int] = {}
-
-    def put(self, closed: Iterable[Closing]) -> None:
-        if len(self.new) >= self._size:
-            self.old, self.new = self.new, {}
-        new = self.new
-        for key, _, half, kind, _ in closed:
-            # One number takes less room than two.
-            new[key] = half[0] << 2 | kind
-
-    def get(self, key: int) -> tuple[int, DecisionKind] | None:
-        packed = self.new.get(key) or self.old.get(key)
-        return None if packed is None else (packed >> 2, DecisionKind(packed & 3))

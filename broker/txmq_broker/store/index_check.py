@@ -46,11 +46,11 @@ class Indexed(NamedTuple):
     keys: tuple[int, ...]
     """The hashes by which the record is found."""
     must_have_keys: bool
-    """Whether the broker always writes these keys; those of its own records it may leave out."""
+    """True if the broker always writes these keys; those of its own records it may leave out."""
 
 
 class Compared(NamedTuple):
-    """How a chunk differs from the log."""
+    """The differences between a chunk and the log."""
 
     differences: list[str]
     lost: list[tuple[QueueKey, int, int]]
@@ -125,9 +125,9 @@ class RangeEntries:
             if found.kind is DecisionKind.PARKED:
                 self._changes.note_parked(position, found.half_position)
             else:
-                self._changes.note_closed((position,), (found.half_position,))
+                self._changes.note_closed(position, found.half_position)
         elif isinstance(found, Record) and found.sys_flag & _TYPE_BITS == _PREPARED:
-            self._changes.note_opened((position,))
+            self._changes.opened.append(position)
 
     def compare(
         self,
@@ -179,20 +179,20 @@ class RangeEntries:
         topic, number = queue
         for offset, at in enumerate(range(0, len(data), ENTRY.size), first):
             theirs = data[at : at + ENTRY.size]
-            said = mine.pop(offset, None)
-            if said == theirs:
+            expected = mine.pop(offset, None)
+            if expected == theirs:
                 continue
             entry = ENTRY.unpack(theirs)
             position = entry[0]
-            if said is None and any(start <= position < end for start, end in gaps):
+            if expected is None and any(start <= position < end for start, end in gaps):
                 if not self._is_intact(entry):
                     result.lost.append((queue, offset, position))
-            elif said is None and not gaps:
+            elif expected is None and not gaps:
                 result.differences.append(
                     f"it names offset {offset} of {topic}/{number} at position {position}, "
                     "where the log has no such message"
                 )
-            elif said is None:
+            elif expected is None:
                 # A commit without a copy: the marker is here, and its half message is lost.
                 result.lost.append((queue, offset, position))
             else:
@@ -204,7 +204,7 @@ class RangeEntries:
         )
 
     def _is_intact(self, entry: Entry) -> bool:
-        """Whether a record in a damaged span is itself as it was written; the broker serves it."""
+        """Return true if a record in a damaged span is intact; the broker serves it."""
         position, size, _, checksum = entry
         try:
             found = crc32(self._log.read(position, size))

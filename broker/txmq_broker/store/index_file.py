@@ -2,8 +2,8 @@
 
 A chunk holds the consume-queue entries and keys of its part, which half messages it left open,
 decided or parked, and how far the lines of those that wait were emptied at its end. The last whole
-chunk of a file tells how far that segment is indexed, so the index files are the checkpoint; there
-is no other. Deleting them costs a scan of the log, nothing else.
+chunk of a file shows how far that segment is indexed, so the index files are the only checkpoint.
+Deleting them costs a scan of the log, nothing else.
 
     chunk   head · queues · lines · entries · keys · halves
     head    size, magic, checksum of head, queues and lines, the log, checksum of the rest,
@@ -83,7 +83,7 @@ class Chunk(NamedTuple):
     keys_at: int
     keys: int
     halves: tuple[int, int, int]
-    """How many were opened, closed and parked; their positions follow the keys."""
+    """The numbers of opened, closed and parked half messages; their positions follow the keys."""
     checksum: int
 
 
@@ -93,13 +93,13 @@ def path_of(segment: int) -> str:
 
 
 def indexed_segments(disk: Disk) -> list[int]:
-    """Where the segments begin that have an index file, whether they are still there or not."""
+    """Return the starts of the segments that have an index file, even if they were deleted."""
     stems = [name.removesuffix(SUFFIX) for name in disk.names(FOLDER) if name.endswith(SUFFIX)]
     return [int(stem) for stem in stems if stem.isdecimal() and stem == name_of(int(stem))]
 
 
 def newest_indexed(disk: Disk) -> int | None:
-    """Where the last segment begins for which anything was indexed."""
+    """Return the start of the last segment that has an index."""
     for segment in reversed(indexed_segments(disk)):
         file = disk.open(path_of(segment))
         try:
@@ -201,11 +201,11 @@ class IndexFile:
         self.beyond.clear()
 
     def is_whole(self, chunk: Chunk) -> bool:
-        """Whether what follows a chunk's head is what was written."""
+        """Return true if what follows a chunk's head is what was written."""
         return self._body(chunk).is_whole()
 
     def is_unfinished(self, at: int) -> bool:
-        """Whether the bytes from a place on are the beginning of a chunk: a crash leaves that, and
+        """Return true if the bytes from a place on begin a chunk: a crash leaves that, and
         damage rarely looks like it.
         """
         left = self.file.size() - at
@@ -341,7 +341,7 @@ class IndexFile:
         return KeyRun(first_ms, last_ms, self.segment, body, chunk.keys_at, chunk.keys)
 
     def changes(self, chunk: Chunk) -> Changes:
-        """What the chunk says of half messages.
+        """Return the changes to half messages that a chunk holds.
 
         Raises:
             CorruptRecord: The index file differs from what was written.

@@ -83,7 +83,7 @@ class KeyIndex:
         self._runs = [run for run in self._runs if run.segment >= segment]
 
     def positions(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int]:
-        """Where records with this hash lie, newest first, from runs that touch a range of time.
+        """Yield the positions of records with this hash, newest first, in a range of time.
 
         Raises:
             CorruptRecord: An index file differs from what was written.

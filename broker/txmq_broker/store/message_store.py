@@ -163,9 +163,10 @@ class MessageStore:
         """
         log, queues = self.log, self.queues
         staged, queues.staged = queues.staged, []
-        stay = self.halves.must_stay
-        halves, markers = self.halves.take_staged()
-        delayed = self.delays.take_staged()
+        halves, self.halves.staged = self.halves.staged, []
+        markers, self.halves.markers = self.halves.markers, []
+        stay, self.halves.must_stay = self.halves.must_stay, False
+        delayed = self.delays.take_staged() if self.delays.has_staged else None
         try:
             end = log.write(stay=stay)
         except BaseException:
@@ -185,7 +186,7 @@ class MessageStore:
             self.delays.publish(span.delayed, span.end)
         checkpoints, segments = self.checkpoints, self.log.segments
         checkpoints.published = span.end
-        segment = segments.tail_start
+        segment = segments.starts[-1]
         if span.end <= segment:
             # The log went on in another file while the span waited for the disk.
             segment = segments.extent_at(span.end - 1).start
@@ -196,7 +197,7 @@ class MessageStore:
     def record_bytes(self, position: int) -> bytes | None:
         """The record at a position; ``None`` where no record begins, or its queue deleted it.
 
-        Strangers choose the position, and a body may hold bytes that look like a record. So the
+        A client chooses the position, and a body may hold bytes that look like a record. So the
         queue that the record names must have an entry for this position.
 
         Raises:
@@ -233,14 +234,14 @@ class MessageStore:
         return data
 
     def stored_ms(self, queue: ConsumeQueue, offset: int) -> int | None:
-        """When a queue's message was stored, or committed where it was a half message."""
+        """Return the time at which a queue's message was stored or committed."""
         entries = queue.read(offset, 1)
         if not entries:
             return None
         return self.log.stored_ms_at(entries[0][0])
 
     def earliest_ms(self) -> int | None:
-        """When the oldest record of the log was stored."""
+        """Return the time of the oldest record of the log."""
         return self.log.stored_ms_at(self.log.segments.start + HEAD_BYTES)
 
     def positions_of_key(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Iterator
 from struct import Struct
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq_broker.store.consume_queue import ConsumeQueue
 
 __all__ = ["Changes", "Half", "PendingTransactions", "transaction_key"]
-
-T = TypeVar("T", bound=Hashable)
 
 _FIXED: Final = Struct("=qqIiIIIH?")
 _HASHES_AT: Final = _FIXED.size
@@ -53,15 +51,15 @@ class Half(NamedTuple):
     tags_code: int
     checksum: int
     queue: ConsumeQueue
-    """Where it goes once it is committed."""
+    """The queue that shows it once it is committed."""
     group: str
     origin: str
-    """The client that sent it; empty where that is not known."""
+    """The client that sent it; empty if it is unknown."""
     key_hashes: tuple[int, ...]
     immunity_s: int = 0
     """For how long its producer wants no check; 0 where the producer does not say."""
     checks: int = 0
-    """How many checks a connected producer answered with "unknown", or not at all."""
+    """The number of checks that a connected producer answered with "unknown", or not at all."""
     is_parked: bool = False
 
 
@@ -75,52 +73,27 @@ class Changes(NamedTuple):
     parked: list[int]
 
 
-class _Shared(Generic[T]):
-    """Values that many entries have in common, each kept once and named by a number."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[T, int] = {}
-        self.values: dict[int, T] = {}
-        self._uses: dict[int, int] = {}
-        self._next = 0
-
-    def take(self, value: T) -> int:
-        number = self._numbers.get(value)
-        if number is not None:
-            self._uses[number] += 1
-            return number
-        number = self._numbers[value] = self._next
-        self._next += 1
-        self.values[number] = value
-        self._uses[number] = 1
-        return number
-
-    def uses(self, matches: Callable[[T], bool]) -> dict[int, int]:
-        """How often each value that matches is used, by its number."""
-        return {
-            number: self._uses[number] for number, value in self.values.items() if matches(value)
-        }
-
-    def give_back(self, number: int) -> None:
-        uses = self._uses[number] - 1
-        if uses:
-            self._uses[number] = uses
-        else:
-            del self._uses[number]
-            del self._numbers[self.values.pop(number)]
-
-
 class PendingTransactions:
-    """All open transactions by key, oldest first."""
+    """All open transactions by key, oldest first.
+
+    Attributes:
+        table: The packed half messages; callers may look up here whether a transaction is open.
+        opened: The positions of the half messages that were published since the last checkpoint.
+        closings: The positions of the markers that were published since then and closed one.
+        closed: The position of the half message that each of these markers closed.
+    """
 
     def __init__(self) -> None:
         self.table: dict[int, bytes] = {}
-        """The packed half messages; callers may look up here whether a transaction is open."""
+        self.opened = array("q")
+        self.closings = array("q")
+        self.closed = array("q")
         self._parked: dict[int, None] = {}
-        self._owners: _Shared[tuple[ConsumeQueue, str, str]] = _Shared()
-        self._opened = array("q")
-        self._closings = array("q")
-        self._closed = array("q")
+        self._owners: dict[int, tuple[ConsumeQueue, str, str]] = {}
+        """A queue, producer group and client that many transactions share, by number."""
+        self._owner_numbers: dict[tuple[ConsumeQueue, str, str], int] = {}
+        self._owner_uses: dict[int, int] = {}
+        self._next_owner = 0
         self._parkings = array("q")
         self._parked_halves = array("q")
 
@@ -132,7 +105,7 @@ class PendingTransactions:
 
     @property
     def parked(self) -> int:
-        """How many wait for an operator."""
+        """The number of transactions that wait for an operator."""
         return len(self._parked)
 
     def find(self, key: int) -> Half | None:
@@ -155,10 +128,19 @@ class PendingTransactions:
         checks: int = 0,
         is_parked: bool = False,
     ) -> bytes:
-        """The packed form of a half message; the caller opens it or drops it."""
+        """Return the packed form of a half message; the caller opens it or drops it."""
+        shared = (queue, group, origin)
+        owner = self._owner_numbers.get(shared)
+        if owner is None:
+            owner = self._owner_numbers[shared] = self._next_owner
+            self._next_owner += 1
+            self._owners[owner] = shared
+            self._owner_uses[owner] = 1
+        else:
+            self._owner_uses[owner] += 1
         return _WHOLE[len(key_hashes)].pack(
-            offset, position, size, tags_code, checksum, self._owners.take((queue, group, origin)),
-            immunity_s, checks, is_parked, *key_hashes,
+            offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked,
+            *key_hashes,
         )  # fmt: skip
 
     def unpack(self, data: bytes) -> Half:
@@ -166,7 +148,7 @@ class PendingTransactions:
         offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked = (
             _FIXED.unpack_from(data)
         )
-        queue, group, origin = self._owners.values[owner]
+        queue, group, origin = self._owners[owner]
         hashes = _HASHES[(len(data) - _HASHES_AT) // 4].unpack_from(data, _HASHES_AT)
         # Made for every END: this skips the call of the NamedTuple's own constructor.
         return _new(Half, (
@@ -181,7 +163,7 @@ class PendingTransactions:
             self._parked[key] = None
 
     def count_of(self, group: str) -> int:
-        """How many transactions a producer group has, with those that are not open yet."""
+        """Return the number of a group's transactions, with those that are not open yet."""
         return sum(self._of(group).values())
 
     def keys_of(self, group: str) -> Iterator[int]:
@@ -198,12 +180,20 @@ class PendingTransactions:
                 yield key
 
     def _of(self, group: str) -> dict[int, int]:
-        return self._owners.uses(lambda owner: owner[1] == group)
+        """Return how many transactions each of a group's owners has, by its number."""
+        return {
+            number: self._owner_uses[number]
+            for number, (_, name, _) in self._owners.items()
+            if name == group
+        }
 
     def drop(self, data: bytes) -> None:
         """Forget a packed half message."""
         (owner,) = _OWNER.unpack_from(data, _OWNER_AT)
-        self._owners.give_back(owner)
+        self._owner_uses[owner] -= 1
+        if not self._owner_uses[owner]:
+            del self._owner_uses[owner]
+            del self._owner_numbers[self._owners.pop(owner)]
 
     def close(self, key: int) -> None:
         """Forget a transaction that was decided."""
@@ -249,14 +239,10 @@ class PendingTransactions:
 
     # Changes for the next checkpoint
 
-    def note_opened(self, positions: Iterable[int]) -> None:
-        """Half messages were published."""
-        self._opened.extend(positions)
-
-    def note_closed(self, at: Iterable[int], half_positions: Iterable[int]) -> None:
-        """Decisions at these places of the log were published, each on one of the halves."""
-        self._closings.extend(at)
-        self._closed.extend(half_positions)
+    def note_closed(self, at: int, half_position: int) -> None:
+        """Note that a marker was published that decides a transaction."""
+        self.closings.append(at)
+        self.closed.append(half_position)
 
     def note_parked(self, at: int, half_position: int) -> None:
         """A marker that parks was published."""
@@ -265,9 +251,9 @@ class PendingTransactions:
 
     def changes_before(self, end: int) -> Changes:
         """The changes before a position of the log and since the last checkpoint."""
-        opened = dict.fromkeys(self._opened[: bisect_left(self._opened, end)])
+        opened = dict.fromkeys(self.opened[: bisect_left(self.opened, end)])
         closed: list[int] = []
-        for half in self._closed[: bisect_left(self._closings, end)]:
+        for half in self.closed[: bisect_left(self.closings, end)]:
             if half in opened:
                 del opened[half]
             else:
@@ -277,8 +263,8 @@ class PendingTransactions:
 
     def saved_before(self, end: int) -> None:
         """Forget the changes that a checkpoint now holds."""
-        del self._opened[: bisect_left(self._opened, end)]
-        count = bisect_left(self._closings, end)
-        del self._closings[:count], self._closed[:count]
+        del self.opened[: bisect_left(self.opened, end)]
+        count = bisect_left(self.closings, end)
+        del self.closings[:count], self.closed[:count]
         count = bisect_left(self._parkings, end)
         del self._parkings[:count], self._parked_halves[:count]

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark
-from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.consume_queue import ENTRY, ConsumeQueue
 from txmq_broker.store.key_index import KeyIndex
 from txmq_broker.store.log.commit_log import CommitLog
 
@@ -121,18 +121,6 @@ class QueueStore:
         """Stage bytes that name their own position, and an entry for them."""
         position = self._log.next_position
         self._log.stage(pieces, size)
-        self.stage_entry(queue, position, size, tags_code, checksum, key_hashes)
-
-    def stage_entry(
-        self,
-        queue: ConsumeQueue,
-        position: int,
-        size: int,
-        tags_code: int,
-        checksum: int,
-        key_hashes: tuple[int, ...],
-    ) -> None:
-        """Stage a queue's next entry for a record that is staged at a position."""
         queue.next_offset += 1
         self.staged.append((queue, position, size, tags_code, checksum, key_hashes))
 
@@ -145,8 +133,9 @@ class QueueStore:
         """Make entries visible to readers."""
         keys: list[int] = []
         positions: list[int] = []
+        pack = ENTRY.pack
         for queue, position, size, tags_code, checksum, key_hashes in staged:
-            queue.publish(position, size, tags_code, checksum)
+            queue.publish(pack(position, size, tags_code, checksum))
             for hashed in key_hashes:
                 keys.append(hashed)
                 positions.append(position)

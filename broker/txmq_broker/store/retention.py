@@ -25,7 +25,7 @@ class RetentionVerdict(NamedTuple):
     """The decision for this moment."""
 
     delete: int
-    """How many of the oldest files to delete."""
+    """The number of the oldest files to delete."""
     refuse_sends: bool
 
 

@@ -27,7 +27,7 @@ class SealedBytes:
         self._is_whole = False
 
     def is_whole(self) -> bool:
-        """Whether the bytes are as written; the result is kept once they were."""
+        """Return true if the bytes are as written; the result is kept once they were."""
         if not self._is_whole:
             data = self._file.read(self._at, self._size)
             self._is_whole = len(data) == self._size and crc32(data) == self._checksum

@@ -41,13 +41,13 @@ _PREPARED: Final = int(SysFlag.PREPARED)
 
 
 class Recovery(NamedTuple):
-    """What a start read, cut and lost."""
+    """The bytes that a start read, cut and lost."""
 
     scanned_bytes: int
     records: int
     cut_bytes: int
     end: int = 0
-    """Where the log ended before the start, without a torn tail."""
+    """The end of the log before the start, without a torn tail."""
     lost: str = ""
     """The accepted loss, as text; empty where nothing is missing."""
 
@@ -77,7 +77,7 @@ class Start:
         self._is_async = is_async
         self._strays: list[IndexFile] = []
         self._accepted = 0
-        """Where the log ended by the evidence, once the loss is accepted."""
+        """The end of the log by the evidence, once the loss is accepted."""
 
     def run(self, known: Evidence, accept_loss: str | None, now_ms: int) -> Recovery:
         """See :meth:`MessageStore.open`."""

@@ -103,7 +103,7 @@ def test_one_heartbeat_may_speak_for_several_groups(clients):
     changed = beat(clients, "a", consumer("g"), consumer("h"), producers=("p", "q"))
 
     assert changed == ["g", "h"]
-    assert set(clients.producer_groups()) == {"p", "q"}
+    assert set(clients.producer_groups) == {"p", "q"}
 
 
 def test_a_group_nobody_is_in_is_unknown(clients):
@@ -175,7 +175,7 @@ def test_a_lost_connection_leaves_everything(clients):
 
     assert clients.drop("a") == ["g", "h"]
     assert clients.drop("a") == []
-    assert clients.producer_groups() == {}
+    assert clients.producer_groups == {}
     assert [each.name for each in clients.consumer_groups()] == ["h"]
 
 

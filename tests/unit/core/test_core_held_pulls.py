@@ -18,7 +18,7 @@ def test_a_queue_that_grows_wakes_those_who_wait_for_it_oldest_first(holds):
     assert holds.wake("T", 0) == ["a", "c"]
     assert holds.wake("T", 0) == []
     assert holds.wake("U", 0) == []
-    assert len(holds) == 1
+    assert len(holds.held) == 1
 
 
 def test_those_whose_time_is_over_are_let_go_earliest_first(holds):
@@ -51,7 +51,7 @@ def test_the_deadline_of_who_is_woken_first_does_not_hide_the_others(holds):
 
 def test_everybody_can_be_let_go_at_once(holds):
     assert holds.release_all() == ["a", "b", "c"]
-    assert len(holds) == 0
+    assert len(holds.held) == 0
     assert holds.next_deadline() is None
     assert holds.wake("T", 0) == []
 

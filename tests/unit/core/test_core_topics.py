@@ -76,7 +76,7 @@ def test_what_was_saved_is_there_again_and_goes_before_what_must_be_there():
 
 
 def test_a_topic_that_must_be_there_and_is_not_is_an_error(topics):
-    assert topics.find("T") is None
+    assert topics.by_name.get("T") is None
     with pytest.raises(TopicNotFound):
         topics.get("T")
 
@@ -115,7 +115,7 @@ def test_a_number_of_queues_that_cannot_be_is_refused(topics, read, write):
     with pytest.raises(InternalError):
         topics.put(TopicConfig("T", read, write), NOW_MS)
 
-    assert topics.find("T") is None
+    assert topics.by_name.get("T") is None
 
 
 @pytest.mark.parametrize(("read", "write"), [(0, 1), (1, 0), (4096, 4096)])
@@ -169,7 +169,7 @@ def test_without_a_template_that_may_be_copied_no_topic_is_made(topics, template
     with pytest.raises(TopicNotFound):
         topics.create_by_sending("T", template, 4, NOW_MS)
 
-    assert topics.find("T") is None
+    assert topics.by_name.get("T") is None
 
 
 def test_without_auto_creation_a_template_left_from_before_makes_no_topic():
@@ -257,4 +257,4 @@ def test_what_was_saved_stays(topics):
     topics.settle()
     topics.undo()
 
-    assert topics.find("T")
+    assert topics.by_name.get("T")

@@ -72,7 +72,7 @@ def test_a_small_batch_that_would_fill_the_log_is_refused_whole(ask):
 
 def test_a_heartbeat_with_one_bad_name_makes_no_topic(ask):
     def nothing_is_made(broker):
-        assert broker.topics.find("%RETRY%good") is None
+        assert broker.topics.by_name.get("%RETRY%good") is None
 
     assert ask((BEAT, None, beat("good", "b.ad")), check=nothing_is_made) == [ERROR]
 

@@ -268,7 +268,7 @@ def test_after_the_last_retry_it_is_a_dead_letter_and_says_why():
             "DLQ_REASON": "16 retries failed, 16 are allowed: ValueError: no such account 7",
         }  # fmt: skip
         assert topics_of(stage) == [DEAD]
-        config = stage.broker.topics.find(DEAD).config
+        config = stage.broker.topics.by_name.get(DEAD).config
         assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 6)
         assert (await client.pull(WAITING, queue=17)).records == []
 
@@ -310,7 +310,7 @@ def test_the_maximum_is_the_consumers_or_else_the_groups(said, setting, attempts
         await group_is(client, retry_max_times=setting)
         position = await store(client, attempts=attempts)
         await client.ok(BACK, back(position, most=said))
-        assert (stage.broker.topics.find(DEAD) is not None) is is_dead
+        assert (stage.broker.topics.by_name.get(DEAD) is not None) is is_dead
 
     in_world(main)
 
@@ -323,9 +323,9 @@ def test_the_last_maximum_said_holds_for_all_members_while_one_is_online():
         position = await store(one, attempts=3)
 
         async def dies(client, most):
-            before = await client.max_offset(DEAD) if stage.broker.topics.find(DEAD) else 0
+            before = await client.max_offset(DEAD) if stage.broker.topics.by_name.get(DEAD) else 0
             await client.ok(BACK, back(position, most=most))
-            return stage.broker.topics.find(DEAD) and await client.max_offset(DEAD) > before
+            return stage.broker.topics.by_name.get(DEAD) and await client.max_offset(DEAD) > before
 
         assert not await dies(two, 16)
         assert await dies(one, 2)

@@ -145,7 +145,7 @@ class Shelf:
 
     def flush(self):
         """Write what is staged as one span, sync it, publish it."""
-        if self.store.log.has_staged:
+        if self.store.log.staged:
             span = self.store.write()
             self.sync()
             self.store.publish(span)

@@ -378,7 +378,7 @@ def test_a_checkpoint_does_not_know_of_those_who_left_behind_its_end(shelf):
     assert shelf.leave_all(T0) == [b"a"]
     shelf.publish_unsynced()
     stretch = shelf.store.checkpoints.next_range()
-    assert stretch.end == shelf.store.log.segments.tail_start
+    assert stretch.end == shelf.store.log.segments.starts[-1]
     pending = shelf.store.checkpoints.begin(stretch)
     pending.file.file.sync()
     shelf.store.checkpoints.confirm(pending)
@@ -400,7 +400,7 @@ def test_places_behind_a_checkpoint_that_a_power_cut_gives_again_are_not_taken_f
     shelf.publish_unsynced()
     assert shelf.delays.first(T0 + 1) is None
     stretch = shelf.store.checkpoints.next_range()
-    assert stretch.end == shelf.store.log.segments.tail_start
+    assert stretch.end == shelf.store.log.segments.starts[-1]
     pending = shelf.store.checkpoints.begin(stretch)
     pending.file.file.sync()
     shelf.store.checkpoints.confirm(pending)

@@ -112,7 +112,7 @@ class Life:
         await asyncio.sleep(0.2)
         store = self._press.store
         is_open = [self._halves.pending.find(key).position for key in self._halves.pending]
-        oldest = min(is_open, default=store.log.segments.tail_start)
+        oldest = min(is_open, default=store.log.segments.starts[-1])
         while (files := store.checkpoints.completed_files()) and files[0].end <= oldest:
             Keeper(self._disk).save_floors(store.floors_after(1), store.log.durable)
             store.drop_first_file()

@@ -68,15 +68,14 @@ def test_what_is_closed_is_forgotten_with_all_it_held():
 
     assert (len(pending), pending.parked, pending.pinned()) == (0, 0, None)
     assert list(pending) == list(pending.parked_keys()) == []
-    shared = pending._owners
-    assert not shared._numbers
-    assert not shared.values
-    assert not shared._uses
+    assert not pending._owners
+    assert not pending._owner_numbers
+    assert not pending._owner_uses
 
 
 def test_values_in_common_are_kept_once_and_as_long_as_somebody_has_them():
     pending = opened(half(0), half(1), half(2, origin="other"))
-    assert len(pending._owners.values) == 2
+    assert len(pending._owners) == 2
 
     pending.close(0)
 
@@ -84,7 +83,7 @@ def test_values_in_common_are_kept_once_and_as_long_as_somebody_has_them():
     assert pending.find(2) == half(2, origin="other")
     pending.close(1)
     assert pending.find(2) == half(2, origin="other")
-    assert len(pending._owners.values) == 1
+    assert len(pending._owners) == 1
     pending.open(9, pending.pack(*half(9)))
     assert pending.find(9) == half(9)
     assert pending.find(2) == half(2, origin="other")
@@ -196,9 +195,9 @@ def test_a_key_is_a_number_that_fits_in_eight_bytes():
 def test_a_stretch_tells_what_it_opened_and_left_open():
     pending = PendingTransactions()
     for position in (10, 20, 30, 40):
-        pending.note_opened((position,))
-    pending.note_closed((25,), (10,))
-    pending.note_closed((45,), (30,))
+        pending.opened.append(position)
+    pending.note_closed(25, 10)
+    pending.note_closed(45, 30)
 
     assert pending.changes_before(10) == Changes([], [], [])
     assert pending.changes_before(25) == Changes([10, 20], [], [])
@@ -210,11 +209,11 @@ def test_a_stretch_tells_what_it_opened_and_left_open():
 def test_a_stretch_tells_what_it_closed_of_earlier_ones():
     pending = PendingTransactions()
     for position in (10, 20):
-        pending.note_opened((position,))
+        pending.opened.append(position)
     pending.saved_before(30)
-    pending.note_opened((35,))
+    pending.opened.append(35)
     for at, position in ((36, 20), (37, 35), (38, 10)):
-        pending.note_closed((at,), (position,))
+        pending.note_closed(at, position)
 
     assert pending.changes_before(37) == Changes([35], [20], [])
     assert pending.changes_before(99) == Changes([], [20, 10], [])
@@ -222,9 +221,9 @@ def test_a_stretch_tells_what_it_closed_of_earlier_ones():
 
 def test_a_stretch_tells_what_it_parked():
     pending = PendingTransactions()
-    pending.note_opened((10,))
+    pending.opened.append(10)
     pending.note_parked(15, 10)
-    pending.note_closed((18,), (10,))
+    pending.note_closed(18, 10)
 
     assert pending.changes_before(15) == Changes([10], [], [])
     assert pending.changes_before(16) == Changes([10], [], [10])
@@ -234,9 +233,9 @@ def test_a_stretch_tells_what_it_parked():
 def test_what_was_saved_is_not_told_again_and_the_rest_is():
     pending = PendingTransactions()
     for position in (10, 20, 30):
-        pending.note_opened((position,))
+        pending.opened.append(position)
     for at, position in ((22, 10), (32, 20)):
-        pending.note_closed((at,), (position,))
+        pending.note_closed(at, position)
         pending.note_parked(at + 1, position)
 
     pending.saved_before(25)

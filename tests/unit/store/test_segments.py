@@ -51,7 +51,7 @@ def test_a_file_ends_where_the_next_one_begins(disk):
     segments = filled(disk, 60, 40, 50, 60)
 
     assert segments.extents() == [Extent(0, 100), Extent(100, 150), Extent(150, 210)]
-    assert (segments.start, segments.tail_start, segments.end) == (0, 150, 210)
+    assert (segments.start, segments.starts[-1], segments.end) == (0, 150, 210)
     segments.close()
 
 
@@ -195,7 +195,7 @@ def test_a_file_begun_at_the_second_attempt_has_a_durable_name():
         segments.append(b"x" * 50)
 
     segments.append(b"x" * 50)
-    segments.tail.sync()
+    segments.files[-1].sync()
 
     disk.crash(loss=Loss.EVERYTHING)
     assert opened(disk).read(90, 100) == b"x" * 50

@@ -69,7 +69,7 @@ class Condition:
         self._test = _test_of(root)
 
     def admits(self, text: str) -> bool:
-        """Whether the condition is true for these properties.
+        """Return true if the condition is true for these properties.
 
         It is not true if a property that is compared with a number is not a number.
         """

@@ -98,7 +98,7 @@ READERS: Final[dict[NumberKind, Callable[[str], int | float]]] = {
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """Whether two values are equal; unknown if only the left one is NULL.
+    """Return true if two values are equal; unknown if only the left one is NULL.
 
     Raises:
         ValueError: The values cannot be compared.

@@ -29,6 +29,7 @@ class CommitLog:
         last_ms: The time stamp of the newest record; time stamps in a log never go back.
         next_position: Where the next record that is staged will lie.
         durable: The position before which every byte is durable.
+        staged: The pieces of the records that the next span will hold.
     """
 
     def __init__(self, disk: Disk, segment_size: int, *, is_async: bool = False) -> None:
@@ -38,7 +39,7 @@ class CommitLog:
         self.last_ms = 0
         self._is_async = is_async
         self._unmarked: deque[tuple[int, int, int]] = deque()
-        self._staged: list[bytes] = []
+        self.staged: list[bytes] = []
         self._records = 0
         self.unsynced: list[File] = []
         self.read = self.segments.read
@@ -47,7 +48,7 @@ class CommitLog:
     def resume(self) -> None:
         """Continue where the files end, which are durable up to there."""
         self._unmarked.clear()
-        self._staged.clear()
+        self.staged.clear()
         self._records = 0
         self.unsynced = []
         self.durable = self.segments.end
@@ -62,28 +63,23 @@ class CommitLog:
 
     @property
     def end(self) -> int:
-        """Where the next span will start."""
+        """The position at which the next span will start."""
         return self.segments.end
 
     def file_at(self, position: int) -> int:
-        """Where the file that holds a position begins."""
+        """Return the position at which the file that holds another one begins."""
         return self.segments.extent_at(position).start
 
     # Appending
 
     @property
     def staged_bytes(self) -> int:
-        """How many bytes wait to be written."""
+        """The number of bytes that wait to be written."""
         return self.next_position - self.segments.end - HEAD_BYTES
-
-    @property
-    def has_staged(self) -> bool:
-        """Whether there is anything to write."""
-        return bool(self._staged)
 
     def stage(self, pieces: tuple[bytes, ...], size: int) -> None:
         """Take a record whose bytes say that it lies at :attr:`next_position`."""
-        self._staged += pieces
+        self.staged += pieces
         self._records += 1
         self.next_position += size
 
@@ -97,26 +93,25 @@ class CommitLog:
             DiskFull: The disk is full. Nothing of the span is part of the log.
             WriteFailed: The disk refused. Nothing of the span is part of the log.
         """
-        payload = b"".join(self._staged)
+        payload = b"".join(self.staged)
         count, self._records = self._records, 0
-        self._staged.clear()
+        self.staged.clear()
         segments = self.segments
-        start, tail = segments.end, segments.tail
+        start, tail = segments.end, segments.files[-1:]
         try:
             span_head = head(segments.log_id, start, self.durable, payload, count)
             segments.append(span_head + payload, stay=stay)
         finally:
             self.next_position = segments.end + HEAD_BYTES
             # Also where the write failed: the new file stays, and the one before it is complete.
-            if tail is not None and tail is not segments.tail and self.durable < start:
-                self.unsynced.append(tail)
+            if tail != segments.files[-1:] and self.durable < start:
+                self.unsynced += tail
         self._unmarked.append((start, segments.end, checksum_in(span_head)))
         return segments.end
 
     def files_to_sync(self) -> list[File]:
         """The files that hold writes not known to be durable, oldest first."""
-        tail = self.segments.tail
-        return [*self.unsynced, *([tail] if tail is not None else [])]
+        return [*self.unsynced, *self.segments.files[-1:]]
 
     def synced(self, files: list[File], end: int) -> None:
         """Note that these files were synced when the log ended at ``end``."""
@@ -128,7 +123,7 @@ class CommitLog:
         while self._unmarked and self._unmarked[0][1] <= end:
             last = self._unmarked.popleft()
         if last is not None:
-            mark = Mark(self.segments.start, *last, is_async=self._is_async)
+            mark = Mark(self.segments.starts[0], *last, is_async=self._is_async)
             self.high_water.advance(mark)
 
     # Reading
@@ -146,7 +141,7 @@ class CommitLog:
         return data[:size] if len(data) >= size else None
 
     def stored_ms_at(self, position: int) -> int | None:
-        """When the record at a position was stored, or decided where it is a marker."""
+        """Return the time at which a record was stored, or decided if it is a marker."""
         data = self.read(position, records.SMALLEST)
         if data[4:8] == MARKER and len(data) >= MARKER_BYTES:
             return decided_ms_of(data)

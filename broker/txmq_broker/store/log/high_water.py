@@ -1,7 +1,7 @@
 """The high-water mark: how far the log was durable, noted beside it after every sync.
 
-The log alone cannot tell that its newest file was cut: what is left looks like a shorter log. The
-mark can. It is written without a sync of its own, so it survives the death of the process, and
+The log alone does not show that its newest file was cut: it looks like a shorter log. The mark
+shows it. It is written without a sync of its own, so it survives the death of the process, and
 after a power cut it may be older than the log; it never claims more than what was durable. A clean
 stop syncs it.
 
@@ -35,22 +35,22 @@ class Mark(NamedTuple):
     """A state of the log that was durable."""
 
     oldest: int
-    """Where the log began."""
+    """The position at which the log began."""
     start: int
-    """Where its last span begins."""
+    """The position at which its last span begins."""
     end: int
-    """Where its last span, and with it the log, ends."""
+    """The position at which its last span, and with it the log, ends."""
     checksum: int
     """The last span's, from its head."""
     accepted: int = 0
     """Up to where a loss was accepted: tables that were saved before may name more of the log."""
     is_async: bool = False
-    """Whether messages were published before they were durable."""
+    """True if messages were published before they were durable."""
     is_clean: bool = False
-    """Whether the broker was stopped cleanly there."""
+    """True if the broker was stopped cleanly there."""
 
     def is_of(self, head: SpanHead | None) -> bool:
-        """Whether this is the head of the last span that the mark knows."""
+        """Return true if this is the head of the last span that the mark knows."""
         known = (self.end, self.checksum)
         return head is not None and (head.position + head.size, head.checksum) == known
 
@@ -88,7 +88,7 @@ class HighWater:
                 self._sequence, self.mark = sequence, mark
 
     def damaged_slots(self) -> list[int]:
-        """Where in the file slots begin that were written and are not whole."""
+        """Return the places of the slots that were written and are not whole."""
         if self._file is None:
             return []
         blank = bytes(_SLOT_BYTES)

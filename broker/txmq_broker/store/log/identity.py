@@ -80,7 +80,7 @@ def log_to_read(disk: Disk) -> int:
 
 
 def _named(disk: Disk) -> tuple[int | None, list[int]]:
-    """What the file of the identity says, and what the other files repeat."""
+    """The log that the identity file names, and the logs that the other files name."""
     repeated = [log_of_mark(disk), _log_of_first_file(disk)]
     return _read(disk), [named for named in repeated if named is not None]
 

@@ -34,7 +34,7 @@ class WholeSpan(NamedTuple):
     position: int
     end: int
     records: int
-    """How many records its head declares."""
+    """The number of records that its head declares."""
     payload: bytes
 
     def found(self) -> Iterator[tuple[Found, int, bytes]]:
@@ -53,17 +53,17 @@ class Gap(NamedTuple):
     end: int
     extent: Extent
     missing: int
-    """How many of its bytes the file does not have, at its end."""
+    """The number of bytes that the file lacks at its end."""
     proof: int | None
-    """Where a later span declares these bytes durable."""
+    """The position of a later span that declares these bytes durable."""
     is_torn: bool
-    """Whether a crash may have torn these bytes: the broker ends the log here."""
+    """True if a crash may have torn these bytes: the broker ends the log here."""
     foreign: int | None
     """The other log that these bytes were written for, where they name one."""
 
     @property
     def size(self) -> int:
-        """How many bytes of the log it is."""
+        """Its size in bytes of the log."""
         return self.end - self.position
 
 
@@ -113,7 +113,7 @@ class LogReader:
         return self._segments.extent_at(position)
 
     def reach(self, extent: Extent) -> int:
-        """How far a file really goes; short of its end where bytes are missing."""
+        """Return the end of a file's bytes; it is short of the file's end if bytes are missing."""
         return self._segments.reach(extent)
 
     def read(self, position: int, size: int) -> bytes:
@@ -161,7 +161,7 @@ class LogReader:
         return None if head is None or head.log == self._segments.log_id else head.log
 
     def _span_around(self, extent: Extent, position: int) -> int:
-        """Where the span begins that holds a position, as far as heads lead there."""
+        """Return where the span of a position begins, as far as the heads of spans lead."""
         at = extent.start
         with suppress(CorruptRecord):
             while at < min(position, extent.end):
@@ -196,7 +196,7 @@ class LogReader:
         return (record, data[:size]) if record.position == position else None
 
     def first_ms(self, extent: Extent) -> int | None:
-        """When the first record of a file was stored, or ``None`` where that cannot be read."""
+        """Return the time of a file's first record, or ``None`` if that cannot be read."""
         with suppress(CorruptRecord):
             data = self.read(extent.start, _FIRST_BYTES)
             if read_head(data, 0, extent.start) is None:

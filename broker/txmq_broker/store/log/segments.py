@@ -18,7 +18,7 @@ from txmq.runtime.disk import NO_ROOM, Disk, File
 __all__ = ["Extent", "Segments", "path_of"]
 
 CUT_FOLDER: Final = "cut"
-"""Where in a broker's directory the parts are kept that were cut from its log."""
+"""The folder in a broker's directory that keeps the parts cut from its log."""
 
 _HARDENED_AT_ONCE: Final = 4 * 1024 * 1024
 
@@ -29,14 +29,14 @@ def path_of(start: int) -> str:
 
 
 class Extent(NamedTuple):
-    """Where one file of the log starts and ends."""
+    """The start and the end of one file of the log."""
 
     start: int
     end: int
 
 
 def cut_folder(position: int, now_ms: int) -> str:
-    """Where to keep what is cut from the log at a position; commands for logs read it there."""
+    """Return the folder for the bytes cut at a position; the commands for logs read it there."""
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S%fZ")
     return f"{CUT_FOLDER}/{position}-{moment}"
 
@@ -60,15 +60,21 @@ def keep_aside(disk: Disk, extent: Extent, start: int, folder: str) -> None:
 
 
 class Segments:
-    """The log's files as one run of bytes."""
+    """The log's files as one run of bytes.
+
+    Attributes:
+        starts: The position of each file's first byte, oldest first.
+        files: The open files; the last one is being written.
+        end: Where the next span will start.
+    """
 
     def __init__(self, disk: Disk, size: int) -> None:
         self._disk = disk
         self._size = size
         self.log_id = 0
         """The log that these files belong to; every span names it."""
-        self._starts: list[int] = []
-        self._files: list[File] = []
+        self.starts: list[int] = []
+        self.files: list[File] = []
         self._is_tidy = True
         self._unhardened: list[tuple[int, int]] = []
         self._leftover: str | None = None
@@ -97,7 +103,7 @@ class Segments:
             if tidy and head is not None and head.log != self.log_id:
                 file.close()
                 raise ForeignFile(path, head.log, self.log_id)
-            if self._starts and start < self.end:
+            if self.starts and start < self.end:
                 # A write failed at `start`. It went elsewhere: into the new file, or where that is
                 # empty, after all into the old one.
                 if size == 0:
@@ -106,41 +112,36 @@ class Segments:
                         self._disk.remove(path)
                     continue
                 if tidy:
-                    self._files[-1].truncate(start - self._starts[-1])
-            self._starts.append(start)
-            self._files.append(file)
+                    self.files[-1].truncate(start - self.starts[-1])
+            self.starts.append(start)
+            self.files.append(file)
             self.end = start + size
 
     @property
     def start(self) -> int:
         """The position of the oldest byte that is kept."""
-        return self._starts[0] if self._starts else 0
-
-    @property
-    def tail_start(self) -> int:
-        """Where the file that is being written begins."""
-        return self._starts[-1] if self._starts else 0
+        return self.starts[0] if self.starts else 0
 
     def extent_at(self, position: int) -> Extent:
         """The file that holds a position, or will hold it."""
-        at = max(bisect_right(self._starts, position) - 1, 0)
-        end = self._starts[at + 1] if at + 1 < len(self._starts) else self.end
-        return Extent(self._starts[at], end)
+        at = max(bisect_right(self.starts, position) - 1, 0)
+        end = self.starts[at + 1] if at + 1 < len(self.starts) else self.end
+        return Extent(self.starts[at], end)
 
     def extents(self) -> list[Extent]:
         """Every file, oldest first."""
-        if not self._starts:
+        if not self.starts:
             return []
-        ends = [*self._starts[1:], self.end]
-        return [Extent(start, end) for start, end in zip(self._starts, ends, strict=True)]
+        ends = [*self.starts[1:], self.end]
+        return [Extent(start, end) for start, end in zip(self.starts, ends, strict=True)]
 
     def reach(self, extent: Extent) -> int:
-        """How far an extent's file really goes; short of its end only after a crash or damage."""
-        file = self._files[self._starts.index(extent.start)]
+        """Return the end of an extent's file; only a crash or damage makes it too short."""
+        file = self.files[self.starts.index(extent.start)]
         return min(extent.end, extent.start + file.size())
 
     def goes_on_at(self, position: int) -> int | None:
-        """Where the next file begins, if the one that holds a position ends before that."""
+        """Return where the next file begins, if the file of a position ends before that."""
         extent = self.extent_at(position)
         return extent.end if self.reach(extent) < extent.end else None
 
@@ -163,7 +164,7 @@ class Segments:
 
     @property
     def is_hardened(self) -> bool:
-        """Whether everything that was found at the opening is durable."""
+        """True if everything that was found at the opening is durable."""
         return not self._unhardened
 
     def harden_rest(self) -> None:
@@ -177,17 +178,12 @@ class Segments:
             del self._unhardened[0]
 
     def _write_again(self, start: int, end: int) -> None:
-        at = bisect_right(self._starts, start) - 1
-        file, first = self._files[at], self._starts[at]
+        at = bisect_right(self.starts, start) - 1
+        file, first = self.files[at], self.starts[at]
         for position in range(start - first, end - first, _HARDENED_AT_ONCE):
             size = min(_HARDENED_AT_ONCE, end - first - position)
             file.write(position, file.read(position, size))
         file.sync()
-
-    @property
-    def tail(self) -> File | None:
-        """The file that is being written."""
-        return self._files[-1] if self._files else None
 
     def read(self, position: int, size: int) -> bytes:
         """Bytes of one file from a position on; fewer where the file ends, none where it is gone.
@@ -195,11 +191,11 @@ class Segments:
         Raises:
             CorruptRecord: The disk cannot read them.
         """
-        at = bisect_right(self._starts, position) - 1
+        at = bisect_right(self.starts, position) - 1
         if at < 0:
             return b""
         try:
-            return self._files[at].read(position - self._starts[at], size)
+            return self.files[at].read(position - self.starts[at], size)
         except OSError as error:
             raise CorruptRecord(position, f"the disk cannot read it: {error}") from error
 
@@ -213,12 +209,12 @@ class Segments:
         try:
             if not self._is_tidy:
                 self._tidy()
-            inside = self.end - self._starts[-1] if self._starts else 0
+            inside = self.end - self.starts[-1] if self.starts else 0
             is_full = inside and inside + len(data) > self._size and not stay
-            if not self._starts or is_full:
+            if not self.starts or is_full:
                 self._begin_file()
                 inside = 0
-            self._files[-1].write(inside, data)
+            self.files[-1].write(inside, data)
         except OSError as error:
             self._is_tidy = False
             with suppress(OSError):
@@ -233,8 +229,8 @@ class Segments:
         self._leftover = path
         fresh = self._disk.open(path, create=True)
         self._leftover = None
-        self._starts.append(self.end)
-        self._files.append(fresh)
+        self.starts.append(self.end)
+        self.files.append(fresh)
 
     def _tidy(self) -> None:
         # Nothing is written before this has succeeded. Bytes behind the end would lie across the
@@ -243,22 +239,22 @@ class Segments:
         if self._leftover is not None:
             self._disk.remove(self._leftover)
             self._leftover = None
-        if self._files:
-            self._files[-1].truncate(self.end - self._starts[-1])
+        if self.files:
+            self.files[-1].truncate(self.end - self.starts[-1])
         self._is_tidy = True
 
     def cut(self, position: int) -> None:
         """End the log at a position."""
-        at = bisect_right(self._starts, position) - 1
-        inside = position - self._starts[at]
-        for extra in range(len(self._files) - 1, at, -1):
-            self._files[extra].close()
-            self._disk.remove(path_of(self._starts[extra]))
-            del self._files[extra], self._starts[extra]
+        at = bisect_right(self.starts, position) - 1
+        inside = position - self.starts[at]
+        for extra in range(len(self.files) - 1, at, -1):
+            self.files[extra].close()
+            self._disk.remove(path_of(self.starts[extra]))
+            del self.files[extra], self.starts[extra]
         self.end = position
         try:
-            self._files[at].truncate(inside)
-            self._files[at].sync()
+            self.files[at].truncate(inside)
+            self.files[at].sync()
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -266,13 +262,13 @@ class Segments:
 
     def drop_first(self) -> int:
         """Delete the oldest file and return the position at which the log begins now."""
-        assert len(self._files) > 1, "the file being written is never deleted"
-        self._disk.remove(path_of(self._starts[0]))
-        self._files.pop(0).close()
-        del self._starts[0]
+        assert len(self.files) > 1, "the file being written is never deleted"
+        self._disk.remove(path_of(self.starts[0]))
+        self.files.pop(0).close()
+        del self.starts[0]
         return self.start
 
     def close(self) -> None:
         """Let go of the files."""
-        for file in self._files:
+        for file in self.files:
             file.close()

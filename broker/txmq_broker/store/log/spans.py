@@ -24,13 +24,13 @@ _WINDOW: Final = 4 * 1024 * 1024
 
 
 class Scan(NamedTuple):
-    """What a scan of one segment found."""
+    """The result of a scan of one segment."""
 
     records: int
     end: int
     is_torn: bool
     last: tuple[int, int] | None
-    """Where the last whole span begins, and its checksum."""
+    """The position of the last whole span, and its checksum."""
 
 
 def scan(

@@ -191,7 +191,7 @@ def test_two_people_sign(asking):
 
     assert first.startswith("2026-03-31: prepared, within limits, ")
     assert (same.exit_code, same.stdout) == (3, "")
-    assert "somebody else has to review it" in same.stderr
+    assert "another person must review it" in same.stderr
     assert second.startswith("2026-03-31: signed, ")
     assert (shown["state"], shown["outdated"]) == ("signed", None)
     assert [row["by"] for row in shown["signatures"]] == ["Li", "Wu"]
@@ -225,8 +225,7 @@ def test_nobody_signs_what_is_not_there_any_more(asking, home, role):
 
     assert (found.exit_code, found.stdout) == (3, "")
     assert found.stderr == (
-        "txmq: items of 2026-03-31 are not what run one has written: they were changed since; "
-        "run the day again\n"
+        "txmq: items of 2026-03-31 changed since run one wrote them: run the day again\n"
     )
     assert "Wu" not in told(asking("signoff", "--show"))
 

@@ -321,8 +321,7 @@ def test_a_day_does_not_go_on_from_a_table_that_was_changed(spark, first, tmp_pa
         stage.run(spark, THURSDAY)
 
     assert str(refused.value) == (
-        f"{name} of {WEDNESDAY} are not what run {done.run_id} has written: they were changed "
-        "since; run the day again"
+        f"{name} of {WEDNESDAY} changed since run {done.run_id} wrote them: run the day again"
     )
     assert not (stage.directory / "extracts" / THURSDAY.isoformat()).exists()
 
@@ -333,7 +332,7 @@ def test_a_table_that_was_changed_is_made_again_signed_or_not(spark, first, tmp_
     (items,) = stage.directory.glob(f"results/items/*/run={done.run_id}/*")
     pq.write_table(pq.read_table(items).slice(1), items)
     shutil.rmtree(stage.directory / "results" / "balances")
-    with pytest.raises(ReconcileRefused, match="items of 2024-03-06 are not what run"):
+    with pytest.raises(ReconcileRefused, match="items of 2024-03-06 changed since run"):
         stage.results().verify(done)
 
     again = stage.run(spark, WEDNESDAY)
@@ -531,7 +530,7 @@ def test_a_day_between_is_not_left_out(spark, first, tmp_path):
 
     assert str(refused.value) == (
         f"{THURSDAY} was not reconciled, and its open items would be lost: run it first, or "
-        f"all of them with --from {THURSDAY} --to {FRIDAY}"
+        f"all days with --from {THURSDAY} --to {FRIDAY}"
     )
     assert stage.results().days() == [WEDNESDAY]
     assert not (stage.directory / "extracts" / FRIDAY.isoformat()).exists()

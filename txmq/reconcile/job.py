@@ -1,6 +1,7 @@
 """A run: it extracts, checks, reconciles, writes, judges and publishes a day, in this order.
 
-A step that fails ends the run with an error that says why. The day's former result stays in force.
+A step that fails ends the run with an error that gives the reason. The day's former result stays
+in force.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from txmq.runtime.clock import Clock, SystemClock
 __all__ = ["run"]
 
 TREND: Final = 30
-"""How many earlier days the report shows."""
+"""The number of earlier days that the report shows."""
 
 
 def run(
@@ -55,10 +56,10 @@ def run(
     """Reconcile a day, and publish the result.
 
     Args:
-        rules: Where the ledgers are, what their columns mean, and the limits.
+        rules: The places of the ledgers, the meaning of their columns, and the limits.
         day: The business date.
         spark: The session that does the work.
-        results: Where the result is written.
+        results: The target of the result.
         progress: Receives the stages.
         extract_id: An earlier extract to use; a new one is taken if left out.
         clock: Stamps the run.
@@ -75,9 +76,9 @@ def run(
         stage.rows = sum(control.rows for control in manifest.controls)
         set_partition_count(spark, stage.rows)
         ledgers = load(spark, manifest, directory)
-    told = Explanations(results.directory).digest
+    explained = Explanations(results.directory).digest
     before_this = past.result_digest if past else None
-    name = run_id(day, rules.digest, manifest.extract_id, before_this, told)
+    name = run_id(day, rules.digest, manifest.extract_id, before_this, explained)
     try:
         found = _reconcile_and_write(
             rules, day, spark, results, progress, manifest, ledgers, past, name
@@ -119,8 +120,8 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     """The run of the day before, whose open items this run continues.
 
     Raises:
-        ReconcileRefused: Days between were not reconciled, an earlier day was run again since,
-            or a table was changed.
+        ReconcileRefused: A day in between was not reconciled, an earlier day was run again, or a
+            table was changed.
     """
     past = results.previous(day)
     if past is None:
@@ -133,7 +134,7 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     missing = date.fromisoformat(past.result.business_date) + timedelta(days=1)
     raise ReconcileRefused(
         f"{missing} was not reconciled, and its open items would be lost: run it first, or all "
-        f"of them with --from {missing} --to {day}"
+        f"days with --from {missing} --to {day}"
     )
 
 

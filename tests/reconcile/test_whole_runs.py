@@ -539,7 +539,7 @@ def test_a_day_between_is_not_left_out(spark, first, tmp_path):
 @pytest.mark.parametrize(
     ("kept", "more", "told"),
     [
-        ("false", 0, r"icbc/entries: \d+ rows were extracted and Spark has read 0"),
+        ("false", 0, r"icbc/entries: \d+ rows were extracted and Spark read 0"),
         ("true", 1, r"icbc/entries: the sum of CNY was -?\d+ when it was extracted, and is -?\d+"),
     ],
     ids=["rows", "money"],

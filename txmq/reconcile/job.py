@@ -7,6 +7,7 @@ in force.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import date, timedelta
 from functools import reduce
 from importlib.metadata import version
@@ -204,10 +205,6 @@ def _history(rules: Rules, spark: SparkSession, runs: Sequence[Run]) -> Ledgers 
 
 def _write_back(rules: Rules, spark: SparkSession, results: Results, done: Run) -> None:
     assert rules.recon is not None
-    schema = ReconSchema(rules.recon)
-    try:
-        schema.create()
+    with closing(ReconSchema(rules.recon)) as schema:
         items = results.read_table(spark, "items", done)
         schema.write(done, (item.asDict() for item in items.toLocalIterator()))
-    finally:
-        schema.close()

@@ -10,14 +10,6 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from txmq.reconcile.summary import Stage
 from txmq.runtime.clock import Clock, SystemClock
@@ -25,13 +17,7 @@ from txmq.runtime.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "ActiveStage",
-    "LineProgress",
-    "Progress",
-    "TerminalProgress",
-    "show_progress",
-]
+__all__ = ["ActiveStage", "LineProgress", "Progress", "TerminalProgress", "show_progress"]
 
 _POLL_S: Final = 0.25
 _JOIN_S: Final = 5.0
@@ -106,7 +92,7 @@ class TerminalProgress(Progress):
     def __init__(self, bar: bars.Progress, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self._bar = bar
-        self._row: TaskID | None = None
+        self._row: bars.TaskID | None = None
 
     @contextmanager
     def show_active(self, active: ActiveStage) -> Iterator[None]:
@@ -168,11 +154,11 @@ def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Itera
         yield LineProgress(stream)
         return
     columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(bar_width=None),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
     )
     with bars.Progress(*columns, console=Console(file=stream), transient=True) as bar:
         yield TerminalProgress(bar)

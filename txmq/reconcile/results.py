@@ -66,21 +66,12 @@ _TABLES: Final[Mapping[str, str]] = {
     "proofs": PROOFS.ddl,
     "totals": TOTALS.ddl,
 }
-_SMALL: Final[Mapping[str, tuple[str, ...]]] = {
-    "items": ("key",),
-    "closed": ("key",),
+_ORDERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "balances": ("bank", "account", "currency"),
     "proofs": ("proof", "bank", "account", "currency"),
     "totals": ("class", "currency"),
-    "entries": ("key",),
-    "messages": ("key",),
-    "failures": ("key",),
-    "by_hand": ("key",),
 }
-"""The sort columns of small tables; each is one file."""
-_LARGE: Final[Mapping[str, tuple[str, ...]]] = {"balances": ("bank", "account", "currency")}
-"""The sort columns within each part of large tables."""
-_UNSORTED: Final = frozenset({"matches"})
-"""Tables in the order of the books; sorting would take as long as computing them."""
+"""The sort columns of tables; the others are sorted by key."""
 _HASHES: Final = ("one_hash", "other_hash")
 """Two hashes of each row; the first input of each is its name."""
 _LOW: Final = 0xFFFFFFFF
@@ -315,10 +306,7 @@ class Results:
         return self.directory / "results" / name / f"business_date={day}" / f"run={run}"
 
     def _read(self, spark: SparkSession, name: str, *places: Path) -> DataFrame:
-        reader = spark.read
-        if name in _TABLES:
-            reader = reader.schema(_TABLES[name])
-        return reader.parquet(*(_url(place) for place in places))
+        return spark.read.schema(_TABLES[name]).parquet(*(_url(place) for place in places))
 
     def _has_same_rows(self, spark: SparkSession, name: str, place: Path, word: str) -> bool:
         """True if a table has the same rows already, perhaps cut into other files."""
@@ -354,15 +342,13 @@ class Results:
 
 def _sort(name: str, table: DataFrame) -> DataFrame:
     """Sort a table, so that the order of its rows depends only on the rows."""
-    if name in _UNSORTED:
+    if name == "matches":
+        # They keep the order of the books; sorting would take as long as computing them.
         return table
-    if name in _SMALL:
-        first, parted = _SMALL[name], table.coalesce(1)
-    else:
-        # It was partitioned by these columns when it was computed.
-        first, parted = _LARGE[name], table
+    # The large table of balances was partitioned by account when it was computed.
+    parts = table if name == "balances" else table.coalesce(1)
     # Rows with the same hashes are equal; comparing many columns takes long to compile.
-    return parted.sortWithinPartitions(*first, *_HASHES)
+    return parts.sortWithinPartitions(*_ORDERS.get(name, ("key",)), *_HASHES)
 
 
 def _with_hashes(table: DataFrame) -> DataFrame:

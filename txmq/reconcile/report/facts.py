@@ -38,14 +38,18 @@ class Headline(NamedTuple):
 
 
 VERDICTS: Final[dict[Verdict, Headline]] = {
-    "clean": Headline("good", "Clean", "Every transfer is agreed, or on its way in time."),
+    "clean": Headline(
+        "good", "Clean", "Every transfer is agreed, or in flight for a permitted time."
+    ),
     "within limits": Headline(
         "wait",
         "Breaks within limits",
-        "There are breaks. Together they are within what the rules allow.",
+        "There are breaks, within the limits of the rules.",
     ),
     "over limits": Headline(
-        "bad", "Over the limits", "There is more than the rules allow. A person must look today."
+        "bad",
+        "Over the limits",
+        "The breaks or proofs exceed the limits of the rules. A person must act today.",
     ),
 }
 

@@ -18,7 +18,7 @@ __all__ = ["classify", "group_of_class"]
 
 
 def classify(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
-    """Units with their class and its group, what is at risk, and who has the money.
+    """Add the class and group of each unit, the amount at risk, and the holder of the money.
 
     Args:
         units: The facts of each transfer (:func:`~txmq.reconcile.units.units_of`), with

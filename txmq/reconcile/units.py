@@ -106,7 +106,7 @@ def _log_facts(messages: DataFrame, offsets: DataFrame, rules: Rules) -> DataFra
     """The messages of each key, and whether their consumers have reached them."""
     state, place = f.col("state"), ["group", "topic", "queue"]
     is_visible, one = state.isin(*VISIBLE), f.struct(
-        "position", "id", "state", "decided_by", "reason", "payer", "payee"
+        "position", "id", "state", "decided_by", "reason"
     )  # fmt: skip
     # Every copy counts, so that a changed copy with the same id is found too.
     counts_for = ~(state == "rolled_back")
@@ -202,8 +202,6 @@ def _facts() -> list[Column]:
         f.coalesce(
             f.when(failure.state == "dead", failure.reason), message.reason
         ).alias("reason"),
-        message.payer.alias("told_payer"),
-        message.payee.alias("told_payee"),
         f.coalesce("is_late", f.lit(False)).alias("is_late"),
         f.least("booked_first_ms", "message_first_ms").alias("first_ms"),
         f.greatest("booked_last_ms", "message_last_ms").alias("last_ms"),

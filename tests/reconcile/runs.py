@@ -140,7 +140,7 @@ def proofs(*, broken=True):
         ("roll-forward", "opening and entries are closing, for each account"),
         ("account-table", "the table of accounts says what the entries add up to"),
         ("clearing", "what clearing holds is what is under way"),
-        ("double-entry", "the rows of each booking add up to nothing"),
+        ("double-entry", "the rows of each booking add up to zero"),
     )
     held = [
         Proof(

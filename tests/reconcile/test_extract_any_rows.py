@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.extracts import JOURNAL, START_MS, bank_of, book, rows_of, rules_of, taken
 from txmq.errors import ReconcileRefused
 
-BEYOND = "do not fit|overflow"
+BEYOND = "are invalid|overflow"
 LONG = st.integers(-(1 << 63) + 1, (1 << 63) - 1)
 WORD = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
 ROW = st.fixed_dictionaries(

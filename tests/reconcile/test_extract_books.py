@@ -216,14 +216,14 @@ def test_names_are_quoted_and_conditions_are_the_banks_own(bank, tmp_path):
     [
         ([{"amount": "12.345"}], {"units": "major"}, "amount of the row id 1, key t-1 is '12.345"),
         ([{"amount": "1"}, {"amount": "0.5"}], {}, "amount of the row id 2, key t-1 is '0.5"),
-        ([{"amount": "92233720368547758.08"}], {"units": "major"}, "no whole minor units"),
+        ([{"amount": "92233720368547758.08"}], {"units": "major"}, "not whole minor units"),
         ([{"amount": None}], {}, "amount of the row id 1, key t-1 is empty"),
         ([{"currency": "yuan"}], {}, "currency of the row id 1, key t-1 is 'yuan'"),
         ([{"currency": None}], {}, "currency of the row id 1, key t-1 is empty"),
         ([{"account": None}], {}, "account of the row id 1, key t-1 is empty"),
         ([{"booked": None}], {}, "booked of the row id 1, key t-1 is empty"),
         ([{"booked": START_MS - 1, "amount": "0.5"}], {}, "amount of the row id 1"),
-        ([{}], {"key": "order_no"}, "there is no column order_no, but id, transfer"),
+        ([{}], {"key": "order_no"}, "column order_no is missing; it has id, transfer"),
         ([{}], {"table": "nowhere"}, "nowhere"),
         ([{}], {"where": "nowhere > 1"}, "nowhere"),
     ],
@@ -241,7 +241,7 @@ def test_what_does_not_fit_is_refused_with_its_place(bank, tmp_path, rows, more,
 def test_a_currency_that_the_rules_do_not_know_is_refused(bank, tmp_path):
     bank.journal([{"currency": "USD"}])
 
-    with pytest.raises(ReconcileRefused, match="'USD': none of CNY"):
+    with pytest.raises(ReconcileRefused, match="'USD': not one of CNY"):
         taken(rules_of(tmp_path, bank_of(bank), money={"CNY": {}}))
 
 

@@ -108,7 +108,7 @@ def test_a_condition_is_the_databases_own_and_properties_are_passed_on():
 def test_a_missing_driver_is_told(spark, tmp_path):
     rules = rules_of(tmp_path, bank_of(Nowhere))
 
-    with pytest.raises(ReconcileRefused, match="no driver for jdbc:nothing; name the jar"):
+    with pytest.raises(ReconcileRefused, match="no driver for jdbc:nothing; name its jar"):
         extract_day(rules, DAY, take_log=no_log, spark=spark)
     with pytest.raises(ReconcileRefused, match="Spark reads JDBC URLs, and no session was given"):
         extract_day(rules, DAY, take_log=no_log)

@@ -112,7 +112,7 @@ def test_a_changed_byte_is_told_by_the_hash(spark, extract):
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
-    assert "ccb/entries/part-00000.parquet: its bytes are not those" in refused(spark, extract)
+    assert "ccb/entries/part-00000.parquet: its bytes changed" in refused(spark, extract)
 
 
 @pytest.mark.fault("R6")

@@ -92,8 +92,8 @@ def test_readers_with_snapshots_of_their_own_tear_the_books(bank, tmp_path, monk
         with one_by_one:
             bank.run(BOOK)
             reading._begin(connection)
-            reading._settle(connection)
-            reading._asked(connection, "SELECT 1")
+            reading._set_limits(connection)
+            reading._ask(connection, "SELECT 1")
 
     monkeypatch.setattr(reading._PostgresReader, "_join", alone)
 
@@ -102,14 +102,14 @@ def test_readers_with_snapshots_of_their_own_tear_the_books(bank, tmp_path, monk
 
 
 def test_what_is_booked_after_the_snapshot_is_in_no_table(bank, tmp_path, monkeypatch):
-    exported = reading._exported
+    exported = reading._export_snapshot
 
     def then_book(connection):
         found = exported(connection)
         bank.add([{"account": "late", "booked": booked} for booked in (NOON_MS, 0, 1 << 50)])
         return found
 
-    monkeypatch.setattr(reading, "_exported", then_book)
+    monkeypatch.setattr(reading, "_export_snapshot", then_book)
 
     _, folder = taken(rules_of(tmp_path, bank_of(bank)))
 

@@ -253,16 +253,16 @@ async def test_what_cannot_be_read_is_told(stage):
         taken = stage.taken()
 
     told = {name: body["problem"] for name, body in zip(bodies, taken.messages, strict=False)}
-    assert told["float"] == "amount is no whole number of minor units but 1.5"
-    assert told["text"] == "amount is no whole number of minor units but '100'"
-    assert told["huge"].startswith("amount is no whole number of minor units but 92233")
-    assert told["true"] == "amount is no whole number of minor units but True"
-    assert told["currency"] == "currency is no currency such as CNY but 'Yuan'"
+    assert told["float"] == "amount is not a whole number of minor units but 1.5"
+    assert told["text"] == "amount is not a whole number of minor units but '100'"
+    assert told["huge"].startswith("amount is not a whole number of minor units but 92233")
+    assert told["true"] == "amount is not a whole number of minor units but True"
+    assert told["currency"] == "currency is not a currency such as CNY but 'Yuan'"
     assert told["nobody"] == "it has no payee"
-    assert told["control"] == r"payer is no name or number but 'a\x00b'"
-    assert told["list"] == "its body is no JSON object"
-    assert told["no-json"].startswith("its body is no JSON: ")
-    assert told["deep"].startswith("its body is no JSON: ")
+    assert told["control"] == r"payer is not a name or number but 'a\x00b'"
+    assert told["list"] == "its body is not a JSON object"
+    assert told["no-json"].startswith("its body is not JSON: ")
+    assert told["deep"].startswith("its body is not JSON: ")
     assert told["no-key"] == "it has no id"
     assert [message["amount"] for message in taken.messages[:4]] == [None] * 4
     keys = [message["key"] for message in taken.messages]

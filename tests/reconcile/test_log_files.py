@@ -96,7 +96,9 @@ def test_a_day_that_begins_before_the_log_is_refused(data, tmp_path, open_shelf)
     shelf.drop_first_file()
     first_ms = next(read_log(data)).stored_ms
 
-    with pytest.raises(ReconcileRefused, match="begins too late: what was stored before position"):
+    with pytest.raises(
+        ReconcileRefused, match="begins too late: records of the day before position"
+    ):
         Taken(data, tmp_path / "out", DayWindow(first_ms, first_ms + 5))
     taken = Taken(data, tmp_path / "out", DayWindow(first_ms + 1, first_ms + 5))
     assert len(taken.messages) == 4
@@ -143,7 +145,7 @@ def test_what_is_deleted_meanwhile_is_taken(data, tmp_path, open_shelf, processe
 
 
 def test_a_log_that_is_not_there(tmp_path):
-    with pytest.raises(ReconcileRefused, match="is no broker's directory: it has no folder log"):
+    with pytest.raises(ReconcileRefused, match="is not a broker's directory: it has no folder log"):
         Taken(tmp_path, tmp_path / "out")
 
 
@@ -152,7 +154,9 @@ def test_a_file_that_is_missing(data, tmp_path, open_shelf):
     gone = files(data)[3]
     gone.unlink()
 
-    with pytest.raises(ReconcileRefused, match=f"the log goes on at .*{int(files(data)[3].stem)}"):
+    with pytest.raises(
+        ReconcileRefused, match=f"the log continues at .*{int(files(data)[3].stem)}"
+    ):
         Taken(data, tmp_path / "out")
 
 
@@ -195,7 +199,9 @@ def test_the_end_of_a_file_that_is_not_the_last_is_no_torn_tail(data, tmp_path, 
     second = files(data)[1]
     flip(second, second.stat().st_size - 1)
 
-    with pytest.raises(ReconcileRefused, match=f"{second.name} is damaged at .*the log goes on at"):
+    with pytest.raises(
+        ReconcileRefused, match=f"{second.name} is damaged at .*the log continues at"
+    ):
         Taken(data, tmp_path / "out")
 
 

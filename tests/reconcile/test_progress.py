@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from txmq.reconcile.progress import LineProgress, SilentProgress, TerminalProgress, show_progress
+from txmq.reconcile.progress import LineProgress, Progress, TerminalProgress, show_progress
 from txmq.reconcile.summary import Stage
 
 
@@ -27,7 +27,7 @@ class Ticking:
 
 
 def test_stages_are_measured():
-    progress = SilentProgress(Ticking())
+    progress = Progress(Ticking())
 
     with progress.stage("load") as load:
         load.rows = 7
@@ -38,7 +38,7 @@ def test_stages_are_measured():
 
 
 def test_a_stage_that_fails_is_not_counted():
-    progress = SilentProgress(Ticking())
+    progress = Progress(Ticking())
 
     with pytest.raises(ZeroDivisionError), progress.stage("match"):
         _ = 1 / 0

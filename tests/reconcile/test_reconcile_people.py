@@ -143,7 +143,7 @@ def test_items_that_are_gone_are_no_clean_day(asking, home):
     found = asking("breaks")
 
     assert (found.exit_code, found.stdout) == (3, "")
-    assert "the items of 2026-03-31 are gone" in found.stderr
+    assert "the items of 2026-03-31 are missing" in found.stderr
 
 
 def test_a_break_is_explained_by_the_beginning_of_its_id(asking, home):
@@ -165,7 +165,9 @@ def test_what_is_explained_is_explained_as_what_it_was(asking, home):
     assert Explanations(home / "results").in_force()[0].class_ == "parked"
 
 
-@pytest.mark.parametrize(("named", "why"), [("b1", "of several breaks"), ("x", "of no break")])
+@pytest.mark.parametrize(
+    ("named", "why"), [("b1", "matches several breaks"), ("x", "matches no break")]
+)
 def test_a_break_that_cannot_be_meant_is_not_explained(asking, home, named, why):
     found = asking("breaks", "explain", named, "--by", "Li", "--reason", "so")
 
@@ -191,7 +193,7 @@ def test_two_people_sign(asking):
 
     assert first.startswith("2026-03-31: prepared, within limits, ")
     assert (same.exit_code, same.stdout) == (3, "")
-    assert "somebody else has to review it" in same.stderr
+    assert "another person must review it" in same.stderr
     assert second.startswith("2026-03-31: signed, ")
     assert (shown["state"], shown["outdated"]) == ("signed", None)
     assert [row["by"] for row in shown["signatures"]] == ["Li", "Wu"]
@@ -225,8 +227,7 @@ def test_nobody_signs_what_is_not_there_any_more(asking, home, role):
 
     assert (found.exit_code, found.stdout) == (3, "")
     assert found.stderr == (
-        "txmq: items of 2026-03-31 are not what run one has written: they were changed since; "
-        "run the day again\n"
+        "txmq: items of 2026-03-31 changed since run one wrote them: run the day again\n"
     )
     assert "Wu" not in told(asking("signoff", "--show"))
 

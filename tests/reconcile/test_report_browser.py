@@ -114,8 +114,8 @@ def test_a_screen_reader_finds_headings_tables_and_charts(opened, busy):
     assert shown.get_by_role("heading", level=1).all_inner_texts() == ["Friday, 20 November 2026"]
     assert headings == [
         "Over the limits", "In figures", "Day by day", "Every transfer in one class",
-        "How old they are", "Balance proofs", "Evidence", "Decided by hand", "Control totals",
-        "Signatures", "What this was made from",
+        "Ages", "Balance proofs", "Evidence", "Decided by hand", "Control totals",
+        "Signatures", "Inputs and versions",
     ]  # fmt: skip
     for landmark in ("banner", "navigation", "main", "contentinfo"):
         expect(shown.get_by_role(landmark)).to_have_count(1)
@@ -123,7 +123,7 @@ def test_a_screen_reader_finds_headings_tables_and_charts(opened, busy):
         expect(shown.get_by_role("img", name=chart, exact=True)).to_have_count(1)
     described = shown.get_by_role("img", name="Breaks, day by day")
     expect(described).to_have_accessible_description("43 on 2026-11-20; the most is 43.")
-    table = shown.get_by_role("table", name="What each class has")
+    table = shown.get_by_role("table", name="The transfers and sums of each class")
     expect(table.get_by_role("columnheader")).to_have_count(8)
     row = table.get_by_role("row").filter(has=shown.get_by_role("rowheader", name="parked"))
     expect(row.get_by_role("cell")).to_have_text(

@@ -88,7 +88,7 @@ def test_amounts_in_json_are_whole_numbers(busy):
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"run_id": 1}', b"\xff"])
 def test_what_is_no_run_is_refused(text):
-    with pytest.raises(ReconcileRefused, match="no summary of a run"):
+    with pytest.raises(ReconcileRefused, match="not the summary of a run"):
         read_json(text)
 
 

@@ -119,7 +119,7 @@ def test_tables_that_were_changed_since_are_told(spark, results, tmp_path):
     results.write_table("closed", items(spark, 2), DAY, "a" * 16)
     results.verify(run)
     results.write_table("items", items(spark, 2), DAY, "a" * 16)
-    told = f"items of 2026-11-20 are not what run {'a' * 16} has written: they were changed since"
+    told = f"items of 2026-11-20 changed since run {'a' * 16} wrote them"
     with pytest.raises(ReconcileRefused, match=told):
         results.verify(run)
     for name in ("closed", "totals"):  # Of one the run says nothing, and one is not there.
@@ -229,7 +229,7 @@ def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path
 
 
 def test_a_second_run_at_the_same_time_is_refused(results, tmp_path):
-    with pytest.raises(ReconcileRefused, match="another run is at work in"), open_results(tmp_path):
+    with pytest.raises(ReconcileRefused, match="another run works in"), open_results(tmp_path):
         raise AssertionError("it was let in")
 
 
@@ -314,7 +314,7 @@ def test_a_signed_run_is_never_replaced(spark, results, tmp_path):
     Signatures(tmp_path).prepare(run, "Ann", 5)
     before = files(tmp_path / "results")
 
-    with pytest.raises(ReconcileRefused, match="is signed, and items would be another"):
+    with pytest.raises(ReconcileRefused, match="is signed, and items would change"):
         results.write_table("items", items(spark, 2), DAY, run.run_id)
     assert results.current(DAY).run_id == run.run_id
     after = files(tmp_path / "results")
@@ -332,7 +332,7 @@ def test_a_signed_table_that_was_damaged_is_put_back(spark, results, tmp_path):
     before = path.read_bytes()
     path.write_bytes(b"no rows")
 
-    with pytest.raises(ReconcileRefused, match="is signed, and items would be another"):
+    with pytest.raises(ReconcileRefused, match="is signed, and items would change"):
         results.write_table("items", items(spark, 2), DAY, run.run_id)
     assert results.write_table("items", items(spark, 3), DAY, run.run_id) == hashed
     results.publish(msgspec.structs.replace(run, began_ms=7), {})
@@ -373,7 +373,7 @@ def test_a_run_with_more_cores_is_the_same_run(spark, results, tmp_path):
     assert results.current(DAY).sign_off.preparer == "Ann"
     place = tmp_path / next(f"results/{item}" for item in before)
     place.write_bytes(b"no rows")
-    with pytest.raises(ReconcileRefused, match="is signed, and matches would be another"):
+    with pytest.raises(ReconcileRefused, match="is signed, and matches would change"):
         results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)
 
 
@@ -400,7 +400,7 @@ def test_what_was_said_of_a_signed_run_stays_as_it_was_signed(results, tmp_path)
     assert results.current(DAY).began_ms == run.began_ms
     assert results.file(run, "report.html").read_bytes() == b"signed"
 
-    with pytest.raises(ReconcileRefused, match="is signed, and its result would be another"):
+    with pytest.raises(ReconcileRefused, match="is signed, and its result would change"):
         results.publish(breaks.run(DAY, parked=1), {})
     assert results.current(DAY).result == run.result
 
@@ -408,9 +408,9 @@ def test_what_was_said_of_a_signed_run_stays_as_it_was_signed(results, tmp_path)
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("current", "{}", "names no run"),
-        ("current", "no", "names no run"),
-        (f"{'a' * 16}/run.json", "{}", "says of no run"),
+        ("current", "{}", "does not name a run"),
+        ("current", "no", "does not name a run"),
+        (f"{'a' * 16}/run.json", "{}", "is not the file of a run"),
         (f"{'a' * 16}/run.json", None, "No such file"),
     ],
 )

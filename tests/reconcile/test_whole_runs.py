@@ -327,8 +327,7 @@ def test_a_day_does_not_go_on_from_a_table_that_was_changed(spark, first, tmp_pa
         stage.run(spark, THURSDAY)
 
     assert str(refused.value) == (
-        f"{name} of {WEDNESDAY} are not what run {done.run_id} has written: they were changed "
-        "since; run the day again"
+        f"{name} of {WEDNESDAY} changed since run {done.run_id} wrote them: run the day again"
     )
     assert not (stage.directory / "extracts" / THURSDAY.isoformat()).exists()
 
@@ -536,13 +535,13 @@ def test_a_day_between_is_not_left_out(spark, first, tmp_path):
 
     assert str(refused.value) == (
         f"{THURSDAY} was not reconciled, and its open items would be lost: run it first, or "
-        f"all of them with --from {THURSDAY} --to {FRIDAY}"
+        f"all days with --from {THURSDAY} --to {FRIDAY}"
     )
     assert stage.results().days() == [WEDNESDAY]
     assert not (stage.directory / "extracts" / FRIDAY.isoformat()).exists()
 
 
-ROWS_ARE_MISSING = "false", 0, r"icbc/entries: \d+ rows were extracted and Spark has read 0"
+ROWS_ARE_MISSING = "false", 0, r"icbc/entries: \d+ rows were extracted and Spark read 0"
 MONEY_IS_ADDED = "true", 1, r"icbc/entries: the sum of CNY was -?\d+ when it was extracted, and is"
 
 

@@ -74,7 +74,7 @@ def test_what_cannot_be_read_is_told(tmp_path):
         WrittenTable("items", [part]),
         WrittenTable("items", [tmp_path / "gone.parquet"]),
     ):
-        with pytest.raises(ReconcileRefused, match="the items that were written cannot be read"):
+        with pytest.raises(ReconcileRefused, match="the items cannot be read"):
             _ = table.rows
-        with pytest.raises(ReconcileRefused, match="the items that were written cannot be read"):
+        with pytest.raises(ReconcileRefused, match="the items cannot be read"):
             list(table.pieces())

@@ -13,7 +13,7 @@ from tests.reconcile.days import Plan, write_day
 from txmq.reconcile.extract.manifest import ExtractedSource, Manifest, place, write_manifest
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.job import run
-from txmq.reconcile.progress import SilentProgress
+from txmq.reconcile.progress import Progress
 from txmq.reconcile.results import open_results
 from txmq.reconcile.spark import open_spark
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, FAILURES, LATER, MESSAGES, OFFSETS, OPENING
@@ -59,7 +59,7 @@ def written(folder, directory, source, table):
 def reconciled(spark, directory, extract_id):
     with open_results(directory) as results:
         rules = rules_in(directory)
-        return run(rules, PLAN.day, spark, results, SilentProgress(), extract_id=extract_id)
+        return run(rules, PLAN.day, spark, results, Progress(), extract_id=extract_id)
 
 
 def main(master, directory):

@@ -18,7 +18,7 @@ from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.checked_body import pack
 from txmq.protocol.decision import DecisionKind
 from txmq.reconcile.job import run
-from txmq.reconcile.progress import SilentProgress
+from txmq.reconcile.progress import Progress
 from txmq.reconcile.results import Results, open_results
 from txmq.reconcile.rules import Money, read_rules
 from txmq.runtime.disk import LocalDisk
@@ -88,7 +88,7 @@ class Halted(Exception):
     """A run was stopped in the middle."""
 
 
-class HaltedAt(SilentProgress):
+class HaltedAt(Progress):
     """Stops a run where a stage begins, as a power failure would."""
 
     def __init__(self, name):
@@ -241,9 +241,7 @@ class Stage:
         """A whole run, as the command line makes one."""
         rules = rules or self.rules
         with open_results(rules.directory) as results:
-            return run(
-                rules, day, spark, results, progress or SilentProgress(), extract_id=extract_id
-            )
+            return run(rules, day, spark, results, progress or Progress(), extract_id=extract_id)
 
     def results(self):
         return Results(self.directory)

@@ -1,7 +1,7 @@
 """Nightly reconciliation of three ledgers: both banks' books and the log, on Spark.
 
-``txmq reconcile`` is how it is used. What is here is for programs that read its rules and results,
-and needs neither Spark nor Java::
+The command is ``txmq reconcile``. The names here are for programs that read its rules and results;
+they need neither Spark nor Java::
 
     rules = read_rules(Path("recon.toml"))
     file = Path(rules.directory, "runs/2026-03-31/20e9d3b2e7409a25/run.json")
@@ -10,15 +10,15 @@ and needs neither Spark nor Java::
         if total.group == "break":
             print(total.class_, total.transfers, ABOUT[Class(total.class_)].action)
 
-A day is run from Python in a Spark that is gone afterwards::
+Run a day from Python, in a Spark that ends with the block::
 
     from txmq.reconcile.job import run
-    from txmq.reconcile.progress import shown
+    from txmq.reconcile.progress import show_progress
     from txmq.reconcile.results import open_results
-    from txmq.reconcile.spark import opened
+    from txmq.reconcile.spark import open_spark
 
-    with shown(quiet=True) as progress, open_results(rules.directory) as results:
-        with opened(memory="4g") as spark:
+    with show_progress(quiet=True) as progress, open_results(rules.directory) as results:
+        with open_spark(memory="4g") as spark:
             done = run(rules, date(2026, 3, 31), spark, results, progress)
 """
 

@@ -33,7 +33,7 @@ _SUMS: Final = (
     *_NUMBERS,
     *_KINDS,
 )
-_MAY_BE_NONE: Final = ("told", *_NUMBERS)
+_OPTIONAL: Final = ("told", *_NUMBERS)
 _PROOFS_ALONE: Final = ("opening_rows", "closed", "closed_rows", "first_id", "closed_id")
 """Columns of accounts for proofs alone, besides ``BALANCES`` and the sums by kind."""
 
@@ -50,11 +50,11 @@ class ProofInputs(NamedTuple):
     balances: DataFrame
     totals: DataFrame
     was_closed: bool
-    """Whether there is a result of the day before."""
+    """True if the day before has a result."""
     rules: Rules
 
     def banks(self, which: str) -> list[str]:
-        """The names of the banks whose rules say so."""
+        """The names of the banks whose rules have a property."""
         return [
             bank.name
             for bank in self.rules.bank
@@ -70,12 +70,12 @@ def balances_of(
 
     Args:
         entries: The entries of the day.
-        ledgers: For the sums before and after it, and the tables of accounts.
+        ledgers: The sums before and after the day, and the tables of accounts.
         closed: The closing balances of the day before.
-        rules: For the banks whose ids have no gaps.
+        rules: They name the banks whose ids have no gaps.
     """
     amount = f.col("amount")
-    # The day's rows are added up before the shuffle, so that a busy account is no hot spot.
+    # The day's rows are added up before the shuffle, so a busy account does not become a hot spot.
     kind = index_in("kind", _KINDS)
     numbered = [bank.name for bank in rules.bank if bank.entries.gapless]
     number = f.when(f.col("bank").isin(numbered), f.col("id"))
@@ -123,7 +123,7 @@ def _part(table: DataFrame, **given: str) -> DataFrame:
     code = "role_code" if "role_code" in table.columns else "NULL"
     numbers = []
     for name in _SUMS:
-        none = "NULL" if name in _MAY_BE_NONE else "0"
+        none = "NULL" if name in _OPTIONAL else "0"
         found = f"coalesce(`{given[name]}`, {none})" if name in given else none
         numbers.append(f"CAST({found} AS BIGINT) AS `{name}`")
     return table.selectExpr(*_ACCOUNT, f"CAST({code} AS INT) AS role_code", *numbers)
@@ -206,20 +206,20 @@ def _roll_forward(balances: DataFrame) -> DataFrame:
         account=f.col("account"),
         expected=f.col("closed"),
         found=f.col("opening"),
-        about="the closing balance of the day before is the opening balance: what was booked "
-        "then is what is booked now",
+        about="the opening balance equals the closing balance of the day before, so no earlier "
+        "entry changed",
     )
 
 
 def _roll_forward_rows(balances: DataFrame) -> Iterator[DataFrame]:
-    """The number of earlier entries stays the same. It is a count, so no materiality excuses it."""
+    """The number of earlier entries is unchanged. Materiality does not apply to a count."""
     found = _proof_rows(
         balances.drop("currency"),
         "roll-forward-rows",
         account=f.col("account"),
         expected=f.col("closed_rows"),
         found=f.col("opening_rows"),
-        about="there are as many entries of the days before as there were",
+        about="the number of entries of earlier days is unchanged",
     )
     differing, whole = _single_and_whole(found)
     # An account has a row for each of its currencies.
@@ -237,7 +237,7 @@ def _account_table(balances: DataFrame) -> DataFrame:
         account=f.col("account"),
         expected=f.col("told"),
         found=f.col("closing") + f.col("later"),
-        about="the balance in the table of accounts is the sum of the journal's entries",
+        about="the balance in the table of accounts equals the sum of the journal's entries",
     )
 
 
@@ -275,22 +275,22 @@ def _by_currency(books: ProofInputs) -> DataFrame:
     )
     ended = f.col("debited") - f.col("returned") - f.col("credited")
     found = booked.join(classed, "currency", "full_outer").na.fill(0)
-    return materialize(found.withColumn("on_its_way", ended - f.col("began")))
+    return materialize(found.withColumn("in_transit", ended - f.col("began")))
 
 
 def _conservation(sums: DataFrame) -> DataFrame:
     """No money is created or lost between the banks.
 
-    What the customers of all banks gained over the day came from outside, or was in flight when
-    the day began and is not any more.
+    The customers' gain over the day came from outside, or was in flight when the day began and
+    arrived.
     """
     found = _proof_rows(
         sums,
         "conservation",
-        expected=f.col("outside") - f.col("on_its_way"),
+        expected=f.col("outside") - f.col("in_transit"),
         found=f.col("moved"),
-        about="what customers of all banks have more is what came from outside and what is no "
-        "longer on its way",
+        about="the gain of all banks' customers equals the money from outside and the transfers "
+        "that arrived",
     )
     return _whole(found)
 
@@ -303,7 +303,7 @@ def _class_sums(sums: DataFrame) -> Iterator[DataFrame]:
             f"classes-{kind}",
             expected=f.col(kind) * sign,
             found=f.col(name),
-            about=f"what all classes have {name} is what all banks have {name}",
+            about=f"the sum {name} in all classes equals the sum {name} by all banks",
         )
         yield _whole(found)
 
@@ -329,26 +329,26 @@ def _clearing(books: ProofInputs) -> DataFrame:
         account=f.col("key"),
         expected=f.col("way"),
         found=f.col("clearing"),
-        about="what the clearing accounts hold is what is on its way, transfer by transfer",
+        about="the clearing accounts hold the money in transit of each transfer",
     )
 
 
 def _clearing_total(sums: DataFrame) -> DataFrame:
-    """No other booking has touched the clearing accounts: a booking without a transfer is in no
-    transfer's own proof.
+    """Only transfers moved the clearing accounts. The proof of each transfer does not see a booking
+    without a transfer.
     """
     found = _proof_rows(
         sums,
         "clearing-total",
-        expected=f.col("on_its_way"),
+        expected=f.col("in_transit"),
         found=f.col("cleared"),
-        about="what the clearing accounts of all banks have more is what is on its way since",
+        about="the gain of all clearing accounts equals the money newly in transit",
     )
     return _whole(found)
 
 
 def _double_entry(books: ProofInputs, named: list[str]) -> DataFrame:
-    """Both sides of each booking add up to nothing."""
+    """Both sides of each booking add up to zero."""
     of_transfers = books.booked.where(f.col("bank").isin(named) & f.col("key").isNotNull())
     others = books.entries.where(f.col("bank").isin(named) & ~is_transfer())
     others = others.withColumn("key", f.lit(None).cast("string"))
@@ -360,7 +360,7 @@ def _double_entry(books: ProofInputs, named: list[str]) -> DataFrame:
         account=f.coalesce("key", "kind"),
         expected=f.lit(0),
         found=f.col("sum"),
-        about="the rows of each booking add up to nothing",
+        about="the rows of each booking add up to zero",
     )
 
 
@@ -377,6 +377,6 @@ def _gapless(balances: DataFrame) -> DataFrame:
             "gapless",
             expected=f.col("last_id") - f.col("before"),
             found=f.col("rows"),
-            about="the numbers of the day's entries follow each other, and those of the day before",
+            about="the ids of the entries have no gaps, within the day and since the day before",
         )
     )

@@ -1,5 +1,5 @@
-"""How days hang together: each goes on from the result of the day before, and holds for as long as
-that is the one in force.
+"""The chain of days: each day continues the result of the day before, and is valid as long as that
+result is in force.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ def current_run_file(directory: Path, day: date) -> Path | None:
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, KeyError) as error:
-        raise ReconcileRefused(f"{place / 'current'} names no run: {error}") from error
+        raise ReconcileRefused(f"{place / 'current'} does not name a run: {error}") from error
 
 
 def why_outdated(directory: Path, run: Run, last: date | None = None) -> str | None:
-    """Why a run, or one before it in the chain, does not hold any more; ``None`` if all hold.
+    """The reason why a run, or an earlier one in its chain, is outdated; ``None`` if none is.
 
     A day that was run again may leave other items to the next day, which no later report would
     show. All earlier days are checked: the day before may itself be outdated.
 
     Args:
-        directory: The one that the rules name.
+        directory: The directory that the rules name.
         run: A run, in force or not.
-        last: The last day that the sentence says to run again; the run's own day if left out.
+        last: The last day to run again, for the message; the run's own day if left out.
 
     Raises:
         ReconcileRefused: The file of an earlier run cannot be read.
@@ -99,4 +99,4 @@ def read_run_file(path: Path, type_: type[RunPart]) -> RunPart:
     try:
         return msgspec.json.decode(path.read_bytes(), type=type_)
     except (OSError, msgspec.DecodeError) as error:
-        raise ReconcileRefused(f"{path} says of no run what it came to: {error}") from error
+        raise ReconcileRefused(f"{path} is not the file of a run: {error}") from error

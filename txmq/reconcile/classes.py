@@ -1,8 +1,8 @@
-"""The closed table of classes of transfers, in the order of their checks; pure.
+"""The classes of transfers, in the order of their checks; pure.
 
-Every transfer of a day is in exactly one class, so that the classes add up to what the banks and
-the log have. ``agreed`` classes need no action, ``open`` ones wait for their time, and
-``break`` ones need a person.
+Every transfer of a day is in exactly one class, so that the classes add up to the entries of the
+banks and the messages of the log. ``agreed`` classes need no action, ``open`` ones can still
+complete in time, and ``break`` ones need a person.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ ABOUT: Final[dict[Class, About]] = {
     ),
     Class.DUPLICATE_CREDIT: About(
         "break",
-        "the same row of the payee's bank is there more than once",
+        "the ledger of the payee's bank has the same row more than once",
         "an import, a restored backup or a partition of the table was read twice",
         "remove the copies from the ledger, or correct what reads it",
     ),
     Class.DUPLICATE_MESSAGE: About(
         "break",
         "several messages with ids of their own order the same transfer",
-        "a program sent the order again as a new message, or somebody forged one",
+        "a program sent the order again as a new message, or it is a forgery",
         "find the sender by the messages' ids; see that the payee's bank credited once",
     ),
     Class.DOUBLE_CREDIT: About(
         "break",
         "the payee was credited more than once, or was credited and the payer was paid back",
-        "the payee's bank handled a message twice without a guard, or somebody booked by hand",
+        "the payee's bank handled a message twice without a guard, or it was booked by hand",
         "take the money back from the payee, and guard the handler with an idempotent key",
     ),
     Class.CURRENCY_MISMATCH: About(
@@ -98,8 +98,8 @@ ABOUT: Final[dict[Class, About]] = {
     Class.CREDIT_WITHOUT_MESSAGE: About(
         "break",
         "the payee was credited, and no message that was ever visible ordered it",
-        "somebody booked by hand, or a transfer of this id was never made",
-        "ask who booked it; take the money back if nobody can say",
+        "it was booked by hand, or a transfer of this id was never made",
+        "ask who booked it; take the money back if the booking has no reason",
     ),
     Class.ROLLED_BACK_BUT_DEBITED: About(
         "break",
@@ -110,7 +110,7 @@ ABOUT: Final[dict[Class, About]] = {
     Class.COMMITTED_BUT_NOT_DEBITED: About(
         "break",
         "the message was committed, and the payer was not debited",
-        "the debit was deleted, a database lost its last commits, or somebody decided by hand",
+        "the debit was deleted, a database lost its last commits, or it was decided by hand",
         "debit the payer, or take the credit back",
     ),
     Class.MESSAGE_WITHOUT_DEBIT: About(
@@ -121,32 +121,32 @@ ABOUT: Final[dict[Class, About]] = {
     ),
     Class.DEBIT_WITHOUT_MESSAGE: About(
         "break",
-        "the payer was debited, and the other bank was never told",
-        "no relay works at the outbox, or the message was lost before it was stored",
+        "the payer was debited, and the other bank received no message",
+        "no relay works on the outbox, or the message was lost before it was stored",
         "see that a relay runs; else pay the payer back or send the transfer again",
     ),
     Class.PARKED: About(
         "break",
-        "nobody has decided about the message: all checks said UNKNOWN, or nobody was asked",
+        "the message is undecided: all checks answered UNKNOWN, or no service could be asked",
         "the service that answers checks is down, or cannot see its database",
         "decide it: txmq resolve, or txmq tx commit or rollback with the reason",
     ),
     Class.DEAD_LETTER: About(
         "break",
         "the payee's bank could not handle the message, and gave it up",
-        "the handler failed each time; the reason stands in the dead letter",
-        "mend the handler and resend it (txmq dlq resend), or pay the payer back",
+        "the handler failed each time; the dead letter has the reason",
+        "repair the handler and resend it (txmq dlq resend), or pay the payer back",
     ),
     Class.COMMITTED_UNDELIVERED: About(
         "break",
-        "the message waits for longer than it may, and nobody has taken it",
+        "the message waits for longer than it may, and no consumer has taken it",
         "the payee's bank does not consume, or is far behind",
         "see the group's progress (txmq group progress), and start its consumers",
     ),
     Class.DELIVERED_UNCREDITED: About(
         "break",
         "the payee's bank has taken the message, and the payee was not credited",
-        "the credit was deleted, the handler is still retrying, or it lied about its success",
+        "the credit was deleted, the handler is still retrying, or it reported success wrongly",
         "see the payee's bank's log for the message; credit the payee by hand if it must be",
     ),
     Class.IN_FLIGHT: About(
@@ -163,9 +163,9 @@ ABOUT: Final[dict[Class, About]] = {
     ),
     Class.EXPLAINED: About(
         "open",
-        "somebody has looked at the break, and said what it is",
-        "see who explained it, and how",
-        "none, as long as nothing about it changes",
+        "a person has explained the break",
+        "see the explanation and its author",
+        "none, as long as its facts stay the same",
     ),
     Class.RETURNED: About(
         "agreed", "the payer was debited and paid back, and the payee was not credited", "", ""

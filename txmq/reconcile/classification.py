@@ -1,7 +1,7 @@
 """The truth table: the class of a transfer, from its facts.
 
 The conditions are in the order of :class:`~txmq.reconcile.classes.Class`, and the first that
-holds counts. Together they are complete; a transfer that fits none stops the run.
+holds counts. Together they are complete; a transfer without a class stops the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["classify", "group_of_class"]
 
 
 def classify(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
-    """Units with their class and its group, what is at risk, and who has the money.
+    """Add the class and group of each unit, the amount at risk, and the holder of the money.
 
     Args:
         units: The facts of each transfer (:func:`~txmq.reconcile.units.units_of`), with
@@ -28,7 +28,7 @@ def classify(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
     """
     found = f.coalesce(
         *(f.when(condition, class_.value) for class_, condition in _table(rules, as_of_ms)),
-        f.raise_error(f.concat(f.lit("no class knows transfer "), f.col("key"))),
+        f.raise_error(f.concat(f.lit("no class fits transfer "), f.col("key"))),
     )
     return (
         units.withColumn("class", found)

@@ -48,10 +48,10 @@ def reconcile(
 
     Args:
         ledgers: The day's extract.
-        yesterday: What earlier days left.
-        rules: What columns mean, and the tolerances.
+        yesterday: The state that earlier days left.
+        rules: The meaning of columns, and the tolerances.
         day: The business date.
-        as_of_ms: When the day ended, or the books were read before that.
+        as_of_ms: The end of the day, or the time of reading if that was earlier.
     """
     window = rules.day.window(day)
     as_of_ms = min(as_of_ms, window.end_ms)
@@ -65,7 +65,7 @@ def reconcile(
     is_suspect, is_rolled_back = (
         f.col("plain") == code for code in (SUSPECT, PLAIN[Class.ROLLED_BACK])
     )
-    # Otherwise only rows of suspects are kept.
+    # From here on only rows of suspects are needed.
     suspects = others.where(is_suspect).select("hash")
     booked = materialize(rows_with_hashes(transfers, suspects).repartition("key"))
     # A rolled-back transfer has no debit to find it by later, and operators' decisions are
@@ -74,19 +74,19 @@ def reconcile(
     is_by_hand = f.col("decided_by") == "operator"
     named = rows_with_hashes(messages, looked_up, "left")
     found = materialize(named.where(f.col("plain").isNotNull() | is_by_hand).repartition("key"))
-    told, voids = found.where(is_suspect).drop("plain"), found.where(is_rolled_back)
+    ordered, voids = found.where(is_suspect).drop("plain"), found.where(is_rolled_back)
     history = yesterday.history
     if history is not None:
-        history = _history(_orphans(suspects, booked, told, carried), history, window)
+        history = _history(_orphans(suspects, booked, ordered, carried), history, window)
     before = _union_if_any(yesterday.entries, None if history is None else history.entries)
     booked = union(booked, before)
     earlier = _union_if_any(yesterday.messages, None if history is None else history.messages)
-    told = told if earlier is None else last_known(union(told, earlier))
+    ordered = ordered if earlier is None else last_known(union(ordered, earlier))
     given_back = union(ledgers.failures, yesterday.failures).where(
         f.col("key").isNotNull() & (f.col("stored_ms") < window.end_ms)
     )
 
-    units = units_of(booked, told, given_back, ledgers.offsets, rules, window)
+    units = units_of(booked, ordered, given_back, ledgers.offsets, rules, window)
     judged = materialize(classify(_with_was_open(units, carried), rules, as_of_ms))
     lived = carry(
         judged.where((f.col("group") != "agreed") | f.col("was_open")).select(*FACTS_OF_ITEMS),
@@ -108,7 +108,7 @@ def reconcile(
         items=items,
         closed=closed,
         entries=rows_with_keys(booked, open_),
-        messages=rows_with_keys(told, open_),
+        messages=rows_with_keys(ordered, open_),
         failures=rows_with_keys(given_back, open_),
         by_hand=found.where(is_by_hand).drop("plain"),
         balances=accounts.select(*tables.BALANCES.names),
@@ -126,14 +126,14 @@ def _keys(yesterday: EarlierDays) -> DataFrame | None:
 
 
 def _orphans(
-    suspects: DataFrame, booked: DataFrame, told: DataFrame, carried: DataFrame | None
+    suspects: DataFrame, booked: DataFrame, ordered: DataFrame, carried: DataFrame | None
 ) -> DataFrame:
-    """Transfers with rows today that were not open and have no beginning: no debit, or no
-    message. They may have been agreed on another day.
+    """Transfers with rows today that were not open and lack a debit or a message. They may have
+    been agreed on another day.
     """
-    begun = legs_of(booked).where(f.col("kind") == "debit").select("key")
-    begun = begun.join(told.select("key"), "key", "left_semi")
-    known = begun if carried is None else union(begun, carried)
+    complete = legs_of(booked).where(f.col("kind") == "debit").select("key")
+    complete = complete.join(ordered.select("key"), "key", "left_semi")
+    known = complete if carried is None else union(complete, carried)
     return broadcast_if_few(suspects.join(known.select(hash_of("key")), "hash", "left_anti"))
 
 
@@ -153,9 +153,9 @@ def _agreed_before(history: Ledgers | None, closed: DataFrame | None) -> DataFra
     """
     if history is None:
         return closed
-    told = f.lit(None).cast("string").alias("history")
+    no_history = f.lit(None).cast("string").alias("history")
     rows = (legs_of(history.entries), history.messages)
-    return union(*(table.select("key", told) for table in rows), closed)
+    return union(*(table.select("key", no_history) for table in rows), closed)
 
 
 def _union_if_any(*some: DataFrame | None) -> DataFrame | None:

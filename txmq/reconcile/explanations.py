@@ -1,4 +1,4 @@
-"""Explanations of breaks, one a line, and their withdrawals."""
+"""Explanations of breaks and their withdrawals, one in each line of a file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["EXPLANATIONS", "Explanation", "Explanations"]
 
 _FILE = "explanations.jsonl"
-_TOLD: Final = {"break_id", "class", *FIGURES, "explained_by", "explanation"}
+_COLUMNS: Final = {"break_id", "class", *FIGURES, "explained_by", "explanation"}
 EXPLANATIONS: Final = TableSchema(
     "explanations",
     "Explanations, and the figures of each break when it was explained.",
-    tuple(column for column in ITEMS.columns if column.name in _TOLD),
+    tuple(column for column in ITEMS.columns if column.name in _COLUMNS),
 )
 
 
@@ -43,10 +43,10 @@ class Explanation(Struct, frozen=True):
 
 
 class Explanations:
-    """The explanations in a directory of results; the last one of a break holds.
+    """The explanations in a directory of results; the last one of a break is valid.
 
     Args:
-        directory: Where the results are.
+        directory: The directory of results.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -58,16 +58,19 @@ class Explanations:
         Args:
             item: The break, as a row of ``ITEMS`` without masks.
             by: The name of the person.
-            reason: Why it is no break.
-            now_ms: When.
+            reason: Why it is not a break.
+            now_ms: The time.
 
         Raises:
-            UsageError: There is no name or no reason.
+            UsageError: The name or the reason is missing.
         """
-        class_ = item["was"] or item["class"]  # Of an explained break its former class.
+        class_ = item["was"] or item["class"]  # An explained break has its own class in `was`.
         figures = Figures(**{name: item[name] for name in FIGURES})
-        said = by.strip(), reason.strip(), now_ms
-        return self._add(Explanation(item["break_id"], class_, *said, figures=figures))
+        return self._add(
+            Explanation(
+                item["break_id"], class_, by.strip(), reason.strip(), now_ms, figures=figures
+            )
+        )
 
     def withdraw(self, break_id: str, by: str, reason: str, now_ms: int) -> Explanation:
         """Withdraw the explanation of a break.
@@ -77,12 +80,14 @@ class Explanations:
         """
         found = {explanation.break_id: explanation for explanation in self.in_force()}.get(break_id)
         if found is None:
-            raise UsageError(f"nobody has explained the break {break_id}")
-        said = by.strip(), reason.strip(), now_ms
-        return self._add(Explanation(break_id, found.class_, *said, is_withdrawn=True))
+            raise UsageError(f"the break {break_id} has no explanation; see txmq reconcile breaks")
+        one = Explanation(
+            break_id, found.class_, by.strip(), reason.strip(), now_ms, is_withdrawn=True
+        )
+        return self._add(one)
 
     def all(self) -> list[Explanation]:
-        """Every line, oldest first.
+        """All explanations and withdrawals, oldest first.
 
         Raises:
             ReconcileRefused: The file cannot be read; it was changed by hand.
@@ -94,45 +99,47 @@ class Explanations:
         except FileNotFoundError:
             return []
         except msgspec.DecodeError as error:
-            raise ReconcileRefused(f"{path} holds no explanations: {error}") from error
+            raise ReconcileRefused(f"{path} is not a file of explanations: {error}") from error
 
     def in_force(self) -> list[Explanation]:
-        """The explanations that hold, by break id."""
+        """The valid explanations, by break id."""
         last = {explanation.break_id: explanation for explanation in self.all()}
-        held = (last[break_id] for break_id in sorted(last))
         return [
             explanation
-            for explanation in held
+            for _, explanation in sorted(last.items())
             if explanation.figures is not None and not explanation.is_withdrawn
         ]
 
     @property
     def digest(self) -> str:
-        """A hash of the explanations that hold; empty without any."""
-        held = self._rows()
-        return hashlib.sha256(msgspec.json.encode(held)).hexdigest() if held else ""
+        """A hash of the valid explanations; empty without any."""
+        rows = self._rows()
+        return hashlib.sha256(msgspec.json.encode(rows)).hexdigest() if rows else ""
 
     def frame(self, spark: SparkSession) -> DataFrame | None:
-        """The explanations that hold, as ``EXPLANATIONS``; ``None`` without any."""
+        """The valid explanations, as ``EXPLANATIONS``; ``None`` without any."""
         rows = self._rows()
         return spark.createDataFrame(rows, EXPLANATIONS.ddl) if rows else None
 
     def _rows(self) -> list[tuple[Any, ...]]:
-        """The explanations that hold, as rows of ``EXPLANATIONS``."""
+        """The valid explanations, as rows of ``EXPLANATIONS``."""
         found = []
         for explanation in self.in_force():
-            said = {
+            row = {
                 "break_id": explanation.break_id,
                 "class": explanation.class_,
                 "explained_by": explanation.by,
+                "explanation": explanation.reason,
+                **msgspec.to_builtins(explanation.figures),
             }
-            said |= {"explanation": explanation.reason, **msgspec.to_builtins(explanation.figures)}
-            found.append(tuple(said[name] for name in EXPLANATIONS.names))
+            found.append(tuple(row[name] for name in EXPLANATIONS.names))
         return found
 
     def _add(self, one: Explanation) -> Explanation:
         if not one.by or not one.reason:
-            raise UsageError("an explanation has a name and a reason, so that others can ask")
+            raise UsageError(
+                "an explanation needs a name and a reason: give them with --by and --reason"
+            )
         with lock_signatures(self._directory) as disk:
             lines = [msgspec.json.encode(explanation) for explanation in (*self.all(), one)]
             disk.replace(_FILE, b"\n".join(lines) + b"\n")

@@ -6,14 +6,12 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-from pyarrow import parquet
-
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.report.account_mask import mask
 from txmq.reconcile.summary import Run
+from txmq.reconcile.written_table import WrittenTable
 
 __all__ = ["find_item", "items_of", "latest_extract"]
 
@@ -30,10 +28,10 @@ def items_of(
     """The items of a run that are not agreed: the oldest first, then the largest.
 
     Args:
-        directory: The one that the rules name.
+        directory: The directory that the rules name.
         run: The run.
-        class_: Show only this class.
-        status: Only those of this status.
+        class_: Only items of this class.
+        status: Only items of this status.
         is_complete: Include items in flight and explained ones; implied by a class or a status.
         is_masked: Hide account numbers.
 
@@ -42,13 +40,10 @@ def items_of(
     """
     day = run.result.business_date
     place = Path(directory, "results", "items", f"business_date={day}", f"run={run.run_id}")
-    try:
-        read = [parquet.ParquetFile(path).read() for path in sorted(place.glob("*.parquet"))]
-        rows: list[dict[str, Any]] = pa.concat_tables(read).to_pylist() if read else []
-    except (OSError, pa.ArrowException) as error:
-        raise ReconcileRefused(f"the items of {day} cannot be read: {error}") from error
-    if not read:
-        raise ReconcileRefused(f"the items of {day} are gone from {place}: run the day again")
+    table = WrittenTable(f"items of {day}", sorted(place.glob("*.parquet")))
+    if not table.parts:
+        raise ReconcileRefused(f"the items of {day} are missing in {place}: run the day again")
+    rows: list[dict[str, Any]] = [row for piece in table.pieces() for row in piece.to_pylist()]
     takes_all = is_complete or class_ is not None or status is not None
     found = [
         item
@@ -72,8 +67,8 @@ def find_item(items: list[dict[str, Any]], break_id: str) -> dict[str, Any]:
     """
     found = [item for item in items if item["break_id"].startswith(break_id)]
     if len(found) != 1 or not break_id:
-        many = "is of several breaks" if found else "is of no break of this day"
-        raise UsageError(f"{break_id!r} {many}; see txmq reconcile breaks --all")
+        many = "matches several breaks" if found else "matches no break"
+        raise UsageError(f"{break_id!r} {many} of this day; see txmq reconcile breaks --all")
     return found[0]
 
 
@@ -88,7 +83,7 @@ def latest_extract(directory: str | Path, day: date) -> str:
         read_manifest(place.parent) for place in places if not place.parent.name.startswith(".")
     ]
     if not found:
-        raise ReconcileRefused(f"{day} has no extract yet: leave --reuse-extract out")
+        raise ReconcileRefused(f"{day} has no extract yet: omit --reuse-extract")
     last = max(
         found, key=lambda one: (max(source.taken_ms for source in one.sources), one.extract_id)
     )

@@ -23,21 +23,20 @@ _INSTALL: Final = (
 
 
 def check_java(environ: Mapping[str, str]) -> None:
-    """Check that the Java which Spark would start exists and is new enough.
+    """Check that the Java that Spark would start exists and is new enough.
 
     Args:
-        environ: Has ``JAVA_HOME`` and ``PATH``.
+        environ: The environment, with ``JAVA_HOME`` and ``PATH``.
 
     Raises:
-        ReconcileRefused: There is no such Java; the message says how to install one.
+        ReconcileRefused: Java is missing or too old; the message says how to install it.
     """
     home = environ.get("JAVA_HOME", "")
     if home:
         program = str(Path(home) / "bin" / "java")
         if shutil.which(program) is None:
             raise ReconcileRefused(
-                f"JAVA_HOME is {home}, and there is no bin/java in it: correct or unset it, "
-                f"or {_INSTALL}"
+                f"JAVA_HOME is {home}, which has no bin/java: correct or unset it, or {_INSTALL}"
             )
     else:
         found = shutil.which("java", path=environ.get("PATH", ""))
@@ -46,15 +45,15 @@ def check_java(environ: Mapping[str, str]) -> None:
         program = found
     version = _version(program, environ)
     if version is None:
-        raise ReconcileRefused(f"{program} does not say which Java it is: {_INSTALL}")
+        raise ReconcileRefused(f"{program} does not report its version: {_INSTALL}")
     if version < LEAST:
         raise ReconcileRefused(f"{program} is Java {version}, too old for Spark: {_INSTALL}")
 
 
 def _version(program: str, environ: Mapping[str, str]) -> int | None:
-    """Its major version, or ``None``: a Mac has a program ``java`` even without Java."""
+    """Return the major version, or ``None``: a Mac has a program ``java`` even without Java."""
     try:
-        asked = subprocess.run(  # noqa: S603  # the program that Spark would start next
+        answer = subprocess.run(  # noqa: S603  # the program that Spark would start next
             [program, "-version"],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
@@ -64,5 +63,5 @@ def _version(program: str, environ: Mapping[str, str]) -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    said = _VERSION.search((asked.stderr + asked.stdout).decode(errors="replace"))
-    return None if said is None or asked.returncode else int(said[1])
+    found = _VERSION.search((answer.stderr + answer.stdout).decode(errors="replace"))
+    return None if found is None or answer.returncode else int(found[1])

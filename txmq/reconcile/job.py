@@ -1,11 +1,13 @@
 """A run: it extracts, checks, reconciles, writes, judges and publishes a day, in this order.
 
-A step that fails ends the run with an error that says why. The day's former result stays in force.
+A step that fails ends the run with an error that gives the reason. The day's former result stays
+in force.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import date, timedelta
 from functools import reduce
 from importlib.metadata import version
@@ -22,7 +24,7 @@ from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.loader import load, load_unchecked
 from txmq.reconcile.extract.manifest import FILE, Manifest, place, read_manifest
-from txmq.reconcile.ledgers import Ledgers
+from txmq.reconcile.ledgers import EarlierDays, Ledgers
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.report.metrics import exposition
@@ -32,14 +34,14 @@ from txmq.reconcile.results import CARRIED_ON, Results, run_id
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.spark import set_partition_count
-from txmq.reconcile.summary import Result, Run
+from txmq.reconcile.summary import Run
 from txmq.reconcile.verdict import judge
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["run"]
 
 TREND: Final = 30
-"""How many earlier days the report shows."""
+"""The number of earlier days that the report shows."""
 
 
 def run(
@@ -55,10 +57,10 @@ def run(
     """Reconcile a day, and publish the result.
 
     Args:
-        rules: Where the ledgers are, what their columns mean, and the limits.
+        rules: The places of the ledgers, the meaning of their columns, and the limits.
         day: The business date.
         spark: The session that does the work.
-        results: Where the result is written.
+        results: The target of the result.
         progress: Receives the stages.
         extract_id: An earlier extract to use; a new one is taken if left out.
         clock: Stamps the run.
@@ -72,16 +74,25 @@ def run(
     manifest = _extract(rules, day, spark, progress, extract_id)
     directory = place(rules.directory, manifest)
     with progress.stage("check the extract") as stage:
-        stage.rows = sum(control.rows for control in manifest.controls)
-        set_partition_count(spark, stage.rows)
+        stage.rows = rows = sum(control.rows for control in manifest.controls)
+        set_partition_count(spark, rows)
         ledgers = load(spark, manifest, directory)
-    told = Explanations(results.directory).digest
+    explained = Explanations(results.directory).digest
     before_this = past.result_digest if past else None
-    name = run_id(day, rules.digest, manifest.extract_id, before_this, told)
+    name = run_id(day, rules.digest, manifest.extract_id, before_this, explained)
     try:
-        found = _reconcile_and_write(
-            rules, day, spark, results, progress, manifest, ledgers, past, name
-        )
+        yesterday = _yesterday(rules, day, spark, results, past)
+        with progress.stage("match") as stage:
+            stage.rows = rows
+            outcome = reconcile(ledgers, yesterday, rules, day, manifest.as_of_ms)
+        with progress.stage("prove and write"):
+            contents = {
+                table_name: results.write_table(table_name, table, day, name)
+                for table_name, table in outcome._asdict().items()
+            }
+        with progress.stage("judge"):
+            tables = results.written_tables(day, name, contents)
+            found = judge(tables, rules, manifest, contents)
     finally:
         spark.catalog.clearCache()
     with progress.stage("report"):
@@ -119,8 +130,8 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     """The run of the day before, whose open items this run continues.
 
     Raises:
-        ReconcileRefused: Days between were not reconciled, an earlier day was run again since,
-            or a table was changed.
+        ReconcileRefused: A day in between was not reconciled, an earlier day was run again, or a
+            table was changed.
     """
     past = results.previous(day)
     if past is None:
@@ -133,7 +144,7 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     missing = date.fromisoformat(past.result.business_date) + timedelta(days=1)
     raise ReconcileRefused(
         f"{missing} was not reconciled, and its open items would be lost: run it first, or all "
-        f"of them with --from {missing} --to {day}"
+        f"days with --from {missing} --to {day}"
     )
 
 
@@ -158,34 +169,14 @@ def _extract(
         return manifest
 
 
-def _reconcile_and_write(
-    rules: Rules,
-    day: date,
-    spark: SparkSession,
-    results: Results,
-    progress: Progress,
-    manifest: Manifest,
-    ledgers: Ledgers,
-    past: Run | None,
-    name: str,
-) -> Result:
-    """Reconcile the day, write its tables, and judge them."""
-    window = rules.day.window(day)
-    yesterday = results.earlier_days(spark, window, past)
-    looked_back = results.chain(past, day - timedelta(days=rules.day.history))
-    yesterday = yesterday._replace(
-        history=_history(rules, spark, looked_back), closed=results.closed(spark, looked_back)
+def _yesterday(
+    rules: Rules, day: date, spark: SparkSession, results: Results, past: Run | None
+) -> EarlierDays:
+    """The state that earlier days left, with the history of ``day.history`` dates."""
+    runs = results.chain(past, day - timedelta(days=rules.day.history))
+    return results.earlier_days(spark, rules.day.window(day), past)._replace(
+        history=_history(rules, spark, runs), closed=results.closed(spark, runs)
     )
-    with progress.stage("match") as stage:
-        stage.rows = sum(control.rows for control in manifest.controls)
-        outcome = reconcile(ledgers, yesterday, rules, day, manifest.as_of_ms)
-    with progress.stage("prove and write"):
-        contents = {
-            table_name: results.write_table(table_name, table, day, name)
-            for table_name, table in outcome._asdict().items()
-        }
-    with progress.stage("judge"):
-        return judge(results.written_tables(day, name, contents), rules, manifest, contents)
 
 
 def _history(rules: Rules, spark: SparkSession, runs: Sequence[Run]) -> Ledgers | None:
@@ -203,10 +194,6 @@ def _history(rules: Rules, spark: SparkSession, runs: Sequence[Run]) -> Ledgers 
 
 def _write_back(rules: Rules, spark: SparkSession, results: Results, done: Run) -> None:
     assert rules.recon is not None
-    schema = ReconSchema(rules.recon)
-    try:
-        schema.create()
+    with closing(ReconSchema(rules.recon)) as schema:
         items = results.read_table(spark, "items", done)
         schema.write(done, (item.asDict() for item in items.toLocalIterator()))
-    finally:
-        schema.close()

@@ -1,4 +1,4 @@
-"""What goes into a day's reconciliation and what comes out of it, as DataFrames."""
+"""The inputs and the result of a day's reconciliation, as DataFrames."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ledgers(NamedTuple):
 
 
 class EarlierDays(NamedTuple):
-    """What earlier days left for this one; all empty on the first day."""
+    """The state that earlier days left for this one; all empty on the first day."""
 
     items: DataFrame | None = None
     """The open items when the day before ended, as ``ITEMS``."""
@@ -55,7 +55,7 @@ class ReconciledDay(NamedTuple):
     messages: DataFrame
     failures: DataFrame
     by_hand: DataFrame
-    """Messages that operators have decided on the day; as ``MESSAGES``."""
+    """Messages that operators decided on the day; as ``MESSAGES``."""
     balances: DataFrame
     proofs: DataFrame
     totals: DataFrame

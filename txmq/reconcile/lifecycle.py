@@ -1,6 +1,5 @@
 """The life of a break over the days: new, carried on, explained, closed, perhaps reopened.
-Pure: DataFrames in, DataFrames out, and no query runs here. Ages are expressions too, so no date
-is fetched to compute them.
+Pure: DataFrames in, DataFrames out, and no query runs here. Even ages are expressions.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from txmq.reconcile.tables import ITEMS
 __all__ = ["FACTS_OF_ITEMS", "HISTORY", "Carried", "carry", "split_closed"]
 
 HISTORY: Final = 32
-"""The number of changes that an item's history keeps: the first, and the latest."""
+"""The maximum of changes in the history of an item: the first, and the latest ones."""
 
-_LIFE: Final = frozenset(
+_LIFE_COLUMNS: Final = frozenset(
     {
         "break_id", "was", "status", "first_seen", "age_days", "bucket", "history",
         "explained_by", "explanation",
     }
 )  # fmt: skip
 
-FACTS_OF_ITEMS: Final = tuple(name for name in ITEMS.names if name not in _LIFE)
+FACTS_OF_ITEMS: Final = tuple(name for name in ITEMS.names if name not in _LIFE_COLUMNS)
 """The columns of an item that come from its own day: the input of :func:`carry`."""
 
 _OPEN: Final = tuple(class_.value for class_ in Class if ABOUT[class_].group == "open")
 _MONDAY: Final = date(1969, 12, 29)
-"""The last one before days are counted; weeks begin here."""
+"""The last Monday before day 0 of the calendar; weeks begin here."""
 
 
 class Carried(NamedTuple):
@@ -56,36 +55,35 @@ def carry(
     day: date,
     agreed_before: DataFrame | None = None,
 ) -> DataFrame:
-    """Carry the items of the day before into this one; as ``ITEMS``, with those that are closed.
+    """Carry the items of the day before into this one; as ``ITEMS``, including closed items.
 
-    An item of the day before with no news today stays as it was, a day older: money must not
+    An item of the day before without news today stays the same, a day older: money must not
     vanish.
 
     Args:
         today: A row with the columns :data:`FACTS_OF_ITEMS` for each transfer that is not
         agreed, and for each former item that is agreed now.
         previous: The items when the day before ended, as ``ITEMS``.
-        explanations: As ``EXPLANATIONS``. Each holds as long as the break keeps its class and
+        explanations: As ``EXPLANATIONS``. Each is valid while the break keeps its class and
         figures.
-        rules: For the name, the weekends and the holidays.
+        rules: The name, the weekends and the holidays.
         day: The business date.
         agreed_before: Transfers that were agreed on earlier days: ``key``, and a ``history`` for
         each time one was closed; the latest history continues. If one of them is an item today
         it is reopened, and its age starts again.
     """
-    told = _with_previous(today, previous)
-    told = _with_agreed(told, agreed_before)
-    told = told.withColumn("break_id", _break_id(rules.name))
-    told = _with_explanations(told, explanations)
-    lived = _with_life(told, day)
-    aged = lived.withColumn("age_days", _age(rules.day, day)).withColumn("bucket", _bucket())
-    return aged.select(*ITEMS.names)
+    named = F.concat(F.lit(rules.name), F.lit("\0"), F.col("key"))
+    items = _with_agreed(_with_previous(today, previous), agreed_before)
+    items = items.withColumn("break_id", F.substring(F.sha2(named, 256), 1, 16))
+    items = _with_status(_with_explanations(items, explanations), day)
+    items = items.withColumn("age_days", _age(rules.day, day)).withColumn("bucket", _bucket())
+    return items.select(*ITEMS.names)
 
 
-def split_closed(lived: DataFrame) -> Carried:
+def split_closed(items: DataFrame) -> Carried:
     """Split the items by whether they are closed."""
     is_closed = F.col("status") == "closed"
-    return Carried(lived.where(~is_closed), lived.where(is_closed))
+    return Carried(items.where(~is_closed), items.where(is_closed))
 
 
 def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
@@ -97,7 +95,7 @@ def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
             *(nothing.alias(name) for name in ("_was", "_class", "_first_seen", "_history")),
             F.lit(False).alias("_is_same"),
         ).where(F.col("group") != "agreed")
-    # An explained item goes on under its own class: whether it is explained is seen anew.
+    # An explained item continues with its own class; its explanation is checked again.
     raw = F.coalesce(F.col("was"), F.col("class"))
     before = previous.withColumns(
         {
@@ -107,56 +105,55 @@ def _with_previous(today: DataFrame, previous: DataFrame | None) -> DataFrame:
             "group": F.when(raw.isin(*_OPEN), "open").otherwise("break"),
         }
     )
-    is_told = F.col("now.key").isNotNull()
+    has_news = F.col("now.key").isNotNull()
     joined = today.alias("now").join(
         before.alias("then"), F.col("now.key") == F.col("then.key"), "full_outer"
     )
     return joined.select(
         *(
-            F.when(is_told, F.col(f"now.{name}")).otherwise(F.col(f"then.{name}")).alias(name)
+            F.when(has_news, F.col(f"now.{name}")).otherwise(F.col(f"then.{name}")).alias(name)
             for name in FACTS_OF_ITEMS
         ),
         F.col("then._was").alias("_was"),
         F.col("then._class").alias("_class"),
         F.col("then.first_seen").alias("_first_seen"),
         F.col("then.history").alias("_history"),
-        (~is_told | _are_same("now", "then", "class", *FIGURES)).alias("_is_same"),
+        (~has_news | _are_same("now", "then", "class", *FIGURES)).alias("_is_same"),
     ).where((F.col("group") != "agreed") | F.col("_was").isNotNull())
 
 
-def _with_agreed(told: DataFrame, agreed_before: DataFrame | None) -> DataFrame:
-    """Mark new items that were agreed on an earlier day, with their history of then."""
+def _with_agreed(items: DataFrame, agreed_before: DataFrame | None) -> DataFrame:
+    """Mark new items that were agreed on an earlier day, with their history of that day."""
     if agreed_before is None:
-        return told.withColumns({"_is_again": F.lit(False), "_older": F.lit(None).cast("string")})
+        return items.withColumns({"_is_again": F.lit(False), "_older": F.lit(None).cast("string")})
     # Its last change begins with the date on which it was closed.
     closing = F.element_at(F.split("history", ","), -1)
     older = F.max_by("history", closing).alias("_older")
     agreed = agreed_before.groupBy(F.col("key").alias("_agreed")).agg(older)
-    joined = told.join(agreed, F.col("key") == F.col("_agreed"), "left")
+    joined = items.join(agreed, F.col("key") == F.col("_agreed"), "left")
     return joined.withColumn("_is_again", F.col("_agreed").isNotNull()).drop("_agreed")
 
 
-def _with_explanations(told: DataFrame, explanations: DataFrame | None) -> DataFrame:
-    """Add the explanation, if the break is still what it was when it was explained."""
+def _with_explanations(items: DataFrame, explanations: DataFrame | None) -> DataFrame:
+    """Add the explanation, if the break did not change since it was explained."""
     if explanations is None:
         nothing = F.lit(None).cast("string")
-        return told.withColumns({"explained_by": nothing, "explanation": nothing})
-    # A transfer that is agreed needs no explanation.
-    is_meant = F.col("told.group") != "agreed"
-    fits = is_meant & _are_same("told", "said", "break_id", "class", *FIGURES)
-    said = F.broadcast(explanations).alias("said")
-    joined = told.alias("told").join(said, fits, "left")
-    return joined.select("told.*", "said.explained_by", "said.explanation")
+        return items.withColumns({"explained_by": nothing, "explanation": nothing})
+    # An agreed transfer needs no explanation.
+    is_item = F.col("item.group") != "agreed"
+    is_valid = is_item & _are_same("item", "note", "break_id", "class", *FIGURES)
+    joined = items.alias("item").join(F.broadcast(explanations).alias("note"), is_valid, "left")
+    return joined.select("item.*", "note.explained_by", "note.explanation")
 
 
 def _are_same(one: str, other: str, *names: str) -> Column:
-    """Whether two rows are equal in these columns; NULL equals NULL."""
+    """True if two rows are equal in these columns; NULL equals NULL."""
     pairs = ((F.col(f"{one}.{name}"), F.col(f"{other}.{name}")) for name in names)
     return reduce(and_, (mine.eqNullSafe(theirs) for mine, theirs in pairs))
 
 
-def _with_life(told: DataFrame, day: date) -> DataFrame:
-    """The rows with status, history and first date; the age comes later."""
+def _with_status(items: DataFrame, day: date) -> DataFrame:
+    """Add status, history and first date, but not the age."""
     is_explained = F.col("explained_by").isNotNull()
     raw = F.col("class")
     status = (
@@ -168,11 +165,11 @@ def _with_life(told: DataFrame, day: date) -> DataFrame:
     )
     called = F.when(is_explained, Class.EXPLAINED.value).otherwise(raw)
     is_same = F.col("_is_same") & (F.col("_class") == called)
-    # The last booking closes an item; its moment leads to that booking.
+    # The last booking closes an item; its moment identifies that booking.
     closing = F.when(F.col("group") == "agreed", F.col("last_ms").cast("string"))
     entry = F.concat_ws(" ", F.lit(day.isoformat()), raw, status, closing)
     before = F.coalesce(F.col("_history"), F.col("_older"))
-    lived = told.withColumns(
+    found = items.withColumns(
         {
             "status": status,
             "history": F.when(is_same, before).otherwise(_shorten(F.concat_ws(",", before, entry))),
@@ -181,22 +178,17 @@ def _with_life(told: DataFrame, day: date) -> DataFrame:
         }
     )
     # Last, because the columns above read the old values.
-    return lived.withColumns(
+    return found.withColumns(
         {"class": called, "group": F.when(is_explained, "open").otherwise(F.col("group"))}
     )
 
 
-def _break_id(name: str) -> Column:
-    named = F.concat(F.lit(name), F.lit("\0"), F.col("key"))
-    return F.substring(F.sha2(named, 256), 1, 16)
-
-
 def _shorten(history: Column) -> Column:
     """Keep the first change, and the latest."""
-    told = F.split(history, ",")
-    last = F.slice(told, -(HISTORY - 1), HISTORY - 1)
-    is_long = F.size(told) > HISTORY
-    return F.when(is_long, F.concat_ws(",", F.concat(F.slice(told, 1, 1), last))).otherwise(history)
+    changes = F.split(history, ",")
+    last = F.slice(changes, -(HISTORY - 1), HISTORY - 1)
+    short = F.concat_ws(",", F.concat(F.slice(changes, 1, 1), last))
+    return F.when(F.size(changes) > HISTORY, short).otherwise(history)
 
 
 def _age(rule: Day, day: date) -> Column:

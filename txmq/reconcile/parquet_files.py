@@ -1,4 +1,4 @@
-"""Folders that Spark has written: their files get plain names, and each folder appears whole."""
+"""Files on disk: their hashes, and folders of Spark that appear only when they are complete."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from pathlib import Path
 
 from txmq.reconcile.tables import RECURRING
 
-__all__ = ["finalize_folder", "fingerprint", "move_into_place", "parquet_options"]
+__all__ = [
+    "finalize_folder",
+    "fingerprint",
+    "move_into_place",
+    "parquet_options",
+    "sha256_of",
+    "sync",
+]
 
 
 def parquet_options(names: Iterable[str]) -> dict[str, str]:
@@ -23,7 +30,7 @@ def parquet_options(names: Iterable[str]) -> dict[str, str]:
 
 
 def finalize_folder(folder: Path) -> None:
-    """Number the files of a folder, remove what else Spark has left there, and sync all of it."""
+    """Number the files of a folder, remove Spark's other files, and sync all of it."""
     parts = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith("part-"):
@@ -31,33 +38,34 @@ def finalize_folder(folder: Path) -> None:
         else:
             path.unlink()
     for number, part in enumerate(parts):
-        named = part.rename(folder / f"part-{number:05d}.parquet")
-        _sync(named)
-    _sync(folder)
+        sync(part.rename(folder / f"part-{number:05d}.parquet"))
+    sync(folder)
 
 
 def fingerprint(folder: Path) -> str:
     """A hash of a folder's files and their names, without the files that Spark ignores."""
-    there = sorted(folder.iterdir()) if folder.is_dir() else []
-    parts = [path for path in there if not path.name.startswith((".", "_"))]
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    parts = [path for path in files if not path.name.startswith((".", "_"))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        hashes = pool.map(_sha256, parts)
+        hashes = pool.map(sha256_of, parts)
         lines = [f"{part.name} {hash_}\n" for part, hash_ in zip(parts, hashes, strict=True)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def move_into_place(draft: Path, place: Path) -> None:
-    """Give a folder its name, durably."""
+    """Rename a folder durably."""
     draft.rename(place)
-    _sync(place.parent)
+    sync(place.parent)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Sync a file or a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -5,19 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Final, Protocol, TextIO
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, TextIO
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.progress import Progress as Bar
 
 from txmq.reconcile.summary import Stage
 from txmq.runtime.clock import Clock, SystemClock
@@ -25,18 +17,11 @@ from txmq.runtime.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "ActiveStage",
-    "LineProgress",
-    "Progress",
-    "SilentProgress",
-    "TerminalProgress",
-    "show_progress",
-]
+__all__ = ["ActiveStage", "LineProgress", "Progress", "TerminalProgress", "show_progress"]
 
-LOOK_S: Final = 0.25
-LEAVE_S: Final = 5.0
-"""How long the end of a run waits for the watching thread: a hung Java never answers it."""
+_POLL_S: Final = 0.25
+_JOIN_S: Final = 5.0
+"""The time in which the watching thread must end: a hung Java never answers it."""
 
 
 class ActiveStage:
@@ -48,21 +33,8 @@ class ActiveStage:
         """The number of rows, set by the code that runs the stage."""
 
 
-class Progress(Protocol):
-    """How a job reports its stages."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The finished stages, in order."""
-        ...
-
-    def stage(self, name: str) -> AbstractContextManager[ActiveStage]:
-        """Measure a stage, which ends with the block; a stage that fails is not counted."""
-        ...
-
-
-class SilentProgress:
-    """Measures the stages, and shows nothing."""
+class Progress:
+    """Measures the stages of a run, and shows nothing."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -70,38 +42,38 @@ class SilentProgress:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """See :attr:`Progress.stages`."""
+        """The finished stages, in order."""
         return tuple(self._stages)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[ActiveStage]:
-        """See :meth:`Progress.stage`."""
-        underway = ActiveStage(name)
+        """Measure a stage, which ends with the block; a stage that fails is not counted."""
+        active = ActiveStage(name)
         began = self._clock.monotonic()
-        with self.show_active(underway):
-            yield underway
+        with self.show_active(active):
+            yield active
         seconds = round(self._clock.monotonic() - began, 3)
-        done = Stage(name, seconds, underway.rows)
+        done = Stage(name, seconds, active.rows)
         self._stages.append(done)
         self.show_done(done)
 
     @contextmanager
     def tracking(self, spark: SparkSession) -> Iterator[None]:
-        """Allow asking Spark for its progress during the block."""
+        """Follow Spark's own progress during the block."""
         del spark
         yield
 
     @contextmanager
-    def show_active(self, underway: ActiveStage) -> Iterator[None]:
+    def show_active(self, active: ActiveStage) -> Iterator[None]:
         """Show a running stage during the block."""
-        del underway
+        del active
         yield
 
     def show_done(self, done: Stage) -> None:
         """Show a finished stage."""
 
 
-class LineProgress(SilentProgress):
+class LineProgress(Progress):
     """A line for each finished stage, for logs."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
@@ -109,23 +81,23 @@ class LineProgress(SilentProgress):
         self._stream = stream
 
     def show_done(self, done: Stage) -> None:
-        """See :meth:`SilentProgress.show_done`."""
+        """See :meth:`Progress.show_done`."""
         self._stream.write(f"txmq: {stage_line(done)}\n")
         self._stream.flush()
 
 
-class TerminalProgress(SilentProgress):
+class TerminalProgress(Progress):
     """A bar that moves as Spark's tasks end, and a line for each finished stage."""
 
-    def __init__(self, bar: Bar, clock: Clock | None = None) -> None:
+    def __init__(self, bar: bars.Progress, clock: Clock | None = None) -> None:
         super().__init__(clock)
         self._bar = bar
-        self._row: TaskID | None = None
+        self._row: bars.TaskID | None = None
 
     @contextmanager
-    def show_active(self, underway: ActiveStage) -> Iterator[None]:
-        """See :meth:`SilentProgress.show_active`; the innermost of nested stages moves."""
-        outer, self._row = self._row, self._bar.add_task(underway.name, total=None)
+    def show_active(self, active: ActiveStage) -> Iterator[None]:
+        """See :meth:`Progress.show_active`; the innermost of nested stages moves."""
+        outer, self._row = self._row, self._bar.add_task(active.name, total=None)
         try:
             yield
         finally:
@@ -133,12 +105,12 @@ class TerminalProgress(SilentProgress):
             self._row = outer
 
     def show_done(self, done: Stage) -> None:
-        """See :meth:`SilentProgress.show_done`."""
+        """See :meth:`Progress.show_done`."""
         self._bar.console.print(stage_line(done), markup=False, highlight=False)
 
     @contextmanager
     def tracking(self, spark: SparkSession) -> Iterator[None]:
-        """See :meth:`SilentProgress.tracking`; a thread of its own asks Spark."""
+        """See :meth:`Progress.tracking`; a separate thread asks Spark."""
         ended = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(spark, ended), daemon=True)
         watcher.start()
@@ -146,13 +118,13 @@ class TerminalProgress(SilentProgress):
             yield
         finally:
             ended.set()
-            watcher.join(LEAVE_S)
+            watcher.join(_JOIN_S)
 
     def _watch(self, spark: SparkSession, ended: threading.Event) -> None:
         from txmq.reconcile.causes import SPARK_ERRORS
 
         tracker = spark.sparkContext.statusTracker()
-        while not ended.wait(LOOK_S):
+        while not ended.wait(_POLL_S):
             try:
                 found = [tracker.getStageInfo(stage_id) for stage_id in tracker.getActiveStageIds()]
             except SPARK_ERRORS:
@@ -167,32 +139,32 @@ class TerminalProgress(SilentProgress):
 
 
 @contextmanager
-def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Iterator[SilentProgress]:
+def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Iterator[Progress]:
     """Show progress: a bar on a terminal, lines elsewhere, nothing if quiet.
 
     Args:
         quiet: Show nothing.
-        stream: Where to show it; standard error if left out.
+        stream: The output; standard error if left out.
     """
     stream = sys.stderr if stream is None else stream
     if quiet:
-        yield SilentProgress()
+        yield Progress()
         return
     if not stream.isatty():
         yield LineProgress(stream)
         return
     columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        bars.SpinnerColumn(),
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(bar_width=None),
+        bars.MofNCompleteColumn(),
+        bars.TimeElapsedColumn(),
     )
-    with Bar(*columns, console=Console(file=stream), transient=True) as bar:
+    with bars.Progress(*columns, console=Console(file=stream), transient=True) as bar:
         yield TerminalProgress(bar)
 
 
 def stage_line(done: Stage) -> str:
-    """A stage in a line."""
+    """Describe a finished stage in one line."""
     rows = f", {done.rows:,} row{'' if done.rows == 1 else 's'}" if done.rows else ""
     return f"{done.name}: {done.seconds:.1f} s{rows}"

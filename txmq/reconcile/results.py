@@ -1,8 +1,8 @@
 """The directory of results: the tables and files of each run, and which run is in force.
 
 A run writes into its own directories, and its last step makes it the day's current run. If it
-dies before, the former run stays in force. Run again it has the same id and the same rows, and
-complete tables stay untouched.
+dies before, the former run stays in force. A rerun has the same id and the same rows, and leaves
+complete tables untouched.
 
     <directory>/results/<table>/business_date=D/run=<run id>/part-00000.parquet …
     <directory>/runs/D/<run id>/run.json, report.html, …
@@ -66,27 +66,18 @@ _TABLES: Final[Mapping[str, str]] = {
     "proofs": PROOFS.ddl,
     "totals": TOTALS.ddl,
 }
-_SMALL: Final[Mapping[str, tuple[str, ...]]] = {
-    "items": ("key",),
-    "closed": ("key",),
+_ORDERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "balances": ("bank", "account", "currency"),
     "proofs": ("proof", "bank", "account", "currency"),
     "totals": ("class", "currency"),
-    "entries": ("key",),
-    "messages": ("key",),
-    "failures": ("key",),
-    "by_hand": ("key",),
 }
-"""The sort columns of small tables; each is one file."""
-_LARGE: Final[Mapping[str, tuple[str, ...]]] = {"balances": ("bank", "account", "currency")}
-"""The sort columns within each part of large tables."""
-_AS_THEY_COME: Final = frozenset({"matches"})
-"""They keep the order of the books; sorting would take as long as computing them."""
+"""The sort columns of tables; the others are sorted by key."""
 _HASHES: Final = ("one_hash", "other_hash")
-"""Two hashes of each row; the name of each is its first input."""
+"""Two hashes of each row; the first input of each is its name."""
 _LOW: Final = 0xFFFFFFFF
 _SIGNED_ERROR: Final = (
-    "run {run} of {day} is signed, and {what} would be another now: raise `version` in the rules "
-    "to have a run of its own beside it"
+    "run {run} of {day} is signed, and {what} would change: raise `version` in the rules to get a "
+    "separate run"
 )
 
 
@@ -97,9 +88,9 @@ def run_id(
 
     Args:
         day: The business date.
-        rules_digest: Of the rules.
-        extract_id: What was read.
-        previous: The digest of the result whose items are carried on.
+        rules_digest: The digest of the rules.
+        extract_id: The extract that was read.
+        previous: The digest of the result whose items this run continues.
         explained: The digest of the explanations that hold.
     """
     named = [day.isoformat(), rules_digest, extract_id, previous or "", explained]
@@ -124,11 +115,11 @@ def open_results(directory: str | Path) -> Iterator[Results]:
         lock = LocalDisk(directory).lock()
     except BlockingIOError as error:
         raise ReconcileRefused(
-            f"another run is at work in {directory}: wait until it has ended, and try again"
+            f"another run works in {directory}: wait until it has ended, and try again"
         ) from error
     try:
-        for left in Path(directory).glob("results/*/*/.run=*.draft"):
-            shutil.rmtree(left)  # By a run that was killed.
+        for draft in Path(directory).glob("results/*/*/.run=*.draft"):
+            shutil.rmtree(draft)  # A killed run left it.
         yield Results(directory)
     finally:
         lock.release()
@@ -153,13 +144,13 @@ class Results:
         """
         place = self._table(name, day, run)
         draft = place.with_name(f".{place.name}.draft")
-        seen = Observation()
-        ordered = _sort(name, _with_hashes(table)).observe(seen, *_sums()).drop(*_HASHES)
+        sums = Observation()
+        ordered = _sort(name, _with_hashes(table)).observe(sums, *_sums()).drop(*_HASHES)
         ordered.write.mode("overwrite").options(**parquet_options(table.columns)).parquet(
             _url(draft)
         )
         finalize_folder(draft)
-        word = _word(seen.get)
+        word = _word(sums.get)
         if self._has_same_rows(table.sparkSession, name, place, word):
             shutil.rmtree(draft)
         else:
@@ -182,12 +173,12 @@ class Results:
         """Write a run's files, and make it the run that is in force.
 
         Args:
-            run: What it came to; the names under it are kept elsewhere.
-            files: More of it by their names, such as ``report.html``. Those of a signed run stay
-                as they were when it was signed.
+            run: The run; its signatures are stored separately.
+            files: Other files by name, such as ``report.html``. Those of a signed run stay as they
+                were when it was signed.
 
         Raises:
-            ReconcileRefused: The run is signed, and this is not what was signed.
+            ReconcileRefused: The run is signed, and this result differs.
         """
         assert run.result_digest == run.result.digest
         disk, day = LocalDisk(self.directory), run.result.business_date
@@ -215,7 +206,7 @@ class Results:
         """The day's run in force, with its signatures; ``None`` before the first run.
 
         Raises:
-            ReconcileRefused: What is said of it cannot be read.
+            ReconcileRefused: The file of the run cannot be read.
         """
         path = current_run_file(self.directory, day)
         return None if path is None else self.with_sign_off(read_run_file(path, Run))
@@ -239,7 +230,7 @@ class Results:
         Later reruns do not change this chain, so results made from it stay reproducible.
 
         Raises:
-            ReconcileRefused: What is said of one of them cannot be read.
+            ReconcileRefused: The file of a run cannot be read.
         """
         found: list[Run] = []
         while run is not None and (day := date.fromisoformat(run.result.business_date)) >= since:
@@ -257,7 +248,7 @@ class Results:
         """The latest days before this one, oldest first, up to a number."""
         before = [earlier for earlier in self.days() if earlier < day]
         runs = [self.current(earlier) for earlier in before[len(before) - most :] if most]
-        return tuple(_past(run) for run in runs if run is not None)
+        return tuple(run.result.past for run in runs if run is not None)
 
     def read_table(self, spark: SparkSession, name: str, run: Run) -> DataFrame:
         """A table of a run."""
@@ -265,16 +256,21 @@ class Results:
         return self._read(spark, name, self._table(name, day, run.run_id))
 
     def earlier_days(self, spark: SparkSession, window: DayWindow, run: Run | None) -> EarlierDays:
-        """What the run of the day before left for a day, without the history."""
-        told = Explanations(self.directory).frame(spark)
+        """The state that the run of the day before left, without the history."""
+        explanations = Explanations(self.directory).frame(spark)
         if run is None:
-            return EarlierDays(explanations=told)
+            return EarlierDays(explanations=explanations)
         items, entries, messages, failures, balances = (
             self.read_table(spark, name, run) for name in CARRIED_ON
         )
         is_next = run.result.end_ms == window.start_ms
         return EarlierDays(
-            items, entries, messages, failures, balances if is_next else None, explanations=told
+            items,
+            entries,
+            messages,
+            failures,
+            balances if is_next else None,
+            explanations=explanations,
         )
 
     def closed(self, spark: SparkSession, runs: Sequence[Run]) -> DataFrame | None:
@@ -288,8 +284,7 @@ class Results:
     def verify(self, run: Run, names: Iterable[str] | None = None) -> None:
         """Check that the files of a run's tables are unchanged.
 
-        It hashes files and not rows: that needs no Spark, and takes less than a second where
-        rows would take many.
+        It hashes files and not rows, which needs no Spark and takes less than a second.
 
         Args:
             run: The run.
@@ -303,21 +298,18 @@ class Results:
         for name, found in self.fingerprints(day, run.run_id, wanted).items():
             if found != run.files.get(name):
                 raise ReconcileRefused(
-                    f"{name} of {run.result.business_date} are not what run {run.run_id} has "
-                    "written: they were changed since; run the day again"
+                    f"{name} of {run.result.business_date} changed since run {run.run_id} wrote "
+                    "them: run the day again"
                 )
 
     def _table(self, name: str, day: date, run: str) -> Path:
         return self.directory / "results" / name / f"business_date={day}" / f"run={run}"
 
     def _read(self, spark: SparkSession, name: str, *places: Path) -> DataFrame:
-        reader = spark.read
-        if name in _TABLES:
-            reader = reader.schema(_TABLES[name])
-        return reader.parquet(*(_url(place) for place in places))
+        return spark.read.schema(_TABLES[name]).parquet(*(_url(place) for place in places))
 
     def _has_same_rows(self, spark: SparkSession, name: str, place: Path, word: str) -> bool:
-        """Whether a table has the same rows already, perhaps cut into other files."""
+        """True if a table has the same rows already, perhaps cut into other files."""
         try:
             return place.exists() and content_hash(self._read(spark, name, place)) == word
         except SPARK_ERRORS:
@@ -328,7 +320,7 @@ class Results:
 
         The same inputs give the same rows, unless txmq or Spark has changed. Then the run is not
         in force until it is complete again. A signed table stays, unless it was damaged and the
-        new one is what was signed.
+        new one equals the signed one.
 
         Raises:
             ReconcileRefused: The run is signed, and the new table differs.
@@ -350,15 +342,13 @@ class Results:
 
 def _sort(name: str, table: DataFrame) -> DataFrame:
     """Sort a table, so that the order of its rows depends only on the rows."""
-    if name in _AS_THEY_COME:
+    if name == "matches":
+        # They keep the order of the books; sorting would take as long as computing them.
         return table
-    if name in _SMALL:
-        first, parted = _SMALL[name], table.coalesce(1)
-    else:
-        # It was partitioned by these columns when it was computed.
-        first, parted = _LARGE[name], table
+    # The large table of balances was partitioned by account when it was computed.
+    parts = table if name == "balances" else table.coalesce(1)
     # Rows with the same hashes are equal; comparing many columns takes long to compile.
-    return parted.sortWithinPartitions(*first, *_HASHES)
+    return parts.sortWithinPartitions(*_ORDERS.get(name, ("key",)), *_HASHES)
 
 
 def _with_hashes(table: DataFrame) -> DataFrame:
@@ -368,7 +358,7 @@ def _with_hashes(table: DataFrame) -> DataFrame:
     names = [f"`{name}`" for name in sorted(table.columns)]
     empty = (f"shiftleft(bigint({name} IS NULL), {at})" for at, name in enumerate(names))
     row = ", ".join([*names, " | ".join(empty)])
-    # As SQL text: hundreds of column objects would be as many calls to Java.
+    # SQL text needs one call to Java, and column objects would need hundreds.
     hashes = (f"xxhash64('{name}', {row}) AS {name}" for name in _HASHES)
     return table.selectExpr("*", *hashes)
 
@@ -388,19 +378,6 @@ def _word(found: Mapping[str, Any]) -> str:
     return f"{found['rows']}-{one:016x}{other:016x}"
 
 
-def _past(run: Run) -> Past:
-    result = run.result
-    return Past(
-        business_date=result.business_date,
-        transfers=result.transfers,
-        match_rate=result.match_rate,
-        breaks=result.breaks,
-        open=sum(total.transfers for total in result.totals if total.group == "open"),
-        at_risk=result.at_risk,
-        verdict=result.verdict,
-    )
-
-
 def _url(place: Path) -> str:
-    """A path as a URL: Spark's default file system may be another one."""
+    """A path as a URL: the default file system of Spark may be remote."""
     return f"file://{place.resolve()}"

@@ -1,8 +1,7 @@
 """The rows of one day: inside its window, with a key, and as decided at its end.
 
-A ledger that
-is read after the day ended knows more than was known then. The later facts are masked here, so
-that a day has the same result whenever it is run.
+A ledger that is read after the day ended has later facts too. They are masked here, so that a day
+has the same result whenever it is run.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def legs_of(entries: DataFrame) -> DataFrame:
 
 
 def is_transfer() -> Column:
-    """Whether an entry belongs to a transfer, by its kind."""
+    """A condition: the entry belongs to a transfer, by its kind."""
     return f.col("kind").isin(*_TRANSFERS)
 
 
@@ -91,20 +90,19 @@ def as_known(messages: DataFrame, end_ms: int) -> DataFrame:
 def materialize(rows: DataFrame) -> DataFrame:
     """Compute rows once, and forget the plan that made them.
 
-    A frame that is only cached keeps
-    its whole plan, and Spark analyses all of it for each query. Where a frame is used five times
-    inside another that is used five times, planning alone is slow.
+    A frame that is only cached keeps its whole plan, and Spark analyses all of it for each query.
+    If a frame is used five times inside another that is used five times, planning alone is slow.
     """
     return rows.localCheckpoint()
 
 
 def broadcast_if_few(keys: DataFrame) -> DataFrame:
     """Keys for a look-up join; they are broadcast if there are few enough."""
-    seen = Observation()
-    found = materialize(keys.observe(seen, f.count(f.lit(1)).alias("rows")))
+    count = Observation()
+    found = materialize(keys.observe(count, f.count(f.lit(1)).alias("rows")))
     # Spark cannot know the count in advance, and without a broadcast it sorts three whole
     # ledgers.
-    return f.broadcast(found) if seen.get["rows"] <= _SENT_MAX else found
+    return f.broadcast(found) if count.get["rows"] <= _SENT_MAX else found
 
 
 def rows_with_keys(values: DataFrame, keys: DataFrame) -> DataFrame:
@@ -133,6 +131,5 @@ def index_in(name: str, values: Sequence[str]) -> Column:
 
 
 def union(*some: DataFrame | None) -> DataFrame:
-    """The union of the tables that are given; ``None`` counts for nothing."""
-    there = [table for table in some if table is not None]
-    return reduce(DataFrame.unionByName, there)
+    """The union of tables; ``None`` is ignored."""
+    return reduce(DataFrame.unionByName, (table for table in some if table is not None))

@@ -1,7 +1,7 @@
 """Results in a database for other programs: the ``recon`` schema.
 
-A run is written in one transaction, in the place of what was written under its id; in the same it
-becomes the day's current one. Signatures belong to results, and outlive the runs they came from.
+One transaction replaces the rows of a run and makes it the day's current one. Signatures belong to
+results, and outlive their runs.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ _BATCH: Final = 1_000
 _TYPES: Final[Mapping[str, Any]] = {
     "string": Text, "long": BigInteger, "int": Integer, "boolean": Boolean,
 }  # fmt: skip
-_OURS: Final[Mapping[str, str]] = {"group": "group_", "class_": "class"}
-"""Columns renamed in SQL because of its reserved words, and fields renamed in Python because of
-its own."""
+_RENAMED: Final[Mapping[str, str]] = {"group": "group_", "class_": "class"}
+"""Names that are reserved words: of columns in SQL, and of fields in Python."""
 
-_OF_A_RUN: Final[Mapping[str, Any]] = {
+_RUN_COLUMNS: Final[Mapping[str, Any]] = {
     "name": Text,
     "business_date": Text,
     "is_current": Boolean,
@@ -74,7 +73,7 @@ _OF_A_RUN: Final[Mapping[str, Any]] = {
     "extract_id": Text,
     "txmq_version": Text,
 }
-_OF_A_SIGN_OFF: Final[Mapping[str, Any]] = {
+_SIGN_OFF_COLUMNS: Final[Mapping[str, Any]] = {
     "name": Text,
     "business_date": Text,
     "run_id": Text,
@@ -90,10 +89,10 @@ _OF_A_SIGN_OFF: Final[Mapping[str, Any]] = {
 class ReconSchema:
     """The tables runs, items, proofs, totals and signoffs.
 
-    Where a database has no schemas, as SQLite, they are called ``recon_runs`` and so on.
+    In a database without schemas, such as SQLite, their names are ``recon_runs`` and so on.
 
     Args:
-        recon: Where they are.
+        recon: The database and the schema.
 
     Raises:
         ConfigError: The database is unknown, or its driver is missing.
@@ -108,24 +107,24 @@ class ReconSchema:
         self._name = recon.schema
         self._metadata = MetaData(schema=self._schema)
         self.runs = self._table(
-            "runs", _key("run_id"), *_columns(_OF_A_RUN), Column("previous_run_id", Text)
+            "runs", _key("run_id"), *_columns(_RUN_COLUMNS), Column("previous_run_id", Text)
         )
         self.items = self._table(
-            "items", _key("run_id"), _key("break_id"), *_copied(tables.ITEMS.columns[1:])
+            "items", _key("run_id"), _key("break_id"), *_columns_of(tables.ITEMS.columns[1:])
         )
         self.proofs = self._table(
-            "proofs", _key("run_id"), _number(), *_copied(tables.PROOFS.columns)
+            "proofs", _key("run_id"), _number(), *_columns_of(tables.PROOFS.columns)
         )
         self.totals = self._table(
-            "totals", _key("run_id"), _number(), *_copied(tables.TOTALS.columns)
+            "totals", _key("run_id"), _number(), *_columns_of(tables.TOTALS.columns)
         )
-        self.signoffs = self._table("signoffs", _key("result_digest"), *_columns(_OF_A_SIGN_OFF))
+        self.signoffs = self._table("signoffs", _key("result_digest"), *_columns(_SIGN_OFF_COLUMNS))
 
     def create(self) -> None:
         """Create the missing tables.
 
         Raises:
-            DatabaseFailed: The database refused, or does not answer.
+            DatabaseFailed: The database refuses, or does not answer.
         """
         with self._transaction() as connection:
             # A user without the right to create a schema may still use an existing one.
@@ -144,7 +143,7 @@ class ReconSchema:
             The number of items.
 
         Raises:
-            DatabaseFailed: The database refused, or does not answer; nothing has changed.
+            DatabaseFailed: The database refuses, or does not answer; it is unchanged.
         """
         self.create()
         result, of_run = run.result, {"run_id": run.run_id}
@@ -157,8 +156,12 @@ class ReconSchema:
             connection.execute(insert(self.runs), [_row_of(run)])
             for table, parts in ((self.proofs, result.proofs), (self.totals, result.totals)):
                 numbered = enumerate(parts)
-                _put(connection, table, (of_run | {"number": n} | _plain(p) for n, p in numbered))
-            written = _put(connection, self.items, (of_run | _named(item) for item in items))
+                _put(
+                    connection,
+                    table,
+                    (of_run | {"number": n} | _struct_row(p) for n, p in numbered),
+                )
+            written = _put(connection, self.items, (of_run | _rename(item) for item in items))
             self._sign(connection, run)
         return written
 
@@ -166,7 +169,7 @@ class ReconSchema:
         """Write the signatures of a run's result.
 
         Raises:
-            DatabaseFailed: The database refused, or does not answer.
+            DatabaseFailed: The database refuses, or does not answer.
         """
         self.create()
         with self._transaction() as connection:
@@ -186,7 +189,7 @@ class ReconSchema:
             "business_date": run.result.business_date,
             "run_id": run.run_id,
         }
-        connection.execute(insert(self.signoffs), [about | _plain(run.sign_off)])
+        connection.execute(insert(self.signoffs), [about | _struct_row(run.sign_off)])
 
     def _table(self, name: str, *columns: Column[Any]) -> Table:
         return Table(f"{self._prefix}{name}", self._metadata, *columns)
@@ -214,11 +217,11 @@ def _columns(named: Mapping[str, Any]) -> list[Column[Any]]:
     return [Column(name, type_, nullable=False) for name, type_ in named.items()]
 
 
-def _copied(columns: Sequence[tables.Column]) -> list[Column[Any]]:
-    """The columns of a table of a run's, in SQL."""
+def _columns_of(columns: Sequence[tables.Column]) -> list[Column[Any]]:
+    """The SQL columns for a table of a run."""
     return [
         Column(
-            _OURS.get(column.name, column.name), _TYPES[column.type], nullable=column.is_optional
+            _RENAMED.get(column.name, column.name), _TYPES[column.type], nullable=column.is_optional
         )
         for column in columns
     ]
@@ -228,18 +231,18 @@ def _row_of(run: Run) -> dict[str, Any]:
     """The columns of a run."""
     result = run.result
     sources = {"why": "\n".join(result.why), "is_current": True, "run_id": run.run_id}
-    for name in (*_OF_A_RUN, "previous_run_id"):
+    for name in (*_RUN_COLUMNS, "previous_run_id"):
         if name not in sources:
             sources[name] = getattr(run if hasattr(run, name) else result, name)
     return sources
 
 
-def _plain(part: msgspec.Struct) -> dict[str, Any]:
-    return _named(msgspec.structs.asdict(part))
+def _struct_row(part: msgspec.Struct) -> dict[str, Any]:
+    return _rename(msgspec.structs.asdict(part))
 
 
-def _named(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {_OURS.get(name, name): value for name, value in row.items()}
+def _rename(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {_RENAMED.get(name, name): value for name, value in row.items()}
 
 
 def _put(connection: Connection, table: Table, rows: Iterator[Mapping[str, Any]]) -> int:

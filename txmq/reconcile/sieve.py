@@ -1,4 +1,4 @@
-"""The first pass over a day: plainly agreed transfers fall through the sieve, all others stay.
+"""The first pass over a day: it separates plainly agreed transfers from all others.
 
 On most days nearly all transfers are a debit, a message and a credit that agree; most of the
 others were paid back, or rolled back before money moved. To see this, the rows of all three
@@ -24,9 +24,9 @@ from txmq.reconcile.rules import DayWindow, Rules
 __all__ = ["PLAIN", "SUSPECT", "plain_class", "plain_currency", "sift"]
 
 SUSPECT: Final = 0
-"""The code of a transfer that does not fall through."""
+"""The code of a transfer that needs the second pass."""
 PLAIN: Final = {Class.MATCHED: 1, Class.RETURNED: 2, Class.ROLLED_BACK: 3}
-"""The codes of those that do, by class."""
+"""The codes of plainly agreed transfers, by class."""
 _BITS: Final = 4
 _MOST: Final = (1 << _BITS) - 1
 """The most rows of a transfer that a tag can count; all tags share one number. A transfer with
@@ -36,8 +36,8 @@ _DEBIT, _CREDIT, _RETURN, _MESSAGE, _VOID, _OTHER, _CLEARING, _ROW = (
     1 << place * _BITS for place in range(8)
 )
 """The count of all rows is above the tags, in the remaining bits."""
-_ONE_THING: Final = ("payer", "payee", "twin", "worth")
-"""The marks on which all rows of a plain transfer agree, as far as they have them."""
+_MARKS: Final = ("payer", "payee", "twin", "worth")
+"""The marks that must be equal in all rows of a plain transfer that have them."""
 _UNKNOWN: Final = -1
 """The worth of a row without a readable amount or currency, or with an unknown currency.
 """
@@ -58,14 +58,14 @@ def sift(
         entries: The day's entries (:func:`~txmq.reconcile.rows.transfers_of`).
         messages: The day's messages (:func:`~txmq.reconcile.rows.messages_of`).
         carried: The keys of transfers left open before; none of them is plain.
-        rules: For banks with double entry, and for the currencies.
+        rules: The banks with double entry, and the currencies.
         window: The day.
 
     Returns:
-        ``plain`` is ``SUSPECT``, or stands for a class (:func:`plain_class`). ``hash`` is that of
-        the key (:func:`~txmq.reconcile.rows.hash_of`), and nothing for what is matched.
-        ``transfers`` are so many, ``amount`` is their sum in ``money`` (:func:`plain_currency`);
-        ``is_ordered`` tells whether a message says so.
+        ``plain`` is ``SUSPECT``, or the code of a class (:func:`plain_class`). ``hash`` is the hash
+        of the key (:func:`~txmq.reconcile.rows.hash_of`), and NULL for matched transfers.
+        ``transfers`` is their number, ``amount`` their sum in ``money`` (:func:`plain_currency`);
+        ``is_ordered`` is true if a message orders them.
     """
     sums = _sums(rules)
     narrow = _of_entries(entries, rules, window, sums).unionByName(
@@ -79,8 +79,8 @@ def sift(
     parts = int(narrow.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
     met = narrow.repartition(parts, "hash").groupBy("hash").agg(
         f.sum("tags").alias("tags"),
-        *(f.min(name).alias(name) for name in _ONE_THING),
-        *(f.max(name).alias(f"{name}_hi") for name in _ONE_THING),
+        *(f.min(name).alias(name) for name in _MARKS),
+        *(f.max(name).alias(f"{name}_hi") for name in _MARKS),
         *(f.sum(name).alias(name) for name in sums),
     )  # fmt: skip
     found = met.select(
@@ -118,19 +118,19 @@ def _plain(sums: dict[str, Column]) -> Column:
     is_whole = col("tags") < (_MOST + 1) * _ROW
     for name in sums:
         is_whole &= f.coalesce(col(name), f.lit(0)) == 0
-    for name in _ONE_THING:
+    for name in _MARKS:
         # NULL means that no row has this mark, so none disagrees.
         is_whole &= f.coalesce(col(name) == col(f"{name}_hi"), f.lit(True))
     debited, credited, returned = map(_number, (_DEBIT, _CREDIT, _RETURN))
-    told, void, other = map(_number, (_MESSAGE, _VOID, _OTHER))
-    is_told, is_void = (told > 0) & (void == 0), (told == 0) & (void > 0)
+    ordered, void, other = map(_number, (_MESSAGE, _VOID, _OTHER))
+    is_ordered, is_void = (ordered > 0) & (void == 0), (ordered == 0) & (void > 0)
     is_moved = is_whole & (debited == 1) & (other == 0) & (col("worth") >= 0)
     is_unmoved = is_whole & (debited + credited + returned + other == 0)
     was_credited = (credited == 1) & (returned == 0)
     was_returned = (credited == 0) & (returned == 1)
     of_each = {
-        Class.MATCHED: is_moved & was_credited & is_told,
-        Class.RETURNED: is_moved & was_returned & (is_told | is_void),
+        Class.MATCHED: is_moved & was_credited & is_ordered,
+        Class.RETURNED: is_moved & was_returned & (is_ordered | is_void),
         Class.ROLLED_BACK: is_unmoved & is_void,
     }
     codes = (f.when(is_so, PLAIN[class_]) for class_, is_so in of_each.items())
@@ -138,7 +138,7 @@ def _plain(sums: dict[str, Column]) -> Column:
 
 
 def _sums(rules: Rules) -> dict[str, Column]:
-    """The sums that must be zero in each transfer, as far as the banks keep both sides."""
+    """The sums that must be zero in each transfer, for banks that keep both sides."""
     amount, kind = f.col("amount"), f.col("kind")
     zero = f.lit(0).cast("long")
     found: dict[str, Column] = {}
@@ -169,9 +169,9 @@ def _of_entries(
     )
     if not sums:
         entries = entries.where(~is_clearing)
-    # Compute what is used often once.
-    told = entries.withColumns({"tag": of_row, "mark": _mark("account"), "place": _place(rules)})
-    return told.select(
+    # Compute values that are used often once.
+    tagged = entries.withColumns({"tag": of_row, "mark": _mark("account"), "place": _place(rules)})
+    return tagged.select(
         hash_of("key"),
         (tag + _ROW).alias("tags"),
         f.when((tag == _DEBIT) | (tag == _RETURN), f.col("mark")).alias("payer"),

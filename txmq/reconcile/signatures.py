@@ -1,8 +1,8 @@
 """Sign-off: one person prepares a day's result, another one reviews it, and both sign its hash.
 
-Signatures are only ever added. Which of them hold follows from the result that is in force: a
-run of the day with other inputs has another result, which is unsigned. A new run of the day
-before invalidates the signatures too, since this result was made from the old one.
+Signatures are only ever added. A signature is valid while its result is in force: a run of the
+day with other inputs has another result, which is unsigned. A new result of the day before
+invalidates the signatures too, since this result was made from the old one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SignatureState: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidat
 
 
 class Signature(Struct, frozen=True):
-    """A person's name under a result."""
+    """The signature of a person under a result."""
 
     role: Literal["preparer", "reviewer"]
     by: str
@@ -38,7 +38,7 @@ class Signature(Struct, frozen=True):
 
 
 def same_person(one: str, other: str) -> bool:
-    """Whether two names belong to one person, ignoring case, width and spaces."""
+    """True if two names belong to one person, ignoring case, width and spaces."""
     return _plain(one).casefold() == _plain(other).casefold()
 
 
@@ -47,14 +47,14 @@ def lock_signatures(directory: Path) -> Iterator[LocalDisk]:
     """Lock the files that people write, such as signatures; runs do not wait for this lock.
 
     Raises:
-        UsageError: Another process is writing.
+        UsageError: Another process writes them.
     """
     disk = LocalDisk(directory / "runs")
     try:
         lock = disk.lock()
     except BlockingIOError as error:
         raise UsageError(
-            f"somebody else is signing or explaining in {directory} at this moment; try again"
+            f"another person signs or explains a break in {directory} at this moment; try again"
         ) from error
     try:
         yield LocalDisk(directory)
@@ -66,7 +66,7 @@ class Signatures:
     """The signatures in a directory of results.
 
     Args:
-        directory: Where the results are.
+        directory: The directory of results.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -82,14 +82,14 @@ class Signatures:
         self._check_current(run)
         if not run.result.is_final:
             raise UsageError(
-                f"{run.result.business_date} was not over when its books were read, and more may "
-                "have come since: run it again, and sign that"
+                f"{run.result.business_date} was not over when its books were read: run it again, "
+                "and sign the new result"
             )
         with lock_signatures(self._directory) as disk:
             if (found := self.of(run)) is not None:
                 raise UsageError(
                     f"{found.preparer} has prepared this result already; "
-                    + ("it is signed" if found.is_complete else "somebody else reviews it now")
+                    + ("it is signed" if found.is_complete else "another person must review it")
                 )
             self._add(disk, run, "preparer", preparer, now_ms, note)
         return self._found(run)
@@ -110,7 +110,7 @@ class Signatures:
                 raise UsageError(f"{found.reviewer} has reviewed this result already; it is signed")
             if same_person(found.preparer, reviewer):
                 raise UsageError(
-                    f"{found.preparer} has prepared this result: somebody else has to review it"
+                    f"{found.preparer} has prepared this result: another person must review it"
                 )
             self._add(disk, run, "reviewer", reviewer, now_ms, note)
         return self._found(run)
@@ -127,15 +127,15 @@ class Signatures:
         return "signed" if found.is_complete else "prepared"
 
     def outdated(self, run: Run) -> str | None:
-        """Why a result does not hold any more, signed or not; ``None`` if it holds."""
+        """The reason why a result is outdated, signed or not; ``None`` if it is valid."""
         return why_outdated(self._directory, run)
 
     def of(self, run: Run) -> SignOff | None:
-        """The names under exactly this result; ``None`` without any."""
+        """The signatures of exactly this result; ``None`` without any."""
         return self._by_result(run).get(run.result_digest)
 
     def last(self, run: Run) -> SignOff | None:
-        """The same, or else the last names under another result of the day."""
+        """The same, or else the last signatures of another result of the day."""
         found = self._by_result(run)
         return found.get(run.result_digest) or next(reversed(found.values()), None)
 
@@ -151,21 +151,20 @@ class Signatures:
         except FileNotFoundError:
             return []
         except msgspec.DecodeError as error:
-            raise ReconcileRefused(f"{path} holds no signatures: {error}") from error
+            raise ReconcileRefused(f"{path} is not a file of signatures: {error}") from error
 
     def signed_runs(self, day: str) -> set[str]:
         """The signed runs of a day; none of their files is ever replaced."""
         return {signature.run_id for signature in self.all(day)}
 
     def _by_result(self, run: Run) -> dict[str, SignOff]:
-        """The names under each result of a day, in the order in which they were prepared."""
+        """The signatures of each result of a day, in the order of their preparation."""
         found: dict[str, SignOff] = {}
         for signature in self.all(run.result.business_date):
             if signature.role == "preparer":
-                one = SignOff(
+                found[signature.result_digest] = SignOff(
                     signature.result_digest, signature.by, signature.at_ms, signature.note
                 )
-                found[signature.result_digest] = one
             elif (prepared := found.get(signature.result_digest)) is not None:
                 found[signature.result_digest] = msgspec.structs.replace(
                     prepared,
@@ -183,8 +182,8 @@ class Signatures:
         """
         if run.result.digest != run.result_digest:
             raise UsageError(
-                f"the result of {run.result.business_date} is not what its run {run.run_id} has "
-                "written: it was changed since; run the day again"
+                f"the result of {run.result.business_date} changed since run {run.run_id} wrote "
+                "it: run the day again"
             )
         if (why := self.outdated(run)) is not None:
             raise UsageError(why)
@@ -199,7 +198,7 @@ class Signatures:
         note: str,
     ) -> None:
         if not (by := _plain(name)):
-            raise UsageError(f"the {role} has a name")
+            raise UsageError(f"the name of the {role} is missing: give it with --by")
         day = run.result.business_date
         one = Signature(role, by, now_ms, run.run_id, run.result_digest, note.strip())
         text = msgspec.json.format(msgspec.json.encode([*self.all(day), one]))
@@ -214,10 +213,12 @@ class Signatures:
         day = run.result.business_date
         if self.state(run) == "invalidated":
             return (
-                f"{day} was run again with other inputs since it was prepared, and its result is "
-                "another now: somebody has to prepare this one first"
+                f"{day} was run again with other inputs since it was prepared, and has a new "
+                "result: a preparer must sign the new one first"
             )
-        return f"there is nothing to review: nobody has prepared the result of {day} yet"
+        return (
+            f"the result of {day} is not prepared yet: a preparer must sign it before the reviewer"
+        )
 
 
 def _path(day: str) -> str:

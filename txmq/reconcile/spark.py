@@ -1,5 +1,5 @@
-"""A Spark session for a run: quiet, with settings that keep results the same everywhere, and gone
-without a trace afterwards.
+"""A Spark session for a run: it is quiet, has settings that keep results the same everywhere, and
+leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from txmq.runtime.clock import SystemClock
 __all__ = ["open_spark", "set_partition_count"]
 
 REACH_S: Final = 10.0
-"""To connect to a master of a standalone cluster."""
+"""The limit for connecting to a master of a standalone cluster."""
 START_S: Final = 180.0
-"""Until a cluster has accepted the application; Spark's own attempts take up to 60."""
+"""The limit until a cluster accepts the application; Spark's own attempts take up to 60."""
 WORKER_S: Final = 60.0
-"""Until a standalone cluster has given the first worker."""
+"""The limit until a standalone cluster gives the first worker."""
 STOP_S: Final = 20.0
-LOOK_S: Final = 0.1
+_POLL_S: Final = 0.1
 ROWS_A_PARTITION: Final = 1_000_000
-"""Of a shuffle. A row takes some 200 bytes while it is added up, in as many partitions at once as
-there are cores.
+"""The rows in a partition of a shuffle. Adding up a row takes some 200 bytes, in as many partitions
+at once as the machine has cores.
 """
 PARTITIONS_MAX: Final = 2_000
 
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[kmgt]", re.IGNORECASE)
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _THROUGHPUT: Final = "-XX:+UseParallelGC"
-"""A run needs throughput and no short pauses; this collector makes it a seventh faster."""
+"""A run needs throughput and not short pauses; this collector makes it a seventh faster."""
 _COMPILED_ONCE: Final = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:PerMethodTrapLimit=4",
@@ -60,19 +60,19 @@ _COMPILED_ONCE: Final = (
     "-XX:InlineSmallCode=1200",
     "-XX:CompileThresholdScaling=4",
 )
-"""A run takes minutes, and each of its queries is code that Java has never seen. Java compiles on
-assumptions, and compiles again when they fail; the first two limits stop that. Half of Java's own
-inlining sizes compile a third faster and run no slower. So does compiling four times later, since
-the code that matters runs a million times.
+"""A run takes minutes, and each of its queries is new code to Java. Java compiles on assumptions,
+and compiles again when they fail; the first two limits stop that. Half of Java's default inlining
+sizes compile a third faster and run equally fast. So does compiling four times later, since the
+code that matters runs a million times.
 """
 _launch: Final[Callable[..., Any]] = launch_gateway
 _PORT: Final = "PYSPARK_GATEWAY_PORT"
-"""Set where spark-submit has started Java; PySpark then connects to that one."""
+"""The variable is set if spark-submit started Java; PySpark then connects to that process."""
 _LOCAL: Final = re.compile(r"local(?:$|\[|-cluster\[)")
 _STANDALONE: Final = "spark://"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost"})
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""PySpark writes whole stacks to standard error with these, before it raises the same."""
+"""PySpark writes whole stacks to standard error with these, and then raises the same error."""
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 _SAME_EVERYWHERE: Final = {
@@ -92,7 +92,7 @@ _SAME_EVERYWHERE: Final = {
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
-    # To record where Python named each column costs several calls to Java, and no one reads it.
+    # It records where Python named each column, with several calls to Java, for nothing.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     _PARTITIONS: "64",
 }
@@ -120,7 +120,7 @@ def open_spark(
     log: Path | None = None,
     ui: bool = False,
 ) -> Iterator[SparkSession]:
-    """Start a Spark session, and end its Java process when the block ends, whatever happened.
+    """Start a Spark session, and end its Java process at the end of the block in any case.
 
     Spark's own output goes into a log file, which is removed if all went well. Ctrl-C in the block
     raises Python's own :class:`KeyboardInterrupt`.
@@ -129,15 +129,15 @@ def open_spark(
         master: The cluster's master; this machine if left out.
         memory: For Java here, or for each executor of a cluster.
         cores: How many cores to use; all if left out.
-        jars: JDBC drivers and the like.
+        jars: JDBC drivers and other libraries.
         settings: Spark settings, which override ours.
         log: Path of the log file; a temporary file if left out.
-        ui: Whether Spark serves its web pages; ``spark.sparkContext.uiWebUrl`` is their address.
+        ui: True for Spark's web pages; ``spark.sparkContext.uiWebUrl`` is their address.
 
     Raises:
         ConfigError: A setting is invalid.
         UsageError: This process has a Spark session already.
-        ReconcileRefused: Spark cannot be started, or Spark failed in the block.
+        ReconcileRefused: Spark cannot be started, or failed in the block.
     """
     plan = _Plan(
         master or f"local[{cores or '*'}]", memory, cores, tuple(jars), dict(settings or {})
@@ -152,17 +152,17 @@ def open_spark(
     keeps_log = False
     try:
         with (
-            _quiet(),
+            _silence_loggers(),
             log.open("wb") as output,
-            _started(plan, _conf(plan, home, ui), output) as (session, gateway),
+            _start(plan, _conf(plan, home, ui), output) as (session, gateway),
         ):
             try:
                 yield session
             except SPARK_ERRORS as error:
                 java = gateway.gateway_parameters
                 if isinstance(error, OSError) and _is_reached(java.address, java.port):
-                    raise  # Java is well, so this is not Spark's error.
-                why = cause_of(error)  # Asked now: it needs a Java that still runs.
+                    raise  # Java answers, so this is not Spark's error.
+                why = cause_of(error)  # It needs a Java that still runs.
                 output.write(traceback.format_exc().encode())
                 raise ReconcileRefused(f"Spark failed: {why}; its log is {log}") from None
     except ReconcileRefused as refused:
@@ -175,7 +175,7 @@ def open_spark(
 
 
 def set_partition_count(spark: SparkSession, rows: int) -> None:
-    """Cut shuffles into as many partitions as this many rows need, unless a setting names a number.
+    """Set the partitions of a shuffle by the number of rows, unless the user has set them.
 
     Results do not depend on it.
     """
@@ -199,31 +199,31 @@ class _Plan(NamedTuple):
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """The masters of a standalone cluster; any one of them will do."""
+        """The masters of a standalone cluster; one that answers is enough."""
         if not self.master.startswith(_STANDALONE):
             return []
         found = []
         for address in self.master.removeprefix(_STANDALONE).split(","):
             host, _, port = address.rpartition(":")
             if not host or not port.isdecimal():
-                raise ConfigError(f"{self.master!r} is no master; write spark://host:7077")
+                raise ConfigError(f"{self.master!r} is not a master: write spark://host:7077")
             found.append((host.strip("[]"), int(port)))
         return found
 
     @property
     def is_here(self) -> bool:
-        """Whether only this machine takes part."""
+        """True if only this machine takes part."""
         hosts = {host for host, _ in self.addresses}
         return self.is_local or (bool(hosts) and hosts <= _LOOPBACK)
 
 
 def _check(plan: _Plan) -> None:
-    """Check what can be checked before anything is started."""
+    """Check everything that can be checked before Java starts."""
     if _MEMORY.fullmatch(plan.memory) is None:
-        raise ConfigError(f"memory {plan.memory!r} is no size; write one such as 4g or 800m")
+        raise ConfigError(f"memory {plan.memory!r} is not a size: write one such as 4g or 800m")
     for jar in plan.jars:
         if not jar.is_file():
-            raise ConfigError(f"there is no jar {jar}")
+            raise ConfigError(f"jar {jar} does not exist")
     if _PORT not in os.environ:
         check_java(os.environ)
     if plan.addresses and not any(_is_reached(*address) for address in plan.addresses):
@@ -279,8 +279,8 @@ def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence PySpark's loggers: the exceptions say the same."""
+def _silence_loggers() -> Iterator[None]:
+    """Silence PySpark's loggers: the exceptions have the same texts."""
     loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -297,8 +297,8 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _started(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[tuple[SparkSession, Any]]:
-    """A Java process, and a session in it."""
+def _start(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[tuple[SparkSession, Any]]:
+    """Start a Java process and a session in it, and end both with the block."""
     gateway: Any = None
     session: SparkSession | None = None
     wanted = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
@@ -308,10 +308,10 @@ def _started(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[tuple[S
     popen = {"stdout": output, "stderr": output, "start_new_session": True}
     try:
         try:
-            with _environment(wanted), _python_keeps_its_signals():
-                with _signals_held():
+            with _set_environment(wanted), _restore_signals():
+                with _hold_signals():
                     gateway = _launch(conf, popen)
-                with _bounded(gateway.proc):
+                with _limit_start(gateway.proc):
                     SparkContext(gateway=gateway, conf=conf)
                     session = SparkSession.builder.getOrCreate()
                 _wait_for_a_worker(plan, session, gateway)
@@ -328,7 +328,7 @@ def _started(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[tuple[S
 
 
 @contextmanager
-def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(wanted: Mapping[str, str]) -> Iterator[None]:
     """Set variables of the environment while Spark starts."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -343,7 +343,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _python_keeps_its_signals() -> Iterator[None]:
+def _restore_signals() -> Iterator[None]:
     """Undo Spark's handler for Ctrl-C: it calls Java on a connection that waits for an answer."""
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -354,8 +354,8 @@ def _python_keeps_its_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """Hold a signal until Java has started: before that there is no process to end.
+def _hold_signals() -> Iterator[None]:
+    """Hold a signal until Java has started, since it could not be ended before.
 
     A second signal acts at once.
     """
@@ -385,7 +385,7 @@ def _signals_held() -> Iterator[None]:
 
 
 @contextmanager
-def _bounded(java: Popen[bytes] | None) -> Iterator[None]:
+def _limit_start(java: Popen[bytes] | None) -> Iterator[None]:
     """Kill Java if a cluster neither accepts nor refuses the application."""
     if java is None:
         yield
@@ -400,10 +400,10 @@ def _bounded(java: Popen[bytes] | None) -> Iterator[None]:
 
 
 def _wait_for_a_worker(plan: _Plan, session: SparkSession, gateway: Any) -> None:
-    """Wait for a worker: a standalone cluster without any lets an application wait for ever.
+    """Wait for a worker: on a standalone cluster without any, Spark would wait without end.
 
     Raises:
-        ReconcileRefused: No worker came.
+        ReconcileRefused: The cluster gave no worker in time.
     """
     if not plan.addresses or session.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return
@@ -413,10 +413,10 @@ def _wait_for_a_worker(plan: _Plan, session: SparkSession, gateway: Any) -> None
     while scheduler.getExecutorMemoryStatus().size() < 2:  # The driver is counted too.
         if clock.monotonic() >= deadline:
             raise ReconcileRefused(
-                f"{plan.master} has given no worker within {WORKER_S:.0f} s: check that one is "
+                f"{plan.master} gave no worker within {WORKER_S:.0f} s: check that a worker is "
                 f"alive and has {plan.memory} of memory free, or ask for less with --memory"
             )
-        pause.wait(LOOK_S)
+        pause.wait(_POLL_S)
 
 
 def _end(session: SparkSession | None, gateway: Any) -> None:
@@ -445,7 +445,7 @@ def _stop(session: SparkSession | None, gateway: Any) -> None:
 
 
 def _end_process(java: Popen[bytes], patience_s: float) -> None:
-    """Wait for Java's end, or kill it: while it starts it does not notice that its input closed."""
+    """Wait for Java's end, or kill it: while it starts it ignores that its input closed."""
     assert java.stdin is not None
     with suppress(OSError):
         java.stdin.close()

@@ -1,7 +1,7 @@
 """The summary of a run, small enough for a page: written as JSON, HTML and metrics; pure.
 
-Nothing in :class:`Result` depends on when or where it was computed, so the same day with the
-same rules has the same hash. :class:`Run` around it has what does depend on that.
+Nothing in :class:`Result` depends on the time or place of the computation, so the same day with
+the same rules has the same hash. :class:`Run` has the fields that do depend on them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Control(Struct, frozen=True):
     amounts: dict[str, int] = {}
     """Sums by currency."""
     hash_total: int = 0
-    """A sum that means nothing: of ids, moments and keys, modulo 2^63."""
+    """A sum of all numbers modulo 2^63; it only detects changes."""
     least: int | None = None
     most: int | None = None
     """The least and the greatest id."""
@@ -160,7 +160,7 @@ class Figures(Struct, frozen=True):
 
 
 FIGURES: Final = Figures.__struct_fields__
-"""Their names, which are columns of ``ITEMS``."""
+"""The names of the figures, which are columns of ``ITEMS``."""
 
 
 class Result(Struct, frozen=True):
@@ -175,16 +175,16 @@ class Result(Struct, frozen=True):
     as_of_ms: int
     """The end of the day, or the time of reading if that was earlier."""
     is_final: bool
-    """Whether the day was over."""
+    """True if the day was over when the books were read."""
     verdict: Verdict
     why: tuple[str, ...]
-    """What exceeds the limits, or which breaks exist; in sentences."""
+    """The reasons for the verdict, in sentences."""
     controls: tuple[Control, ...]
     totals: tuple[Total, ...]
     aging: tuple[Aged, ...]
     proofs: tuple[Proof, ...]
-    """All that hold together as one for each bank and currency; each that does not by itself, up to
-    a number that the rules give."""
+    """One row for each bank and currency for the proofs that hold, and a row for each one that does
+    not, up to a number that the rules give."""
     broken_proofs: int
     """The number of proofs that do not hold, shown or not."""
     items: tuple[Item, ...]
@@ -214,8 +214,7 @@ class Result(Struct, frozen=True):
     @property
     def match_rate(self) -> float:
         """The share of agreed transfers; 1 without transfers."""
-        agreed = sum(total.transfers for total in self.totals if total.group == "agreed")
-        return agreed / self.transfers if self.transfers else 1.0
+        return self._count("agreed") / self.transfers if self.transfers else 1.0
 
     @property
     def at_risk(self) -> dict[str, int]:
@@ -228,8 +227,24 @@ class Result(Struct, frozen=True):
 
     @property
     def breaks(self) -> int:
-        """How many."""
-        return sum(total.transfers for total in self.totals if total.group == "break")
+        """The number of breaks."""
+        return self._count("break")
+
+    @property
+    def past(self) -> Past:
+        """The result as a day of a trend."""
+        return Past(
+            business_date=self.business_date,
+            transfers=self.transfers,
+            match_rate=self.match_rate,
+            breaks=self.breaks,
+            open=self._count("open"),
+            at_risk=self.at_risk,
+            verdict=self.verdict,
+        )
+
+    def _count(self, group: str) -> int:
+        return sum(total.transfers for total in self.totals if total.group == group)
 
 
 class Past(Struct, frozen=True):
@@ -245,7 +260,7 @@ class Past(Struct, frozen=True):
 
 
 class Stage(Struct, frozen=True):
-    """A part of the work, and how long it took."""
+    """A part of a run, and the time it took."""
 
     name: str
     seconds: float
@@ -265,12 +280,12 @@ class SignOff(Struct, frozen=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether both have signed."""
+        """True if both people have signed."""
         return bool(self.reviewer)
 
 
 class Run(Struct, frozen=True):
-    """A run: its inputs, its result, and how long it took."""
+    """A run: its inputs, its result, and the time it took."""
 
     run_id: str
     """The same for the same date, rules and inputs."""
@@ -286,9 +301,9 @@ class Run(Struct, frozen=True):
     spark_version: str
     previous_run_id: str | None = None
     previous_digest: str | None = None
-    """The digest of the day before's result that this run continues."""
+    """The digest of the result that this run continues, of the day before."""
     files: dict[str, str] = {}
-    """A hash of each table's files; not part of the result, since the number of cores decides
-    how rows are cut into files."""
+    """A hash of each table's files; not part of the result, since the number of files depends on
+    the number of cores."""
     sign_off: SignOff | None = None
-    """The signatures of the result; without any, the latest of another result of the day."""
+    """The signatures of the result; if it has none, the latest of another result of the day."""

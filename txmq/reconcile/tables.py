@@ -1,10 +1,10 @@
-"""The tables that reconciliation is made of: their columns, once for Arrow, Spark and SQL; pure.
+"""The tables of a reconciliation: one definition of their columns for Arrow, Spark and SQL; pure.
 
-Extracts use the tables of ``SOURCES``, whatever the source looks like. A run makes the others
-from these.
+Extracts have the tables of ``SOURCES`` for every kind of source. A run makes the others from
+these.
 
-Money is a whole number of minor units, a moment is milliseconds since 1970 in UTC, and a key has
-its bank's name before it (``icbc/4711``), since banks give out the same numbers.
+Money is a whole number of minor units, a moment is milliseconds since 1970 in UTC, and a key begins
+with the name of its bank (``icbc/4711``), since two banks may use the same numbers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TableSchema(NamedTuple):
 
     @property
     def ddl(self) -> str:
-        """Its columns as Spark and SQL declare them."""
+        """The columns as Spark and SQL declare them."""
         words = {"string": "STRING", "long": "BIGINT", "int": "INT", "boolean": "BOOLEAN"}
         return ", ".join(
             f"{column.name} {words[column.type]}{'' if column.is_optional else ' NOT NULL'}"
@@ -74,45 +74,45 @@ def _optional(name: str, type_: Type, about: str) -> Column:
 
 ENTRIES: Final = TableSchema(
     "entries",
-    "What a bank has booked on the day: one row for each side of a booking.",
+    "The entries of a bank on the day: one row for each side of a booking.",
     (
         _optional("id", "long", "the row's number in the bank's book"),
-        _optional(
-            "key", "string", "the transfer, with its bank's name before it; none for other rows"
-        ),
-        _required("kind", "string", "debit, credit, return, or other: what no transfer has made"),
-        _required("role", "string", "whose account: customer, clearing, suspense or capital"),
-        _required("account", "string", ""),
-        _required("amount", "long", "what the account has more"),
-        _required("currency", "string", ""),
-        _required("booked_ms", "long", "the moment that decides on the day"),
+        _optional("key", "string", "the transfer, after the name of its bank; NULL in other rows"),
         _required(
-            "recorded_ms", "long", "when it was written; the same where the bank keeps one moment"
+            "kind", "string", "debit, credit, return, or other if it is not part of a transfer"
+        ),
+        _required("role", "string", "the kind of account: customer, clearing, suspense or capital"),
+        _required("account", "string", ""),
+        _required("amount", "long", "the change of the balance"),
+        _required("currency", "string", ""),
+        _required("booked_ms", "long", "the moment of the booking"),
+        _required(
+            "recorded_ms", "long", "when the row was written; booked_ms if the bank has one moment"
         ),
     ),
 )
 
 OPENING: Final = TableSchema(
     "opening",
-    "What each account had when the day began: the sum of all entries before.",
+    "The balance of each account when the day began: the sum of all earlier entries.",
     (
         _required("account", "string", ""),
         _required("role", "string", "as in entries"),
         _required("currency", "string", ""),
         _required("amount", "long", ""),
-        _required("rows", "long", "how many entries"),
+        _required("rows", "long", "the number of entries"),
     ),
 )
 
 LATER: Final = TableSchema(
     "later",
-    "What each account has had since the day was over, until the books were read.",
+    "The change of each account after the day, until the books were read.",
     OPENING.columns,
 )
 
 ACCOUNTS: Final = TableSchema(
     "accounts",
-    "What the bank's own table of accounts says when the books are read.",
+    "The bank's own table of accounts when the books are read.",
     (
         _required("account", "string", ""),
         _required("currency", "string", ""),
@@ -122,10 +122,10 @@ ACCOUNTS: Final = TableSchema(
 
 MESSAGES: Final = TableSchema(
     "messages",
-    "What was told to the other bank: one row for each message, with what was decided about it.",
+    "The orders to the other bank: one row for each message, with its decision.",
     (
-        _optional("key", "string", "the transfer; none where the message does not say"),
-        _required("id", "string", "the message's own, which all of its copies have"),
+        _optional("key", "string", "the transfer; NULL if the message does not name it"),
+        _required("id", "string", "the message id, which all of its copies share"),
         _optional("payer", "string", ""),
         _optional("payee", "string", ""),
         _optional("amount", "long", ""),
@@ -133,39 +133,39 @@ MESSAGES: Final = TableSchema(
         _required("state", "string", "sent, prepared, parked, committed or rolled_back"),
         _required("topic", "string", ""),
         _required("queue", "int", ""),
-        _optional("queue_offset", "long", "its place there; none before it is seen"),
+        _optional("queue_offset", "long", "the offset in the queue; NULL until it is visible"),
         _required("stored_ms", "long", ""),
         _optional("decided_ms", "long", ""),
         _optional("decided_by", "string", "producer, check, operator or broker"),
-        _optional("reason", "string", "what was said to a decision by hand"),
-        _required("position", "long", "where it lies in the log"),
+        _optional("reason", "string", "the operator's reason for a decision"),
+        _required("position", "long", "the position in the log"),
         _optional("problem", "string", "why its body could not be read"),
     ),
 )
 
 FAILURES: Final = TableSchema(
     "failures",
-    "Messages that consumers gave back: they come again, or are dead letters.",
+    "Messages that consumers gave back: they are retried, or are dead letters.",
     (
         _optional("key", "string", "the transfer"),
-        _required("id", "string", "the message's"),
-        _required("group", "string", "of consumers"),
+        _required("id", "string", "the message id"),
+        _required("group", "string", "the consumer group"),
         _required("state", "string", "retrying or dead"),
         _required("attempts", "int", ""),
         _required("stored_ms", "long", ""),
-        _optional("reason", "string", "why it is dead"),
-        _required("position", "long", "where it lies in the log"),
+        _optional("reason", "string", "the reason for the dead letter"),
+        _required("position", "long", "the position in the log"),
     ),
 )
 
 OFFSETS: Final = TableSchema(
     "offsets",
-    "How far each group of consumers has come.",
+    "The progress of each consumer group.",
     (
         _required("group", "string", ""),
         _required("topic", "string", ""),
         _required("queue", "int", ""),
-        _required("next_offset", "long", "of the first message that is not acknowledged"),
+        _required("next_offset", "long", "the offset of the first unacknowledged message"),
     ),
 )
 
@@ -176,42 +176,40 @@ ITEMS: Final = TableSchema(
         _required("break_id", "string", "the same on every day and in every run"),
         _required("key", "string", "the transfer"),
         _required("class", "string", "the name of a class"),
-        _optional("was", "string", "the class of what is explained"),
-        _required("group", "string", "agreed, open or break, as the class"),
+        _optional("was", "string", "the own class of an explained item"),
+        _required("group", "string", "agreed, open or break, by the class"),
         _required("status", "string", "new, open, changed, reopened, explained or closed"),
-        _required("amount", "long", "what is at risk"),
+        _required("amount", "long", "the amount at risk"),
         _required("currency", "string", ""),
         _required("holder", "string", "who has the money: payer, payee, both, nobody or transit"),
         _optional("debit_bank", "string", ""),
         _optional("credit_bank", "string", ""),
         _optional("payer", "string", "the account that was debited, or that the message names"),
         _optional("payee", "string", "the account that was credited, or that the message names"),
-        _required("debits", "int", "how many"),
-        _required("debited", "long", "their sum"),
+        _required("debits", "int", "the number of debits"),
+        _required("debited", "long", "the sum of their amounts"),
         _required("returns", "int", ""),
         _required("returned", "long", ""),
         _required("credits", "int", ""),
         _required("credited", "long", ""),
-        _required("messages", "int", "those with ids of their own that were visible"),
-        _required("ordered", "long", "what a message says"),
-        _optional("message_id", "string", "of one of them"),
+        _required("messages", "int", "the number of visible messages with different ids"),
+        _required("ordered", "long", "the amount in a message"),
+        _optional("message_id", "string", "the id of one of them"),
         _optional("message_state", "string", "as in messages"),
         _optional("delivery", "string", "undelivered, unacknowledged, retrying, dead, consumed"),
         _optional("decided_by", "string", "as in messages"),
-        _optional("reason", "string", "of a decision by hand, or of a dead letter"),
-        _required("is_late", "boolean", "whether something was booked into a day that was over"),
-        _required("first_ms", "long", "when it was first heard of"),
-        _required("last_ms", "long", "and last"),
+        _optional("reason", "string", "the reason for a decision by hand, or for a dead letter"),
+        _required("is_late", "boolean", "true if an entry was booked into a day that was over"),
+        _required("first_ms", "long", "the time of the first record"),
+        _required("last_ms", "long", "the time of the last record"),
         _required(
             "first_seen",
             "string",
-            "the business date on which it was first an item, or was one again",
+            "the business date on which it became an item, or was reopened",
         ),
         _required("age_days", "int", "business days since then"),
-        _required("bucket", "string", "0, 1, 2-3, 4-7 or >7 of them"),
-        _required(
-            "history", "string", "all that it was: date, class and status, separated by commas"
-        ),
+        _required("bucket", "string", "0, 1, 2-3, 4-7 or >7 business days"),
+        _required("history", "string", "the changes: date, class and status, separated by commas"),
         _optional("explained_by", "string", ""),
         _optional("explanation", "string", ""),
     ),
@@ -225,37 +223,39 @@ BALANCES: Final = TableSchema(
         _required("account", "string", ""),
         _required("role", "string", "as in entries"),
         _required("currency", "string", ""),
-        _required("opening", "long", "what the bank says it had"),
-        _required("rows", "long", "entries of the day"),
-        _required("moved", "long", "their sum"),
-        _required("closing", "long", "opening and moved"),
-        _required("later", "long", "what came after the day, until the books were read"),
-        _optional("told", "long", "what the table of accounts said then"),
-        _required("closing_rows", "long", "entries of the day and before it, as the bank says"),
+        _required("opening", "long", "the opening balance by the bank's entries"),
+        _required("rows", "long", "the number of entries of the day"),
+        _required("moved", "long", "the sum of their amounts"),
+        _required("closing", "long", "the sum of opening and moved"),
+        _required("later", "long", "the change after the day, until the books were read"),
+        _optional("told", "long", "the balance in the table of accounts"),
+        _required("closing_rows", "long", "the number of entries of the day and before it"),
         _optional(
-            "last_id", "long", "the greatest of their numbers that was seen, where none may miss"
+            "last_id", "long", "the greatest id of these entries, if the bank's ids have no gaps"
         ),
     ),
 )
 
 PROOFS: Final = TableSchema(
     "proofs",
-    "What was proved of the balances: what has to be equal, and is or is not.",
+    "The balance proofs: two values that must be equal.",
     (
         _required("proof", "string", "roll-forward, account-table, conservation, clearing, …"),
-        _optional("bank", "string", "none where it is about all of them"),
-        _optional("account", "string", "or the transfer; none where it is about all of them"),
+        _optional("bank", "string", "NULL if the proof covers all banks"),
+        _optional(
+            "account", "string", "the account or the transfer; NULL if the proof covers all of them"
+        ),
         _optional("currency", "string", ""),
         _required("expected", "long", ""),
         _required("found", "long", ""),
         _required("holds", "boolean", ""),
-        _required("about", "string", "in words"),
+        _required("about", "string", "the proof in words"),
     ),
 )
 
 TOTALS: Final = TableSchema(
     "totals",
-    "What each class has; the classes add up to what the ledgers have.",
+    "The sums of each class; the classes add up to the ledgers.",
     (
         _required("class", "string", ""),
         _required("group", "string", ""),
@@ -281,7 +281,7 @@ MATCHES: Final = TableSchema(
 )
 
 SOURCES: Final = (ENTRIES, OPENING, LATER, ACCOUNTS, MESSAGES, FAILURES, OFFSETS)
-"""What an extract holds; the first four of each bank, the others of the log."""
+"""The tables of an extract; the first four for each bank, the others for the log."""
 
 RECURRING: Final = frozenset({
     "bank", "bucket", "class", "credit_bank", "currency", "debit_bank", "decided_by", "delivery",

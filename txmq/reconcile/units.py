@@ -1,8 +1,8 @@
 """The second pass: it assembles every transfer that does not plainly agree from all of its rows.
 
-These are few on most days, so texts are compared as texts, and sets are kept of values that
-should be single. An open transfer brings its earlier rows along; for one that was agreed before
-and is booked again they are looked up.
+These are few on most days, so texts are compared as texts, and sets hold the values that should
+be single. An open transfer brings its earlier rows along; for one that was agreed before and is
+booked again they are looked up.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from txmq.reconcile.rules import DayWindow, Rules
 
 __all__ = ["last_known", "units_of"]
 
-_KNOWN: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
+_BY_PROGRESS: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
 """The states of a half message in order: of the states that two days know, the last counts."""
-_TOLD: Final = ("rolled_back", "prepared", "parked", "sent", "committed")
+_BY_EFFECT: Final = ("rolled_back", "prepared", "parked", "sent", "committed")
 """Of several messages of one key, the one with the greatest effect is shown."""
 _STATES: Final = {
     "messages": VISIBLE,
@@ -43,15 +43,15 @@ def units_of(
     """One row for each key, with all its facts.
 
     Args:
-        entries: All rows of these transfers in any bank, whenever they were booked.
+        entries: All rows of these transfers in any bank and on any day.
         messages: All their messages, as known at the end of the day, each log position once
             (:func:`last_known`).
         failures: Their messages that consumers gave back, likewise.
         offsets: The consumer groups' offsets.
-        rules: For the consumer group of each topic.
+        rules: The consumer group of each topic.
         window: The day; an entry booked before it and recorded in it is late.
     """
-    # A clearing row alone is no transfer; the proofs detect that nothing is behind it.
+    # A clearing row alone is not a transfer; the proofs detect that it has no other side.
     return (
         _booked_facts(entries, window)
         .join(_log_facts(messages, offsets, rules), "key", "full_outer")
@@ -62,7 +62,7 @@ def units_of(
 
 def last_known(messages: DataFrame) -> DataFrame:
     """One row for each log position: the latest known state."""
-    best = Over.partitionBy("key", "id", "position").orderBy(_rank(_KNOWN).desc())
+    best = Over.partitionBy("key", "id", "position").orderBy(_rank(_BY_PROGRESS).desc())
     found = messages.withColumn("place", f.row_number().over(best))
     return found.where(f.col("place") == 1).drop("place")
 
@@ -106,7 +106,7 @@ def _log_facts(messages: DataFrame, offsets: DataFrame, rules: Rules) -> DataFra
     """The messages of each key, and whether their consumers have reached them."""
     state, place = f.col("state"), ["group", "topic", "queue"]
     is_visible, one = state.isin(*VISIBLE), f.struct(
-        "position", "id", "state", "decided_by", "reason", "payer", "payee"
+        "position", "id", "state", "decided_by", "reason"
     )  # fmt: skip
     # Every copy counts, so that a changed copy with the same id is found too.
     counts_for = ~(state == "rolled_back")
@@ -116,16 +116,16 @@ def _log_facts(messages: DataFrame, offsets: DataFrame, rules: Rules) -> DataFra
     found = _with_group(messages, rules).join(f.broadcast(offsets), place, "left")
     of_each = found.groupBy("key").agg(
         *(_ids(state.isin(*states)).alias(name) for name, states in _STATES.items()),
-        f.max_by(one, f.struct(_rank(_TOLD), f.col("position"))).alias("message"),
+        f.max_by(one, f.struct(_rank(_BY_EFFECT), f.col("position"))).alias("message"),
         f.count(f.when(is_visible & is_unread, 1)).alias("unread"),
-        f.collect_set(f.when(is_visible, f.col("payer"))).alias("told_payers"),
-        f.collect_set(f.when(is_visible, f.col("payee"))).alias("told_payees"),
-        f.collect_set(f.when(is_visible, f.col("currency"))).alias("told_currencies"),
-        f.collect_set(f.when(is_visible, f.col("amount"))).alias("told_amounts"),
+        f.collect_set(f.when(is_visible, f.col("payer"))).alias("ordered_payers"),
+        f.collect_set(f.when(is_visible, f.col("payee"))).alias("ordered_payees"),
+        f.collect_set(f.when(is_visible, f.col("currency"))).alias("ordered_currencies"),
+        f.collect_set(f.when(is_visible, f.col("amount"))).alias("ordered_amounts"),
         f.max(f.when(counts_for, f.col("amount"))).alias("ordered"),
         f.max(f.when(counts_for, f.col("currency"))).alias("ordered_currency"),
-        f.min("stored_ms").alias("told_first_ms"),
-        f.max(f.coalesce("decided_ms", "stored_ms")).alias("told_last_ms"),
+        f.min("stored_ms").alias("message_first_ms"),
+        f.max(f.coalesce("decided_ms", "stored_ms")).alias("message_last_ms"),
         f.max(f.when(is_visible, is_behind)).alias("is_taken"),
     )
     # If a message is stored several times, the copy with the greatest effect counts.
@@ -149,7 +149,7 @@ def _rank(states: tuple[str, ...]) -> Column:
 
 
 def _with_group(messages: DataFrame, rules: Rules) -> DataFrame:
-    """With the consumer group of each message, by its topic."""
+    """Add the consumer group of each message, by its topic."""
     of_topics = {flow.topic: flow.group for flow in reversed(rules.log.flow) if flow.group}
     group = f.lit(None).cast("string")
     for topic, name in sorted(of_topics.items()):
@@ -175,13 +175,13 @@ def _facts() -> list[Column]:
         "ordered",
     )  # fmt: skip
     pairs = {
-        "payers": "told_payers",
-        "payees": "told_payees",
-        "currencies": "told_currencies",
-        "amounts": "told_amounts",
+        "payers": "ordered_payers",
+        "payees": "ordered_payees",
+        "currencies": "ordered_currencies",
+        "amounts": "ordered_amounts",
     }
     failure, message = f.col("failure"), f.col("message")
-    on_its_way = (
+    delivery = (
         f.when(f.col("messages").isNull() | (f.col("messages") == 0), None)
         .when(failure.isNotNull(), failure.state)
         .when(f.col("is_taken"), "consumed")
@@ -195,18 +195,16 @@ def _facts() -> list[Column]:
         _union("debit_banks").alias("debit_banks"),
         _union("credit_banks").alias("credit_banks"),
         f.col("ordered_currency"),
-        on_its_way.alias("delivery"),
+        delivery.alias("delivery"),
         message.id.alias("message_id"),
         message.state.alias("message_state"),
         message.decided_by.alias("decided_by"),
         f.coalesce(
             f.when(failure.state == "dead", failure.reason), message.reason
         ).alias("reason"),
-        message.payer.alias("told_payer"),
-        message.payee.alias("told_payee"),
         f.coalesce("is_late", f.lit(False)).alias("is_late"),
-        f.least("booked_first_ms", "told_first_ms").alias("first_ms"),
-        f.greatest("booked_last_ms", "told_last_ms").alias("last_ms"),
+        f.least("booked_first_ms", "message_first_ms").alias("first_ms"),
+        f.greatest("booked_last_ms", "message_last_ms").alias("last_ms"),
     ]  # fmt: skip
 
 

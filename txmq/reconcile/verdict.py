@@ -1,6 +1,4 @@
-"""The summary of a day and its verdict, made from the tables as they were written. The signature
-covers the stored tables.
-"""
+"""The summary of a day and its verdict, made from the stored tables, which the signature covers."""
 
 from __future__ import annotations
 
@@ -8,14 +6,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
-from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.account_mask import mask
+from txmq.reconcile.report.facts import rank
 from txmq.reconcile.report.words import amount
 from txmq.reconcile.rules import Money, Rules
 from txmq.reconcile.summary import BUCKETS, Aged, HandDecision, Item, Proof, Result, Total, Verdict
@@ -24,17 +23,16 @@ from txmq.reconcile.written_table import Order, WrittenTable, sum_groups, top_ro
 
 __all__ = ["judge"]
 
-_ORDER: Final = {class_.value: place for place, class_ in enumerate(Class)}
-_OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
+_ACCOUNT_PROOFS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs with a row for each account; the others have a row for each transfer, or none."""
-_WORST: Final[Order] = (
+_BY_DIFFERENCE: Final[Order] = (
     ("off", "descending"),
     ("bank", "ascending"),
     ("account", "ascending"),
     ("currency", "ascending"),
 )
-_OLDEST: Final[Order] = (("age_days", "descending"), ("amount", "descending"), ("key", "ascending"))
-_LATEST: Final[Order] = (("decided_ms", "descending"), ("position", "ascending"))
+_BY_AGE: Final[Order] = (("age_days", "descending"), ("amount", "descending"), ("key", "ascending"))
+_BY_TIME: Final[Order] = (("decided_ms", "descending"), ("position", "ascending"))
 
 
 def judge(
@@ -48,12 +46,12 @@ def judge(
     Args:
         tables: The tables that the run has written, by name.
         rules: The limits.
-        manifest: What was read.
+        manifest: The manifest of the extract.
         contents: The hash of each table.
 
     Raises:
-        ReconcileRefused: The classes do not add up to what the banks have booked, or Spark has
-            not read the whole extract: an error of txmq or of Spark. Or a table cannot be read.
+        ReconcileRefused: A table cannot be read. Or txmq or Spark has an error: the classes do not
+            add up to the banks' bookings, or Spark did not read the whole extract.
     """
     _check_all_was_read(tables["balances"], manifest)
     totals = _totals(tables["totals"])
@@ -107,31 +105,30 @@ def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
         bank, now = control.source, rows[control.source]
         if now != control.rows:
             was = quantity(control.rows, "row was", "rows were")
-            raise ReconcileRefused(
-                f"{bank}/{control.table}: {was} extracted and Spark has read {now}"
-            )
+            raise ReconcileRefused(f"{bank}/{control.table}: {was} extracted and Spark read {now}")
         for currency, sum_ in control.amounts.items():
             if (found := amounts.get((bank, currency), 0)) != sum_:
                 raise ReconcileRefused(
                     f"{bank}/{control.table}: the sum of {currency} was {sum_} when it was "
-                    f"extracted, and is {found} of what Spark has read"
+                    f"extracted, and is {found} in the rows that Spark read"
                 )
 
 
 def _totals(totals: WrittenTable) -> tuple[Total, ...]:
-    found = [Total(*row.values()) for piece in totals.pieces() for row in piece.to_pylist()]
-    return tuple(sorted(found, key=lambda total: (_ORDER[total.class_], total.currency)))
+    rows = (row for piece in totals.pieces() for row in piece.to_pylist())
+    found = [msgspec.convert(row, Total) for row in rows]
+    return tuple(sorted(found, key=lambda total: (rank(total.class_), total.currency)))
 
 
 def _proofs(
     proofs: WrittenTable, rules: Rules
 ) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
-    """Each proof as a whole, then the rows that do not hold; their number; and the difference by
+    """The proofs, then single rows that do not hold; the number of those; and the difference by
     proof and currency.
     """
     wholes = (piece.filter(pc.field("account").is_null()) for piece in proofs.pieces())
     found = [_proof(row) for piece in wholes for row in piece.to_pylist()]
-    shown = top_rows(_single_proofs(proofs), rules.limits.evidence, _WORST, by="proof")
+    shown = top_rows(_single_proofs(proofs), rules.limits.evidence, _BY_DIFFERENCE, by="proof")
     found += [_proof(row) for row in shown]
     do_not_hold = (piece.filter(~pc.field("holds")) for piece in _single_proofs(proofs))
     sums = sum_groups(do_not_hold, ("proof", "currency"), ("off",))
@@ -147,7 +144,7 @@ def _proofs(
                 f"{proof.found} in {proof.currency}; this is an error in txmq, please report it"
             )
         off.setdefault((proof.proof, proof.currency or ""), abs(proof.expected - proof.found))
-    # Where single accounts or transfers are named, the whole is only their sum.
+    # If single accounts or transfers have rows, the whole proof is only their sum.
     whole = sum(
         not proof.holds and proof.account is None and proof.proof not in named for proof in found
     )
@@ -172,36 +169,31 @@ def _wide(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _proof(row: dict[str, Any]) -> Proof:
-    if row["proof"] in _OF_ACCOUNTS and row["account"] is not None:
+    if row["proof"] in _ACCOUNT_PROOFS and row["account"] is not None:
         row = row | {"account": mask(row["account"])}
-    return Proof(**{name: row[name] for name in Proof.__struct_fields__})
+    return msgspec.convert(row, Proof)
 
 
 def _items(items: WrittenTable, rules: Rules) -> tuple[Item, ...]:
     """A sample of each class: the oldest items, the largest first."""
-    shown = top_rows(items.pieces(), rules.limits.evidence, _OLDEST, by="class")
+    shown = top_rows(items.pieces(), rules.limits.evidence, _BY_AGE, by="class")
     # The sort is stable, so rows of one class keep their order.
-    return tuple(map(_item, sorted(shown, key=lambda row: _ORDER[row["class"]])))
+    shown.sort(key=lambda row: rank(row["class"]))
+    return tuple(msgspec.convert(_masked(row), Item) for row in shown)
 
 
-def _item(row: dict[str, Any]) -> Item:
-    plain = row | {"class_": row["class"]}
-    plain |= {side: _masked(plain[side]) for side in ("payer", "payee")}
-    return Item(**{name: plain[name] for name in Item.__struct_fields__})
-
-
-def _masked(accounts: str | None) -> str | None:
-    return accounts and " / ".join(map(mask, accounts.split(" / ")))
+def _masked(row: dict[str, Any]) -> dict[str, Any]:
+    sides = {side: row[side] for side in ("payer", "payee") if row[side]}
+    return row | {
+        side: " / ".join(map(mask, accounts.split(" / "))) for side, accounts in sides.items()
+    }
 
 
 def _decisions(by_hand: WrittenTable, rules: Rules) -> tuple[HandDecision, ...]:
-    """The latest of them."""
-    found = []
-    for row in top_rows(by_hand.pieces(), rules.limits.evidence, _LATEST):
-        plain = row | {"message_id": row["id"]}
-        plain |= {side: _masked(plain[side]) for side in ("payer", "payee")}
-        found.append(HandDecision(**{name: plain[name] for name in HandDecision.__struct_fields__}))
-    return tuple(found)
+    """The latest decisions."""
+    shown = top_rows(by_hand.pieces(), rules.limits.evidence, _BY_TIME)
+    rows = (_masked(row) | {"message_id": row["id"]} for row in shown)
+    return tuple(msgspec.convert(row, HandDecision) for row in rows)
 
 
 def _aging(items: WrittenTable) -> tuple[tuple[Aged, ...], int]:
@@ -213,7 +205,7 @@ def _aging(items: WrittenTable) -> tuple[tuple[Aged, ...], int]:
         for (class_, bucket, currency), (transfers, at_risk) in sums.items()
     ]
     found.sort(key=lambda cell: (
-        _ORDER[cell.class_], cell.currency, BUCKETS.index(cell.bucket)
+        rank(cell.class_), cell.currency, BUCKETS.index(cell.bucket)
     ))  # fmt: skip
     breaks = (
         piece.filter(pc.field("group") == "break") for piece in items.pieces("group", "age_days")
@@ -249,7 +241,7 @@ def _over(
     oldest: int,
     rules: Rules,
 ) -> Iterator[str]:
-    """Say what exceeds the limits of the rules."""
+    """The sentences about exceeded limits."""
     limits, at_risk = rules.limits, Counter[str]()
     for total in totals:
         if total.group == "break":
@@ -272,5 +264,5 @@ def _over(
     for (proof, currency), sum_ in sorted(off.items()):
         money = _money(rules, currency)
         if sum_ > money.materiality:
-            told = f"{amount(sum_, money.digits)} {currency}" if currency else f"{sum_}"
-            yield f"the proof {proof} does not hold: it is off by {told}"
+            off_by = f"{amount(sum_, money.digits)} {currency}" if currency else f"{sum_}"
+            yield f"the proof {proof} does not hold: it is off by {off_by}"

@@ -1,6 +1,4 @@
-"""A table that a run has written, read in pieces and without Spark, so that few rows are in
-memory at once.
-"""
+"""A table of a run, read in pieces and without Spark, so that few rows are in memory at once."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ class WrittenTable(NamedTuple):
         """The rows in pieces, with all columns or some.
 
         Raises:
-            ReconcileRefused: It cannot be read.
+            ReconcileRefused: A file cannot be read.
         """
         try:
             for part in self.parts:
@@ -58,7 +56,7 @@ class WrittenTable(NamedTuple):
             raise self._refused(error) from error
 
     def _refused(self, error: Exception) -> ReconcileRefused:
-        return ReconcileRefused(f"the {self.name} that were written cannot be read: {error}")
+        return ReconcileRefused(f"the {self.name} cannot be read: {error}")
 
 
 def sum_groups(

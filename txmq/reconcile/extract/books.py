@@ -1,4 +1,4 @@
-"""The code that the readers of all databases share."""
+"""The code shared by the readers of all databases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ import pyarrow.compute as pc
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.controls import control_totals, difference
 from txmq.reconcile.extract.manifest import ExtractedTable
-from txmq.reconcile.extract.statements import RowFault
+from txmq.reconcile.extract.statements import (
+    AccountStatements,
+    EntryStatements,
+    RowFault,
+    control_from_answer,
+    control_query,
+)
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.rules import Bank, DayWindow
 from txmq.reconcile.summary import Control
@@ -24,6 +30,7 @@ __all__ = [
     "BookRequest",
     "check_columns",
     "checked_extract",
+    "copy_table",
     "error_text",
     "raise_for_misfit",
     "write_sums",
@@ -41,10 +48,10 @@ _SUMS: Final = pa.schema(
         "accounts": pa.int64(),
     }
 )
-"""What :meth:`EntryStatements.sums` answers."""
+"""The answer to :meth:`EntryStatements.sums`."""
 
 Ask = Callable[[str], Sequence[Sequence[Any]]]
-"""Answers a statement with rows."""
+"""Runs a statement and returns its rows."""
 
 
 class BookRequest(NamedTuple):
@@ -80,38 +87,66 @@ def check_columns(where: str, wanted: Iterable[str], found: Iterable[str]) -> No
     Raises:
         ReconcileRefused: One is missing.
     """
-    there = list(found)
-    for name in sorted(set(wanted) - set(there)):
-        raise ReconcileRefused(f"{where}: there is no column {name}, but {', '.join(there)}")
+    names = list(found)
+    for name in sorted(set(wanted) - set(names)):
+        raise ReconcileRefused(f"{where}: column {name} is missing; it has {', '.join(names)}")
 
 
 def raise_for_misfit(where: str, faults: Iterable[RowFault], ask: Ask) -> None:
-    """Raise an error if a row does not fit.
+    """Refuse a table that has an invalid row.
 
     Args:
         where: The bank and its table.
-        faults: The queries that find such rows.
+        faults: The queries that find invalid rows.
         ask: Runs them under the same snapshot.
 
     Raises:
-        ReconcileRefused: A row does not fit; the message names it.
+        ReconcileRefused: A row is invalid; the message names it.
     """
     for fault in faults:
         for number, key, held in ask(fault.statement):
-            given = {"id": number, "key": key}
-            row = ", ".join(f"{name} {one}" for name, one in given.items() if one is not None)
-            what = "is empty" if held is None else f"is {held!r}: {fault.expected}"
-            raise ReconcileRefused(f"{where}: {fault.column} of the row {row or 'found'} {what}")
+            names = {"id": number, "key": key}
+            row = ", ".join(f"{name} {value}" for name, value in names.items() if value is not None)
+            why = "is empty" if held is None else f"is {held!r}: {fault.expected}"
+            raise ReconcileRefused(f"{where}: {fault.column} of the row {row or 'found'} {why}")
 
 
-def checked_extract(source: str, told: Control, writer: TableWriter) -> ExtractedTable:
-    """The extracted table, after its control totals were compared.
+def copy_table(
+    books: BookRequest,
+    table: TableSchema,
+    statements: EntryStatements | AccountStatements,
+    ask: Ask,
+    batches: Callable[[str], Iterable[pa.RecordBatch]],
+) -> ExtractedTable:
+    """Check a table for invalid rows and copy it into the extract.
+
+    Args:
+        books: The bank and the target directory.
+        table: The table.
+        statements: The SQL that reads it.
+        ask: Runs a statement under the snapshot.
+        batches: Runs a statement under the snapshot and returns its rows as Arrow.
+
+    Raises:
+        ReconcileRefused: A row is invalid, or rows were lost on the way.
+    """
+    name = books.bank.name
+    raise_for_misfit(f"{name}/{table.name}", statements.faults(), ask)
+    answer = ask(control_query(statements.rows(), table, statements.dialect))
+    with TableWriter(table, books.directory / table.name) as writer:
+        for batch in batches(statements.rows()):
+            writer.write(batch)
+    return checked_extract(name, control_from_answer(name, table, answer), writer)
+
+
+def checked_extract(source: str, control: Control, writer: TableWriter) -> ExtractedTable:
+    """Describe the extracted table, after comparing its control totals.
 
     Raises:
         ReconcileRefused: The source's control totals differ from those of the written rows.
     """
-    found = writer.extracted(source, told)
-    if (differs := difference(told, found.written)) is not None:
+    found = writer.extracted(source, control)
+    if (differs := difference(control, found.written)) is not None:
         raise ReconcileRefused(f"{differs}: rows were lost or doubled on the way into the extract")
     return found
 
@@ -124,11 +159,11 @@ def write_sums(books: BookRequest, answer: pa.Table) -> tuple[ExtractedTable, Ex
         answer: The answer to :meth:`EntryStatements.sums`.
 
     Raises:
-        ReconcileRefused: A moment or an amount does not fit.
+        ReconcileRefused: A moment or an amount is invalid.
     """
     answer = answer.rename_columns(_SUMS.names).cast(_SUMS)
     if any(answer[name].null_count for name in ("period", "amount", "lines")):
-        raise ReconcileRefused(f"{books.bank.name}/entries: some moments or amounts do not fit")
+        raise ReconcileRefused(f"{books.bank.name}/entries: some moments or amounts are invalid")
     before, after = (
         _write_table(books, table, answer.filter(pc.equal(answer["period"], period)))
         for period, table in enumerate((OPENING, LATER))
@@ -142,7 +177,7 @@ def _write_table(books: BookRequest, table: TableSchema, answer: pa.Table) -> Ex
     with TableWriter(table, books.directory / table.name) as writer:
         for batch in rows.to_batches():
             writer.write(batch)
-    told = control_totals(
+    control = control_totals(
         books.bank.name,
         table,
         (
@@ -157,4 +192,4 @@ def _write_table(books: BookRequest, table: TableSchema, answer: pa.Table) -> Ex
             for row in answer.filter(is_sum).to_pylist()
         ),
     )
-    return checked_extract(books.bank.name, told, writer)
+    return checked_extract(books.bank.name, control, writer)

@@ -22,7 +22,7 @@ _Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 _NONE: Final = np.uint64(0xD1B54A32D192ED03)
-"""Stands for NULL."""
+"""The hash of NULL."""
 _OTHER: Final = np.uint64(0xBF58476D1CE4E5B9)
 _HALF: Final = np.uint64(32)
 _WORD: Final = 8
@@ -38,7 +38,7 @@ class ContentHash:
     """The hash of rows that are written in any order, by any number of threads.
 
     Args:
-        table: Whose rows.
+        table: The table of the rows.
     """
 
     def __init__(self, table: TableSchema) -> None:
@@ -93,15 +93,15 @@ def _of_texts(column: pa.Array) -> _Hashes:
     words = np.ndarray(len(held) - _WORD + 1, np.dtype("<u8"), held, strides=(1,))
     found = lengths.astype(np.uint64)
     long = np.flatnonzero(lengths > _LONG)
-    begun = np.arange(len(column)) if not len(long) else np.flatnonzero(lengths <= _LONG)
+    active = np.arange(len(column)) if not len(long) else np.flatnonzero(lengths <= _LONG)
     for at in range(0, _LONG, _WORD):
-        begun = begun[lengths[begun] > at]
-        if not len(begun):
+        active = active[lengths[active] > at]
+        if not len(active):
             break
-        left = np.minimum(lengths[begun] - at, _WORD)
-        more = found[begun] ^ (words[first[begun] + at] & _KEPT[left])
+        left = np.minimum(lengths[active] - at, _WORD)
+        more = found[active] ^ (words[first[active] + at] & _KEPT[left])
         _mix(more)
-        found[begun] = more
+        found[active] = more
     for row in long:
         text = held[first[row] : first[row] + lengths[row]]
         found[row] = int.from_bytes(hashlib.blake2b(text, digest_size=_WORD).digest())

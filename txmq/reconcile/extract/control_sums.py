@@ -1,7 +1,7 @@
 """Control totals of rows in Arrow: of rows being written, and of files.
 
 Arrow reads and adds up the numbers of a ledger in a tenth of the time that Spark takes, and the
-files are read once more here in any case, since their hashes are compared.
+files are read in any case to compare their hashes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ControlSums:
     """Control totals while they are counted.
 
     Args:
-        table: Whose.
+        table: The table.
     """
 
     def __init__(self, table: TableSchema) -> None:
@@ -82,7 +82,7 @@ class ControlSums:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that it reads: numbers, and the currency."""
+        """The columns that :meth:`add` reads: numbers, and the currency."""
         return [*self._numbers, *self.recurring]
 
     @property

@@ -44,7 +44,7 @@ def money_column(table: TableSchema) -> str | None:
 
 
 def has_number(table: TableSchema) -> bool:
-    """Whether its rows have ids that are numbers."""
+    """True if the ids of its rows are numbers."""
     return any(column.name == "id" and column.type == "long" for column in table.columns)
 
 
@@ -58,7 +58,7 @@ def control_totals(source: str, table: TableSchema, rows: Iterable[Sequence[Any]
 
     Args:
         source: A bank's name, or ``log``.
-        table: Which one.
+        table: The table.
         rows: One for each currency: currency, number of rows, least id, greatest id, sum of
             money, sum of all numbers.
     """
@@ -70,7 +70,7 @@ def control_totals(source: str, table: TableSchema, rows: Iterable[Sequence[Any]
         if money_column(table) is not None:
             amounts[currency or ""] = amounts.get(currency or "", 0) + money
     if not amounts.get("", 1):
-        del amounts[""]  # A sum of zero without a currency says nothing.
+        del amounts[""]  # A sum of zero without a currency is not information.
     return Control(
         source,
         table.name,
@@ -83,7 +83,7 @@ def control_totals(source: str, table: TableSchema, rows: Iterable[Sequence[Any]
 
 
 def difference(was: Control, now: Control) -> str | None:
-    """The first control total that differs, in a sentence; ``None`` if all are equal.
+    """Describe the first control total that differs; ``None`` if all are equal.
 
     Args:
         was: The control totals before.

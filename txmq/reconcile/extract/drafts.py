@@ -1,4 +1,4 @@
-"""Folders that are complete before they get their names.
+"""Folders that get their names when they are complete.
 
 A process locks the folder that it writes. A folder without a lock was left by a process that
 died; the next writer removes it.
@@ -22,7 +22,7 @@ def draft_folder(home: Path) -> Iterator[Path]:
     """Make an empty folder; it is removed at the end of the block unless it was renamed.
 
     Args:
-        home: Its parent, where abandoned folders are looked for.
+        home: Its parent; abandoned folders there are removed.
 
     Raises:
         OSError: The folder cannot be made.

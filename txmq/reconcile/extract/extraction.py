@@ -1,17 +1,16 @@
 """The extract of a day: all banks at once, then the log.
 
-The log is read last, so that it contains every message behind a bank's entries. Until everything
-is written the extract has a temporary name, so that a partial one is never used.
+The log is read last, so that it contains every message behind a bank's entries. The extract has a
+temporary name until it is complete, so that a partial one is never used.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
@@ -25,38 +24,35 @@ from txmq.reconcile.extract.manifest import (
     read_manifest,
     write_manifest,
 )
+from txmq.reconcile.parquet_files import sync
 from txmq.reconcile.rules import Bank, Constant, DayWindow, Rules
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ExtractLog", "LogExtract", "SourceProgress", "extract_day"]
+__all__ = ["ExtractLog", "ExtractedLog", "SourceProgress", "extract_day"]
 
 SourceProgress: TypeAlias = Callable[[str, int], None]
 """Receives each finished source and its number of rows."""
 
 
-class LogExtract(Protocol):
-    """The extract of the broker's log."""
+class ExtractedLog(NamedTuple):
+    """The result of extracting a log."""
 
-    @property
-    def tables(self) -> tuple[ExtractedTable, ...]:
-        """The written tables."""
-        ...
-
-    @property
-    def position(self) -> int:
-        """The log position up to which it was read."""
-        ...
-
-    @property
-    def moment_ms(self) -> int:
-        """When the log ended there."""
-        ...
+    tables: tuple[ExtractedTable, ...]
+    """Messages, failures and offsets."""
+    position: int
+    """The watermark: the log was read up to this position."""
+    moment_ms: int
+    """The time at which the log ended there."""
+    records: int
+    """The number of records read."""
+    gone: int
+    """The number of decisions on half messages whose file was deleted; they have no row."""
 
 
-ExtractLog: TypeAlias = Callable[[Rules, DayWindow, Path], LogExtract]
+ExtractLog: TypeAlias = Callable[[Rules, DayWindow, Path], ExtractedLog]
 """Writes the log's tables into the directory ``log`` of an extract."""
 
 _KINDS: Final = {
@@ -76,9 +72,7 @@ def extract_day(
     progress: SourceProgress | None = None,
     clock: Clock | None = None,
 ) -> Manifest:
-    """Extract a day.
-
-    If an equal extract exists it is kept.
+    """Extract a day, or keep an equal extract that exists.
 
     Args:
         rules: Where the ledgers are, and what their columns mean.
@@ -86,7 +80,7 @@ def extract_day(
         take_log: Extracts the log.
         spark: Reads banks with a JDBC URL.
         progress: Receives each finished source.
-        clock: Ours.
+        clock: This machine's clock.
 
     Raises:
         ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.
@@ -97,11 +91,11 @@ def extract_day(
         _check_bank(rules, bank, spark)
     home = Path(rules.directory) / "extracts" / day.isoformat()
     try:
-        with draft_folder(home) as early:
-            sources = _sources(rules, window, early, take_log, spark, progress, clock)
+        with draft_folder(home) as draft:
+            sources = _sources(rules, window, draft, take_log, spark, progress, clock)
             manifest = Manifest.of(rules, day, sources)
-            write_manifest(early, manifest)
-            return _publish(early, place(rules.directory, manifest), manifest)
+            write_manifest(draft, manifest)
+            return _publish(draft, place(rules.directory, manifest), manifest)
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be written: {error}") from error
 
@@ -115,31 +109,27 @@ def _sources(
     progress: SourceProgress | None,
     clock: Clock,
 ) -> tuple[ExtractedSource, ...]:
-    def told(source: ExtractedSource) -> ExtractedSource:
+    def report(source: ExtractedSource) -> ExtractedSource:
         if progress is not None:
             progress(source.name, sum(table.written.rows for table in source.tables))
         return source
 
     with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
-        waited = [
-            pool.submit(
-                _read, rules, BookRequest(bank, window, directory / bank.name), spark, clock
-            )
-            for bank in rules.bank
-        ]
-        banks = [told(future.result()) for future in waited]
+        requests = (BookRequest(bank, window, directory / bank.name) for bank in rules.bank)
+        futures = [pool.submit(_read, rules, books, spark, clock) for books in requests]
+        banks = [report(future.result()) for future in futures]
     log = take_log(rules, window, directory)
     moment = log.moment_ms
     return (
         *banks,
-        told(ExtractedSource("log", "log", "", moment, moment, log.tables, log.position)),
+        report(ExtractedSource("log", "log", "", moment, moment, log.tables, log.position)),
     )
 
 
 def _read(
     rules: Rules, books: BookRequest, spark: SparkSession | None, clock: Clock
 ) -> ExtractedSource:
-    # Each database needs its own packages.
+    # Each database needs its own packages, so they are imported late.
     match _kind(books.bank):
         case "postgresql":
             from txmq.reconcile.extract.postgres import read_postgres
@@ -162,11 +152,11 @@ def _kind(bank: Bank) -> str:
 
 
 def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
-    """Check that a bank can be read, before any is."""
+    """Check that the rules of a bank are complete, before any bank is read."""
     kind = _kind(bank)
     if not kind:
         raise ReconcileRefused(
-            f"{bank.name}: its URL begins with postgresql://, sqlite:/// or jdbc:"
+            f"{bank.name}: its URL must begin with postgresql://, sqlite:/// or jdbc:"
         )
     if kind == "jdbc" and spark is None:
         raise ReconcileRefused(f"{bank.name}: Spark reads JDBC URLs, and no session was given")
@@ -179,20 +169,16 @@ def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
             raise ReconcileRefused(f"{bank.name}: the currency {currency} is not one of {known}")
 
 
-def _publish(early: Path, final: Path, manifest: Manifest) -> Manifest:
+def _publish(draft: Path, final: Path, manifest: Manifest) -> Manifest:
     """Rename the draft, unless an equal extract exists."""
     if not (final / FILE).exists():
         try:
-            early.rename(final)
+            draft.rename(final)
         except OSError:
             # Another process was faster; only a complete extract can be in the way.
             if not (final / FILE).exists():
                 raise
         else:
-            folder = os.open(final.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync(final.parent)
             return manifest
     return read_manifest(final)

@@ -1,19 +1,20 @@
-"""The books of a bank in any other database, read by Spark with a JDBC driver of the user's.
+"""The books of a bank in any other database, read by Spark with the user's JDBC driver.
 
 JDBC connections cannot share a snapshot. An entry booked while they read may be in one part and
-missing in another, so read such a bank while it is idle, or from a copy. The rows from the
-driver are stored first and everything else is computed from them, so that at least the tables of
-an extract agree with each other.
+missing in another, so read such a bank while it is idle, or from a copy. Spark stores the rows of
+the driver first and computes everything else from them, so that the tables of an extract agree
+with each other.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +25,7 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import (
     BookRequest,
     check_columns,
-    checked_extract,
+    copy_table,
     error_text,
     raise_for_misfit,
     write_sums,
@@ -36,10 +37,11 @@ from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Par
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     EntryStatements,
+    column_names,
     control_from_answer,
     control_query,
 )
-from txmq.reconcile.extract.table_writer import TableWriter, describe_part
+from txmq.reconcile.extract.table_writer import describe_part
 from txmq.reconcile.parquet_files import parquet_options
 from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns, Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
@@ -82,10 +84,6 @@ class SparkDialect:
     def code(self, text: str) -> str:
         """See :meth:`Dialect.code`."""
         return f"{text} RLIKE '^[A-Z]{{3}}$'"
-
-    def whole(self, column: str) -> str:
-        """See :meth:`Dialect.whole`."""
-        return self.minor(column, "1")
 
     def minor(self, column: str, scale: str) -> str:
         """See :meth:`Dialect.minor`."""
@@ -143,12 +141,12 @@ def read_jdbc(
 
     Args:
         books: The bank, the day and the target directory.
-        money: The currencies that are known.
+        money: The known currencies.
         spark: A session that has the driver's jar.
-        clock: Ours; the database's clock is not read.
+        clock: This machine's clock; the database's clock is not read.
 
     Raises:
-        ReconcileRefused: The database cannot be read, or holds what does not fit.
+        ReconcileRefused: The database cannot be read, or has an invalid value.
     """
     name, taken_ms = books.bank.name, clock.wall_ms()
     reader = _JdbcReader(books, money, spark)
@@ -170,10 +168,10 @@ class _JdbcReader:
         self._spark = spark
 
     def entries(self) -> tuple[ExtractedTable, ...]:
-        """The day's, and the sums before and after."""
+        """The entries of the day, and the sums before and after."""
         bank = self._books.bank
         where = f"{bank.name}/entries"
-        view, types = self._raw(where, bank.entries)
+        view, types = self._store(where, bank.entries)
         entries = msgspec.structs.replace(bank.entries, table=view, where="")
         dialect = SparkDialect(types)
         statements = EntryStatements(
@@ -186,7 +184,7 @@ class _JdbcReader:
         control = control_from_answer(
             bank.name, ENTRIES, self._ask(control_query(statements.rows(), ENTRIES, dialect))
         )
-        parts = self._written(statements.rows())
+        parts = self._write(statements.rows())
         paths = [self._books.directory.parent / part.path for part in parts]
         contents = ContentHash(ENTRIES)
         written = count_files(bank.name, ENTRIES, paths, contents)
@@ -196,32 +194,23 @@ class _JdbcReader:
         return (ExtractedTable(ENTRIES.name, control, written, contents.word, parts), *sums)
 
     def accounts(self) -> tuple[ExtractedTable, ...]:
-        """The bank's own table, if the rules name one."""
+        """The bank's table of accounts, if the rules name one."""
         bank, accounts = self._books.bank, self._books.bank.accounts
         if accounts is None:
             return ()
-        where = f"{bank.name}/accounts"
-        view, types = self._raw(where, accounts)
-        dialect = SparkDialect(types)
+        view, types = self._store(f"{bank.name}/accounts", accounts)
         statements = AccountStatements(
             msgspec.structs.replace(accounts, table=view, where=""),
             bank.entries.units,
             self._money,
-            dialect,
+            SparkDialect(types),
         )
-        raise_for_misfit(where, statements.faults(), self._ask)
-        control = control_from_answer(
-            bank.name, ACCOUNTS, self._ask(control_query(statements.rows(), ACCOUNTS, dialect))
-        )
-        with TableWriter(ACCOUNTS, self._books.directory / ACCOUNTS.name) as writer:
-            for batch in self._spark.sql(statements.rows()).toArrow().to_batches():
-                writer.write(batch)
-        return (checked_extract(bank.name, control, writer),)
+        return (copy_table(self._books, ACCOUNTS, statements, self._ask, self._batches),)
 
-    def _raw(
+    def _store(
         self, where: str, columns: EntryColumns | AccountColumns
     ) -> tuple[str, dict[str, str]]:
-        """Store the driver's rows of a table, and make a view of them."""
+        """Store the driver's rows of a table; return a view of them, and the columns' types."""
         bank = self._books.bank
         given = self._spark.read.format("jdbc").options(**options(bank, columns))
         frame = given.load()
@@ -231,7 +220,7 @@ class _JdbcReader:
             for field in frame.schema
             if isinstance(field.dataType, DecimalType) and not field.dataType.scale
         }
-        wanted = _wanted_columns(columns)
+        wanted = column_names(columns)
         check_columns(where, wanted, types)
         number = getattr(columns, "id", "")
         if number and isinstance(frame.schema[number].dataType, NumericType):
@@ -242,33 +231,27 @@ class _JdbcReader:
         self._spark.read.parquet(str(place)).createOrReplaceTempView(view)
         return view, types
 
-    def _written(self, statement: str) -> tuple[Part, ...]:
-        """Write with Spark, and rename its files as ours."""
+    def _write(self, statement: str) -> tuple[Part, ...]:
+        """Write rows with Spark, and give the files the names of an extract."""
         final = self._books.directory / ENTRIES.name
-        early = self._books.directory / _RAW / "written"
+        draft = self._books.directory / _RAW / "written"
         rows = self._spark.sql(statement)
         layout = parquet_options(rows.columns) | {"compression": "zstd"}
-        rows.write.options(**layout).parquet(str(early))
+        rows.write.options(**layout).parquet(str(draft))
         final.mkdir(parents=True)
-        names = enumerate(sorted(early.glob("part-*.parquet")))
+        names = enumerate(sorted(draft.glob("part-*.parquet")))
         moved = [path.rename(final / f"part-{number:05}.parquet") for number, path in names]
         return tuple(describe_part(path) for path in moved)
+
+    def _batches(self, statement: str) -> Iterable[pa.RecordBatch]:
+        yield from self._spark.sql(statement).toArrow().to_batches()
 
     def _ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return [tuple(row) for row in self._spark.sql(statement).collect()]
 
 
-def _wanted_columns(columns: EntryColumns | AccountColumns) -> frozenset[str]:
-    """The bank's columns that are read."""
-    given = [getattr(columns, name, "") for name in ("id", "key", "account", "amount", "balance")]
-    given += [getattr(columns, name, "") for name in ("booked", "recorded", "kind", "currency")]
-    return frozenset(name for name in given if isinstance(name, str) and name)
-
-
 def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> DataFrame:
-    """Split by ranges of numbers for several connections; rows without a number go with the
-    first.
-    """
+    """Split by ranges of numbers for several connections; the first also reads rows without."""
     ((least, most),) = frame.agg(f.min(f"`{number}`"), f.max(f"`{number}`")).collect()
     if least is None or not isinstance(frame.schema[number].dataType, IntegralType | DecimalType):
         return frame
@@ -279,13 +262,13 @@ def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> Dat
 
 
 def _error_sentence(error: PySparkException | Py4JError, url: str) -> str:
-    """The error in one sentence."""
+    """Describe the error in one sentence."""
     text = str(error)
     if "No suitable driver" in text or "ClassNotFoundException" in text:
         kind = ":".join(url.split(":")[:2])
         return (
-            f"Spark has no driver for {kind}; name the jar that has it in spark.jars, and its "
-            "class as driver in the bank's properties"
+            f"Spark has no driver for {kind}; name its jar in spark.jars, and its class as driver "
+            "in the bank's properties"
         )
     java = getattr(error, "java_exception", None)
     return error_text(Exception(java.getMessage() or text) if java is not None else error, url)

@@ -1,6 +1,6 @@
-"""Load an extract into Spark, and refuse it unless it is exactly what was written.
+"""Load an extract into Spark after checking that it is exactly what was written.
 
-First the files are checked: each exists once, there are no others, and none has changed. Then
+First the files are checked: each exists once and unchanged, and no other file exists. Then
 their control totals are computed again, while Spark lists the files. At the end of a run the
 accounts' sums are compared with the same totals, which proves that Spark has read everything
 (:mod:`txmq.reconcile.verdict`).
@@ -8,9 +8,8 @@ accounts' sums are compared with the same totals, which proves that Spark has re
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -27,13 +26,11 @@ from txmq.reconcile.extract.control_sums import count_files
 from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.manifest import FILE, ExtractedSource, ExtractedTable, Manifest, Part
 from txmq.reconcile.ledgers import Ledgers
+from txmq.reconcile.parquet_files import sha256_of
 from txmq.reconcile.tables import (
     ACCOUNTS,
     ENTRIES,
-    FAILURES,
     LATER,
-    MESSAGES,
-    OFFSETS,
     OPENING,
     SOURCES,
     TableSchema,
@@ -41,17 +38,20 @@ from txmq.reconcile.tables import (
 
 __all__ = ["check_files", "check_totals", "load", "load_unchecked"]
 
-_OF_BANKS: Final = (ENTRIES, OPENING, LATER, ACCOUNTS)
-_OF_THE_LOG: Final = (MESSAGES, FAILURES, OFFSETS)
+_BANK_TABLES: Final = (ENTRIES, OPENING, LATER, ACCOUNTS)
 _TABLES: Final = {table.name: table for table in SOURCES}
 
 
-class _Place(NamedTuple):
+class _SourceTable(NamedTuple):
     """A table of a source."""
 
     source: ExtractedSource
     table: TableSchema
     extracted: ExtractedTable
+
+    @property
+    def name(self) -> str:
+        return f"{self.source.name}/{self.table.name}"
 
 
 def load(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
@@ -76,81 +76,70 @@ def load(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
 
 def load_unchecked(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
     """Load the ledgers of an extract that was checked before."""
-    found: dict[str, DataFrame] = {}
-    for table in _OF_BANKS:
-        frames = [
-            _frame(spark, place, directory).withColumn("bank", f.lit(place.source.name))
-            for place in _places(manifest)
-            if place.table == table
-        ]
-        empty = spark.createDataFrame([], f"{table.ddl}, bank STRING")
-        found[table.name] = reduce(DataFrame.unionByName, frames) if frames else empty
-    for table in _OF_THE_LOG:
-        frames = [
-            _frame(spark, place, directory) for place in _places(manifest) if place.table == table
-        ]
-        found[table.name] = frames[0] if frames else spark.createDataFrame([], table.ddl)
-    return Ledgers(**found)
+    frames: dict[str, list[DataFrame]] = {table.name: [] for table in SOURCES}
+    for source, table, extracted in _source_tables(manifest):
+        paths = [str(directory / part.path) for part in extracted.parts]
+        frame = spark.read.schema(table.ddl).parquet(*paths)
+        if table in _BANK_TABLES:
+            frame = frame.withColumn("bank", f.lit(source.name))
+        frames[table.name].append(frame)
+    for table in SOURCES:
+        if not frames[table.name]:
+            bank = ", bank STRING" if table in _BANK_TABLES else ""
+            frames[table.name] = [spark.createDataFrame([], f"{table.ddl}{bank}")]
+    return Ledgers(**{name: reduce(DataFrame.unionByName, parts) for name, parts in frames.items()})
 
 
 def check_files(manifest: Manifest, directory: Path) -> None:
-    """Check that all files exist, unchanged, and no others.
+    """Check that exactly the extracted files exist, unchanged.
 
     Raises:
         ReconcileRefused: A file is missing, changed or extra.
     """
     try:
-        there = {
+        found = {
             str(path.relative_to(directory))
             for path in directory.rglob("*")
             if path.is_file() and path.name != FILE and not path.name.startswith((".", "_"))
         }
-        told = [part for place in _places(manifest) for part in place.extracted.parts]
-        for place in _places(manifest):
-            _check_names(place, {one for one in there if _is_of(one, place)}, directory)
-        for one in sorted(there - {part.path for part in told}):
-            raise ReconcileRefused(f"{one} is there, and was not extracted")
+        for source_table in _source_tables(manifest):
+            _check_names(source_table, found, directory)
+        parts = [part for table in _source_tables(manifest) for part in table.extracted.parts]
+        for path in sorted(found - {part.path for part in parts}):
+            raise ReconcileRefused(f"{path} is there, and was not extracted")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda part: _check_content(part, directory), told))
+            list(pool.map(lambda part: _check_content(part, directory), parts))
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be read: {error}") from error
 
 
 def check_totals(manifest: Manifest, directory: Path) -> None:
-    """Check the control totals against those of the writing.
+    """Check the control totals of the files against those computed while writing.
 
     Raises:
         ReconcileRefused: A control total differs; the message names it.
     """
-    for place in _places(manifest):
-        paths = [directory / part.path for part in place.extracted.parts]
+    for source_table in _source_tables(manifest):
+        paths = [directory / part.path for part in source_table.extracted.parts]
         try:
-            now = count_files(place.source.name, place.table, paths)
+            now = count_files(source_table.source.name, source_table.table, paths)
         except (OSError, pa.ArrowException) as error:
             raise ReconcileRefused(f"the extract cannot be read: {error}") from error
-        if (differs := difference(place.extracted.written, now)) is not None:
+        if (differs := difference(source_table.extracted.written, now)) is not None:
             raise ReconcileRefused(differs)
 
 
-def _places(manifest: Manifest) -> Iterator[_Place]:
+def _source_tables(manifest: Manifest) -> Iterator[_SourceTable]:
     for source in manifest.sources:
         for table in source.tables:
-            yield _Place(source, _TABLES[table.table], table)
+            yield _SourceTable(source, _TABLES[table.table], table)
 
 
-def _frame(spark: SparkSession, place: _Place, directory: Path) -> DataFrame:
-    paths = [str(directory / part.path) for part in place.extracted.parts]
-    return spark.read.schema(place.table.ddl).parquet(*paths)
-
-
-def _is_of(path: str, place: _Place) -> bool:
-    return path.startswith(f"{place.source.name}/{place.table.name}/")
-
-
-def _check_names(place: _Place, there: Iterable[str], directory: Path) -> None:
+def _check_names(source_table: _SourceTable, found: set[str], directory: Path) -> None:
     """Check that each part exists once; the message counts rows and names files."""
-    parts = {part.path: part for part in place.extracted.parts}
-    missing, foreign = sorted(parts.keys() - set(there)), sorted(set(there) - parts.keys())
+    parts = {part.path: part for part in source_table.extracted.parts}
+    paths = {path for path in found if path.startswith(f"{source_table.name}/")}
+    missing, foreign = sorted(parts.keys() - paths), sorted(paths - parts.keys())
     if not missing and not foreign:
         return
     was = sum(part.rows for part in parts.values())
@@ -159,7 +148,7 @@ def _check_names(place: _Place, there: Iterable[str], directory: Path) -> None:
     why = [f"{path} is missing" for path in missing]
     why += [f"{path} was not extracted" for path in foreign]
     raise ReconcileRefused(
-        f"{place.source.name}/{place.table.name}: {quantity(was, 'row was', 'rows were')} "
+        f"{source_table.name}: {quantity(was, 'row was', 'rows were')} "
         f"extracted and {quantity(now, 'is', 'are')} there; {', '.join(why)}"
     )
 
@@ -178,10 +167,8 @@ def _check_content(part: Part, directory: Path) -> None:
             f"{part.path}: {quantity(part.bytes, 'byte was', 'bytes were')} extracted and "
             f"{quantity(size, 'is', 'are')} there"
         )
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != part.sha256:
+    if (digest := sha256_of(path)) != part.sha256:
         raise ReconcileRefused(
-            f"{part.path}: its bytes are not those that were extracted; their hash (SHA-256) was "
+            f"{part.path}: its bytes changed since it was extracted; their hash (SHA-256) was "
             f"{part.sha256[:12]}… and is {digest[:12]}…"
         )

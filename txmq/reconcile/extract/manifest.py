@@ -6,7 +6,6 @@ It is written last, so a directory with a manifest holds a complete extract.
 from __future__ import annotations
 
 import hashlib
-import os
 from datetime import date
 from pathlib import Path
 from typing import Final, Literal
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.parquet_files import sync
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.summary import Control
 
@@ -65,9 +65,9 @@ class ExtractedSource(Struct, frozen=True):
     snapshot: str
     """The database's name of the snapshot; empty if it has none."""
     taken_ms: int
-    """When the snapshot was taken, by our clock."""
+    """The time of the snapshot, by this machine's clock."""
     source_ms: int
-    """When it was taken, by the source's clock."""
+    """The time of the snapshot, by the source's clock."""
     tables: tuple[ExtractedTable, ...]
     watermark: int | None = None
     """The log position up to which it was read."""
@@ -93,7 +93,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def is_final(self) -> bool:
-        """Whether the day was over when its books were read."""
+        """True if the day was over when its books were read."""
         return self.as_of_ms >= self.end_ms
 
     @property
@@ -141,19 +141,17 @@ def place(directory: str | Path, manifest: Manifest) -> Path:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write it into the extract's directory, atomically.
+    """Write the manifest into the extract's directory, atomically.
 
     Raises:
         ReconcileRefused: The manifest cannot be written.
     """
-    early = directory / f".{FILE}.writing"
+    draft = directory / f".{FILE}.writing"
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     try:
-        with early.open("wb") as file:
-            file.write(text + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        early.rename(directory / FILE)
+        draft.write_bytes(text + b"\n")
+        sync(draft)
+        draft.rename(directory / FILE)
     except OSError as error:
         raise ReconcileRefused(f"the manifest cannot be written: {error}") from error
 
@@ -162,19 +160,21 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest in an extract's directory.
 
     Raises:
-        ReconcileRefused: There is no manifest, or this version cannot read it.
+        ReconcileRefused: The manifest is missing, or this version cannot read it.
     """
     path = directory / FILE
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except FileNotFoundError as error:
-        raise ReconcileRefused(f"there is no complete extract in {directory}") from error
+        raise ReconcileRefused(f"{directory} has no complete extract: take a new one") from error
     except (OSError, msgspec.DecodeError) as error:
         raise ReconcileRefused(f"{path} cannot be read: {error}") from error
     if manifest.format != _FORMAT:
-        raise ReconcileRefused(f"{path} is of format {manifest.format}, and this reads {_FORMAT}")
+        raise ReconcileRefused(
+            f"{path} has format {manifest.format}, and this version of txmq reads {_FORMAT}"
+        )
     window = DayWindow(manifest.start_ms, manifest.end_ms)
     known = extract_id(manifest.reading_digest, window, manifest.as_of_ms, manifest.sources)
     if known != manifest.extract_id:
-        raise ReconcileRefused(f"{path} was changed: its control totals are not those of its id")
+        raise ReconcileRefused(f"{path} was changed: its control totals do not belong to its id")
     return manifest

@@ -1,16 +1,17 @@
 """A PostgreSQL bank's books, read by several connections that share one snapshot.
 
-One transaction exports its snapshot and stays open; all others import it. So every booking has
-all of its rows or none, whatever is booked meanwhile. The rows come
-as Arrow through ADBC; the database itself counts them, under the same snapshot.
+One transaction exports its snapshot and stays open; all others import it. So the extract has all
+rows of a booking or none, even if the bank books during the reading. The rows come as Arrow
+through ADBC; the database itself counts them, under the same snapshot.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from txmq.reconcile.extract.books import (
     BookRequest,
     check_columns,
     checked_extract,
+    copy_table,
     error_text,
     raise_for_misfit,
     write_sums,
@@ -30,6 +32,7 @@ from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     EntryStatements,
+    column_names,
     control_from_answer,
     control_query,
 )
@@ -46,14 +49,14 @@ _STATEMENT_S: Final = 4 * 3600
 _TID_RANGES: Final = 140_000
 """The first version that reads a range of pages without reading all others."""
 _PAGES: Final = (256, 16_384)
-"""The least and the most pages of a slice."""
+"""The minimum and maximum of pages in a slice."""
 _SLICES_A_READER: Final = 6
 
 _GREATEST: Final = (1 << 63) - 1
 _EXACT: Final = 10**15
 """Floating point is exact up to here."""
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
-_BROKEN: Final = frozenset({"float4", "float8"})
+_FLOATS: Final = frozenset({"float4", "float8"})
 _NUMBERS: Final = frozenset({"numeric", "money"})
 
 
@@ -87,16 +90,12 @@ class PostgresDialect:
         """See :meth:`Dialect.code`."""
         return f"{text} ~ '^[A-Z]{{3}}$'"
 
-    def whole(self, column: str) -> str:
-        """See :meth:`Dialect.whole`."""
-        return self.minor(column, "1")
-
     def minor(self, column: str, scale: str) -> str:
         """See :meth:`Dialect.minor`."""
         if self._types.get(column) in _WHOLE and scale == "1":
             return f"{self.quoted(column)}::bigint"
         scaled = f"({self._number(column)} * {scale})"
-        most = _EXACT if self._types.get(column) in _BROKEN else _GREATEST
+        most = _EXACT if self._types.get(column) in _FLOATS else _GREATEST
         return (
             f"(CASE WHEN {scaled} = trunc({scaled}) AND abs({scaled}) <= {most} "
             f"THEN {scaled}::bigint END)"
@@ -129,7 +128,7 @@ class PostgresDialect:
 
     def _number(self, column: str) -> str:
         quoted, type_ = self.quoted(column), self._types.get(column, "")
-        if type_ in _WHOLE | _NUMBERS | _BROKEN:
+        if type_ in _WHOLE | _NUMBERS | _FLOATS:
             return f"{quoted}::numeric"
         return (
             rf"(CASE WHEN {quoted}::text ~ '^\s*[+-]?[0-9]{{1,30}}(\.[0-9]{{1,30}})?\s*$' "
@@ -150,16 +149,16 @@ def read_postgres(books: BookRequest, money: Mapping[str, Money], clock: Clock) 
 
     Args:
         books: The bank, the day and the target directory.
-        money: The currencies that are known.
-        clock: Ours.
+        money: The known currencies.
+        clock: This machine's clock.
 
     Raises:
-        ReconcileRefused: The database cannot be read, or holds what does not fit.
+        ReconcileRefused: The database cannot be read, or has an invalid value.
     """
     url = _url(books.bank.database)
     try:
-        with _connected(url) as first:
-            snapshot = _exported(first)
+        with _connect(url) as first:
+            snapshot = _export_snapshot(first)
             taken_ms = clock.wall_ms()
             reader = _PostgresReader(books, money, url, snapshot)
             return ExtractedSource(
@@ -196,22 +195,18 @@ class _PostgresReader:
         types = _types(first, relation)
         dialect = PostgresDialect(types)
         statements = EntryStatements(bank, self._money, self._books.window, dialect)
-        check_columns(where, statements.columns, types)
-        self._see_zones(where, types)
+        check_columns(where, column_names(bank.entries), types)
+        self._check_zones(where, types)
         if bank.entries.id and types[bank.entries.id] not in _WHOLE:
-            # An id that is no number would become NULL, which is allowed.
-            raise_for_misfit(
-                where, statements.faults()[-1:], lambda statement: _asked(first, statement)
-            )
+            # An id that is not a number would become NULL, which is allowed.
+            raise_for_misfit(where, statements.faults()[-1:], partial(_ask, first))
         slices = _Slices(_slices(first, relation, bank.readers, self._snapshot.version))
         try:
             return (*self._entries(statements, dialect, slices), *self._accounts(first))
         except (ReconcileRefused, adbc.Error):
-            with _connected(self._url) as another:
+            with _connect(self._url) as another:
                 self._join(another)
-                raise_for_misfit(
-                    where, statements.faults(), lambda statement: _asked(another, statement)
-                )
+                raise_for_misfit(where, statements.faults(), partial(_ask, another))
             raise
 
     def _entries(
@@ -241,8 +236,8 @@ class _PostgresReader:
         return checked_extract(bank.name, control, writer), *write_sums(books, sums)
 
     def _copy(self, statements: EntryStatements, slices: _Slices, writer: TableWriter) -> None:
-        """The work of one connection: one slice after the other."""
-        with _connected(self._url) as connection:
+        """Copy slices over one connection, one after the other."""
+        with _connect(self._url) as connection:
             self._join(connection)
             for slice_ in slices:
                 with closing(connection.cursor()) as cursor:
@@ -253,7 +248,7 @@ class _PostgresReader:
                         writer.write(batch)
 
     def _answer(self, statement: str) -> pa.Table:
-        with _connected(self._url) as connection:
+        with _connect(self._url) as connection:
             self._join(connection)
             return _table(connection, statement)
 
@@ -263,37 +258,31 @@ class _PostgresReader:
             return ()
         named = AccountStatements(accounts, bank.entries.units, self._money, PostgresDialect({}))
         types = _types(first, named.relation)
-        dialect = PostgresDialect(types)
-        statements = AccountStatements(accounts, bank.entries.units, self._money, dialect)
-        check_columns(f"{bank.name}/accounts", statements.columns, types)
-        raise_for_misfit(
-            f"{bank.name}/accounts", statements.faults(), lambda statement: _asked(first, statement)
+        check_columns(f"{bank.name}/accounts", column_names(accounts), types)
+        statements = AccountStatements(
+            accounts, bank.entries.units, self._money, PostgresDialect(types)
         )
-        counted = _asked(first, control_query(statements.rows(), ACCOUNTS, dialect))
-        with TableWriter(ACCOUNTS, self._books.directory / ACCOUNTS.name) as writer:
-            for batch in _table(first, statements.rows()).to_batches():
-                writer.write(batch)
-        control = control_from_answer(bank.name, ACCOUNTS, counted)
-        return (checked_extract(bank.name, control, writer),)
+        ask, batches = partial(_ask, first), partial(_batches, first)
+        return (copy_table(self._books, ACCOUNTS, statements, ask, batches),)
 
     def _join(self, connection: Any) -> None:
         _begin(connection)
-        _say(connection, f"SET TRANSACTION SNAPSHOT '{self._snapshot.name}'")
-        _settle(connection)
+        _execute(connection, f"SET TRANSACTION SNAPSHOT '{self._snapshot.name}'")
+        _set_limits(connection)
 
-    def _see_zones(self, where: str, types: Mapping[str, str]) -> None:
-        """A moment in the wrong zone is wrong by hours, and nothing else would say so."""
+    def _check_zones(self, where: str, types: Mapping[str, str]) -> None:
+        """Check the type of moments: in a wrong zone they are wrong by hours, unnoticed."""
         entries = self._books.bank.entries
         other = {"timestamp": "timestamptz", "timestamptz": "timestamp"}.get(entries.time)
         for column in (entries.booked, entries.recorded):
             if column and types[column] == other:
                 raise ReconcileRefused(
-                    f'{where}: {column} is a {other}, and the rules say time = "{entries.time}"'
+                    f'{where}: {column} is a {other}, but the rules have time = "{entries.time}"'
                 )
 
 
 class _Slices:
-    """Conditions that several threads take one after the other."""
+    """A queue of conditions for several threads."""
 
     def __init__(self, conditions: list[str]) -> None:
         self._left = iter(conditions)
@@ -308,7 +297,7 @@ class _Slices:
 
 
 def _url(given: str) -> str:
-    """As the driver's library wants it; it waits for a connection no longer than it should."""
+    """The URL for the driver's library, with a limit for the time to connect."""
     scheme, colon, rest = given.partition("://")
     url = f"{scheme.partition('+')[0]}{colon}{rest}"
     if "connect_timeout=" in url:
@@ -317,16 +306,16 @@ def _url(given: str) -> str:
 
 
 @contextmanager
-def _connected(url: str) -> Iterator[Any]:
+def _connect(url: str) -> Iterator[Any]:
     with closing(adbc.connect(url)) as connection:
         yield connection
 
 
 def _begin(connection: Any) -> None:
-    _say(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+    _execute(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
 
-def _settle(connection: Any) -> None:
+def _set_limits(connection: Any) -> None:
     for name, value in (
         ("lock_timeout", f"{_LOCK_S}s"),
         ("statement_timeout", f"{_STATEMENT_S}s"),
@@ -334,26 +323,26 @@ def _settle(connection: Any) -> None:
         ("TimeZone", "UTC"),
         ("extra_float_digits", "1"),
     ):
-        _say(connection, f"SET LOCAL {name} = '{value}'")
+        _execute(connection, f"SET LOCAL {name} = '{value}'")
 
 
-def _exported(connection: Any) -> _Snapshot:
+def _export_snapshot(connection: Any) -> _Snapshot:
     _begin(connection)
-    _settle(connection)
+    _set_limits(connection)
     statement = (
         "SELECT pg_export_snapshot(), floor(date_part('epoch', clock_timestamp()) * 1000)::bigint, "
         "current_setting('server_version_num')::bigint"
     )
-    ((name, source_ms, version),) = _asked(connection, statement)
+    ((name, source_ms, version),) = _ask(connection, statement)
     return _Snapshot(name, source_ms, version)
 
 
 def _slices(connection: Any, relation: str, readers: int, version: int) -> list[str]:
-    """Ranges of pages: only the pages themselves say where a table's rows really are."""
+    """Conditions for ranges of pages: rows spread evenly over pages, but not over ids."""
     oid = f"to_regclass({PostgresDialect({}).literal(relation)})"
     size = "pg_relation_size(oid) / current_setting('block_size')::bigint"
     statement = f"SELECT relkind::text, {size} FROM pg_class WHERE oid = {oid}"
-    ((kind, pages),) = _asked(connection, statement)
+    ((kind, pages),) = _ask(connection, statement)
     if kind not in ("r", "m") or version < _TID_RANGES:
         return [""]  # A view or a partitioned table has no pages of its own.
     least, most = _PAGES
@@ -366,14 +355,14 @@ def _slices(connection: Any, relation: str, readers: int, version: int) -> list[
 
 
 def _types(connection: Any, relation: str) -> dict[str, str]:
-    """What the columns of a table are."""
+    """The types of a table's columns."""
     schema = _table(connection, f"SELECT * FROM {relation} LIMIT 0").schema
     return {
         field.name: (field.metadata or {}).get(b"POSTGRESQL:type", b"").decode() for field in schema
     }
 
 
-def _say(connection: Any, statement: str) -> None:
+def _execute(connection: Any, statement: str) -> None:
     with closing(connection.cursor()) as cursor:
         cursor.execute(statement)
 
@@ -384,7 +373,11 @@ def _table(connection: Any, statement: str) -> pa.Table:
         return cursor.fetch_arrow_table()
 
 
-def _asked(connection: Any, statement: str) -> list[tuple[Any, ...]]:
+def _batches(connection: Any, statement: str) -> Iterable[pa.RecordBatch]:
+    yield from _table(connection, statement).to_batches()
+
+
+def _ask(connection: Any, statement: str) -> list[tuple[Any, ...]]:
     return _rows(_table(connection, statement))
 
 

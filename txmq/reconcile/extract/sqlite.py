@@ -1,13 +1,13 @@
-"""A SQLite bank's books: one connection, one transaction that reads, and so one state.
+"""A SQLite bank's books, read in one transaction and so in one state.
 
-SQLite keeps in a column whatever it is given, so that each value says for itself what it is. Whole
-numbers are its own business; all else is worked out in Python, as exactly as it is written.
+In SQLite each value of a column has its own type. SQLite itself converts whole numbers; Python
+functions convert all other values, exactly as they are written.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -21,19 +21,13 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import (
     BookRequest,
     check_columns,
-    checked_extract,
+    copy_table,
     error_text,
-    raise_for_misfit,
     write_sums,
 )
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
-from txmq.reconcile.extract.statements import (
-    AccountStatements,
-    EntryStatements,
-    control_from_answer,
-    control_query,
-)
-from txmq.reconcile.extract.table_writer import TableWriter, arrow_schema
+from txmq.reconcile.extract.statements import AccountStatements, EntryStatements, column_names
+from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.rules import Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, TableSchema
 from txmq.runtime.clock import Clock
@@ -47,7 +41,7 @@ _GREATEST: Final = (1 << 63) - 1
 
 
 class SqliteDialect:
-    """SQLite's words, and those of the functions that it is given here."""
+    """SQL expressions of SQLite, with functions defined here."""
 
     def quoted(self, name: str) -> str:
         """See :meth:`Dialect.quoted`."""
@@ -64,10 +58,6 @@ class SqliteDialect:
     def code(self, text: str) -> str:
         """See :meth:`Dialect.code`."""
         return f"{text} GLOB '[A-Z][A-Z][A-Z]'"
-
-    def whole(self, column: str) -> str:
-        """See :meth:`Dialect.whole`."""
-        return self.minor(column, "1")
 
     def minor(self, column: str, scale: str) -> str:
         """See :meth:`Dialect.minor`."""
@@ -100,16 +90,16 @@ def read_sqlite(books: BookRequest, money: Mapping[str, Money], clock: Clock) ->
 
     Args:
         books: The bank, the day and the target directory.
-        money: The currencies that are known.
-        clock: Ours; it is also the database's.
+        money: The known currencies.
+        clock: This machine's clock, which is also the database's.
 
     Raises:
-        ReconcileRefused: The database cannot be read, or holds what does not fit.
+        ReconcileRefused: The database cannot be read, or has an invalid value.
     """
     name = books.bank.name
     path = books.bank.database.partition(":///")[2].partition("?")[0]
     try:
-        with closing(_opened(path)) as connection:
+        with closing(_open(path)) as connection:
             connection.execute("BEGIN")
             # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
@@ -130,56 +120,53 @@ class _SQLiteReader:
         self._books = books
         self._money = money
         self._connection = connection
-        self._dialect = SqliteDialect()
 
     def entries(self) -> tuple[ExtractedTable, ...]:
-        """The day's, and the sums before and after."""
+        """The entries of the day, and the sums before and after."""
         books, bank = self._books, self._books.bank
-        statements = EntryStatements(bank, self._money, books.window, self._dialect)
-        where = f"{bank.name}/entries"
-        self._check_columns(where, statements.relation, statements.columns)
-        raise_for_misfit(where, statements.faults(), self._ask)
-        entries = self._written(ENTRIES, statements.rows())
+        statements = EntryStatements(bank, self._money, books.window, SqliteDialect())
+        entries = self._copy(ENTRIES, statements, column_names(bank.entries))
         cursor = self._connection.execute(statements.sums())
         names = [field[0] for field in cursor.description]
         columns = list(zip(*cursor.fetchall(), strict=True)) or [()] * len(names)
         return (entries, *write_sums(books, pa.table([*map(pa.array, columns)], names)))
 
     def accounts(self) -> tuple[ExtractedTable, ...]:
-        """The bank's own table, if the rules name one."""
+        """The bank's table of accounts, if the rules name one."""
         bank, accounts = self._books.bank, self._books.bank.accounts
         if accounts is None:
             return ()
-        statements = AccountStatements(accounts, bank.entries.units, self._money, self._dialect)
-        where = f"{bank.name}/accounts"
-        self._check_columns(where, statements.relation, statements.columns)
-        raise_for_misfit(where, statements.faults(), self._ask)
-        return (self._written(ACCOUNTS, statements.rows()),)
+        statements = AccountStatements(accounts, bank.entries.units, self._money, SqliteDialect())
+        return (self._copy(ACCOUNTS, statements, column_names(accounts)),)
 
-    def _written(self, table: TableSchema, statement: str) -> ExtractedTable:
-        name = self._books.bank.name
-        types = arrow_schema(table).types
-        with TableWriter(table, self._books.directory / table.name) as writer:
+    def _copy(
+        self,
+        table: TableSchema,
+        statements: EntryStatements | AccountStatements,
+        columns: frozenset[str],
+    ) -> ExtractedTable:
+        # SQLite reads an unknown column name as a text, so the names are checked first.
+        cursor = self._connection.execute(f"SELECT * FROM {statements.relation} LIMIT 0")
+        names = [field[0] for field in cursor.description]
+        known = {name.casefold() for name in names}
+        unknown = (name for name in columns if name.casefold() not in known)
+        check_columns(f"{self._books.bank.name}/{table.name}", unknown, names)
+        schema = arrow_schema(table)
+
+        def batches(statement: str) -> Iterator[pa.RecordBatch]:
             cursor = self._connection.execute(statement)
             while rows := cursor.fetchmany(_BATCH):
-                columns = zip(zip(*rows, strict=True), types, strict=True)
+                columns = zip(zip(*rows, strict=True), schema.types, strict=True)
                 arrays = [pa.array(column, type_) for column, type_ in columns]
-                writer.write(pa.RecordBatch.from_arrays(arrays, names=list(table.names)))
-        counted = self._ask(control_query(statement, table, self._dialect))
-        return checked_extract(name, control_from_answer(name, table, counted), writer)
+                yield pa.RecordBatch.from_arrays(arrays, names=schema.names)
 
-    def _check_columns(self, where: str, relation: str, columns: frozenset[str]) -> None:
-        """SQLite reads an unknown column name as a text."""
-        cursor = self._connection.execute(f"SELECT * FROM {relation} LIMIT 0")
-        there = [field[0] for field in cursor.description]
-        known = {name.casefold() for name in there}
-        check_columns(where, (name for name in columns if name.casefold() not in known), there)
+        return copy_table(self._books, table, statements, self._ask, batches)
 
     def _ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._connection.execute(statement).fetchall()
 
 
-def _opened(path: str) -> sqlite3.Connection:
+def _open(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode=ro", uri=True, isolation_level=None, timeout=_PATIENCE_S
     )
@@ -207,15 +194,15 @@ def _number(given: object) -> Decimal | None:
 
 def _minor(given: object, scale: int) -> int | None:
     number = _number(given)
-    return None if number is None else _fitting(number * scale, is_floored=False)
+    return None if number is None else _whole_number(number * scale, is_floored=False)
 
 
 def _floor(given: object, factor: int) -> int | None:
     number = _number(given)
-    return None if number is None else _fitting(number * factor, is_floored=True)
+    return None if number is None else _whole_number(number * factor, is_floored=True)
 
 
-def _fitting(number: Decimal, *, is_floored: bool) -> int | None:
+def _whole_number(number: Decimal, *, is_floored: bool) -> int | None:
     if number != number.to_integral_value() and not is_floored:
         return None
     found = int(number // 1)

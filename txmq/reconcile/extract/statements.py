@@ -1,8 +1,8 @@
 """The SQL that reads a bank, made from its rules; pure. Each dialect has its own expressions.
 
-An expression gives the extract's column, or NULL if the bank's value does not fit: that is
-refused, and a query finds the row that shows why. The database computes the sums under the same
-snapshot, so that rows lost on the way to the files are noticed.
+An expression gives the extract's column, or NULL if the bank's value is invalid. Then the extract
+is refused, and a query finds the row for the message. The database computes the sums under the
+same snapshot, so that rows lost on the way to the files are detected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from txmq.reconcile.extract.controls import (
     number_columns,
 )
 from txmq.reconcile.rules import AccountColumns, Bank, Constant, DayWindow, EntryColumns, Money
-from txmq.reconcile.rules import ColumnSource as From
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import ENTRIES, TableSchema
 
@@ -27,6 +26,7 @@ __all__ = [
     "Dialect",
     "EntryStatements",
     "RowFault",
+    "column_names",
     "control_from_answer",
     "control_query",
 ]
@@ -50,15 +50,11 @@ class Dialect(Protocol):
         ...
 
     def code(self, text: str) -> str:
-        """Whether a text is three capital letters."""
-        ...
-
-    def whole(self, column: str) -> str:
-        """A column as a whole number."""
+        """A condition: the text is three capital letters."""
         ...
 
     def minor(self, column: str, scale: str) -> str:
-        """A column as minor units; ``scale`` is the number of them in a major unit."""
+        """A column as whole minor units; ``scale`` is the number of them in a major unit."""
         ...
 
     def moment(self, column: str, held: str, zone: str) -> str:
@@ -70,12 +66,12 @@ class Dialect(Protocol):
         ...
 
     def total(self, number: str) -> str:
-        """The sum of a number; NULL if it does not fit, or any row is NULL."""
+        """The sum of a number; NULL if it overflows, or any row is NULL."""
         ...
 
 
 class RowFault(NamedTuple):
-    """A check that finds a row which does not fit."""
+    """A check that finds an invalid row."""
 
     column: str
     """The bank's column."""
@@ -84,8 +80,15 @@ class RowFault(NamedTuple):
     """A query for one such row: its id, its key and the value, all as text."""
 
 
+def column_names(columns: EntryColumns | AccountColumns) -> frozenset[str]:
+    """The names of a bank's columns that are read."""
+    sources = ("id", "key", "account", "amount", "balance", "booked", "recorded", "kind")
+    names = (getattr(columns, source, "") for source in (*sources, "currency"))
+    return frozenset(name for name in names if isinstance(name, str) and name)
+
+
 class _Statements:
-    """What the statements for both of a bank's tables share."""
+    """The SQL that both of a bank's tables need."""
 
     def __init__(
         self,
@@ -97,26 +100,26 @@ class _Statements:
         self._columns = columns
         self._units = units
         self._money = money
-        self._dialect = dialect
+        self.dialect = dialect
 
     @property
     def relation(self) -> str:
         """The table's name, quoted."""
-        return ".".join(self._dialect.quoted(part) for part in self._columns.table.split("."))
+        return ".".join(self.dialect.quoted(part) for part in self._columns.table.split("."))
 
     def currency(self) -> str:
         """The currency; NULL if it is unknown."""
         given = self._columns.currency
         if isinstance(given, Constant):
-            return self._dialect.literal(given.value)
-        text = self._dialect.text(given)
+            return self.dialect.literal(given.value)
+        text = self.dialect.text(given)
         if not self._money:
-            return f"CASE WHEN {self._dialect.code(text)} THEN {text} END"
-        known = ", ".join(self._dialect.literal(currency) for currency in sorted(self._money))
+            return f"CASE WHEN {self.dialect.code(text)} THEN {text} END"
+        known = ", ".join(self.dialect.literal(currency) for currency in sorted(self._money))
         return f"CASE WHEN {text} IN ({known}) THEN {text} END"
 
     def _minor(self, column: str) -> str:
-        return self._dialect.minor(column, self._scale())
+        return self.dialect.minor(column, self._scale())
 
     def _scale(self) -> str:
         """The number of minor units in a major one."""
@@ -130,9 +133,9 @@ class _Statements:
         }
         if len(set(powers.values())) <= 1:
             return str(next(iter(powers.values()), _POWERS[Money().digits]))
-        text = self._dialect.text(given)
+        text = self.dialect.text(given)
         whens = (
-            f"WHEN {self._dialect.literal(currency)} THEN {powers[currency]}" for currency in powers
+            f"WHEN {self.dialect.literal(currency)} THEN {powers[currency]}" for currency in powers
         )
         return f"(CASE {text} {' '.join(whens)} END)"
 
@@ -147,18 +150,20 @@ class _Statements:
         named = []
         for name in ("id", "key"):
             given = getattr(self._columns, name, "")
-            named.append(self._dialect.text(given) if given else "NULL")
-        held = self._dialect.text(column)
+            named.append(self.dialect.text(given) if given else "NULL")
+        held = self.dialect.text(column)
         when = f"{expression} IS NULL" + (f" AND {held} IS NOT NULL" if optional else "")
         return RowFault(
             column, expected, f"SELECT {', '.join(named)}, {held} {self._from(f'({when})')} LIMIT 1"
         )
 
-    def _faulty_currency(self) -> list[RowFault]:
+    def _currency_faults(self) -> list[RowFault]:
         given = self._columns.currency
         if isinstance(given, Constant):
             return []
-        known = f"none of {', '.join(sorted(self._money))}" if self._money else "no currency's code"
+        known = (
+            f"not one of {', '.join(sorted(self._money))}" if self._money else "not a currency code"
+        )
         return [self._fault(given, self.currency(), known)]
 
 
@@ -180,14 +185,6 @@ class EntryStatements(_Statements):
         self._entries = bank.entries
         self._window = window
 
-    @property
-    def columns(self) -> frozenset[str]:
-        """The names of the bank's columns that are read."""
-        entries = self._entries
-        given: list[From] = [entries.currency, entries.kind, entries.id, entries.recorded]
-        given += [entries.key, entries.account, entries.amount, entries.booked]
-        return frozenset(name for name in given if isinstance(name, str) and name)
-
     def rows(self, slice_: str = "") -> str:
         """The day's entries; the columns are those of ``ENTRIES``.
 
@@ -201,14 +198,14 @@ class EntryStatements(_Statements):
             "key": self._key(),
             "kind": self._kind(),
             "role": self._role(),
-            "account": self._dialect.text(self._entries.account),
+            "account": self.dialect.text(self._entries.account),
             "amount": self._amount(),
             "currency": self.currency(),
             "booked_ms": booked,
             "recorded_ms": self._moment(recorded) if recorded else booked,
         }
         chosen = ", ".join(f"{values[name]} AS {name}" for name in ENTRIES.names)
-        by = self._deciding()
+        by = self._decisive_moment()
         start_ms, end_ms = self._window
         within = f"{by} >= {start_ms} AND {by} < {end_ms}"
         return f"SELECT {chosen} {self._from(slice_, within)}"
@@ -216,15 +213,15 @@ class EntryStatements(_Statements):
     def sums(self) -> str:
         """The sum of every account before the day and after it.
 
-        Rows are: 0, period (0 before, 1 after; NULL where there is no moment), account, role,
-        currency, amount, how many entries, and 0. Those that begin with 1 are the sums of these by
-        period and currency, which end with how many there are.
+        A row has 0, the period (0 before, 1 after, NULL without a moment), account, role, currency,
+        amount, number of entries, and 0. Rows that begin with 1 are the sums of these by period
+        and currency; they end with the number of accounts.
         """
-        by, total = self._deciding(), self._dialect.total
+        by, total = self._decisive_moment(), self.dialect.total
         start_ms, end_ms = self._window
         return (
             f"WITH lines AS (SELECT CASE WHEN {by} < {start_ms} THEN 0 WHEN {by} >= {end_ms} "
-            f"THEN 1 END AS period, {self._dialect.text(self._entries.account)} AS account, "
+            f"THEN 1 END AS period, {self.dialect.text(self._entries.account)} AS account, "
             f"{self._role()} AS role, {self.currency()} AS currency, {self._amount()} AS amount "
             f"{self._from(f'({by} IS NULL OR {by} < {start_ms} OR {by} >= {end_ms})')}), "
             "found AS (SELECT period, account, role, currency, "
@@ -236,35 +233,39 @@ class EntryStatements(_Statements):
         )
 
     def faults(self) -> list[RowFault]:
-        """Checks for rows that do not fit, the most likely first."""
+        """Checks for invalid rows, the most likely first."""
         entries = self._entries
         found = [
-            self._fault(entries.amount, self._minor(entries.amount), "no whole minor units"),
-            *self._faulty_currency(),
-            self._fault(entries.account, self._dialect.text(entries.account), "no account"),
+            self._fault(entries.amount, self._minor(entries.amount), "not whole minor units"),
+            *self._currency_faults(),
+            self._fault(entries.account, self.dialect.text(entries.account), "not an account"),
         ]
         moments = dict.fromkeys((entries.booked, entries.recorded or entries.booked))
-        found += [self._fault(moment, self._moment(moment), "no moment") for moment in moments]
+        found += [self._fault(moment, self._moment(moment), "not a moment") for moment in moments]
         if entries.id:
-            found.append(self._fault(entries.id, self._id(), "no whole number", optional=True))
+            found.append(self._fault(entries.id, self._id(), "not a whole number", optional=True))
         return found
 
-    def _deciding(self) -> str:
+    def _decisive_moment(self) -> str:
         return self._moment(self._entries.recorded or self._entries.booked)
 
     def _id(self) -> str:
-        return self._dialect.whole(self._entries.id) if self._entries.id else "CAST(NULL AS BIGINT)"
+        return (
+            self.dialect.minor(self._entries.id, "1")
+            if self._entries.id
+            else "CAST(NULL AS BIGINT)"
+        )
 
     def _key(self) -> str:
-        namespace = self._dialect.literal(f"{self._entries.namespace}/")
-        return f"{namespace} || {self._dialect.text(self._entries.key)}"
+        namespace = self.dialect.literal(f"{self._entries.namespace}/")
+        return f"{namespace} || {self.dialect.text(self._entries.key)}"
 
     def _kind(self) -> str:
         given = self._entries.kind
         kinds = {word: kind for kind, words in self._entries.kinds.items() for word in words}
         if isinstance(given, Constant):
-            return self._dialect.literal(kinds.get(given.value, "other"))
-        return self._chosen(given, kinds, "other")
+            return self.dialect.literal(kinds.get(given.value, "other"))
+        return self._case(given, kinds, "other")
 
     def _role(self) -> str:
         roles = {
@@ -272,10 +273,10 @@ class EntryStatements(_Statements):
             for role in ("capital", "suspense", "clearing")
             for account in getattr(self._entries, role)
         }
-        return self._chosen(self._entries.account, roles, "customer")
+        return self._case(self._entries.account, roles, "customer")
 
-    def _chosen(self, column: str, words: Mapping[str, str], otherwise: str) -> str:
-        text, literal = self._dialect.text(column), self._dialect.literal
+    def _case(self, column: str, words: Mapping[str, str], otherwise: str) -> str:
+        text, literal = self.dialect.text(column), self.dialect.literal
         whens = [f"WHEN {literal(value)} THEN {literal(word)}" for value, word in words.items()]
         if not whens:
             return literal(otherwise)
@@ -288,7 +289,7 @@ class EntryStatements(_Statements):
         return f"CASE WHEN {self._kind()} = 'debit' THEN -({amount}) ELSE {amount} END"
 
     def _moment(self, column: str) -> str:
-        return self._dialect.moment(column, self._entries.time, self._bank.zone)
+        return self.dialect.moment(column, self._entries.time, self._bank.zone)
 
 
 class AccountStatements(_Statements):
@@ -311,28 +312,21 @@ class AccountStatements(_Statements):
         super().__init__(accounts, units, money, dialect)
         self._accounts = accounts
 
-    @property
-    def columns(self) -> frozenset[str]:
-        """The names of the bank's columns that are read."""
-        given: list[From] = [self._accounts.account, self._accounts.balance]
-        given.append(self._accounts.currency)
-        return frozenset(name for name in given if isinstance(name, str))
-
     def rows(self) -> str:
         """All accounts; the columns are those of ``ACCOUNTS``."""
         return (
-            f"SELECT {self._dialect.text(self._accounts.account)} AS account, "
+            f"SELECT {self.dialect.text(self._accounts.account)} AS account, "
             f"{self.currency()} AS currency, {self._minor(self._accounts.balance)} AS balance "
             f"{self._from()}"
         )
 
     def faults(self) -> list[RowFault]:
-        """Checks for rows that do not fit, the most likely first."""
+        """Checks for invalid rows, the most likely first."""
         accounts = self._accounts
         return [
-            self._fault(accounts.balance, self._minor(accounts.balance), "no whole minor units"),
-            *self._faulty_currency(),
-            self._fault(accounts.account, self._dialect.text(accounts.account), "no account"),
+            self._fault(accounts.balance, self._minor(accounts.balance), "not whole minor units"),
+            *self._currency_faults(),
+            self._fault(accounts.account, self.dialect.text(accounts.account), "not an account"),
         ]
 
 
@@ -341,8 +335,8 @@ def control_query(rows: str, table: TableSchema, dialect: Dialect) -> str:
 
     Args:
         rows: The statement that reads the table.
-        table: Which one.
-        dialect: The database's.
+        table: The table.
+        dialect: The database's dialect.
     """
     ends = "min(id), max(id)" if has_number(table) else "NULL, NULL"
     sums = (half for column in number_columns(table) for half in dialect.sums(column))

@@ -2,14 +2,12 @@
 
 A control total is computed three times from different bytes: by the database in SQL, here from
 the written rows, and from the files when they are read again. Any loss, duplicate or change
-between two of these is noticed. So totals are sums of numbers, which all three compute equally
-and fast.
+between two of these is detected. Totals are sums of numbers, because all three compute these
+equally and fast.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +22,7 @@ from txmq.quantity import quantity
 from txmq.reconcile.extract.contents import ContentHash
 from txmq.reconcile.extract.control_sums import ControlSums
 from txmq.reconcile.extract.manifest import ExtractedTable, Part
+from txmq.reconcile.parquet_files import sha256_of, sync
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import RECURRING, TableSchema
 
@@ -64,24 +63,21 @@ def describe_part(path: Path, rows: int | None = None) -> Part:
         path: The file, in the directory of its table.
         rows: Its number of rows; read from the file if left out.
     """
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        size = file.tell()
+    sync(path)
     if rows is None:
         rows = int(pq.read_metadata(path).num_rows)
-    return Part("/".join(path.parts[-3:]), rows, size, digest)
+    return Part("/".join(path.parts[-3:]), rows, path.stat().st_size, sha256_of(path))
 
 
 class TableWriter:
     """Writes a table of an extract; its files get their names at the end of the block.
 
-    Several threads may write at once: each has a part of its own, so that none waits for another.
+    Several threads may write at once: each writes its own part, so no thread waits for another.
 
     Args:
         table: The table.
-        directory: The target, which is made; its parent has the source's name.
-        rows_a_part: About the most rows of a part.
+        directory: The target, which is created; its parent has the source's name.
+        rows_a_part: The approximate maximum of rows in a part.
     """
 
     def __init__(
@@ -96,7 +92,7 @@ class TableWriter:
         self._lock = threading.Lock()
         self._open: dict[int, _OpenPart] = {}
         self._done: list[Part] = []
-        self._begun = 0
+        self._part_count = 0
         self._sums = ControlSums(table)
         self._contents = ContentHash(table)
 
@@ -110,21 +106,21 @@ class TableWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        left, self._open = list(self._open.values()), {}
+        unfinished, self._open = list(self._open.values()), {}
         if error is not None:
-            for part in left:
+            for part in unfinished:
                 part.drop()
             for done in self._done:
                 (self._directory / Path(done.path).name).unlink()
             return
-        if not left and not self._done:
-            left = [self._begin()]  # A table without rows still has a file with its columns.
-        self._done += [part.finish() for part in left]
+        if not unfinished and not self._done:
+            unfinished = [self._begin()]  # A table without rows still has a file with its columns.
+        self._done += [part.finish() for part in unfinished]
         self.parts = tuple(sorted(self._done))
-        _sync(self._directory)
+        sync(self._directory)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write rows; their columns are the table's, in any order.
+        """Write rows that have the table's columns in any order.
 
         Raises:
             ReconcileRefused: A required value is NULL, or a value does not fit.
@@ -134,32 +130,33 @@ class TableWriter:
         batch = self._cast(batch)
         self._sums.add(batch)
         self._contents.add(batch)
-        mine = threading.get_ident()
+        thread = threading.get_ident()
         with self._lock:
-            part = self._open.get(mine)
+            part = self._open.get(thread)
             if part is None:
-                part = self._open[mine] = self._begin()
+                part = self._open[thread] = self._begin()
         part.write(batch)
         if part.rows >= self._rows_a_part:
-            del self._open[mine]
+            del self._open[thread]
             done = part.finish()
             with self._lock:
                 self._done.append(done)
 
-    def extracted(self, source: str, told: Control | None = None) -> ExtractedTable:
+    def extracted(self, source: str, control: Control | None = None) -> ExtractedTable:
         """Describe the written table, after the block.
 
         Args:
             source: A bank's name, or ``log``.
-            told: The source's control totals; those of the written rows if the source has none.
+            control: The source's control totals; those of the written rows if it has none.
         """
         written = self._sums.control(source)
-        told = written if told is None else told
-        return ExtractedTable(self._table.name, told, written, self._contents.word, self.parts)
+        return ExtractedTable(
+            self._table.name, control or written, written, self._contents.word, self.parts
+        )
 
     def _begin(self) -> _OpenPart:
-        self._begun += 1
-        return _OpenPart(self._directory / f"part-{self._begun - 1:05}.parquet", self._schema)
+        self._part_count += 1
+        return _OpenPart(self._directory / f"part-{self._part_count - 1:05}.parquet", self._schema)
 
     def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         where = f"{self._directory.parent.name}/{self._table.name}"
@@ -182,8 +179,8 @@ class _OpenPart:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.rows = 0
         self._path = path
-        self._early = path.with_name(f".{path.name}.writing")
-        self._writer = parquet_writer(self._early, schema)
+        self._draft = path.with_name(f".{path.name}.writing")
+        self._writer = parquet_writer(self._draft, schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
@@ -193,19 +190,11 @@ class _OpenPart:
     def finish(self) -> Part:
         """Sync the file, and give it its name."""
         self._writer.close()
-        part = describe_part(self._early, self.rows)
-        self._early.rename(self._path)
+        part = describe_part(self._draft, self.rows)
+        self._draft.rename(self._path)
         return msgspec.structs.replace(part, path="/".join(self._path.parts[-3:]))
 
     def drop(self) -> None:
         """Remove the file."""
         self._writer.close()
-        self._early.unlink()
-
-
-def _sync(directory: Path) -> None:
-    file = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+        self._draft.unlink()

@@ -1,4 +1,4 @@
-"""Many records become one row per message, with what was decided about it; pure.
+"""Records of the log become one row per message, with its decision; pure.
 
 The records come in the order of the log. A half message is held until it is decided, so memory
 grows with the undecided messages and not with the log. A part of a log can be collapsed by
@@ -60,7 +60,7 @@ class _EarlierRecall(NamedTuple):
 
 
 class OpenEnds(NamedTuple):
-    """What is still open at the end of a part of the log, and what began before that part."""
+    """The open messages at the end of a part of the log, and records about earlier parts."""
 
     held: dict[int, MessageRow]
     others: set[int]
@@ -81,10 +81,10 @@ class Collapse:
         self.messages: list[MessageRow] = []
         """Rows that will not change any more; the caller may write them and clear the list."""
         self.failures: list[FailureRow] = []
-        """Likewise; the last one of each group and message gives its state."""
+        """Rows of failures; the last one of each group and message gives its state."""
         self.gone = 0
-        """The number of the window's decisions on half messages whose file was deleted: nothing
-        else is known of these messages."""
+        """The number of the window's decisions on half messages whose file was deleted: they
+        have no row."""
         self._flows = flows
         self._start_ms, self._end_ms = window
         self._held: dict[int, MessageRow] = {}
@@ -105,7 +105,7 @@ class Collapse:
             if isinstance(item, Decision):
                 self._take_decision(item)
             elif isinstance(item, AcceptedLoss):
-                # It names missing offsets, not their messages; each shows up as a break.
+                # It names missing offsets, not their messages; each of these becomes a break.
                 continue
             elif item.sys_flag & _TYPE_BITS == _PREPARED:
                 self._take_half(item)
@@ -236,8 +236,8 @@ class Collapse:
             return False
         for position in sorted(positions):
             row = self._leave(position)
-            assert row is not None, "what waits is known by its id"
-            if at_ms < self._end_ms:  # At the end of the day it was still to come.
+            assert row is not None, "every waiting message is in both indexes"
+            if at_ms < self._end_ms:  # A later recall does not count.
                 row.state, row.decided_ms, row.decided_by = "rolled_back", at_ms, "producer"
             self._keep(row)
         return True
@@ -252,14 +252,14 @@ class Collapse:
     # Parts
 
     def open_ends(self) -> OpenEnds:
-        """What the next parts need from this one."""
+        """The state that the next parts need from this one."""
         return OpenEnds(self._held, self._others, self._waiting, self._orphans)
 
     def join(self, later: OpenEnds, half_at: HalfAt) -> None:
-        """Resolve what the next part could not know, and take over what it holds.
+        """Resolve the orphans of the next part, and take over its open messages.
 
         Args:
-            later: The next part's.
+            later: The open ends of the next part.
             half_at: Reads half messages from before the first part.
         """
         for orphan in later.orphans:
@@ -286,7 +286,7 @@ class Collapse:
             self.gone += record is None
             return
         if record is None:
-            # It was certainly stored before everything that was read.
+            # It was stored before all records that were read.
             row.stored_ms = min(row.stored_ms, self._start_ms - 1)
         row.queue_offset, row.position = None, decision.half_position
         self._held[decision.half_position] = row

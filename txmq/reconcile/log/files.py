@@ -1,4 +1,4 @@
-"""The files of a broker's log, held open while they are read; nothing is ever written.
+"""The files of a broker's log, open for reading only.
 
 A running broker appends to the newest file and deletes the oldest. An open file stays readable,
 and the end of the log is fixed when the files are listed.
@@ -23,7 +23,7 @@ from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
 __all__ = ["LogFile", "LogFiles", "OpenFile", "files_of"]
 
 _ATTEMPTS: Final = 5
-"""A broker deletes files a few times an hour; losing one in every attempt is no coincidence."""
+"""A broker deletes files only a few times an hour, so more attempts would fail as well."""
 
 _READ_AT_ONCE: Final = 2048
 
@@ -36,14 +36,14 @@ class LogFile(NamedTuple):
     end: int
     is_last: bool
     log: int | None
-    """The log that its spans name; ``None`` before the first span."""
+    """The id of the log in its spans; ``None`` before the first span."""
 
 
 def files_of(directory: Path) -> tuple[LogFile, ...]:
     """The files of the log in a broker's directory, oldest first, as they are now.
 
     Raises:
-        ReconcileRefused: There is no log, a part of it is missing, or a file is another broker's.
+        ReconcileRefused: The log is missing or incomplete, or a file belongs to another broker.
     """
     for _ in range(_ATTEMPTS):
         # A file deleted between the two steps was the oldest.
@@ -57,7 +57,7 @@ def _starts_in(directory: Path) -> dict[int, str]:
         names = [path.name for path in (directory / FOLDER).iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         raise ReconcileRefused(
-            f"{directory} is no broker's directory: it has no folder {FOLDER}"
+            f"{directory} is not a broker's directory: it has no folder {FOLDER}"
         ) from None
     except OSError as error:
         raise ReconcileRefused(f"the log cannot be read: {error}") from error
@@ -76,8 +76,8 @@ def _measure(folder: Path, names: dict[int, str]) -> tuple[LogFile, ...]:
         path, end = folder / names[start], start + sizes[start]
         if after is not None and end < after:
             raise ReconcileRefused(
-                f"{path} ends at position {end} and the log goes on at {after}: a file between is "
-                "missing or was cut; put it back, or restore the directory from a backup"
+                f"{path} ends at position {end} and the log continues at {after}: a file between "
+                "them is missing or truncated; put it back, or restore the directory from a backup"
             )
         log = _log_of(path, start)
         if found and None not in (log, found[0].log) and log != found[0].log:
@@ -97,14 +97,14 @@ def _log_of(path: Path, start: int) -> int | None:
 
 
 class OpenFile:
-    """An open file of the log; it stays readable when the broker deletes it."""
+    """An open file of the log; it stays readable after the broker deletes it."""
 
     def __init__(self, file: LogFile) -> None:
         self.file = file
         self._handle = -1
 
     def __enter__(self) -> Self:
-        """Open it.
+        """Open the file.
 
         Raises:
             FileNotFoundError: The broker has deleted it.
@@ -139,7 +139,7 @@ class LogFiles:
     """The files of a log from a moment on, open for reading.
 
     Args:
-        directory: The broker's.
+        directory: The broker's directory.
         since_ms: Files with only older records are not opened.
     """
 
@@ -152,17 +152,17 @@ class LogFiles:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        """Look the files up and open them.
+        """Find the files and open them.
 
         Raises:
-            ReconcileRefused: There is no log, a part of it is missing, or what was stored since
-                that moment was deleted already.
+            ReconcileRefused: The log is missing or incomplete, or records since that moment were
+                deleted already.
         """
         for _ in range(_ATTEMPTS):
             self._all = files_of(self._directory)
             with suppress(FileNotFoundError), ExitStack() as stack:
-                matter = self._all[self._first() :]
-                self.files = tuple([stack.enter_context(OpenFile(file)) for file in matter])
+                wanted = self._all[self._first() :]
+                self.files = tuple([stack.enter_context(OpenFile(file)) for file in wanted])
                 self._stack = stack.pop_all()
                 return self
         raise ReconcileRefused(f"the log in {self._directory} changes faster than it can be listed")
@@ -204,7 +204,7 @@ class LogFiles:
         Time stamps in a log never go back, so a whole file is older than the next file's first
         record.
         """
-        # Count the files that begin with old records; all but the last of these are left alone.
+        # Count the files that begin with old records; all but the last of these stay closed.
         low, high = 0, len(self._all)
         while low < high:
             middle = (low + high) // 2
@@ -215,15 +215,15 @@ class LogFiles:
                 high = middle
         if low == 0 and self._all and self._all[0].start > 0:
             raise ReconcileRefused(
-                f"the log in {self._directory} begins too late: what was stored before "
-                f"position {self._all[0].start} was deleted, and the day began before that; let "
-                "the broker keep its log for longer (retention.keep)"
+                f"the log in {self._directory} begins too late: records of the day before position "
+                f"{self._all[0].start} were deleted; let the broker keep its log for longer "
+                "(retention.keep)"
             )
         return max(low - 1, 0)
 
 
 def _first_ms(file: LogFile) -> int | None:
-    """When the first record of a file was stored; ``None`` without records."""
+    """The time at which the first record of a file was stored; ``None`` without records."""
     with file.path.open("rb", buffering=0) as opened:
         data = opened.read(HEAD_BYTES + max(MARKER_BYTES, records.SMALLEST))
     if read_head(data, 0, file.start) is None or len(data) < HEAD_BYTES + MARKER_BYTES:

@@ -1,6 +1,6 @@
-"""Transfer orders in messages: which messages are orders, and what their bodies say; pure.
+"""Transfer orders in messages, and the facts in their bodies; pure.
 
-Every sender can write anything into a body, so nothing here trusts it: a message that is no
+Every sender can write anything into a body, so nothing here trusts it: a message that is not a
 valid order becomes a row with a problem, never an exception.
 """
 
@@ -62,7 +62,7 @@ class FailureRow(Struct, gc=False):
 
 
 class Flows:
-    """The flows of some rules, by topic."""
+    """The flows of the rules, by topic."""
 
     def __init__(self, flows: Iterable[Flow]) -> None:
         self._of: dict[str, list[_FlowReader]] = {}
@@ -133,10 +133,10 @@ class _FlowReader:
         self._payer = flow.payer.split(".")
         self._payee = flow.payee.split(".")
         self._amount = flow.amount.split(".")
-        self._said: str | None = None
+        self._constant: str | None = None
         self._currency: list[str] | None = None
         if isinstance(flow.currency, Constant):
-            self._said = flow.currency.value
+            self._constant = flow.currency.value
         else:
             self._currency = flow.currency.split(".")
 
@@ -151,11 +151,11 @@ class _FlowReader:
         try:
             body = _decode(record.plain_body())
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return self._unread(record, f"its body is no JSON: {error}")
+            return self._unread(record, f"its body is not JSON: {error}")
         except RemoteProtocolError as error:
             return self._unread(record, str(error))
         if not isinstance(body, dict):
-            return self._unread(record, "its body is no JSON object")
+            return self._unread(record, "its body is not a JSON object")
         problems: list[str] = []
         key = _own_key(record) if self._key is None else _text(body, self._key, problems)
         if key is None:
@@ -168,22 +168,22 @@ class _FlowReader:
         if type(amount) is not int or amount not in _LONG:
             problems.append(_why(self._amount, amount, "whole number of minor units"))
             amount = None
-        currency = self._said
+        currency = self._constant
         if self._currency is not None:
             currency = _text(body, self._currency, problems)
             if currency is not None and _CURRENCY.fullmatch(currency) is None:
                 problems.append(_why(self._currency, currency, "currency such as CNY"))
                 currency = None
         wrong = "; ".join(problems)[:_PROBLEM_CHARS_MAX] or None
-        return self._named(key), payer, payee, amount, currency, wrong
+        return self._in_namespace(key), payer, payee, amount, currency, wrong
 
     def _unread(
         self, record: Record, problem: str
     ) -> tuple[str | None, None, None, None, None, str]:
-        key = self._named(_own_key(record))
+        key = self._in_namespace(_own_key(record))
         return key, None, None, None, None, properties.one_line(problem, _PROBLEM_CHARS_MAX)
 
-    def _named(self, key: str | None) -> str | None:
+    def _in_namespace(self, key: str | None) -> str | None:
         return None if key is None else self._before_key + key
 
 
@@ -232,4 +232,4 @@ def _why(path: list[str], found: Any, wanted: str) -> str:
     name = ".".join(path)
     if found is _MISSING or found is None or found == "":
         return f"it has no {name}"
-    return f"{name} is no {wanted} but {properties.one_line(repr(found), 40)}"
+    return f"{name} is not a {wanted} but {properties.one_line(repr(found), 40)}"

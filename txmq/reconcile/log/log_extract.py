@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,7 +26,7 @@ from txmq.protocol import record as records
 from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.checked_body import unpack
 from txmq.protocol.record import Record
-from txmq.reconcile.extract.manifest import ExtractedTable
+from txmq.reconcile.extract.extraction import ExtractedLog
 from txmq.reconcile.extract.table_writer import TableWriter, arrow_schema
 from txmq.reconcile.log.collapse import Collapse, OpenEnds
 from txmq.reconcile.log.files import LogFiles, OpenFile
@@ -35,7 +36,7 @@ from txmq.reconcile.rules import DayWindow, Flow, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS, TableSchema
 from txmq.runtime.clock import Clock, SystemClock
 
-__all__ = ["ExtractedLog", "extract_log"]
+__all__ = ["extract_log"]
 
 _SOURCE: Final = "log"
 _OFFSETS: Final = "config/offsets.json"
@@ -46,36 +47,21 @@ _STRETCHES_A_PROCESS: Final = 4
 _CLOCK: Final = SystemClock()
 
 
-class ExtractedLog(NamedTuple):
-    """The result of extracting a log."""
-
-    tables: tuple[ExtractedTable, ...]
-    """Messages, failures and offsets."""
-    position: int
-    """The watermark: the log was read up to this position."""
-    moment_ms: int
-    """When the log ended there."""
-    records: int
-    """The number of records read."""
-    gone: int
-    """The number of decisions on half messages whose file was deleted; they have no row."""
-
-
 class _Part(NamedTuple):
     """A collapsed stretch."""
 
     start: int
-    """Where its first span begins."""
+    """The start of its first span."""
     end: int
-    """Where its last span ends."""
+    """The end of its last span."""
     records: int
     messages: list[pa.RecordBatch]
     failures: list[pa.RecordBatch]
-    loose: OpenEnds
+    open_ends: OpenEnds
 
 
 class _Job(NamedTuple):
-    """What every process needs to know."""
+    """The inputs that every process needs."""
 
     flows: tuple[Flow, ...]
     window: DayWindow
@@ -92,14 +78,14 @@ def extract_log(
 ) -> ExtractedLog:
     """Write the log's rows of a day below ``directory/log``: messages, failures and offsets.
 
-    The broker may run meanwhile. The offsets of its groups are read first, so that no message
-    counts as delivered that the extract does not contain.
+    The broker may keep running. The offsets of its groups are read first, so that only messages
+    in the extract count as delivered.
 
     Args:
-        rules: They say where the broker's directory is, and which messages count.
+        rules: They name the broker's directory, and the messages that count.
         window: The day.
-        directory: Where to write.
-        processes: How many processes read; one for each processor if left out.
+        directory: The target directory.
+        processes: The number of processes that read; one for each processor if left out.
         stretch_bytes: The size of a stretch; the order of rows depends on it.
         clock: Stamps the reading.
 
@@ -120,21 +106,17 @@ def extract_log(
         _write(offsets, _offsets_batches(broker))
         log = stack.enter_context(LogFiles(broker, window.start_ms))
         moment_ms = clock.wall_ms()
-
-        def half_at(at: int) -> Record | None:
-            return _half_at(log, at)
-
-        cut = list(stretches((file.file for file in log.files), stretch_bytes))
-        for part in _parts(log, job, cut, processes):
+        todo = list(stretches((file.file for file in log.files), stretch_bytes))
+        for part in _parts(log, job, todo, processes):
             count, position = count + part.records, part.end
             _write(messages, part.messages)
             _write(failures, part.failures)
-            whole.join(part.loose, half_at)
+            whole.join(part.open_ends, partial(_half_at, log))
             _write(messages, _batches(MESSAGES, whole.messages))
             whole.messages.clear()
         whole.finish()
         _write(messages, _batches(MESSAGES, whole.messages))
-    # Only txmq counts a log, so its control totals are those of the written rows.
+    # The broker keeps no totals, so the control totals are those of the written rows.
     tables = tuple(writer.extracted(_SOURCE) for writer in writers)
     return ExtractedLog(tables, position, moment_ms, count, whole.gone)
 
@@ -148,16 +130,15 @@ def _parts(
     """The collapsed stretches in order; each begins where the previous one ends."""
     at = -1
     opened = {file.file.start: file for file in log.files}
-    for stretch, part in zip(todo, _read_stretches(log, job, todo, processes), strict=True):
+    for stretch, read in zip(todo, _read_stretches(log, job, todo, processes), strict=True):
         start = stretch.start if stretch.is_first else at
+        part = read
         if part is None or part.start != start:
-            # Its file was deleted meanwhile and is open only here, or its first span was a
-            # message body that looks like one, which any sender can write.
-            whole = _collapse(opened[stretch.file.start], stretch, job, start)
-        else:
-            whole = part
-        at = whole.end
-        yield whole
+            # Its file was deleted and is open only here, or its first span was a message body
+            # that looks like one, which any sender can write.
+            part = _collapse(opened[stretch.file.start], stretch, job, start)
+        at = part.end
+        yield part
 
 
 def _read_stretches(
@@ -199,13 +180,13 @@ def _try_collapse(opened: OpenFile, stretch: LogStretch, job: _Job) -> _Part | N
     try:
         return None if start is None else _collapse(opened, stretch, job, start)
     except ReconcileRefused:
-        return None  # The caller knows the true start, and finds any damage.
+        return None  # The caller knows the true start, and detects any damage.
 
 
 def _collapse(opened: OpenFile, stretch: LogStretch, job: _Job, start: int) -> _Part:
     collapse = Collapse(Flows(job.flows), job.window)
     at, count = start, 0
-    for at, found in records_from(opened, start, stretch.end):  # noqa: B007 - it is where they end
+    for at, found in records_from(opened, start, stretch.end):  # noqa: B007 - the end of the last span
         collapse.take(item for item, _ in found)
         count += len(found)
     return _Part(
@@ -226,10 +207,10 @@ def _half_at(log: LogFiles, position: int) -> Record | None:
         record, _ = records.unpack(data)
     except RemoteProtocolError as error:
         raise ReconcileRefused(
-            f"the log is damaged at position {position}, where a half message lies: {error}"
+            f"the log is damaged at position {position}, which has a half message: {error}"
         ) from error
     if record.position != position:
-        raise ReconcileRefused(f"no half message lies at position {position} of the log")
+        raise ReconcileRefused(f"position {position} of the log has no half message")
     return record
 
 

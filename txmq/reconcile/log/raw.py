@@ -1,4 +1,4 @@
-"""The records of a log in their order, each with its kind."""
+"""The records of a log in order, each with its kind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RawRecord(NamedTuple):
     tags: str | None
     attempts: int | None
     body: bytes | None
-    """As it was stored, compressed or not."""
+    """The bytes as they were stored, compressed or not."""
     properties: dict[str, str] | None
     half_position: int | None
     """For a decision, the copy of a committed message, or a parked message: the position of the
@@ -97,7 +97,7 @@ def raw_records(part: LogStretch) -> Iterator[RawRecord]:
     """The records of a part of the log that begins where a span does.
 
     Raises:
-        ReconcileRefused: It is damaged, or was deleted meanwhile.
+        ReconcileRefused: The file is damaged or was deleted.
     """
     try:
         with OpenFile(part.file) as opened:
@@ -114,7 +114,7 @@ def read_log(directory: Path) -> Iterator[RawRecord]:
     """All records of the log in a broker's directory, which may be running.
 
     Raises:
-        ReconcileRefused: There is no log, or it is damaged.
+        ReconcileRefused: The log is missing or damaged.
     """
     for file in files_of(directory):
         yield from raw_records(LogStretch(file, file.start, file.end))

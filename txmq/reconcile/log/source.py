@@ -1,7 +1,7 @@
 """The log as a Spark data source: ``spark.read.format("txmq").load(directory)``.
 
-Each stretch of the log is a partition, so a cluster reads it in parallel; all workers see the
-broker's directory, or a copy of it, under the same path. The broker may run meanwhile.
+Each stretch of the log is a partition, so a cluster reads it in parallel; all workers need the
+broker's directory, or a copy of it, under the same path. The broker may keep running.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.log.files import OpenFile, files_of
 from txmq.reconcile.log.raw import RawRecord, raw_records
-from txmq.reconcile.log.spans import STRETCH_BYTES, LogStretch, parts
+from txmq.reconcile.log.spans import STRETCH_BYTES, parts
 
 __all__ = ["LogSource", "register"]
 
@@ -46,64 +46,59 @@ _COLUMNS: Final = {
 }
 
 
-class _Partition(InputPartition):
-    def __init__(self, part: LogStretch) -> None:
-        super().__init__(part)
-        self.part = part
-
-
 class LogSource(DataSource):
-    """The records of a broker's log, as they lie there.
+    """The records of a broker's log, in the order in which it has them.
 
-    ``load`` takes the broker's directory. The option ``stretch`` says how many bytes of the log a
-    partition has, 33554432 if left out. A damaged log is refused, with the file and the position.
+    ``load`` takes the broker's directory. The option ``stretch`` is the size of a partition in
+    bytes of the log, 33554432 if left out. The error about a damaged log names the file and the
+    position.
 
-    Columns, of which those are empty that a kind does not have:
+    The columns; those that a kind does not have are NULL:
 
-    - ``position`` BIGINT: where the record lies in the log;
+    - ``position`` BIGINT: the record's position in the log;
     - ``kind`` STRING: ``message``, ``half``, ``decision``, ``retry`` (in the retry topic of a
-      group), ``dead_letter`` (in that of its dead letters), ``parked`` (the copy that operators
-      see of a half message nobody decided), or ``waiting`` (for its time: a delayed message or a
-      retry, whose topic stands in its property ``REAL_TOPIC``, or the note that recalls one);
-    - ``topic`` STRING, ``queue`` INT: where it lies; a half message where it wants to go;
-    - ``queue_offset`` BIGINT: its place there; of a half message that in the queue of half
-      messages; of a decision that of the message it makes visible, where it writes no copy;
-    - ``stored_ms`` BIGINT: when it was stored, or decided;
-    - ``born_ms`` BIGINT: when its producer made it, by that machine's clock;
-    - ``id`` STRING: the message's own, which all of its copies have;
-    - ``keys``, ``tags`` STRING: by which it is found and selected;
-    - ``attempts`` INT: how often it was given back before;
-    - ``body`` BINARY: as it was stored, compressed or not;
-    - ``properties`` MAP<STRING, STRING>: all of them;
-    - ``half_position`` BIGINT: of a decision, of the second copy that a commit wrote, and of a
-      parked message: where the half message lies;
-    - ``outcome`` STRING: of a decision, ``committed``, ``rolled_back`` or ``parked``;
+      group), ``dead_letter`` (in the dead-letter topic of a group), ``parked`` (the copy of an
+      undecided half message that operators see), or ``waiting`` (a delayed message or a retry,
+      whose topic is in its property ``REAL_TOPIC``, or the recall of a delayed message);
+    - ``topic`` STRING, ``queue`` INT: the queue that has it; for a half message, its destination;
+    - ``queue_offset`` BIGINT: the offset in that queue; for a half message, in the queue of half
+      messages; for a decision that writes no copy, the offset of the message it makes visible;
+    - ``stored_ms`` BIGINT: the time of storing, or of the decision;
+    - ``born_ms`` BIGINT: the time of production, by the producer's clock;
+    - ``id`` STRING: the message id, which all of its copies share;
+    - ``keys``, ``tags`` STRING: the keys for searches, and the tag for filters;
+    - ``attempts`` INT: the number of earlier attempts to consume it;
+    - ``body`` BINARY: the bytes as they were stored, compressed or not;
+    - ``properties`` MAP<STRING, STRING>: all properties;
+    - ``half_position`` BIGINT: for a decision, the copy that a commit wrote, and a parked
+      message: the position of the half message;
+    - ``outcome`` STRING: for a decision, ``committed``, ``rolled_back`` or ``parked``;
     - ``decided_by`` STRING: ``producer``, ``check``, ``operator`` or ``broker``;
-    - ``reason`` STRING: what was said to a decision by hand, or why a letter is dead.
+    - ``reason`` STRING: the operator's reason for a decision, or the reason for a dead letter.
     """
 
     @classmethod
     def name(cls) -> str:
-        """What it is called in ``format``."""
+        """The name for ``format``."""
         return "txmq"
 
     def schema(self) -> str:
-        """Its columns."""
+        """The columns as DDL."""
         return ", ".join(f"{name} {ddl}" for name, (ddl, _) in _COLUMNS.items())
 
     def reader(self, schema: Any) -> LogDataReader:
-        """Who reads it.
+        """Return the reader of the log.
 
         Raises:
-            ReconcileRefused: ``load`` has no path, or the stretch is no number.
+            ReconcileRefused: ``load`` has no path, or the stretch is invalid.
         """
         del schema
         directory = self.options.get("path")
         if not directory:
-            raise ReconcileRefused("say where the log is: load takes a broker's directory")
+            raise ReconcileRefused('load needs the broker\'s directory: load("/var/lib/txmq")')
         size = self.options.get("stretch", str(STRETCH_BYTES))
         if not size.isdecimal() or int(size) < 1:
-            raise ReconcileRefused(f"stretch is a number of bytes, not {size!r}")
+            raise ReconcileRefused(f"stretch must be a number of bytes, not {size!r}")
         return LogDataReader(Path(directory), int(size))
 
 
@@ -111,7 +106,7 @@ class LogDataReader(DataSourceReader):
     """Reads the log by partitions.
 
     Args:
-        directory: The broker's.
+        directory: The broker's directory.
         size: The bytes of a partition.
     """
 
@@ -123,25 +118,24 @@ class LogDataReader(DataSourceReader):
         """The parts of the log as it is now.
 
         Raises:
-            ReconcileRefused: There is no log.
+            ReconcileRefused: The log is missing.
         """
         found: list[InputPartition] = []
         for file in files_of(self._directory):
             try:
                 with OpenFile(file) as opened:
-                    found += [_Partition(part) for part in parts(opened, self._size)]
+                    found += [InputPartition(part) for part in parts(opened, self._size)]
             except FileNotFoundError:
                 continue  # The broker has just deleted it; the log begins with the next file.
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A part's records.
+        """Read the records of a partition.
 
         Raises:
-            ReconcileRefused: It is damaged.
+            ReconcileRefused: The log is damaged.
         """
-        assert isinstance(partition, _Partition)
-        rows = raw_records(partition.part)
+        rows = raw_records(partition.value)
         while some := list(_batch(rows)):
             columns = zip(*some, strict=True)
             arrays = [

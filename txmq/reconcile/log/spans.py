@@ -1,8 +1,8 @@
 """The spans of a log, in order and without gaps.
 
-Recovery may cut a torn tail; a reader must not guess. An incomplete span ends the log only if it
-is the last thing in it: a write in progress, or the tail of a killed broker. If a complete span
-follows it, the log is damaged and is refused.
+Recovery may cut a torn tail; a reader must not guess. An incomplete span ends the log only if
+nothing follows it: it is a write in progress, or the tail of a killed broker. If a complete span
+follows, the log is damaged and is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LogStretch(NamedTuple):
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the first of its file, so that a span begins at its start."""
+        """True if it is the first of its file, so that a span begins at its start."""
         return self.start == self.file.start
 
 
@@ -128,7 +128,7 @@ def spans(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, bytes]]:
             if head is None or here + head.size > len(data):
                 break
             if head.log != log.file.log:
-                raise _damage(log.file.path, at + here, "another broker's log goes on there")
+                raise _damage(log.file.path, at + here, "the log of another broker continues there")
             payload = view[here + HEAD_BYTES : here + head.size]
             if crc32(payload) != head.checksum:
                 break
@@ -136,7 +136,7 @@ def spans(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, bytes]]:
             here += head.size
         if here == 0:
             # The span is longer than what was read, or incomplete.
-            longer = _payload(log, at) or _payload_after_all(log, at)
+            longer = _payload(log, at) or _payload_now(log, at)
             if longer is None:
                 return
             yield at, longer
@@ -154,16 +154,14 @@ def _payload(log: OpenFile, at: int) -> bytes | None:
     return payload
 
 
-def _payload_after_all(log: OpenFile, bad: int) -> bytes | None:
-    """The payload of a span that was incomplete a moment ago; ``None`` if the log ends before
-    it.
-    """
+def _payload_now(log: OpenFile, bad: int) -> bytes | None:
+    """The payload of a span that was incomplete before; ``None`` if the log ends before it."""
     file = log.file
     if not file.is_last:
         raise _damage(
-            file.path, bad, f"a span is not whole there, and the log goes on at {file.end}"
+            file.path, bad, f"a span is incomplete there, and the log continues at {file.end}"
         )
-    behind = _head_behind(log, bad)
+    behind = _next_head(log, bad)
     if behind is None:
         return None
     # The broker writes one span after the other, so this one may be complete by now.
@@ -172,13 +170,13 @@ def _payload_after_all(log: OpenFile, bad: int) -> bytes | None:
         raise _damage(
             file.path,
             bad,
-            f"a span is not whole there, and another one begins at {behind}; where a crash has "
-            "torn it, start the broker once, which cuts the log there if nobody was promised more",
+            f"a span is incomplete there, and another one begins at {behind}; after a crash, start "
+            "the broker once: it cuts the log there if later records were never acknowledged",
         )
     return payload
 
 
-def _head_behind(log: OpenFile, bad: int) -> int | None:
+def _next_head(log: OpenFile, bad: int) -> int | None:
     # A body may contain what looks like a head: if the span's own head is complete, skip its
     # size.
     head = read_head(log.read(bad, HEAD_BYTES), 0, bad)

@@ -1,4 +1,4 @@
-"""Account numbers as far as a report may show them. Pure."""
+"""Masked account numbers for reports. Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Final
 __all__ = ["HIDDEN", "mask"]
 
 HIDDEN: Final = "…"
-"""What stands for all that is not shown, however much that is."""
+"""The replacement of all hidden characters, regardless of their number."""
 
 _SHOWN: Final = ((12, 2, 4), (8, 2, 2), (6, 0, 2))
-"""From how many characters on, how many are shown at the head and at the end. At least half of a
-number stays hidden, and of a short one all of it."""
+"""The least length, and the characters shown at the head and at the end. At least half of a number
+stays hidden, and a short one stays hidden completely."""
 
 
 def mask(account: str) -> str:
-    """An account number with its middle left out; the same for the same number, always.
+    """An account number without its middle; the same number always has the same mask.
 
     ``6222 0200 1234 0011`` becomes ``62…0011``. With the books, the mask and the transfer's key
     identify the account; with the report alone they do not. Two accounts may have the same
     mask.
 
     Args:
-        account: The number. Spaces in it count for nothing.
+        account: The number. Spaces are ignored.
     """
     bare = "".join(account.split())
     for least, head, end in _SHOWN:

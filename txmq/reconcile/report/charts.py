@@ -1,7 +1,7 @@
 """Charts as shares of a width, with a description in words for screen readers. Pure.
 
 Widths and positions are texts in percent, so that a chart fills its place and its letters keep
-their size. They are computed in whole numbers: no amount is ever a float.
+their size. They are computed in whole numbers: amounts are never floats.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
 PLOT: Final = 96
 """Pixels between the lowest line of a trend and its highest one."""
 TOP: Final = 24
-"""Pixels above these."""
+"""Pixels above the highest line."""
 
 _SLOTS_MIN: Final = 7
 _LABELS_MAX: Final = 7
 _VALUES_MAX: Final = 10
 _FITTING: Final = 4
-"""The most letters of a value that fit above a column on a phone."""
+"""The maximum of letters of a value above a column on a phone."""
 _FLOORS: Final = tuple(map(Decimal, ("99.9", "99.5", "99", "98", "95", "90", "80", "50", "0")))
 
 
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
     kind: str
     left: str
     width: str
-    told: str
+    title: str
 
 
 class Bar(NamedTuple):
@@ -70,11 +70,11 @@ class Bars(NamedTuple):
 
 
 class TrendDay(NamedTuple):
-    """A day of a trend: a column that stands, or a point of a line."""
+    """A day of a trend: a vertical column, or a point of a line."""
 
     label: str
     value: str
-    told: str
+    title: str
     left: str
     middle: str
     width: str
@@ -83,7 +83,7 @@ class TrendDay(NamedTuple):
 
     @property
     def y(self) -> int:
-        """Where it ends, from above."""
+        """The upper end, in pixels from the top."""
         return TOP + PLOT - self.height
 
 
@@ -123,11 +123,11 @@ def _by_value(result: Result, currency: str) -> Bars | None:
         worth = f"{amount(total.at_risk, places)} {currency}"
         width = _share(total.at_risk, found[0].at_risk)
         bars.append(Bar(total.class_, worth, (Piece("worth", "0%", width, worth),)))
-    told = f"{found[0].class_} has the most: {bars[0].value}. "
+    first = f"{found[0].class_} has the most: {bars[0].value}. "
     return Bars(
         f"worth-{currency}",
         f"Value at risk by class, {currency}",
-        told + _bars_in_words(bars),
+        first + _bars_in_words(bars),
         tuple(bars),
     )
 
@@ -151,13 +151,13 @@ def ages(result: Result) -> Bars | None:
         pieces, before = [], 0
         for at, bucket in enumerate(BUCKETS):
             if count := counts[name].get(bucket, 0):
-                told = f"{name}, {bucket} business days: {count:,}"
-                pieces.append(Piece(f"age-{at}", _share(before, most), _share(count, most), told))
+                title = f"{name}, {bucket} business days: {count:,}"
+                pieces.append(Piece(f"age-{at}", _share(before, most), _share(count, most), title))
                 before += count
         bars.append(Bar(name, f"{before:,}", tuple(pieces)))
     oldest = sum(row.get(BUCKETS[-1], 0) for row in counts.values())
-    told = f"{oldest:,} are older than 7 business days. Each bar begins with the youngest. "
-    return Bars("ages", "Age by class", told + _bars_in_words(bars), tuple(bars))
+    about = f"{oldest:,} are older than 7 business days. Each bar begins with the youngest. "
+    return Bars("ages", "Age by class", about + _bars_in_words(bars), tuple(bars))
 
 
 def rate_trend(run: Run) -> Trend:
@@ -185,36 +185,38 @@ def risk_trends(run: Run) -> tuple[Trend, ...]:
     for currency in sorted({name for day in days for name, sum_ in day.at_risk.items() if sum_}):
         places = facts.digits(run.result, currency)
         worth = [day.at_risk.get(currency, 0) for day in days]
-        told = [amount(sum_, places) for sum_ in worth]
+        values = [amount(sum_, places) for sum_ in worth]
         title = f"Value at risk, {currency}"
-        trends.append(_columns(run, f"risk-{currency}", title, worth, told))
+        trends.append(_columns(run, f"risk-{currency}", title, worth, values))
     return tuple(trends)
 
 
-def _columns(run: Run, name: str, title: str, values: Sequence[int], told: Sequence[str]) -> Trend:
+def _columns(
+    run: Run, name: str, title: str, numbers: Sequence[int], values: Sequence[str]
+) -> Trend:
     dates = [day.business_date for day in facts.days(run)]
-    most = max(values)
-    heights = [max(value * PLOT // most, 2 if value else 0) if most else 0 for value in values]
-    highest = told[values.index(most)]
-    about = f"{told[-1]} on {dates[-1]}; the most is {highest}."
+    most = max(numbers)
+    heights = [max(n * PLOT // most, 2 if n else 0) if most else 0 for n in numbers]
+    highest = values[numbers.index(most)]
+    about = f"{values[-1]} on {dates[-1]}; the most is {highest}."
     fits = len(dates) <= _VALUES_MAX and len(highest) <= _FITTING
-    shown = _days(dates, told, heights, says_values=fits)
-    return Trend(name, title, about, told[-1], "" if fits else highest, "", shown, False)
+    shown = _days(dates, values, heights, has_values=fits)
+    return Trend(name, title, about, values[-1], "" if fits else highest, "", shown, False)
 
 
 def _days(
-    dates: Sequence[str], told: Sequence[str], heights: Sequence[int], *, says_values: bool = False
+    dates: Sequence[str], values: Sequence[str], heights: Sequence[int], *, has_values: bool = False
 ) -> tuple[TrendDay, ...]:
     slots = max(len(dates), _SLOTS_MIN)
     step = -(-len(dates) // _LABELS_MAX)
     found = []
-    for at, (day, value, height) in enumerate(zip(dates, told, heights, strict=True)):
+    for at, (day, value, height) in enumerate(zip(dates, values, heights, strict=True)):
         slot, from_last = slots - len(dates) + at, len(dates) - 1 - at
         found.append(
             TrendDay(
                 label=day[5:] if from_last % step == 0 else "",
-                value=value if says_values else "",
-                told=f"{day}: {value}",
+                value=value if has_values else "",
+                title=f"{day}: {value}",
                 left=_share(20 * slot + 3, 20 * slots),
                 middle=_share(2 * slot + 1, 2 * slots),
                 width=_share(14, 20 * slots),

@@ -5,16 +5,16 @@ The page, the JSON, the metrics and the terminal agree because all of them use t
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from txmq.reconcile.classes import ABOUT, About, Class
+from txmq.reconcile.signatures import SignatureState
 from txmq.reconcile.summary import BUCKETS, Past, Result, Run, Verdict
 
 __all__ = [
     "VERDICTS",
     "Headline",
     "Oldest",
-    "Signature",
     "about",
     "currencies",
     "days",
@@ -24,8 +24,6 @@ __all__ = [
     "rank",
     "signature",
 ]
-
-Signature: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidated"]
 
 _LEAST_AGES: Final = dict(zip(BUCKETS, (0, 1, 2, 4, 8), strict=True))
 _RANKS: Final = {class_.value: at for at, class_ in enumerate(Class)}
@@ -40,14 +38,18 @@ class Headline(NamedTuple):
 
 
 VERDICTS: Final[dict[Verdict, Headline]] = {
-    "clean": Headline("good", "Clean", "Every transfer is agreed, or on its way in time."),
+    "clean": Headline(
+        "good", "Clean", "Every transfer is agreed, or in flight for a permitted time."
+    ),
     "within limits": Headline(
         "wait",
         "Breaks within limits",
-        "There are breaks. Together they are within what the rules allow.",
+        "There are breaks, within the limits of the rules.",
     ),
     "over limits": Headline(
-        "bad", "Over the limits", "There is more than the rules allow. A person must look today."
+        "bad",
+        "Over the limits",
+        "The breaks or proofs exceed the limits of the rules. A person must act today.",
     ),
 }
 
@@ -57,7 +59,7 @@ class Oldest(NamedTuple):
 
     days: int
     is_exact: bool
-    """Whether the age is exact: a result has only ranges of ages, and a sample."""
+    """True if the age is exact: a result has only ranges of ages, and a sample."""
 
 
 def about(name: str) -> About:
@@ -104,21 +106,11 @@ def oldest(result: Result) -> Oldest | None:
 
 def days(run: Run) -> tuple[Past, ...]:
     """The earlier days and this one, oldest first."""
-    result = run.result
-    today = Past(
-        business_date=result.business_date,
-        transfers=result.transfers,
-        match_rate=result.match_rate,
-        breaks=result.breaks,
-        open=sum(total.transfers for total in result.totals if total.group == "open"),
-        at_risk=result.at_risk,
-        verdict=result.verdict,
-    )
-    return (*run.trend, today)
+    return (*run.trend, run.result.past)
 
 
-def signature(run: Run) -> Signature:
-    """The state of the signatures, without looking at other days."""
+def signature(run: Run) -> SignatureState:
+    """The state of the signatures, regardless of other days."""
     if run.sign_off is None:
         return "unsigned"
     if run.sign_off.result_digest != run.result_digest:

@@ -1,4 +1,4 @@
-"""The page that a controller reads in the morning: one HTML file that needs nothing else."""
+"""The report page for the controller: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _HERE: Final = Path(__file__).parent / "templates"
 def page(run: Run) -> bytes:
     """A run as HTML.
 
-    The file loads nothing: no script, no font, no picture, and its content policy forbids them
-    all. The policy allows one style, by its hash, so a text from a ledger could not even change
-    the look of the page if it ever got past the escaping.
+    The file loads no script, font or picture, and its content policy forbids them all. The policy
+    allows one style, by its hash, so a text from a ledger could not change even the look of the
+    page if it ever got past the escaping.
     """
     style = (_HERE / "page.css").read_text()
     result = run.result

@@ -12,25 +12,25 @@ __all__ = ["as_json", "read_json"]
 
 
 def as_json(run: Run) -> bytes:
-    """A run as JSON: the same bytes for the same run, with names in the order of the alphabet.
+    """A run as JSON: the same bytes for the same run, with sorted names.
 
     The object has the fields of :class:`txmq.reconcile.summary.Run`, which are documented there,
     and one more::
 
         figures
             match_rate      the share of agreed transfers, from 0 to 1
-            transfers       how many there are
-            breaks          how many of these are breaks
-            open            how many are in flight or explained
-            at_risk         what breaks are worth: {"CNY": 120000}
+            transfers       their number
+            breaks          the number of breaks
+            open            the number in flight or explained
+            at_risk         the amounts of breaks: {"CNY": 120000}
             in_flight       {"transfers": 3, "amounts": {"CNY": 4500}}
             oldest_days     the age of the oldest break in business days; null without breaks
-            oldest_is_exact whether it is known to the day, or is the least that it can be
+            oldest_is_exact true if that age is exact; otherwise the break is at least so old
             signature       unsigned, prepared, signed or invalidated
 
-    Every amount is a whole number of minor units; ``result.digits`` says how many of its figures
-    stand behind the point. Hash totals have up to 19 figures: read them with a parser that knows
-    whole numbers, as Python's does and JavaScript's does not. Moments end in ``_ms`` and are
+    Every amount is a whole number of minor units; ``result.digits`` has the digits after the
+    point. Hash totals have up to 19 digits: read them with a parser that keeps whole numbers, such
+    as Python's, but not JavaScript's. Moments end in ``_ms`` and are
     milliseconds since 1970 in UTC.
     """
     plain = msgspec.to_builtins(run)
@@ -43,12 +43,12 @@ def read_json(text: bytes) -> Run:
     """The run that :func:`as_json` wrote.
 
     Raises:
-        ReconcileRefused: The text is no summary of a run.
+        ReconcileRefused: The text is not the summary of a run.
     """
     try:
         return msgspec.json.decode(text, type=Run)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ReconcileRefused(f"this is no summary of a run: {error}") from error
+        raise ReconcileRefused(f"this is not the summary of a run: {error}") from error
 
 
 def _figures(run: Run) -> dict[str, object]:

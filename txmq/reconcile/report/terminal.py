@@ -1,4 +1,4 @@
-"""A run in a terminal: the verdict, the classes, what does not hold, and where the report is."""
+"""A run in a terminal: the verdict, the classes, failed proofs, and the path of the report."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _GROUPS: Final = {"break": "red", "open": "yellow", "agreed": "green"}
 
 
 def show(run: Run, console: Console, report: str = "") -> None:
-    """Print what a run came to.
+    """Print the result of a run.
 
     Args:
         run: The run.
-        console: The output. It gets the same words without colours, or if it is narrow.
+        console: The output. Without colours, or if it is narrow, it gets the same words.
         report: The path of the page, if there is one.
     """
     result = run.result
@@ -130,6 +130,6 @@ def _count(count: int, one: str, several: str) -> str:
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
-    # Names come from ledgers: nothing in them is markup, or an instruction to the terminal. Where
-    # nobody looks, a line is never broken, so that programs find it whole.
+    # Names come from ledgers: they must not act as markup or as terminal commands. Outside a
+    # terminal, lines are never broken, so that programs find them whole.
     console.print(Text(printable(text), style=style), soft_wrap=not console.is_terminal)

@@ -29,13 +29,13 @@ __all__ = [
 
 _GROUPS: Final = (
     ("break", "Breaks: these need a person"),
-    ("open", "Open: these wait for their time, or are explained"),
+    ("open", "Open: these are in flight, or explained"),
     ("agreed", "Agreed: these need no action"),
 )
 
 
 class Figure(NamedTuple):
-    """A figure that is read at a glance."""
+    """A figure at the head of the page."""
 
     name: str
     values: tuple[tuple[str, str], ...]
@@ -53,7 +53,7 @@ class FigureChange(NamedTuple):
 
 
 class CurrencySum(NamedTuple):
-    """What rows of totals come to, in one currency."""
+    """The sum of rows of totals, in one currency."""
 
     currency: str
     transfers: int
@@ -65,14 +65,14 @@ class CurrencySum(NamedTuple):
 
 
 class ClassGroup(NamedTuple):
-    """Classes that mean the same for people."""
+    """The classes of one group."""
 
     title: str
     rows: tuple[tuple[Total, About], ...]
 
     @property
     def sums(self) -> tuple[CurrencySum, ...]:
-        """Their sums, by currency."""
+        """The sums by currency."""
         return sums(total for total, _ in self.rows)
 
 
@@ -112,31 +112,29 @@ def figures(run: Run) -> tuple[Figure, ...]:
             if before
             else "",
         ),
-        Figure("Transfers", ((f"{result.transfers:,}", ""),), "each of them in one class"),
+        Figure("Transfers", ((f"{result.transfers:,}", ""),), "each in exactly one class"),
         Figure(
             "Breaks",
             ((f"{result.breaks:,}", ""),),
             f"{signed(result.breaks - before.breaks)} since the day before" if before else "",
         ),
-        Figure("Value at risk", _amounts(result, result.at_risk), "what breaks are worth"),
+        Figure("Value at risk", _amounts(result, result.at_risk), "the amount in breaks"),
         Figure("Oldest break", (_oldest(result),), "since it was first seen"),
         Figure(
             "In flight",
             ((f"{flying:,}", ""),),
-            ", ".join(map(" ".join, _amounts(result, flying_sums)))
-            if flying
-            else "nothing was under way",
+            ", ".join(map(" ".join, _amounts(result, flying_sums))) if flying else "none",
         ),
     )
 
 
 def _amounts(result: Result, sums: dict[str, int]) -> tuple[tuple[str, str], ...]:
-    told = tuple(
+    amounts = tuple(
         (amount(sums[currency], facts.digits(result, currency)), currency)
         for currency in sorted(sums)
         if sums[currency]
     )
-    return told or (("0", ""),)
+    return amounts or (("0", ""),)
 
 
 def _oldest(result: Result) -> tuple[str, str]:
@@ -200,15 +198,8 @@ def sums(totals: Iterable[Total]) -> tuple[CurrencySum, ...]:
     found: dict[str, CurrencySum] = {}
     for total in totals:
         so_far = found.get(total.currency, CurrencySum(total.currency, 0, 0, 0, 0, 0, 0))
-        found[total.currency] = CurrencySum(
-            total.currency,
-            so_far.transfers + total.transfers,
-            so_far.debited + total.debited,
-            so_far.returned + total.returned,
-            so_far.credited + total.credited,
-            so_far.ordered + total.ordered,
-            so_far.at_risk + total.at_risk,
-        )
+        numbers = (getattr(so_far, name) + getattr(total, name) for name in CurrencySum._fields[1:])
+        found[total.currency] = CurrencySum(total.currency, *numbers)
     return tuple(found[currency] for currency in sorted(found))
 
 
@@ -238,7 +229,7 @@ def aged(result: Result) -> tuple[tuple[AgedRow, ...], tuple[AgedRow, ...]]:
 
 
 def proofs(result: Result) -> tuple[tuple[Proof, ...], tuple[Proof, ...]]:
-    """Those that do not hold, the greatest difference first, and those that do."""
+    """The proofs that fail, the greatest difference first, and the proofs that hold."""
     broken = sorted(
         (proof for proof in result.proofs if not proof.holds),
         key=lambda proof: -abs(proof.found - proof.expected),

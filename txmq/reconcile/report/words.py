@@ -1,4 +1,4 @@
-"""Amounts and moments as they are read. Pure, and money is never a float."""
+"""Amounts and moments as text for people. Pure, and money is never a float."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _FINEST: Final = Decimal("0.001")
 
 def amount(minor: int, digits: int) -> str:
     """An amount in major units: 1,234,567 with two digits is ``12,345.67``."""
-    return _pointed(f"{abs(minor):0{digits + 1}d}", digits, "-" if minor < 0 else "", ",")
+    return _major(minor, digits, ",")
 
 
 def exact(minor: int, digits: int) -> str:
-    """An amount as programs read it: without commas."""
-    return _pointed(f"{abs(minor):0{digits + 1}d}", digits, "-" if minor < 0 else "", "")
+    """An amount for programs: without commas."""
+    return _major(minor, digits, "")
 
 
 def signed(minor: int, digits: int = 0) -> str:
-    """What was added, or taken away; ``±0`` where it is neither."""
+    """A difference with its sign; ``±0`` for zero."""
     return f"{'+' if minor > 0 else ''}{amount(minor, digits)}" if minor else "±0"
 
 
-def _pointed(figures: str, digits: int, sign: str, separator: str) -> str:
-    whole, rest = (figures[:-digits], figures[-digits:]) if digits else (figures, "")
-    grouped = f"{int(whole):{separator}d}" if separator else whole
-    return f"{sign}{grouped}{'.' if rest else ''}{rest}"
+def _major(minor: int, digits: int, separator: str) -> str:
+    whole, rest = divmod(abs(minor), 10**digits)
+    point = f".{rest:0{digits}d}" if digits else ""
+    return f"{'-' if minor < 0 else ''}{whole:{separator}d}{point}"
 
 
 def rate(share: float) -> str:
@@ -38,18 +38,18 @@ def rate(share: float) -> str:
 
 
 def points(share: float, before: float) -> str:
-    """By how many percentage points one share is above another."""
+    """The difference of two shares in percentage points."""
     more = _percent(share) - _percent(before)
     return f"{more:+} points" if more else "±0"
 
 
 def _percent(share: float) -> Decimal:
-    # The shortest text that stands for the float, not all of its 53 bits: 0.29 is 29, not 28.999.
+    # The shortest text of the float, not all of its 53 bits: 0.29 is 29, not 28.999.
     return (Decimal(repr(share)) * 100).quantize(_FINEST, ROUND_FLOOR)
 
 
 def moment(at_ms: int) -> str:
-    """When something was. A moment of no calendar, as a damaged row may have, is its number."""
+    """A moment in UTC. A moment outside the calendar, as in a damaged row, is its number."""
     try:
         found = datetime.fromtimestamp(at_ms // 1000, UTC)
     except (OverflowError, ValueError, OSError):
@@ -58,13 +58,13 @@ def moment(at_ms: int) -> str:
 
 
 def long_date(day: str) -> str:
-    """A date with the name of its day."""
+    """A date with the name of its weekday."""
     found = date.fromisoformat(day)
     return f"{found:%A}, {found.day} {found:%B} {found.year}"
 
 
 def seconds(time_s: float) -> str:
-    """How long something took."""
+    """A duration."""
     if time_s < 60:
         return f"{time_s:.1f} s"
     minutes, rest = divmod(round(time_s), 60)

@@ -32,8 +32,8 @@ def exposition(tally: RelayTally, waiting: Backlog | None) -> str:
     """The text.
 
     Args:
-        tally: What one relay has done.
-        waiting: What is in the outbox; nothing where the database does not answer.
+        tally: The counters of one relay.
+        waiting: The rows in the outbox; ``None`` if the database does not answer.
     """
     return metrics_text(_metrics(tally, waiting))
 

@@ -102,8 +102,8 @@ class Relay(Lifecycle):
             self._published, self._store, self._backoff(), self._beat_soon.set
         )
         self._publisher = Publisher(
-            self._lanes, self._producer, self._store, self._remover, chosen, self._clock,
-            self._entropy, self._landed,
+            self._lanes, self._slots, self._producer, self._store, self._remover, chosen,
+            self._clock, self._entropy, self._on_send_ended,
         )  # fmt: skip
         self._wake_up = WakeUp(chosen.poll_s)
         self._tasks = Tasks()
@@ -198,7 +198,7 @@ class Relay(Lifecycle):
 
     @property
     def tally(self) -> RelayTally:
-        """What it has done so far."""
+        """Its counters so far."""
         return RelayTally(
             **vars(self._publisher.counts),
             lost_leases=self._lost_leases,
@@ -207,7 +207,7 @@ class Relay(Lifecycle):
         )
 
     async def waiting(self) -> Backlog:
-        """What the outbox holds now, in all slots; the database counts it.
+        """The rows that the outbox holds now, in all slots; the database counts them.
 
         Raises:
             DatabaseFailed: The database does not answer.
@@ -241,7 +241,7 @@ class Relay(Lifecycle):
     async def _send_loop(self) -> None:
         while True:
             if not self._is_stopping:
-                self._publisher.send(self._may_send)
+                self._publisher.send()
             pause_s = LONGEST_PAUSE_S
             until = self._lanes.paused_until()
             if until is not None:
@@ -250,9 +250,6 @@ class Relay(Lifecycle):
                 async with asyncio.timeout(pause_s):
                     await self._send_soon.wait()
             self._send_soon.clear()
-
-    def _may_send(self, now: float) -> bool:
-        return self._slots.are_safe(now + self._producer.settings.timeout_s)
 
     async def _beat_loop(self) -> None:
         backoff = self._backoff()
@@ -304,7 +301,7 @@ class Relay(Lifecycle):
         if leaving:
             self._beat_soon.set()
 
-    def _landed(self) -> None:
+    def _on_send_ended(self, _: object) -> None:
         self._send_soon.set()
         if self._reader.has_more:
             self._wake_up.wake()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from txmq.databases import dialects
@@ -16,7 +16,7 @@ from txmq.errors import DatabaseFailed, TableMissing, TxmqError
 from txmq.limits import RELAY_THREADS, SLOTS
 from txmq.outbox.lanes import LanePosition
 from txmq.outbox.slots import fair_share
-from txmq.outbox.statements import Statements, number_list, positions_json
+from txmq.outbox.statements import relay_statements
 from txmq.outbox.table import Outbox
 from txmq.outbox.tally import Backlog
 from txmq.quantity import quantity
@@ -39,7 +39,7 @@ class Page(NamedTuple):
     rows: list[tuple[Any, ...]]
     """In the order of their ids."""
     is_cut: bool
-    """Whether there may be more rows."""
+    """True if there may be more rows."""
 
 
 class BeatResult(NamedTuple):
@@ -50,7 +50,7 @@ class BeatResult(NamedTuple):
 
 
 class OutboxStore:
-    """One relay's access to the outbox; every method raises what the door's library raises.
+    """One relay's access to the outbox; methods raise the errors of the door's library.
 
     Args:
         outbox: The tables.
@@ -65,7 +65,11 @@ class OutboxStore:
     ) -> None:
         self._outbox = outbox
         self._door = door
-        self._statements = Statements(outbox, door.kind)
+        self._statements = relay_statements(outbox, door.kind)
+        # Read committed rows, whatever level the application chose for its own transactions.
+        level = dialects.ISOLATION.get(door.kind)
+        self._isolation = () if level is None else (level,)
+        self._by_index = (_BY_INDEX,) if door.kind == "postgresql" else ()
         self._token = token
         self._lease_ms = int(lease_s * 1000)
         self._answer_s = answer_s
@@ -136,55 +140,37 @@ class OutboxStore:
         self, positions: Sequence[LanePosition], high: int, count: int, size: int
     ) -> Page:
         """Rows of some lanes, from each lane's position up to an id."""
-        return await self._read("lanes", count, size, asked=positions_json(positions), high=high)
+        asked = json.dumps([position._asdict() for position in positions])
+        return await self._read("lanes", count, size, asked=asked, high=high)
 
     async def _read(self, name: str, count: int, size: int, **values: object) -> Page:
         async def read(borrowed: Borrowed[Any]) -> Page:
-            if self._door.kind == "postgresql":
-                await borrowed.ask(_BY_INDEX)
             found = await borrowed.ask(self._statements[name], count=count, bytes=size, **values)
-            # After a rollback psycopg forgets the service's prepared statements on the connection.
-            await borrowed.commit(is_last=True)
             there = found.rows[0][-1] if found.rows else 0
             return Page(found.rows, there >= count or len(found.rows) < there)
 
-        return await self.run(read)
+        return await self.run(read, *self._by_index)
 
     # Completion
 
     async def remove(self, ids: Sequence[int]) -> int:
         """Delete rows of this relay's slots; returns how many existed."""
-
-        async def remove(borrowed: Borrowed[Any]) -> int:
-            await self._set_isolation(borrowed)
-            if self._door.kind == "postgresql":
-                await borrowed.ask(_BY_INDEX)
-            answer = await borrowed.ask(
-                self._statements["remove"], ids=self._list(ids), token=self._token
-            )
-            await borrowed.commit(is_last=True)
-            return answer.changed
-
-        return await self.run(remove)
+        return await self._change("remove", *self._by_index, ids=self._list(ids))
 
     async def put_aside(self, row_id: int, problem: str) -> bool:
         """Mark a row whose message no broker takes; returns whether this relay still has it."""
-        return await self._mark("put_aside", row_id, problem)
+        return await self._change("put_aside", id=row_id, problem=problem) > 0
 
-    async def note(self, row_id: int, problem: str) -> bool:
-        """Record why a row waits; returns whether the record changed."""
-        return await self._mark("note", row_id, problem)
+    async def note(self, row_id: int, problem: str) -> None:
+        """Record why a row waits."""
+        await self._change("note", id=row_id, problem=problem)
 
-    async def _mark(self, name: str, row_id: int, problem: str) -> bool:
-        async def mark(borrowed: Borrowed[Any]) -> bool:
-            await self._set_isolation(borrowed)
-            answer = await borrowed.ask(
-                self._statements[name], id=row_id, problem=problem, token=self._token
-            )
-            await borrowed.commit(is_last=True)
-            return answer.changed > 0
+    async def _change(self, name: str, *first: str, **values: object) -> int:
+        async def change(borrowed: Borrowed[Any]) -> int:
+            statement = self._statements[name]
+            return (await borrowed.ask(statement, token=self._token, **values)).changed
 
-        return await self.run(mark)
+        return await self.run(change, *self._isolation, *first)
 
     # Slots
 
@@ -193,7 +179,6 @@ class OutboxStore:
         ours = {"token": self._token, "lease_ms": self._lease_ms}
 
         async def beat(borrowed: Borrowed[Any]) -> BeatResult:
-            await self._set_isolation(borrowed)
             seen = await borrowed.ask(self._statements["seen"], token=self._token)
             if not seen.changed:
                 await borrowed.ask(self._statements["join"], token=self._token)
@@ -211,10 +196,9 @@ class OutboxStore:
                     slots = self._list([slot for (slot,) in free.rows])
                     await borrowed.ask(self._statements["lease"], slots=slots, **ours)
                     held = await self._held(borrowed)
-            await borrowed.commit(is_last=True)
             return BeatResult(held, living)
 
-        return await self.run(beat)
+        return await self.run(beat, *self._isolation)
 
     async def _held(self, borrowed: Borrowed[Any]) -> set[int]:
         found = await borrowed.ask(self._statements["held"], token=self._token)
@@ -224,15 +208,13 @@ class OutboxStore:
         """Release some slots; with ``leaves`` this relay also stops counting as alive."""
 
         async def release(borrowed: Borrowed[Any]) -> None:
-            await self._set_isolation(borrowed)
             await borrowed.ask(
                 self._statements["release"], slots=self._list(slots), token=self._token
             )
             if leaves:
                 await borrowed.ask(self._statements["leave"], token=self._token)
-            await borrowed.commit(is_last=True)
 
-        await self.run(release)
+        await self.run(release, *self._isolation)
 
     # Figures
 
@@ -241,7 +223,6 @@ class OutboxStore:
 
         async def count(borrowed: Borrowed[Any]) -> Backlog:
             rows, oldest_ms, failed = (await borrowed.ask(self._statements["waiting"])).rows[0]
-            await borrowed.commit(is_last=True)  # As for what is read.
             age_s = max(0.0, float(oldest_ms or 0) / 1000)
             return Backlog(rows=int(rows), oldest_s=age_s, failed=int(failed))
 
@@ -254,16 +235,16 @@ class OutboxStore:
 
     # Sessions and threads
 
-    async def run(self, work: Callable[[Borrowed[Any]], Coroutine[Any, Any, T]]) -> T:
-        """Run work in a transaction of its own; the work commits it."""
-        result = self._in_session(work)
+    async def run(self, work: Callable[[Borrowed[Any]], Coroutine[Any, Any, T]], *first: str) -> T:
+        """Run ``first`` and then some work in a transaction of their own, and commit it."""
+        result = self._in_session(work, *first)
         if self._door.is_blocking:
             return cast(T, await self._wait_for(self._start_thread(result)))
         async with asyncio.timeout(self._answer_s):
             return await result
 
     def _start_thread(self, work: Coroutine[Any, Any, object]) -> asyncio.Future[object]:
-        running = self._threads.run(lambda: drive(work))
+        running = self._threads.run(partial(drive, work))
         self._running[running] = None
         running.add_done_callback(self._forget_thread)
         return running
@@ -278,10 +259,21 @@ class OutboxStore:
         if not running.cancelled():
             running.exception()  # Marks it as seen: its caller may have given up waiting.
 
-    async def _in_session(self, work: Callable[[Borrowed[Any]], Coroutine[Any, Any, T]]) -> T:
+    async def _in_session(
+        self, work: Callable[[Borrowed[Any]], Coroutine[Any, Any, T]], *first: str
+    ) -> T:
         try:
-            async with self._session() as borrowed:
-                return await work(borrowed)
+            borrowed = await self._door.open()
+            try:
+                for statement in first:
+                    await borrowed.ask(statement)
+                result = await work(borrowed)
+                # Also of a read: after a rollback psycopg forgets the service's prepared
+                # statements on the connection.
+                await borrowed.commit(is_last=True)
+                return result
+            finally:
+                await borrowed.close()
         except Exception as error:
             if isinstance(error, (*self.problems, TxmqError)):
                 raise
@@ -289,18 +281,7 @@ class OutboxStore:
             why = f"{type(error).__name__}: {words(error)}"
             raise DatabaseFailed(f"no connection to the database: {why}") from error
 
-    @asynccontextmanager
-    async def _session(self) -> AsyncIterator[Borrowed[Any]]:
-        borrowed = await self._door.open()
-        try:
-            yield borrowed
-        finally:
-            await borrowed.close()
-
-    async def _set_isolation(self, borrowed: Borrowed[Any]) -> None:
-        """Read committed rows, whatever level the application chose for its own transactions."""
-        if (level := dialects.ISOLATION.get(self._door.kind)) is not None:
-            await borrowed.ask(level)
-
     def _list(self, numbers: Collection[int]) -> str:
-        return number_list(self._door.kind, numbers)
+        """Numbers as one parameter."""
+        joined = ",".join(map(str, numbers))
+        return f"{{{joined}}}" if self._door.kind == "postgresql" else f"[{joined}]"

@@ -26,6 +26,8 @@ __all__ = [
     "message_fields",
     "note",
     "note_lines",
+    "print_result",
+    "print_rows",
     "say",
     "say_lines",
     "table",
@@ -80,6 +82,39 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     # A bracketed word in a name must not become a style, nor ":name:" an emoji.
     width = None if sys.stdout.isatty() else WIDTH
     Console(width=width, markup=False, highlight=False, emoji=False).print(drawn)
+
+
+def print_rows(
+    value: object,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[object]],
+    *,
+    json: bool,
+    empty: str = "",
+) -> None:
+    """Print a value for programs, or its rows for people.
+
+    Args:
+        value: The value, as JSON.
+        columns: The headings.
+        rows: The rows.
+        json: Whether a program reads it.
+        empty: The line for people if the value is empty; otherwise an empty table is printed.
+    """
+    if json:
+        as_json(value)
+    elif empty and not value:
+        say(empty)
+    else:
+        table(columns, rows)
+
+
+def print_result(value: object, text: str, *, json: bool) -> None:
+    """Print a value for programs, or one line for people."""
+    if json:
+        as_json(value)
+    else:
+        say(text)
 
 
 def listing(fields: Mapping[str, object]) -> None:

@@ -19,7 +19,15 @@ from txmq.cli.common import (
     queue_of,
 )
 from txmq.cli.known_names import check_topic
-from txmq.cli.output import as_json, listing, message_fields, print_result, print_rows, say
+from txmq.cli.output import (
+    as_json,
+    listing,
+    message_fields,
+    message_listing,
+    print_result,
+    print_rows,
+    say,
+)
 from txmq.cli.traces import HEADINGS, trace_fields, trace_row
 from txmq.client import Admin, PulledBatch
 from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord, decode
@@ -145,13 +153,10 @@ def view(
         lambda admin: admin.find(topic, message_id) if topic else admin.view(message_id),
         topic=topic,
     )
-    fields = message_fields(found)
     if json:
-        as_json(fields)
-        return
-    fields["queue"] = f"{found.queue.broker}:{found.queue.number}"
-    fields["keys"] = " ".join(found.keys)
-    listing(fields)
+        as_json(message_fields(found))
+    else:
+        listing(message_listing(found))
 
 
 @app.command()

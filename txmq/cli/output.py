@@ -24,6 +24,7 @@ __all__ = [
     "flush",
     "listing",
     "message_fields",
+    "message_listing",
     "note",
     "note_lines",
     "print_result",
@@ -124,6 +125,12 @@ def listing(fields: Mapping[str, object]) -> None:
         say(f"{name:12} {first}")
         for line in more:
             say(f"{'':12} {line}")
+
+
+def message_listing(message: ReceivedMessage) -> dict[str, object]:
+    """A message for people, as :func:`listing` prints it."""
+    queue = f"{message.queue.broker}:{message.queue.number}"
+    return message_fields(message) | {"queue": queue, "keys": " ".join(message.keys)}
 
 
 def message_fields(message: ReceivedMessage) -> dict[str, object]:

@@ -12,7 +12,6 @@ from txmq.client.client import Client
 from txmq.client.lifecycle import Lifecycle
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings, settings_or
-from txmq.databases.door import Borrowed
 from txmq.databases.failures import words
 from txmq.databases.notifications import likeness
 from txmq.databases.sources import door_of
@@ -152,7 +151,7 @@ class Relay(Lifecycle):
         ):  # fmt: skip
             self._tasks.start(work(), f"a relay's {work.__name__}")
         if self._outbox.notifies and self._door.kind == "postgresql":
-            like = await self._store.run(_likeness)
+            like = await self._store.run(lambda borrowed: likeness(borrowed.session))
             if like is not None:
                 listener = self._wake_up.listen(like, self._outbox.channel, self._backoff())
                 self._tasks.start(listener, "a relay's listener")
@@ -308,10 +307,6 @@ class Relay(Lifecycle):
 
     def _backoff(self) -> Backoff:
         return Backoff(self._entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
-
-
-async def _likeness(borrowed: Borrowed[Any]) -> str | None:
-    return await likeness(borrowed.session)
 
 
 def _producer_of(names: str | Client | Producer, settings: RelaySettings) -> tuple[Producer, bool]:

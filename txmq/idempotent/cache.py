@@ -101,10 +101,13 @@ class CachedGuard(Generic[S]):
         self._lease = lease
         self._table = table
         self._outage = outage
-        self.keeps_result: bool | None = getattr(table, "keeps_result", None)
-        """True if results are stored by default, as the table defines it."""
         self.is_blocking = table.is_blocking
         """True if its attempts are used by ``with``; otherwise by ``async with``."""
+
+    @property
+    def keeps_result(self) -> bool | None:
+        """True if results are stored by default, as the table defines it."""
+        return getattr(self._table, "keeps_result", None)
 
     def attempt(self, key: str, *, scope: str = "", payload: Payload = None) -> Attempt[S]:
         """See :meth:`txmq.idempotent.guard.Guard.attempt`.

@@ -203,7 +203,7 @@ class Publisher:
         self.counts.requests += 1
         self._backoffs.pop(topic, None)
         self._lanes.works(topic)
-        # First: a row that is no longer at hand could be read again.
+        # Before the row leaves memory: otherwise it could be read again.
         self._remover.add(rows)
         self._lanes.land(rows)
 

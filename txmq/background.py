@@ -66,7 +66,7 @@ class Background:
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs in this process."""
+        """True if it runs in this process."""
         return self._loop is not None and self._owner.is_current
 
     def start(self) -> None:

@@ -68,7 +68,7 @@ M = TypeVar("M", bound=MessageHandler)
 B = TypeVar("B", bound=BatchHandler)
 
 
-class _Face(Generic[T_co]):
+class _Facade(Generic[T_co]):
     """A blocking facade: an object of the asyncio client, and its loop."""
 
     def __init__(self, background: Background, real: T_co) -> None:
@@ -78,9 +78,9 @@ class _Face(Generic[T_co]):
 
 def _waits(
     method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[_Face[T], P], R]:
+) -> Callable[Concatenate[_Facade[T], P], R]:
     @functools.wraps(method)
-    def call(self: _Face[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: _Facade[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._background.wait(method(self._real, *args, **kwargs))
 
     return call
@@ -88,32 +88,32 @@ def _waits(
 
 def _iterates(
     method: Callable[Concatenate[T, P], AsyncIterator[R]],
-) -> Callable[Concatenate[_Face[T], P], Iterator[R]]:
+) -> Callable[Concatenate[_Facade[T], P], Iterator[R]]:
     @functools.wraps(method)
-    def call(self: _Face[T], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
-        return _each(self._background, method(self._real, *args, **kwargs))
+    def call(self: _Facade[T], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        return _items(self._background, method(self._real, *args, **kwargs))
 
     return call
 
 
-def _each(background: Background, found: AsyncIterator[R]) -> Iterator[R]:
-    async def following() -> tuple[R] | None:
+def _items(background: Background, found: AsyncIterator[R]) -> Iterator[R]:
+    async def next_item() -> tuple[R] | None:
         try:
             return (await anext(found),)
         except StopAsyncIteration:
             return None
 
-    while (item := background.wait(following())) is not None:
+    while (item := background.wait(next_item())) is not None:
         yield item[0]
 
 
-def _there(
+def _in_loop(
     method: Callable[Concatenate[T, P], R],
-) -> Callable[Concatenate[_Face[T], P], R]:
+) -> Callable[Concatenate[_Facade[T], P], R]:
     """Run a plain method in the loop's thread."""
 
     @functools.wraps(method)
-    def call(self: _Face[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: _Facade[T], /, *args: P.args, **kwargs: P.kwargs) -> R:
         async def run() -> R:
             return method(self._real, *args, **kwargs)
 
@@ -122,7 +122,7 @@ def _there(
     return call
 
 
-class _Opened(Protocol):
+class _AsyncContext(Protocol):
     async def __aenter__(self) -> object: ...
 
     async def __aexit__(
@@ -135,10 +135,10 @@ class _Opened(Protocol):
 
 
 S = TypeVar("S")
-X = TypeVar("X", bound=_Opened)
+X = TypeVar("X", bound=_AsyncContext)
 
 
-class _Openable(_Face[X]):
+class _Openable(_Facade[X]):
     """An object that ``with`` opens and closes."""
 
     def __init__(self, background: Background, real: X, *, is_own: bool) -> None:
@@ -186,7 +186,7 @@ class _Openable(_Face[X]):
                 self._background.stop()
 
 
-class Admin(_Face[txmq.Admin]):
+class Admin(_Facade[txmq.Admin]):
     """:class:`txmq.Admin`, which documents the methods and their errors."""
 
     create_topic = _waits(txmq.Admin.create_topic)
@@ -265,7 +265,7 @@ class _Member(_Openable[X], Generic[X, S]):
 
     def __init__(self, group: str, names: str | Client, settings: S | None = None) -> None:
         if isinstance(names, Client):
-            real = self._kind(group, names._real, settings)  # noqa: SLF001 - both are faces
+            real = self._kind(group, names._real, settings)  # noqa: SLF001 - both are facades
             super().__init__(names._background, real, is_own=False)  # noqa: SLF001
         elif isinstance(names, txmq.Client):
             raise ConfigError("this client needs await; a txmq.blocking.Client is wanted here")
@@ -299,21 +299,21 @@ class Producer(_Member[txmq.Producer, settings.ProducerSettings]):
         Raises:
             TxmqError: As for :meth:`txmq.Producer.send_nowait`.
         """
-        told: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
+        result: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
 
         async def begin() -> None:
             self._real.send_nowait(message, queue).add_done_callback(finish)
 
         def finish(sent: asyncio.Future[SendResult]) -> None:
             if sent.cancelled():
-                told.cancel()
+                result.cancel()
             elif (error := sent.exception()) is not None:
-                told.set_exception(error)
+                result.set_exception(error)
             else:
-                told.set_result(sent.result())
+                result.set_result(sent.result())
 
         self._background.wait(begin())
-        return told
+        return result
 
 
 class TransactionProducer(Producer):
@@ -434,13 +434,13 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         except BaseException:
             self._background.wait(leave())
             raise
-        outcome = self._ended(begun, error)
+        outcome = self._end(begun, error)
         if transaction is None and error is not None:
             raise error  # The block never began, so no code can read an outcome.
         assert transaction is not None, "it had a session"
         transaction.outcome = outcome
 
-    def _ended(self, begun: TransactionBlock[D], error: Exception | None) -> TransactionOutcome:
+    def _end(self, begun: TransactionBlock[D], error: Exception | None) -> TransactionOutcome:
         try:
             return self._background.wait(self._real.end(begun, error))
         except Exception:
@@ -471,9 +471,9 @@ class PushConsumer(_Member[txmq.PushConsumer, settings.ConsumerSettings]):
     wait = _waits(txmq.PushConsumer.wait)
     commit = _waits(txmq.PushConsumer.commit)
     move = _waits(txmq.PushConsumer.move)
-    pause = _there(txmq.PushConsumer.pause)
-    resume = _there(txmq.PushConsumer.resume)
-    positions = _there(txmq.PushConsumer.positions)
+    pause = _in_loop(txmq.PushConsumer.pause)
+    resume = _in_loop(txmq.PushConsumer.resume)
+    positions = _in_loop(txmq.PushConsumer.positions)
 
     @property
     def queues(self) -> list[Queue]:
@@ -500,12 +500,12 @@ class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
     seek_to_time = _waits(txmq.PullConsumer.seek_to_time)
     pull = _waits(txmq.PullConsumer.pull)
     committed = _waits(txmq.PullConsumer.committed)
-    note_offset = _there(txmq.PullConsumer.note_offset)
-    pause = _there(txmq.PullConsumer.pause)
-    resume = _there(txmq.PullConsumer.resume)
-    positions = _there(txmq.PullConsumer.positions)
-    end = _there(txmq.PullConsumer.end)
-    _following = _waits(txmq.PullConsumer.__anext__)
+    note_offset = _in_loop(txmq.PullConsumer.note_offset)
+    pause = _in_loop(txmq.PullConsumer.pause)
+    resume = _in_loop(txmq.PullConsumer.resume)
+    positions = _in_loop(txmq.PullConsumer.positions)
+    end = _in_loop(txmq.PullConsumer.end)
+    _next_batch = _waits(txmq.PullConsumer.__anext__)
 
     @property
     def queues(self) -> list[Queue]:
@@ -515,9 +515,9 @@ class PullConsumer(_Member[txmq.PullConsumer, settings.ConsumerSettings]):
     def __iter__(self) -> Iterator[list[ReceivedMessage]]:
         """Lists of messages, each of one queue, until the consumer is stopped."""
         with suppress(StopAsyncIteration):
-            yield self._following()
+            yield self._next_batch()
             while self._background.is_running:
-                yield self._following()
+                yield self._next_batch()
 
 
 @dataclass(slots=True)
@@ -545,7 +545,7 @@ class ScheduledPull(_Member[txmq.ScheduledPull, settings.ConsumerSettings]):
     ) -> None:
         super().__init__(group, names, settings)
         self.consumer = PullConsumer.__new__(PullConsumer)
-        _Face.__init__(self.consumer, self._background, self._real.consumer)
+        _Facade.__init__(self.consumer, self._background, self._real.consumer)
         self._threads = self._fresh_threads()
 
     wait = _waits(txmq.ScheduledPull.wait)

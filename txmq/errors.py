@@ -125,7 +125,7 @@ __all__ = [
 
 
 class Effect(Enum):
-    """Whether a failed operation took effect."""
+    """The effect that a failed operation may have had."""
 
     NONE = "none"
     MAYBE = "maybe"

@@ -50,7 +50,7 @@ class State(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the transfer has ended in this bank."""
+        """True if the transfer has ended in this bank."""
         return not MOVES[self]
 
 

@@ -162,12 +162,12 @@ def read_advice(body: bytes) -> Advice:
 
 
 def is_id(text: str) -> bool:
-    """Whether a transfer may have this id."""
+    """True if a transfer may have this id."""
     return _ID.fullmatch(text) is not None
 
 
 def is_number(text: str) -> bool:
-    """Whether an account may have this number."""
+    """True if an account may have this number."""
     return _NUMBER.fullmatch(text) is not None
 
 

@@ -66,7 +66,7 @@ class BankSettings:
     other_database: str = ""
     """The other bank's database, only for XA."""
     watches_steps: bool = True
-    """Whether the bank records the nine steps of transfers."""
+    """True if the bank records the nine steps of transfers."""
 
     def __post_init__(self) -> None:
         """Check that the databases can prepare, if XA needs it."""

@@ -101,16 +101,16 @@ class Tour:
         example = ""
         for station in stations:
             started = time.monotonic()
-            said = await run(station, names)
+            lines = await run(station, names)
             took = time.monotonic() - started
-            found = sum(line.count(station.mark) for line in said)
+            found = sum(line.count(station.mark) for line in lines)
             if found != station.times:
                 self.missing.append(f"{station.program} printed {found} of {station.times}")
             if not station.is_consumer:
-                self.acknowledged.update(ids_in(said))
+                self.acknowledged.update(ids_in(lines))
             printed = f"{found} {station.what}"
             table.add_row(station.program, station.java, printed, f"{took:.1f}")
-            example = example or (said[-1] if said else "")
+            example = example or (lines[-1] if lines else "")
         console.print(table)
         console.print(f"for one: {example}\n", style="dim", highlight=False)
 
@@ -148,17 +148,17 @@ async def run(station: Station, names: str) -> list[str]:
     )  # fmt: skip
     try:
         async with asyncio.timeout(PATIENCE_S):
-            said, _ = await program.communicate()
+            output, _ = await program.communicate()
     except TimeoutError:
         program.kill()
         await program.wait()
         return []
-    return said.decode().splitlines() if program.returncode == 0 else []
+    return output.decode().splitlines() if program.returncode == 0 else []
 
 
-def ids_in(said: list[str]) -> set[str]:
+def ids_in(lines: list[str]) -> set[str]:
     """The ids of the messages that a broker has acknowledged."""
-    return set(re.findall(r"\bid='(\w+)'", "\n".join(said)))
+    return set(re.findall(r"\bid='(\w+)'", "\n".join(lines)))
 
 
 async def ids_stored(admin: Admin, topic: str) -> set[str]:

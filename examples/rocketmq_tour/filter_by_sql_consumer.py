@@ -1,6 +1,6 @@
 """FilterBySQLConsumer: be called with the messages whose age lies between two others.
 
-The broker must be told to take conditions, with ``--set filter.sql=true``, or in RocketMQ's words
+The broker must accept conditions: start it with ``--set filter.sql=true``, or in RocketMQ's words
 ``enablePropertyFilter=true``.
 """
 

@@ -32,7 +32,7 @@ class Until:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time to end."""
+        """True if it is time to end."""
         return self._over.is_set()
 
     async def over(self) -> None:

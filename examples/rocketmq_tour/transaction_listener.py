@@ -31,7 +31,7 @@ class ICBCListener:
         return ANSWERS.get(message.tags, LocalTransactionState.UNKNOWN)
 
     async def check_local_transaction(self, message: ReceivedMessage) -> LocalTransactionState:
-        """Called when the broker was told "unknown", or nothing at all."""
+        """The broker calls this after the answer "unknown", or after no answer at all."""
         print(f"checked: {message.tags} {message.id}")
         self.asked.set()
         return LocalTransactionState.COMMIT

@@ -24,8 +24,8 @@ async def produce(names: str) -> None:
         for i, tag in enumerate(("TAGA", "TAGB", "TAGC")):
             message = Message(topic="TTopic", tags=tag, body=f"Hi Transaction Msg {i}".encode())
             outcome = await producer.send_in_transaction(message)
-            said = "acknowledged" if outcome.is_acknowledged else "to be asked about"
-            print(f"result of {tag}: {outcome.state.name}, {said}, xid={outcome.xid}")
+            answer = "acknowledged" if outcome.is_acknowledged else "to be asked about"
+            print(f"result of {tag}: {outcome.state.name}, {answer}, xid={outcome.xid}")
         await listener.asked.wait()
 
 

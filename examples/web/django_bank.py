@@ -118,7 +118,7 @@ def transfer(request: HttpRequest) -> JsonResponse:
 
 
 def health(_: HttpRequest) -> JsonResponse:
-    """Whether the service is ready for requests."""
+    """Answer that the service is ready for requests."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT 1")
     return JsonResponse({"state": "well"})

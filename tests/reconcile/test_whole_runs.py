@@ -127,7 +127,7 @@ def test_the_same_date_again_is_the_same_to_the_byte(spark, first, tmp_path):
     before = stage.bytes_of(done.run_id)
     sign(stage, done)
     damage_items(stage, done)
-    with pytest.raises(ReconcileRefused, match="items of 2024-03-06 are not what run"):
+    with pytest.raises(ReconcileRefused, match="items of 2024-03-06 changed since run"):
         stage.results().verify(done)
     for table in (stage.directory / "results").iterdir():
         if table.name != "items":

@@ -1,11 +1,11 @@
 """``txmq reconcile breaks``: the breaks of a day, and their explanations."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from txmq.cli.common import AsJson
-from txmq.cli.output import as_json, say, table
+from txmq.cli.output import print_rows, say
 from txmq.cli.reconcile_options import (
     By,
     Config,
@@ -18,9 +18,6 @@ from txmq.cli.reconcile_options import (
 )
 from txmq.errors import ConfigError
 from txmq.runtime.clock import SystemClock
-
-if TYPE_CHECKING:
-    from txmq.reconcile.summary import Run
 
 __all__ = ["app"]
 
@@ -54,6 +51,7 @@ def breaks(
     with report_failures():
         from txmq.reconcile.classes import Class
         from txmq.reconcile.item_list import items_of
+        from txmq.reconcile.report.words import amount
 
         wanted = requested_days(config, day)
         if class_ is not None and class_ not in {known.value for known in Class}:
@@ -67,33 +65,24 @@ def breaks(
             is_complete=everything,
             is_masked=not unmasked,
         )
-        if json:
-            as_json(found)
-            return
-        if not found:
-            say(f"no such breaks on {run.result.business_date}")
-            return
-        _list(found, run)
-
-
-def _list(items: list[dict[str, Any]], run: "Run") -> None:
-    from txmq.reconcile.report.words import amount
-
-    table(
-        ("break", "class", "status", "days", "amount", "", "transfer", "payer", "payee"),
-        (
+        print_rows(
+            found,
+            ("break", "class", "status", "days", "amount", "", "transfer", "payer", "payee"),
             (
-                item["break_id"],
-                item["class"],
-                item["status"],
-                item["age_days"],
-                amount(item["amount"], run.result.digits.get(item["currency"], 2)),
-                item["currency"],
-                *(item[name] or "" for name in ("key", "payer", "payee")),
-            )
-            for item in items
-        ),
-    )
+                (
+                    item["break_id"],
+                    item["class"],
+                    item["status"],
+                    item["age_days"],
+                    amount(item["amount"], run.result.digits.get(item["currency"], 2)),
+                    item["currency"],
+                    *(item[name] or "" for name in ("key", "payer", "payee")),
+                )
+                for item in found
+            ),
+            json=json,
+            empty=f"no such breaks on {run.result.business_date}",
+        )
 
 
 @app.command()

@@ -3,7 +3,7 @@
 import typer
 
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask
-from txmq.cli.output import as_json, table
+from txmq.cli.output import print_rows
 from txmq.client import Admin
 from txmq.client.routes import MASTER
 from txmq.errors import TxmqError
@@ -22,13 +22,8 @@ def cluster() -> None:
 def list_(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
     """List brokers; those that answer with their version and rates."""
     rows = ask(names, _brokers)
-    if json:
-        as_json(rows)
-        return
-    table(
-        ["cluster", "broker", "replica", "address", "version", "in/s", "out/s"],
-        [list(row.values()) for row in rows],
-    )
+    columns = ["cluster", "broker", "replica", "address", "version", "in/s", "out/s"]
+    print_rows(rows, columns, [row.values() for row in rows], json=json)
 
 
 async def _brokers(admin: Admin) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""What commands that ask a cluster share: their options, one session, and how they fail."""
+"""The options, the session and the exit codes of commands that ask a cluster."""
 
 import asyncio
 import sys
@@ -8,6 +8,7 @@ from typing import Annotated, Final, NoReturn, TypeVar
 import typer
 
 from txmq.cli.known_names import check_topic
+from txmq.cli.moments import moment_ms
 from txmq.cli.output import note
 from txmq.client import Admin, Session
 from txmq.errors import (
@@ -24,6 +25,7 @@ from txmq.errors import (
 from txmq.message import Queue
 from txmq.printable import printable
 from txmq.remoting.pool import NO_SERVER
+from txmq.runtime.clock import SystemClock
 
 __all__ = [
     "FAILED",
@@ -35,6 +37,7 @@ __all__ = [
     "ask",
     "confirm",
     "fail",
+    "moment_of",
     "queue_of",
     "sentence_of",
 ]
@@ -133,8 +136,8 @@ def confirm(question: str, *, yes: bool) -> None:
         yes: Whether the caller has agreed already.
 
     Raises:
-        typer.Exit: Standard input is not a terminal, so there is no answer.
-        typer.Abort: The answer is no.
+        typer.Exit: Standard input is not a terminal, so the user cannot answer.
+        typer.Abort: The user refuses.
     """
     if yes:
         return
@@ -148,8 +151,20 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def has_terminal() -> bool:
-    """Whether the user can answer a question."""
+    """True if the user can answer a question."""
     return sys.stdin.isatty()
+
+
+def moment_of(text: str, option: str) -> int:
+    """The milliseconds since 1970 of the moment in an option.
+
+    Raises:
+        typer.BadParameter: The text is not a moment.
+    """
+    try:
+        return moment_ms(text, SystemClock().wall_ms())
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}; write {error}", param_hint=option) from error
 
 
 def queue_of(topic: str, text: str) -> Queue:

@@ -25,10 +25,11 @@ from txmq.cli.common import (
     ask,
     confirm,
     fail,
+    moment_of,
 )
 from txmq.cli.known_names import check_group
-from txmq.cli.moments import LATEST, age_of, moment_ms
-from txmq.cli.output import as_json, listing, message_fields, say, table
+from txmq.cli.moments import LATEST, age_of
+from txmq.cli.output import as_json, listing, message_fields, print_result, print_rows, say, table
 from txmq.client import Admin
 from txmq.client.admin.dead_letter_copy import RESENT_AT, RESENT_BY, RESENT_REASON, provenance
 from txmq.client.admin.dead_letters import DeadLetters
@@ -106,14 +107,9 @@ def list_(
         return found
 
     found = ask(names, read)
-    if json:
-        as_json(found)
-        return
-    if not found:
-        say("no dead letters")
-        return
     now_ms = SystemClock().wall_ms()
-    table(
+    print_rows(
+        found,
         ["group", "messages", "oldest", "newest", "age of oldest"],
         [
             [
@@ -125,9 +121,11 @@ def list_(
             ]
             for letters in found
         ],
+        json=json,
+        empty="no dead letters",
     )
     for letters in found:
-        if letters.closed_at:
+        if letters.closed_at and not json:
             say(
                 f"those of {letters.group} at {', '.join(letters.closed_at)} cannot be read yet; "
                 f"'txmq dlq show {letters.group}' says how to change that"
@@ -152,7 +150,7 @@ def show(
     if message_id is not None:
         _show_one(group, message_id, names, json=json)
         return
-    wanted = _wanted(group, since, until, topic)
+    wanted = _letter_filter(group, since, until, topic)
 
     async def read(admin: Admin) -> list[ReceivedMessage]:
         found = [message async for message in wanted.letters(admin, limit + 1)]
@@ -162,16 +160,15 @@ def show(
 
     found = ask(names, read)
     shown = found[:limit]
-    if json:
-        as_json([_fields(message) for message in shown])
-        return
-    if not shown:
-        say(f"group {group} has no dead letters of this kind")
-        return
     now_ms = SystemClock().wall_ms()
-    headings = ["place", "age", "attempts", "topic", "tag", "keys", "id", "reason"]
-    table(headings, [_row(message, now_ms) for message in shown])
-    if len(found) > limit:
+    print_rows(
+        [_fields(message) for message in shown],
+        ["place", "age", "attempts", "topic", "tag", "keys", "id", "reason"],
+        [_row(message, now_ms) for message in shown],
+        json=json,
+        empty=f"group {group} has no dead letters of this kind",
+    )
+    if len(found) > limit and not json:
         say(f"{quantity(limit, 'is', 'are')} shown; there are more, which --limit shows")
 
 
@@ -187,7 +184,7 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Write dead letters to a file, one line of JSON each, their bodies in base64."""
-    wanted = _wanted(group, since, until, topic)
+    wanted = _letter_filter(group, since, until, topic)
     try:
         file = to.open("xb")
     except FileExistsError:
@@ -205,11 +202,9 @@ def export(
         # An incomplete file would look complete.
         if not is_whole:
             to.unlink(missing_ok=True)
-    if json:
-        as_json({"group": group, "file": str(to), "messages": count})
-    else:
-        letters = quantity(count, f"dead letter of {group} is", f"dead letters of {group} are")
-        say(f"{letters} in {to}")
+    letters = quantity(count, f"dead letter of {group} is", f"dead letters of {group} are")
+    written = {"group": group, "file": str(to), "messages": count}
+    print_result(written, f"{letters} in {to}", json=json)
 
 
 @app.command()
@@ -243,13 +238,13 @@ def resend(
         fail("--since, --until and --topic work only with --all; leave out the ids", WRONGLY_CALLED)
     if not reason.strip():
         fail("--reason is empty; give a reason", WRONGLY_CALLED)
-    wanted = _wanted(group, since, until, topic)
+    wanted = _letter_filter(group, since, until, topic)
     ask(names, lambda admin: check_group(admin, group))
     if everything and not yes:
         there = sum(
             letters.messages for letters in ask(names, lambda a: a.dead_letter_groups(group))
         )
-        choice = "" if wanted == _wanted(group) else ", if selected,"
+        choice = "" if wanted == _letter_filter(group) else ", if selected,"
         confirm(f"resend the {quantity(there, 'dead letter')}{choice} to {group}?", yes=yes)
     run = _Resend(group, reason, operator or getpass.getuser(), force=force)
     if message_ids:
@@ -259,7 +254,7 @@ def resend(
     if json:
         as_json([result._asdict() for result in found])
     else:
-        _tell(group, found)
+        _print_results(group, found)
     done = {RESENT, BEFORE} if everything else {RESENT}
     if any(result.outcome not in done for result in found):
         raise typer.Exit(FAILED)
@@ -285,7 +280,7 @@ class _Resend:
             try:
                 message = await admin.dead_letter(self._group, message_id)
             except TxmqError as error:
-                self._failed(message_id, "", error)
+                self._note_failure(message_id, "", error)
             else:
                 await self._one(admin, message)
         return self._found
@@ -304,7 +299,7 @@ class _Resend:
             if not self._found:
                 raise
             # The results so far must be printed.
-            self._failed("the rest", "", error)
+            self._note_failure("the rest", "", error)
         if not self._found:
             await check_group(admin, self._group)
         return self._found
@@ -320,12 +315,12 @@ class _Resend:
                 self._group, message, reason=self._reason, operator=self._operator, force=True
             )
         except TxmqError as error:
-            self._failed(message.id, message.offset_id, error)
+            self._note_failure(message.id, message.offset_id, error)
             return
         safe = "" if stored.status is SendStatus.OK else f" ({stored.status.name.lower()})"
         self._note(message.id, message.offset_id, RESENT, f"as {stored.offset_id}{safe}")
 
-    def _failed(self, message_id: str, place: str, error: TxmqError) -> None:
+    def _note_failure(self, message_id: str, place: str, error: TxmqError) -> None:
         is_cut_off = isinstance(error, TransportError)
         in_doubt = is_cut_off and bool(place) and error.effect is not Effect.NONE
         outcome = DOUBTFUL if in_doubt else REFUSED
@@ -336,7 +331,7 @@ class _Resend:
         self._found.append(_ResendResult(message_id, place, outcome, note))
 
 
-def _tell(group: str, found: list[_ResendResult]) -> None:
+def _print_results(group: str, found: list[_ResendResult]) -> None:
     if not found:
         say(f"group {group} has no dead letters of this kind")
         return
@@ -422,21 +417,14 @@ def _row(message: ReceivedMessage, now_ms: int) -> list[object]:
     ]
 
 
-def _wanted(
+def _letter_filter(
     group: str, since: str = "earliest", until: str = "latest", topic: str | None = None
 ) -> _LetterFilter:
-    begin_ms, end_ms = _moment(since, "--since"), _moment(until, "--until")
+    begin_ms, end_ms = moment_of(since, "--since"), moment_of(until, "--until")
     # Brokers' clocks may be ahead: no end is later than any of them.
     end_ms = TIME_MAX if end_ms == LATEST else end_ms
     begin_ms = SystemClock().wall_ms() if begin_ms == LATEST else begin_ms
     return _LetterFilter(group, begin_ms, end_ms, topic)
-
-
-def _moment(text: str, option: str) -> int:
-    try:
-        return moment_ms(text, SystemClock().wall_ms())
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r}; write {error}", param_hint=option) from error
 
 
 def _time(time_ms: int | None) -> str:

@@ -4,15 +4,13 @@ from typing import Annotated, Final
 
 import typer
 
-from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm
+from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm, moment_of
 from txmq.cli.known_names import check_group, check_topic
-from txmq.cli.moments import moment_ms
-from txmq.cli.output import as_json, say, table
+from txmq.cli.output import print_result, print_rows, say, table
 from txmq.client import Admin
 from txmq.client.values import GroupConnections, OffsetMove, QueueProgress
 from txmq.errors import ConsumerOffline
 from txmq.quantity import quantity
-from txmq.runtime.clock import SystemClock
 
 __all__ = ["app"]
 
@@ -62,12 +60,10 @@ def create(
         ),
         changes=True,
     )
-    if json:
-        as_json({"group": name, "retries": retries, "enabled": enabled})
-    else:
-        settings = [] if retries is None else [quantity(retries, "retry", "retries")]
-        settings += [] if enabled is None else ["may consume" if enabled else "may not consume"]
-        say("; ".join([f"group {name} exists", *settings]))
+    settings = [] if retries is None else [quantity(retries, "retry", "retries")]
+    settings += [] if enabled is None else ["may consume" if enabled else "may not consume"]
+    text = "; ".join([f"group {name} exists", *settings])
+    print_result({"group": name, "retries": retries, "enabled": enabled}, text, json=json)
 
 
 @app.command("list")
@@ -85,15 +81,12 @@ def list_(
         for name, config in found.items()
         if everything or not (name in _OF_THE_SYSTEM or name.startswith(_SYSTEM_PREFIX))
     ]
-    if json:
-        as_json(rows)
-        return
-    if not rows:
-        say("no groups")
-        return
-    table(
+    print_rows(
+        rows,
         ["group", "may consume", "retries"],
         [[row["group"], "yes" if row["enabled"] else "no", row["retries"]] for row in rows],
+        json=json,
+        empty="no groups",
     )
 
 
@@ -117,10 +110,7 @@ def delete(
         lambda admin: admin.delete_group(name, offsets=not keep_offsets, cluster=cluster),
         changes=True,
     )
-    if json:
-        as_json({"group": name, "deleted": True})
-    else:
-        say(f"group {name} is deleted")
+    print_result({"group": name, "deleted": True}, f"group {name} is deleted", json=json)
 
 
 @app.command()
@@ -145,25 +135,10 @@ def progress(
 
     found = ask(names, read)
     lag = sum(queue.lag for queue in found)
-    if json:
-        as_json(
-            {
-                "group": name,
-                "lag": lag,
-                "queues": [
-                    {
-                        "queue": queue.queue,
-                        "broker_offset": queue.broker_offset,
-                        "group_offset": queue.group_offset,
-                        "lag": queue.lag,
-                        "consumed_ms": queue.consumed_ms,
-                    }
-                    for queue in found
-                ],
-            }
-        )
-        return
-    table(
+    fields = ("queue", "broker_offset", "group_offset", "lag", "consumed_ms")
+    queues = [{field: getattr(queue, field) for field in fields} for queue in found]
+    print_rows(
+        {"group": name, "lag": lag, "queues": queues},
         ["topic", "broker", "queue", "stored to", "consumed to", "behind"],
         [
             [
@@ -176,8 +151,10 @@ def progress(
             ]
             for queue in found
         ],
+        json=json,
     )
-    say(f"{quantity(lag, 'message')} behind")
+    if not json:
+        say(f"{quantity(lag, 'message')} behind")
 
 
 @app.command()
@@ -197,10 +174,7 @@ def reset(
     json: AsJson = False,
 ) -> None:
     """Move a group to the messages stored at a moment; shows the change, and asks."""
-    try:
-        time_ms = moment_ms(to, SystemClock().wall_ms())
-    except ValueError as error:
-        raise typer.BadParameter(f"{to!r}; write {error}", param_hint="--to") from error
+    time_ms = moment_of(to, "--to")
 
     async def plan_reset(admin: Admin) -> list[OffsetMove]:
         plan = await admin.plan_reset(name, topic, time_ms, force=not only_back)
@@ -217,16 +191,15 @@ def reset(
         changes=True,
         topic=topic,
     )
-    if json:
-        before = {move.queue: move.before for move in plan}
-        as_json(
-            [
-                {"queue": queue, "before": before.get(queue), "offset": offset}
-                for queue, offset in moved.items()
-            ]
-        )
-    else:
-        say(f"group {name} is moved in {quantity(len(moved), 'queue')} of {topic}")
+    before = {move.queue: move.before for move in plan}
+    print_result(
+        [
+            {"queue": queue, "before": before.get(queue), "offset": offset}
+            for queue, offset in moved.items()
+        ],
+        f"group {name} is moved in {quantity(len(moved), 'queue')} of {topic}",
+        json=json,
+    )
 
 
 def _move_row(move: OffsetMove) -> list[object]:
@@ -258,12 +231,11 @@ def clients(
             raise
 
     found = ask(names, read)
-    if json:
-        as_json(found)
-        return
-    table(
+    print_rows(
+        found,
         ["client", "address", "language", "version"],
         [[client.id, client.address, client.language, client.version] for client in found.clients],
+        json=json,
     )
-    for topic, expression in found.subscriptions.items():
+    for topic, expression in ({} if json else found.subscriptions).items():
         say(f"subscribed to {topic}: {expression}")

@@ -1,4 +1,4 @@
-"""Whether a topic or a group exists, and which one the caller may have meant."""
+"""Checks that a topic or a group exists; the error suggests the nearest name."""
 
 from __future__ import annotations
 

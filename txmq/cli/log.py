@@ -17,12 +17,22 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, Yes, confirm, fail, has_terminal
+from txmq.cli.common import (
+    FAILED,
+    WRONGLY_CALLED,
+    AsJson,
+    Yes,
+    confirm,
+    fail,
+    has_terminal,
+    moment_of,
+)
 from txmq.cli.log_lines import BodyForm, plain_body, record_fields, record_line
-from txmq.cli.moments import LATEST, moment_ms
-from txmq.cli.output import as_json, note, say
+from txmq.cli.moments import LATEST
+from txmq.cli.output import as_json, note, print_result, say
 from txmq.errors import TxmqError
 from txmq.printable import printable_json
+from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk, Lock, ReadOnlyDisk
 
@@ -92,7 +102,7 @@ def verify(
             "add --yes to carry out every repair",
             WRONGLY_CALLED,
         )
-    with _opened(data, is_writer=repair) as disk:
+    with _open_directory(data, is_writer=repair) as disk:
         findings, summary = _inspect(disk, json=json)
         for _ in range(_ROUNDS_MAX if repair else 0):
             if not _repair(disk, findings, data, yes=yes):
@@ -136,7 +146,7 @@ def dump(
             say(record_line(found, with_body=body))
 
     run = _LogPass(selection, limit)
-    with _opened(data) as disk:
+    with _open_directory(data) as disk:
         run.read(disk, write, has_bar=not sys.stdout.isatty())
     run.finish()
 
@@ -184,7 +194,7 @@ def export(
     target = to_file or bodies
     assert target is not None, "one of both was given"
     with ExitStack() as stack:
-        disk = stack.enter_context(_opened(data))
+        disk = stack.enter_context(_open_directory(data))
         try:
             if to_file is not None:
                 file = stack.enter_context(to_file.open("xb"))
@@ -198,10 +208,8 @@ def export(
         except OSError as error:
             what = error.filename or target
             fail(f"{what} cannot be written or read: {error.strerror or error}", WRONGLY_CALLED)
-    if json:
-        as_json({"to": str(target), "records": run.count, "passed_over": run.passed_over})
-    else:
-        say(f"{_plural(run.count, 'record')} written to {target}")
+    written = {"to": str(target), "records": run.count, "passed_over": run.passed_over}
+    print_result(written, f"{quantity(run.count, 'record')} written to {target}", json=json)
     run.finish()
 
 
@@ -225,7 +233,7 @@ def _selection(
     for name in kinds or ():
         if name not in known:
             fail(f"--kind {name!r} does not exist; use {', '.join(known)}", WRONGLY_CALLED)
-    since_ms, until_ms = _moment(since, "--since"), _moment(until, "--until")
+    since_ms, until_ms = moment_of(since, "--since"), moment_of(until, "--until")
     default = Selection()
     return Selection(
         kinds=frozenset(RecordKind(name) for name in kinds or ()),
@@ -240,18 +248,11 @@ def _selection(
     )
 
 
-def _moment(text: str, option: str) -> int:
-    try:
-        return moment_ms(text, SystemClock().wall_ms())
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r}; write {error}", param_hint=option) from error
-
-
 # The directory
 
 
 @contextmanager
-def _opened(data: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
+def _open_directory(data: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
     """A broker's directory, locked while it is read, or the end of the program with the reason."""
     if not data.is_dir():
         fail(f"{data} is not a directory; name a broker's directory", WRONGLY_CALLED)
@@ -262,7 +263,7 @@ def _opened(data: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
         )
     # The findings report what the store would log.
     logging.getLogger("txmq_broker").addHandler(logging.NullHandler())
-    disk = _HeldDisk(data) if is_writer else ReadOnlyDisk(data)
+    disk = _LockedDisk(data) if is_writer else ReadOnlyDisk(data)
     lock: Lock | None = None
     try:
         lock = (LocalDisk(data) if is_writer else disk).lock()
@@ -279,14 +280,14 @@ def _opened(data: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
             lock.release()
 
 
-class _HeldDisk(LocalDisk):
+class _LockedDisk(LocalDisk):
     """A directory that this process has locked; parts of the broker may lock it again."""
 
     def lock(self) -> Lock:
-        return _HeldLock()
+        return _NoLock()
 
 
-class _HeldLock:
+class _NoLock:
     def release(self) -> None:
         """Do nothing: the command holds the real lock."""
 
@@ -354,7 +355,7 @@ def _finding_text(finding: "Finding") -> str:
     if finding.position is not None:
         where += f", position {finding.position}"
     if finding.size is not None:
-        where += f", {_plural(finding.size, 'byte')}"
+        where += f", {quantity(finding.size, 'byte')}"
     text = f"{finding.severity.value} {finding.kind}: {where}: {finding.text}"
     if finding.offsets:
         text += f". Messages: {_offsets_text(finding.offsets)}"
@@ -372,15 +373,15 @@ def _offsets_text(offsets: "list[OffsetRange]") -> str:
 
 def _summary_text(summary: "InspectionSummary") -> str:
     read = (
-        f"read positions {summary.start} to {summary.end} in {_plural(summary.files, 'file')}: "
-        f"{_plural(summary.messages, 'message')}, {_plural(summary.halves, 'half message')}, "
-        f"{_plural(summary.decisions, 'decision')}, "
-        f"{_plural(summary.open_transactions, 'open transaction')}"
+        f"read positions {summary.start} to {summary.end} in {quantity(summary.files, 'file')}: "
+        f"{quantity(summary.messages, 'message')}, {quantity(summary.halves, 'half message')}, "
+        f"{quantity(summary.decisions, 'decision')}, "
+        f"{quantity(summary.open_transactions, 'open transaction')}"
     )
     if not summary.damages and not summary.losses:
         return f"{read}; whole"
-    losses = f"{summary.losses} loss" if summary.losses == 1 else f"{summary.losses} losses"
-    return f"{read}; {_plural(summary.damages, 'damage')}, {losses}"
+    losses = quantity(summary.losses, "loss", "losses")
+    return f"{read}; {quantity(summary.damages, 'damage')}, {losses}"
 
 
 def _repair(disk: LocalDisk, findings: "list[Finding]", data: Path, *, yes: bool) -> bool:
@@ -407,15 +408,15 @@ def _repair_text(disk: LocalDisk, repair: "Repair") -> str:
     size, records, offsets = repair.loss(disk)
     if isinstance(repair, Cut):
         what = f"cut the log at position {repair.position}"
-        lost = f"loses {_plural(size, 'byte')} with {_plural(records, 'readable record')}"
+        lost = f"loses {quantity(size, 'byte')} with {quantity(records, 'readable record')}"
     elif isinstance(repair, AcceptLoss):
         what = "go on without what is missing, and record the loss in the log"
         lost = "gives no offset a second time"
         if records:
-            lost += f" and goes on without {_plural(records, 'message')}"
+            lost += f" and goes on without {quantity(records, 'message')}"
     else:
         what = f"delete {repair.path}"
-        lost = f"goes on without {_plural(records, 'message')}" if records else "loses nothing"
+        lost = f"goes on without {quantity(records, 'message')}" if records else "loses nothing"
     named = f": {_offsets_text(offsets)}" if offsets else ""
     return f"repair: {what}; it {lost}{named}"
 
@@ -444,7 +445,7 @@ class _LogPass:
         log = LogReader(disk, log_to_read(disk))
         log.open()
         try:
-            wanted, is_default = self._wanted()
+            wanted, is_default = self._records_to_read()
             with _bar(log.end - log.start, is_shown=has_bar) as advance:
                 for item in select(log, wanted, advance):
                     found = self._record(log, item, is_default=is_default)
@@ -457,7 +458,7 @@ class _LogPass:
         finally:
             log.close()
 
-    def _wanted(self) -> "tuple[Selection, bool]":
+    def _records_to_read(self) -> "tuple[Selection, bool]":
         """The records to read: messages and decisions that commit some, unless others are named."""
         from txmq_broker.inspection.log_records import RecordKind
 
@@ -498,7 +499,7 @@ class _LogPass:
         size = item.end - item.position
         why = "damaged" if isinstance(item, Gap) else item.reason
         note(
-            f"passed over {_plural(size, 'byte')} from position {item.position} to {item.end}: "
+            f"passed over {quantity(size, 'byte')} from position {item.position} to {item.end}: "
             f"{why}; txmq log verify says more"
         )
 
@@ -544,7 +545,3 @@ def _file_name(topic: str) -> str:
     """A topic as the name of a folder: a foreign log may name one ``../..``."""
     name = quote(topic, safe="%") if topic else "%00"
     return name.replace(".", "%2E") if not name.strip(".") else name
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

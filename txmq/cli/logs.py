@@ -41,7 +41,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """See :meth:`logging.Formatter.format`."""
         parts = [_time_of(record), f"{record.levelname:7}", record.name, _one_line(record)]
-        parts += [f"{name}={_quoted(value)}" for name, value in _fields_of(record).items()]
+        parts += [f"{name}={_quote(value)}" for name, value in _fields_of(record).items()]
         lines = [" ".join(parts)]
         if record.exc_info:
             lines += map(printable, self.formatException(record.exc_info).split("\n"))
@@ -80,7 +80,7 @@ def _one_line(record: logging.LogRecord) -> str:
     return printable(record.getMessage().replace("\r", "\\r").replace("\n", "\\n"))
 
 
-def _quoted(value: object) -> str:
+def _quote(value: object) -> str:
     text = str(value)
     if _PLAIN.fullmatch(text) and printable(text) == text:
         return text

@@ -19,7 +19,15 @@ from txmq.cli.common import (
     queue_of,
 )
 from txmq.cli.known_names import check_topic
-from txmq.cli.output import as_json, listing, message_fields, say, table
+from txmq.cli.output import (
+    as_json,
+    listing,
+    message_fields,
+    message_listing,
+    print_result,
+    print_rows,
+    say,
+)
 from txmq.cli.traces import HEADINGS, trace_fields, trace_row
 from txmq.client import Admin, PulledBatch
 from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord, decode
@@ -95,10 +103,7 @@ def recall(
 ) -> None:
     """Recall a delayed message, so that it is never delivered."""
     recalled = ask(names, lambda admin: admin.recall(topic, handle), changes=True, topic=topic)
-    if json:
-        as_json({"id": recalled})
-        return
-    say(f"recalled {recalled}")
+    print_result({"id": recalled}, f"recalled {recalled}", json=json)
 
 
 @app.command()
@@ -148,13 +153,10 @@ def view(
         lambda admin: admin.find(topic, message_id) if topic else admin.view(message_id),
         topic=topic,
     )
-    fields = message_fields(found)
     if json:
-        as_json(fields)
-        return
-    fields["queue"] = f"{found.queue.broker}:{found.queue.number}"
-    fields["keys"] = " ".join(found.keys)
-    listing(fields)
+        as_json(message_fields(found))
+    else:
+        listing(message_listing(found))
 
 
 @app.command()
@@ -192,12 +194,8 @@ def trace(
     # A trace message exists twice if its producer had no answer to the first send.
     found = dict.fromkeys(ask(names, read, topic=trace_topic))
     records = sorted(found, key=lambda record: record.at_ms)
-    if json:
-        as_json([trace_fields(record) for record in records])
-    elif not records:
-        say("no traces")
-    else:
-        table(HEADINGS, [trace_row(record) for record in records])
+    fields, rows = map(trace_fields, records), map(trace_row, records)
+    print_rows(list(fields), HEADINGS, rows, json=json, empty="no traces")
 
 
 def _is_of(topic: str, record: TraceRecord) -> bool:
@@ -234,13 +232,8 @@ def _seconds(text: str) -> int:
 
 
 def _show(found: list[ReceivedMessage], *, json: bool) -> None:
-    if json:
-        as_json([message_fields(message) for message in found])
-        return
-    if not found:
-        say("no messages")
-        return
-    table(
+    print_rows(
+        [message_fields(message) for message in found],
         ["broker", "queue", "offset", "id", "tag", "keys", "body"],
         [
             [
@@ -254,4 +247,6 @@ def _show(found: list[ReceivedMessage], *, json: bool) -> None:
             ]
             for message in found
         ],
+        json=json,
+        empty="no messages",
     )

@@ -24,8 +24,11 @@ __all__ = [
     "flush",
     "listing",
     "message_fields",
+    "message_listing",
     "note",
     "note_lines",
+    "print_result",
+    "print_rows",
     "say",
     "say_lines",
     "table",
@@ -82,6 +85,39 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     Console(width=width, markup=False, highlight=False, emoji=False).print(drawn)
 
 
+def print_rows(
+    value: object,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[object]],
+    *,
+    json: bool,
+    empty: str = "",
+) -> None:
+    """Print a value for programs, or its rows for people.
+
+    Args:
+        value: The value, as JSON.
+        columns: The headings.
+        rows: The rows.
+        json: Whether a program reads it.
+        empty: The line for people if the value is empty; otherwise an empty table is printed.
+    """
+    if json:
+        as_json(value)
+    elif empty and not value:
+        say(empty)
+    else:
+        table(columns, rows)
+
+
+def print_result(value: object, text: str, *, json: bool) -> None:
+    """Print a value for programs, or one line for people."""
+    if json:
+        as_json(value)
+    else:
+        say(text)
+
+
 def listing(fields: Mapping[str, object]) -> None:
     """Print one field a line; further lines of a long text stay in the same column."""
     for name, value in fields.items():
@@ -89,6 +125,12 @@ def listing(fields: Mapping[str, object]) -> None:
         say(f"{name:12} {first}")
         for line in more:
             say(f"{'':12} {line}")
+
+
+def message_listing(message: ReceivedMessage) -> dict[str, object]:
+    """A message for people, as :func:`listing` prints it."""
+    queue = f"{message.queue.broker}:{message.queue.number}"
+    return message_fields(message) | {"queue": queue, "keys": " ".join(message.keys)}
 
 
 def message_fields(message: ReceivedMessage) -> dict[str, object]:

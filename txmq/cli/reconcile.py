@@ -46,8 +46,8 @@ Jars = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
-class Started(NamedTuple):
-    """How Spark is started."""
+class SparkOptions(NamedTuple):
+    """The options that start Spark."""
 
     master: str | None
     memory: str
@@ -107,8 +107,8 @@ def reconcile(
         wanted = requested_days(config, day, first, last)
         if extract is not None and (reuse or len(wanted.days) > 1):
             raise ConfigError("--extract names the one extract of one date")
-        started = Started(master, memory, cores, jar or [], spark or [], ui)
-        verdicts = _run_all(wanted, started, extract, reuse=reuse, quiet=quiet, json=json)
+        spark_options = SparkOptions(master, memory, cores, jar or [], spark or [], ui)
+        verdicts = _run_all(wanted, spark_options, extract, reuse=reuse, quiet=quiet, json=json)
     raise typer.Exit(max(_CODES[verdict] for verdict in verdicts))
 
 
@@ -175,7 +175,7 @@ def _log(rules: "Rules", day: date) -> Path:
 
 def _run_all(
     wanted: RequestedDays,
-    started: Started,
+    spark_options: SparkOptions,
     extract: str | None,
     *,
     reuse: bool,
@@ -183,7 +183,7 @@ def _run_all(
     json: bool,
 ) -> list["Verdict"]:
     """Run the days in their order; the verdict of each."""
-    settings = dict(_setting(setting) for setting in started.settings)
+    settings = dict(_setting(setting) for setting in spark_options.settings)
     from txmq.reconcile.item_list import latest_extract
     from txmq.reconcile.job import run
     from txmq.reconcile.progress import show_progress
@@ -197,16 +197,16 @@ def _run_all(
         with progress.stage("start Spark"):
             session = stack.enter_context(
                 open_spark(
-                    started.master,
-                    memory=started.memory,
-                    cores=started.cores,
-                    jars=started.jars,
+                    spark_options.master,
+                    memory=spark_options.memory,
+                    cores=spark_options.cores,
+                    jars=spark_options.jars,
                     settings=settings,
                     log=_log(rules, wanted.days[0]),
-                    ui=started.ui,
+                    ui=spark_options.ui,
                 )
             )
-        if started.ui and not quiet:
+        if spark_options.ui and not quiet:
             note(f"txmq: Spark's pages: {session.sparkContext.uiWebUrl}")
         stack.enter_context(progress.tracking(session))
         for day in wanted.days:
@@ -234,5 +234,5 @@ def _show_run(run: "Run", report: Path, *, json: bool) -> None:
 def _setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key.startswith("spark."):
-        raise ConfigError(f"{text!r} is no setting of Spark's; write spark.some.key=value")
+        raise ConfigError(f"{text!r} is not a setting of Spark's; write spark.some.key=value")
     return key, value

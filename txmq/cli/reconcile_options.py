@@ -1,4 +1,4 @@
-"""What the commands share that reconcile: their exit codes, their options, and how they fail."""
+"""The options and the exit codes of all commands that reconcile."""
 
 import signal
 import traceback
@@ -51,27 +51,27 @@ _EXTRA: Final = {
 
 
 class ReconcileGroup(TyperGroup):
-    """Commands of which 2 says that breaks are over the limits, so that it says nothing else."""
+    """Commands that exit with 2 only if breaks exceed the limits, and with 3 if wrongly called."""
 
     def make_context(self, *arguments: Any, **more: Any) -> Any:
         """See typer; options of the group itself are read here."""
-        with _wrong_use_is_no_verdict():
+        with _change_exit_code():
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: Any) -> Any:
         """See typer; options of the commands in it are read here."""
-        with _wrong_use_is_no_verdict():
+        with _change_exit_code():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _wrong_use_is_no_verdict() -> Iterator[None]:
+def _change_exit_code() -> Iterator[None]:
     try:
         yield
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
-        # Whose class it is depends on typer's version; what it says to the shell does not.
+        # The error's class depends on typer's version; its exit code does not.
         if getattr(error, "exit_code", None) == 2:
             error.exit_code = NOT_RUN  # type: ignore[attr-defined]  # it was there
         raise
@@ -81,12 +81,12 @@ def date_of(text: str) -> date:
     """Parse a date.
 
     Raises:
-        typer.BadParameter: The text is no date.
+        typer.BadParameter: The text is not a date.
     """
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no date; write one such as 2026-03-31") from None
+        raise typer.BadParameter(f"{text!r} is not a date; write one such as 2026-03-31") from None
 
 
 Day = Annotated[
@@ -102,7 +102,7 @@ Config = Annotated[
     Path | None,
     typer.Option("--config", envvar="TXMQ_RECONCILE_CONFIG", help="The rules, a TOML file."),
 ]
-By = Annotated[str, typer.Option("--by", help="Whose word it is.")]
+By = Annotated[str, typer.Option("--by", help="The name of the person who decides.")]
 
 
 class RequestedDays(NamedTuple):
@@ -139,7 +139,9 @@ def rules_of(config: Path | None) -> "Rules":
         ConfigError: No file is named, or the file is invalid.
     """
     if config is None:
-        raise ConfigError("where are the rules? write --config recon.toml, or set the variable")
+        raise ConfigError(
+            "the rules are missing; write --config recon.toml, or set TXMQ_RECONCILE_CONFIG"
+        )
     from txmq.reconcile.rules import read_rules
 
     return read_rules(config)
@@ -202,7 +204,7 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class _Terminated(BaseException):
-    """A base exception, so that no handler for errors catches it."""
+    """A base exception, so that error handlers do not catch it."""
 
 
 @contextmanager

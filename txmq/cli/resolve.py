@@ -8,10 +8,10 @@ and spend no check.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -19,9 +19,9 @@ from txmq.background import fast_loop
 from txmq.cli import logs
 from txmq.cli.common import FAILED, NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Names, fail, sentence_of
 from txmq.cli.known_names import check_producer_group
-from txmq.cli.output import as_json, note, say
+from txmq.cli.output import note, print_result
 from txmq.cli.schema import FenceName, SchemaName, database_errors
-from txmq.cli.stop_signals import stop_at_signals
+from txmq.cli.stop_signals import stop_at_signals, unless_stopped
 from txmq.cli.xa import is_named, xa_resource_of
 from txmq.client.client import Client
 from txmq.client.names import check_name
@@ -51,13 +51,11 @@ if TYPE_CHECKING:
 
 __all__ = ["resolve"]
 
-T = TypeVar("T")
-
 LOOK_S: Final = 0.25
 """How often it looks at its progress."""
 SAY_S: Final = 5.0
 """How often it prints its progress."""
-KEEP_IN_TOUCH_S: Final = 5.0
+HEARTBEAT_S: Final = 5.0
 """How soon it meets a broker that comes back: nothing else is sent to such a broker."""
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
@@ -107,10 +105,7 @@ def resolve(
         plan = ResolvePlan(group, names, workers, until_empty, quiet)
         with asyncio.Runner(loop_factory=fast_loop()) as runner:
             summary = runner.run(Resolver(plan, resource).run())
-    if json:
-        as_json(asdict(summary))
-    else:
-        say(str(summary))
+    print_result(asdict(summary), str(summary), json=json)
     if not summary.is_good:
         raise typer.Exit(FAILED)
 
@@ -211,12 +206,12 @@ class Resolver:
     def __init__(self, plan: ResolvePlan, resource: SQLResource[Any] | XAResource[Any]) -> None:
         self._plan = plan
         self._resource = resource
-        keep = ClientSettings(heartbeat_s=KEEP_IN_TOUCH_S, route_refresh_s=KEEP_IN_TOUCH_S)
+        keep = ClientSettings(heartbeat_s=HEARTBEAT_S, route_refresh_s=HEARTBEAT_S)
         self._client = Client(plan.names, keep)
         self._clock = self._client.session.clock
         self._stopped = asyncio.Event()
         self._before: list[TransactionTally] = []
-        self._met: dict[str, None] = {}
+        self._known_brokers: dict[str, None] = {}
         """The names of all brokers seen, also of those that are gone now."""
         self._left: OpenCount | None = None
         self._silent = ""
@@ -231,7 +226,7 @@ class Resolver:
         """
         began_s = self._clock.monotonic()
         with stop_at_signals(self._stopped):
-            is_done = await self._until_stopped()
+            is_done = await self._answer_until_stopped()
         tally = self._tally()
         return ResolveSummary(
             committed=tally["checks_committed"],
@@ -243,11 +238,11 @@ class Resolver:
             is_good=not tally["conflicts"] and (is_done or not self._plan.is_until_empty),
         )
 
-    async def _until_stopped(self) -> bool:
+    async def _answer_until_stopped(self) -> bool:
         """Answer; returns whether no transaction is left."""
         async with self._client:
             await self._client.admin.cluster()
-            await self._unless_stopped(self._resource.verify())
+            await unless_stopped(self._stopped, self._resource.verify())
             if not self._stopped.is_set():
                 await self._say_if_unknown()
                 self._say(f"answering for {self._plan.group}; Ctrl-C ends it")
@@ -255,12 +250,13 @@ class Resolver:
             return self._left is not None and not self._left.all
 
     async def _say_if_unknown(self) -> None:
-        # Not an error: brokers forget a group when all its transactions are decided.
-        with suppress(TxmqError):  # RocketMQ's brokers cannot list groups; others may be down.
-            try:
-                await check_producer_group(self._client.admin, self._plan.group)
-            except GroupNotFound as error:
-                self._say(str(error))
+        try:
+            await check_producer_group(self._client.admin, self._plan.group)
+        except GroupNotFound as error:
+            # Not an error: brokers forget a group when all its transactions are decided.
+            self._say(str(error))
+        except TxmqError:
+            pass  # RocketMQ's brokers cannot list groups; others may be down.
 
     async def _answer(self) -> None:
         backoff = Backoff(self._client.session.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -271,13 +267,13 @@ class Resolver:
                     if self._resource.identity != identity:
                         raise DatabaseFailed("the fence was replaced by another; start this again")
                     backoff.reset()
-                    is_done = await self._look_on()
+                    is_done = await self._report_until_done()
             except (ResourceError, TransportError) as error:
                 if self._resource.identity != identity:
                     raise
                 why = str(error).partition("\n")[0]
                 self._say(f"cannot answer now; brokers wait: {why}")
-                await self._pause(backoff.next_pause())
+                await unless_stopped(self._stopped, asyncio.sleep(backoff.next_pause()))
 
     @asynccontextmanager
     async def _member(self) -> AsyncIterator[TransactionManager[Any]]:
@@ -295,31 +291,31 @@ class Resolver:
             self._before.append(manager.tally)
             yield manager
 
-    async def _look_on(self) -> bool:
+    async def _report_until_done(self) -> bool:
         """Print the progress until no transaction is left; returns whether none is.
 
         Raises:
             ResourceError: The database does not answer any more.
         """
-        said_at, said, seen = self._clock.monotonic(), self._tally(), self._tally()
+        printed_s, printed, seen = self._clock.monotonic(), self._tally(), self._tally()
         while True:
-            await self._pause(LOOK_S)
+            await unless_stopped(self._stopped, asyncio.sleep(LOOK_S))
             if self._stopped.is_set():
-                await self._ask_what_is_left()
+                await self._count_open()
                 return False
             now = self._tally()
             if now["checks_unknown"] > seen["checks_unknown"]:
                 # The cause of an unknown answer may be one transaction, or the whole database.
-                await self._unless_stopped(self._resource.verify())
-            is_idle, is_due = now == seen, self._clock.monotonic() - said_at >= SAY_S
+                await unless_stopped(self._stopped, self._resource.verify())
+            is_idle, is_due = now == seen, self._clock.monotonic() - printed_s >= SAY_S
             seen = now
             if (is_idle and self._plan.is_until_empty) or is_due:
-                await self._ask_what_is_left()
+                await self._count_open()
                 if self._plan.is_until_empty and self._left is not None and not self._left.waiting:
                     return True
             if is_due:
-                self._say_progress(now, said, self._clock.monotonic() - said_at)
-                said_at, said = self._clock.monotonic(), now
+                self._say_progress(now, printed, self._clock.monotonic() - printed_s)
+                printed_s, printed = self._clock.monotonic(), now
 
     # Open transactions
 
@@ -329,10 +325,10 @@ class Resolver:
             broker.name: broker.addresses.get(MASTER)
             for broker in await self._client.admin.cluster()
         }
-        self._met.update(dict.fromkeys(found))
-        return {name: found.get(name) for name in self._met}
+        self._known_brokers.update(dict.fromkeys(found))
+        return {name: found.get(name) for name in self._known_brokers}
 
-    async def _ask_what_is_left(self) -> None:
+    async def _count_open(self) -> None:
         """Count the open transactions; the count is None if a broker does not answer."""
         left = OpenCount(0, 0)
         header = ListTransactions("prepared", self._plan.group, 0, 1)
@@ -370,28 +366,12 @@ class Resolver:
         if not self._plan.is_quiet:
             note(text)
 
-    def _say_progress(self, now: dict[str, int], said: dict[str, int], seconds: float) -> None:
+    def _say_progress(self, now: dict[str, int], printed: dict[str, int], seconds: float) -> None:
         keys = ("checks_committed", "checks_rolled_back", "checks_unknown")
         committed, rolled_back, unknown = (now[key] for key in keys)
-        rate = sum(now[key] - said[key] for key in keys) / seconds
+        rate = sum(now[key] - printed[key] for key in keys) / seconds
         left = "" if self._left is None else f", {self._left.all} open"
         self._say(
             f"{committed} committed, {rolled_back} rolled back, {unknown} unknown, "
             f"{rate:.0f} a second{left}"
         )
-
-    # Waiting
-
-    async def _pause(self, seconds: float) -> None:
-        await self._unless_stopped(asyncio.sleep(seconds))
-
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Wait for some work, at most until it is time to stop."""
-        working = asyncio.ensure_future(work)
-        stopping = asyncio.ensure_future(self._stopped.wait())
-        try:
-            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
-        finally:
-            working.cancel()
-            stopping.cancel()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from txmq.cli.output import note
 
-__all__ = ["stop_at_signals"]
+__all__ = ["stop_at_signals", "unless_stopped"]
+
+T = TypeVar("T")
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -43,3 +45,14 @@ def stop_at_signals(stopped: asyncio.Event) -> Iterator[None]:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
         signal.signal(signal.SIGINT, before)
+
+
+async def unless_stopped(stopped: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Run some work; cancel it when the event is set."""
+    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        stop.cancel()
+        task.cancel()

@@ -17,7 +17,7 @@ from txmq.cli.common import (
     fail,
 )
 from txmq.cli.known_names import check_topic
-from txmq.cli.output import as_json, note, say, table
+from txmq.cli.output import as_json, note, print_result, print_rows, say
 from txmq.cli.topic_change import TopicChange
 from txmq.cli.topic_rows import fields_of, permission_of, topic_rows
 from txmq.client import Admin, Route
@@ -60,11 +60,8 @@ def create(
         )
 
     route = ask(names, create_topic, changes=True)
-    if json:
-        as_json({"topic": name, "queues": queues, "brokers": route.brokers})
-    else:
-        counted = quantity(queues, "queue")
-        say(f"topic {name} has {counted} at each of {', '.join(route.brokers)}")
+    text = f"topic {name} has {quantity(queues, 'queue')} at each of {', '.join(route.brokers)}"
+    print_result({"topic": name, "queues": queues, "brokers": route.brokers}, text, json=json)
 
 
 async def _check_new(
@@ -120,7 +117,7 @@ def update(
         as_json([{"broker": at, **fields_of(config)} for at, config in done.items()])
         return
     for at, config in done.items():
-        say(f"topic {name} at {at}: {_described(config)}")
+        say(f"topic {name} at {at}: {_description(config)}")
     if queues is not None and any(config.read_queue_nums > queues for config in done.values()):
         say(
             f"new messages go to the first {quantity(queues, 'queue')} only; when all groups have "
@@ -136,7 +133,7 @@ def _perm_of(text: str) -> Perm:
     return allowed
 
 
-def _described(config: TopicConfig) -> str:
+def _description(config: TopicConfig) -> str:
     write, read = config.write_queue_nums, config.read_queue_nums
     counted = quantity(read, "queue")
     if write != read:
@@ -155,15 +152,13 @@ def list_(
 ) -> None:
     """List topics with their queues, permission and messages, summed over all brokers."""
     found = ask(names, lambda admin: topic_rows(admin, everything=everything))
-    if json:
-        as_json(found.rows)
-    elif found.rows:
-        table(
-            ["topic", "read queues", "write queues", "permission", "messages"],
-            [["" if value is None else value for value in row.values()] for row in found.rows],
-        )
-    else:
-        say("no topics")
+    print_rows(
+        found.rows,
+        ["topic", "read queues", "write queues", "permission", "messages"],
+        [["" if value is None else value for value in row.values()] for row in found.rows],
+        json=json,
+        empty="no topics",
+    )
     for broker, why in found.silent.items():
         note(f"txmq: without broker {broker}: {why}")
 
@@ -172,10 +167,8 @@ def list_(
 def status(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
     """Show the queues of a topic."""
     found = ask(names, lambda admin: admin.topic_status(name), topic=name)
-    if json:
-        as_json(found)
-        return
-    table(
+    print_rows(
+        found,
         ["broker", "queue", "oldest", "next", "messages"],
         [
             [
@@ -187,6 +180,7 @@ def status(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) ->
             ]
             for queue in found
         ],
+        json=json,
     )
 
 
@@ -203,16 +197,15 @@ def route(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> 
         }
         for broker in sorted(found.addresses)
     ]
-    if json:
-        as_json(rows)
-        return
-    table(
+    print_rows(
+        rows,
         ["broker", "replica", "address", "read queues", "write queues"],
         [
             [row["broker"], replica, address, row["readable"], row["writable"]]
             for row in rows
             for replica, address in sorted(found.addresses[str(row["broker"])].items())
         ],
+        json=json,
     )
 
 
@@ -228,7 +221,4 @@ def delete(
     ask(names, lambda admin: check_topic(admin, name))
     confirm(f"delete topic {name} with all its messages?", yes=yes)
     ask(names, lambda admin: admin.delete_topic(name), changes=True, topic=name)
-    if json:
-        as_json({"topic": name, "deleted": True})
-    else:
-        say(f"topic {name} is deleted")
+    print_result({"topic": name, "deleted": True}, f"topic {name} is deleted", json=json)

@@ -48,18 +48,18 @@ class TopicChange(NamedTuple):
             BrokerRefused: A broker refuses; others may have made the change.
         """
         known = await admin.topic_config(self.topic, broker=self.broker)
-        wanted = {at: self._changed(config) for at, config in known.items()}
+        wanted = {at: self._change(config) for at, config in known.items()}
         if self.queues is not None:
-            wanted = await self._counted(admin, wanted, self.queues)
+            wanted = await self._set_queue_count(admin, wanted, self.queues)
         await admin.update_topic(self.topic, wanted)
         return wanted
 
-    def _changed(self, config: TopicConfig) -> TopicConfig:
+    def _change(self, config: TopicConfig) -> TopicConfig:
         if self.perm is not None:
             config = replace(config, perm=int(self.perm))
         return config if self.order is None else replace(config, order=self.order)
 
-    async def _counted(
+    async def _set_queue_count(
         self, admin: Admin, configs: dict[str, TopicConfig], queues: int
     ) -> dict[str, TopicConfig]:
         shrinking = {

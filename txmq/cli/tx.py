@@ -19,7 +19,7 @@ from txmq.cli.common import (
 )
 from txmq.cli.known_names import check_producer_group
 from txmq.cli.moments import age_of
-from txmq.cli.output import as_json, listing, message_fields, say, table
+from txmq.cli.output import as_json, listing, message_fields, print_result, print_rows, say
 from txmq.client import Admin
 from txmq.client.values import OpenTransaction
 from txmq.quantity import quantity
@@ -65,19 +65,12 @@ def list_(
         return found
 
     found = ask(names, read)
-    if json:
-        as_json(found)
-        return
-    if not found:
-        say("no open transactions")
-        return
     now_ms = SystemClock().wall_ms()
     headings = ["id", "state", "age", "checks", "group", "topic", "keys", "broker"]
-    table(headings, [_row(transaction, now_ms) for transaction in found])
-    if any(
-        count >= limit
-        for count in Counter(transaction.queue.broker for transaction in found).values()
-    ):
+    rows = [_row(transaction, now_ms) for transaction in found]
+    print_rows(found, headings, rows, json=json, empty="no open transactions")
+    counts = Counter(transaction.queue.broker for transaction in found).values()
+    if not json and max(counts, default=0) >= limit:
         shown = quantity(limit, "of a broker is", "of a broker are")
         say(f"{shown} shown; there may be more, which --limit shows")
 
@@ -165,10 +158,8 @@ def recheck(
         lambda admin: admin.recheck_transaction(name, broker=broker, cluster=cluster),
         changes=True,
     )
-    if json:
-        as_json({"transaction": name, "recheck_requested": True})
-    else:
-        say(f"the broker asks the producers of {name} now, or as soon as one of them connects")
+    text = f"the broker asks the producers of {name} now, or as soon as one of them connects"
+    print_result({"transaction": name, "recheck_requested": True}, text, json=json)
 
 
 def _decide(
@@ -191,12 +182,10 @@ def _decide(
         ),
         changes=True,
     )
-    if json:
-        made = {"decision": decision, "operator": who, "reason": reason}
-        as_json({"transaction": name, "broker": broker, **made})
-    else:
-        done = "committed" if decision == "commit" else "rolled back"
-        say(f"transaction {name} is {done} at {broker} by {who}")
+    made = {"decision": decision, "operator": who, "reason": reason}
+    done = "committed" if decision == "commit" else "rolled back"
+    text = f"transaction {name} is {done} at {broker} by {who}"
+    print_result({"transaction": name, "broker": broker, **made}, text, json=json)
 
 
 def _row(found: OpenTransaction, now_ms: int) -> list[object]:

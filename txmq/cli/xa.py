@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
@@ -12,9 +12,9 @@ import typer
 from txmq.cli import logs
 from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
 from txmq.cli.moments import age_of
-from txmq.cli.output import as_json, note, say, table
+from txmq.cli.output import as_json, note, print_rows, say
 from txmq.cli.schema import FenceName, SchemaName, database_errors
-from txmq.cli.stop_signals import stop_at_signals
+from txmq.cli.stop_signals import stop_at_signals, unless_stopped
 from txmq.config import parse_duration
 from txmq.errors import ConfigError, DatabaseFailed
 
@@ -66,13 +66,9 @@ def list_(
 
         found = asyncio.run(look())
     rows = [_fields(branch) for branch in found.waiting]
-    if json:
-        as_json(rows)
-    elif rows:
+    if rows or json or not found.silent:
         headings = ["database", "id", "age", "fence", "recovery", "owner"]
-        table(headings, [_row(row) for row in rows])
-    elif not found.silent:
-        say("nothing is prepared")
+        print_rows(rows, headings, map(_row, rows), json=json, empty="nothing is prepared")
     if found.silent:
         reasons = (f"{name} did not answer: {why}" for name, why in found.silent.items())
         fail(" ".join("; ".join(reasons).split()))
@@ -146,18 +142,8 @@ async def _once(resource: XAResource[Any], plan: RecoveryPlan) -> Recovered:
 
 async def _watch(resource: XAResource[Any], plan: RecoveryPlan) -> None:
     stopped = asyncio.Event()
-    working = asyncio.ensure_future(_rounds(resource, plan))
-    stopping = asyncio.ensure_future(stopped.wait())
     with stop_at_signals(stopped):
-        try:
-            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-        finally:
-            for task in (working, stopping):
-                task.cancel()
-            with suppress(asyncio.CancelledError):
-                await working
+        await unless_stopped(stopped, _rounds(resource, plan))
 
 
 async def _rounds(resource: XAResource[Any], plan: RecoveryPlan) -> None:
@@ -224,7 +210,7 @@ def databases_of(named: list[str]) -> dict[str, str]:
 
 
 def is_named(database: str) -> bool:
-    """Whether a name precedes the URL."""
+    """True if a name precedes the URL."""
     name, equals, _ = database.partition("=")
     return bool(equals) and "://" not in name
 

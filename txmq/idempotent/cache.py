@@ -47,7 +47,7 @@ class KeyLease(Protocol):
 
 
 class Outage:
-    """Whether the cache answered last time; shared by all attempts.
+    """Remembers that the cache did not answer; shared by all attempts.
 
     Args:
         clock: Where the time comes from.
@@ -58,7 +58,7 @@ class Outage:
         self._until: float | None = None
 
     def may_ask(self) -> bool:
-        """Whether to ask the cache; during an outage one caller a second may try."""
+        """True if this caller may ask the cache; during an outage one caller a second may."""
         until = self._until  # Another thread may end the outage meanwhile.
         if until is None:
             return True
@@ -85,7 +85,7 @@ class CachedGuard(Generic[S]):
     """A guard over a cache and a table; see :meth:`txmq.idempotent.redis.RedisGuard.before`.
 
     Args:
-        lease: Makes the key of an attempt in the cache, from a key, a scope and a payload.
+        lease: Makes the lease of an attempt in the cache, from a key, a scope and a payload.
         table: The guard that decides.
         outage: Whether the cache answers.
     """
@@ -101,15 +101,12 @@ class CachedGuard(Generic[S]):
         self._lease = lease
         self._table = table
         self._outage = outage
-
-    @property
-    def is_blocking(self) -> bool:
-        """Whether its attempts are used by ``with``; otherwise by ``async with``."""
-        return self._table.is_blocking
+        self.is_blocking = table.is_blocking
+        """True if its attempts are used by ``with``; otherwise by ``async with``."""
 
     @property
     def keeps_result(self) -> bool | None:
-        """Whether results are stored by default, as the table defines it."""
+        """True if results are stored by default, as the table defines it."""
         return getattr(self._table, "keeps_result", None)
 
     def attempt(self, key: str, *, scope: str = "", payload: Payload = None) -> Attempt[S]:

@@ -110,7 +110,7 @@ class Attempt(DualContext["Attempt[S]"], Generic[S]):
         """
 
     def is_undone_for_others(self, error: Exception) -> bool:
-        """Whether the database undid the work in favour of another transaction, by a deadlock or a
+        """True if the database undid the work in favour of another transaction, by a deadlock or a
         serialization failure; then another attempt makes sense at once.
         """
         return failure(error) is Failure.RETRY
@@ -125,7 +125,7 @@ class Guard(Protocol[K_contra, S]):
 
     @property
     def is_blocking(self) -> bool:
-        """Whether its attempts are used by ``with``; otherwise by ``async with``."""
+        """True if its attempts are used by ``with``; otherwise by ``async with``."""
         ...
 
     def attempt(self, key: K_contra, *, scope: str = "", payload: Payload = None) -> Attempt[S]:
@@ -174,7 +174,7 @@ class Guarded:
 
     def under(self, guard: Any) -> Callable[..., Any]:
         """The same function under another guard."""
-        return _decorated(replace(self, guard=guard))
+        return _decorate(replace(self, guard=guard))
 
     def attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempt[Any]:
         """An attempt at one call."""
@@ -197,7 +197,7 @@ class Guarded:
             attempt.keep(result)
 
     def earlier_result(self, attempt: Attempt[Any]) -> Any:
-        """What a call returns, or raises, that has no work to do."""
+        """The result or the error of a call whose work is done already."""
         if attempt.verdict is Verdict.DONE:
             return attempt.result
         if attempt.verdict is Verdict.CONFLICT:
@@ -296,7 +296,7 @@ def idempotent(
         _check_fit(function, guard)
         chosen_scope = _scope_of(function) if scope is None else scope
         keeps = _keeps(function, guard, keeps_result)
-        return _decorated(Guarded(function, guard, key, payload or body_of, chosen_scope, keeps))
+        return _decorate(Guarded(function, guard, key, payload or body_of, chosen_scope, keeps))
 
     return decorate
 
@@ -308,7 +308,7 @@ def body_of(*args: object, **kwargs: object) -> Payload:
     return body if isinstance(body, bytes | bytearray | memoryview | str) else None
 
 
-def _decorated(guarded: Guarded) -> Callable[..., Any]:
+def _decorate(guarded: Guarded) -> Callable[..., Any]:
     wrap = _async_call if is_async(guarded.function) else _blocking_call
     call = functools.wraps(guarded.function)(wrap(guarded))
     vars(call)["__idempotent__"] = guarded
@@ -421,7 +421,7 @@ def _keeps(function: Callable[..., Any], guard: Any, wanted: bool | None) -> boo
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call must be awaited; an object may have an async ``__call__``."""
+    """True if a call must be awaited; an object may have an async ``__call__``."""
     call = getattr(function, "__call__", None)  # noqa: B004 - its kind matters, not its presence
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 

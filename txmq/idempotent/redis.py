@@ -142,15 +142,12 @@ class RedisGuard:
                 f"keep_s is {kept_s} and lease_s is {lease_s}: keep_s must be at least lease_s"
             )
         self._redis = RedisConnection(client)
+        self.is_blocking = self._redis.is_blocking
+        """True if its attempts are used by ``with``; otherwise by ``async with``."""
         self._prefix = check_text(prefix, "prefix")
         self._lease_ms = int(lease_s * 1000)
         self._keep_ms = int(kept_s * 1000)
         self._outage = Outage(SystemClock() if clock is None else clock)
-
-    @property
-    def is_blocking(self) -> bool:
-        """Whether its attempts are used by ``with``; otherwise by ``async with``."""
-        return self._redis.is_blocking
 
     def attempt(self, key: str, *, scope: str = "", payload: Payload = None) -> Attempt[None]:
         """See :meth:`txmq.idempotent.guard.Guard.attempt`.
@@ -333,7 +330,7 @@ class RedisAttempt(Attempt[None]):
 
 
 def _has_timeout(client: Client) -> bool:
-    """Whether the client waits for a limited time, as far as its settings show."""
+    """True if the client waits for a limited time, as far as its settings show."""
     pool = getattr(client, "connection_pool", None)
     if pool is None:
         return True  # A cluster's nodes have pools of their own.

@@ -95,13 +95,13 @@ class TokenGuard(Generic[S, H]):
 
     @property
     def has_session(self) -> H:
-        """Whether the inner guard has a session."""
+        """True if the inner guard has a session."""
         found: H = self._inner.has_session
         return found
 
     @property
     def is_blocking(self) -> bool:
-        """Whether its attempts are used by ``with``; otherwise by ``async with``."""
+        """True if its attempts are used by ``with``; otherwise by ``async with``."""
         is_blocking: bool = self._inner.is_blocking
         return is_blocking
 

@@ -123,11 +123,8 @@ class UniqueKeyTable(Generic[S]):
     def __init__(self, source: Any, *, table: str = "txmq_done", schema: str | None = None) -> None:
         self._adapter: DatabaseAdapter[S] = adapter_of(source)
         self._done = DoneTable(table, schema)
-
-    @property
-    def is_blocking(self) -> bool:
-        """Whether its attempts are used by ``with``; otherwise by ``async with``."""
-        return self._adapter.is_blocking
+        self.is_blocking = self._adapter.is_blocking
+        """True if its attempts are used by ``with``; otherwise by ``async with``."""
 
     def attempt(self, key: str, *, scope: str = "", payload: Payload = None) -> Attempt[S]:
         """See :meth:`txmq.idempotent.guard.Guard.attempt`.
@@ -332,12 +329,12 @@ class KeyRow:
         return judge(self._payload, theirs, result)
 
     async def is_ours(self, db: DatabaseSession[Any]) -> bool:
-        """Whether the session is still in the transaction that inserted the row."""
+        """True if the session is still in the transaction that inserted the row."""
         # Not by the row: after a commit inside, a stored result would make it look like ours.
         return bool((await db.execute(SAME, transaction=self._transaction)).rows)
 
     async def is_committed(self, db: DatabaseSession[Any]) -> bool:
-        """Whether the row is visible."""
+        """True if the row is visible."""
         return bool((await db.execute(self._done.look, **self.this)).rows)
 
 

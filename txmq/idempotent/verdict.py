@@ -1,4 +1,4 @@
-"""What a guard says about a key and the payload that came with it. Pure."""
+"""The verdict of a guard on a key and its payload. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["KeyState", "Verdict", "decode_result", "encode_result", "fingerprint
 
 
 class Verdict(Enum):
-    """Whether there is work to do."""
+    """The state of a key's work."""
 
     FIRST = "first"
     """The key is new: this attempt does the work."""

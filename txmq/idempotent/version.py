@@ -160,6 +160,8 @@ class VersionGuard(Generic[S]):
         if gaps not in {"retry", "wait", "accept"}:
             raise ConfigError(f"gaps is {gaps!r}; choose 'retry', 'wait' or 'accept'")
         self._adapter: DatabaseAdapter[S] = adapter_of(source)
+        self.is_blocking = self._adapter.is_blocking
+        """True if its attempts are used by ``with``; otherwise by ``async with``."""
         self._versions = VersionedRows(
             model, version, key, first=first, takes_gaps=gaps == "accept"
         )
@@ -168,11 +170,6 @@ class VersionGuard(Generic[S]):
         self._wait = VersionWait(
             wait_s if gaps == "wait" else 0.0, clock or SystemClock(), self._adapter.is_blocking
         )
-
-    @property
-    def is_blocking(self) -> bool:
-        """Whether its attempts are used by ``with``; otherwise by ``async with``."""
-        return self._adapter.is_blocking
 
     def attempt(
         self, key: tuple[Any, int], *, scope: str = "", payload: Payload = None
@@ -341,7 +338,7 @@ class VersionAttempt(TransactionAttempt[S]):
             self._inner = RowTransaction(self._adapter, self._row)
 
     async def _is_next(self) -> bool:
-        """Whether to try again; read in a transaction of its own."""
+        """True if this version is next now; read in a transaction of its own."""
         if not self._wait.wait_s:
             return False
         async with reading(self._adapter.open()) as db:
@@ -383,7 +380,7 @@ class VersionRow:
 
     @property
     def is_new(self) -> bool:
-        """Whether the function must insert the row."""
+        """True if the function must insert the row."""
         return self._result.is_new
 
     async def put(self, db: DatabaseSession[Any]) -> None:
@@ -400,7 +397,7 @@ class VersionRow:
             raise NothingToDo(KeyState(self._result.verdict))
 
     async def is_next(self, db: DatabaseSession[Any]) -> bool:
-        """Whether no earlier version is missing."""
+        """True if no earlier version is missing."""
         found = await self._versions.at(db.execute, self._place)
         try:
             self._versions.judge(self._place, found)
@@ -425,10 +422,10 @@ class VersionRow:
             )
 
     async def is_ours(self, db: DatabaseSession[Any]) -> bool:
-        """Whether the session is still in the transaction that bumped the version."""
+        """True if the session is still in the transaction that bumped the version."""
         return bool((await db.execute(SAME, transaction=self._result.transaction)).rows)
 
     async def is_committed(self, db: DatabaseSession[Any]) -> bool:
-        """Whether the row has reached the version."""
+        """True if the row has reached the version."""
         found = await self._versions.at(db.execute, self._place)
         return bool(found) and found[0] is not None and found[0] >= self._place.version

@@ -60,7 +60,7 @@ class PublishedRows:
         return [row_id for row_id in self._slots if low < row_id <= high]
 
     def is_clear(self, slot: int) -> bool:
-        """Whether a slot has none of them."""
+        """True if a slot has none of them."""
         return not self._of_slot[slot]
 
 

@@ -1,4 +1,4 @@
-"""Which rows of an outbox a relay has at hand, and which of them may be sent now. Pure.
+"""The rows that a relay has at hand, and those of them that may be sent now. Pure.
 
 In one lane the order of the ids is the order of the commits: once a row is visible, all earlier
 rows of its lane are visible too. So a lane is known up to the last row that was taken in. A later
@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -28,45 +29,22 @@ TROUBLE_REST_S: Final = 1.0
 _by_id: Final = attrgetter("id")
 
 
+@dataclass(slots=True, eq=False)
 class OutboxRow:
     """A row at hand."""
 
-    __slots__ = (
-        "attempts",
-        "id",
-        "is_alone",
-        "lane",
-        "message",
-        "problem",
-        "size",
-        "slot",
-        "topic",
-    )
-
-    def __init__(
-        self,
-        id: int,  # noqa: A002 - the column's name
-        slot: int,
-        lane: str | None,
-        topic: str,
-        size: int,
-        message: Message | None = None,
-        *,
-        is_alone: bool = False,
-        problem: str = "",
-    ) -> None:
-        self.id = id
-        self.slot = slot
-        self.lane = lane
-        self.topic = topic
-        self.size = size
-        self.message = message
-        self.is_alone = is_alone
-        """Whether it must be sent alone."""
-        self.problem = problem
-        """Why the row holds no message."""
-        self.attempts = 0
-        """How many failures its message may have caused."""
+    id: int
+    slot: int
+    lane: str | None
+    topic: str
+    size: int
+    message: Message | None = None
+    is_alone: bool = field(default=False, kw_only=True)
+    """True if it must be sent alone."""
+    problem: str = field(default="", kw_only=True)
+    """Why the row holds no message."""
+    attempts: int = field(default=0, init=False)
+    """How many failures its message may have caused."""
 
 
 class LanePosition(NamedTuple):
@@ -85,17 +63,15 @@ class RowBatch(NamedTuple):
     is_laned: bool
 
 
+@dataclass(slots=True, eq=False)
 class LaneState:
-    __slots__ = ("flying", "is_behind", "name", "rests_until", "rows", "seen", "slot")
-
-    def __init__(self, slot: int, name: str) -> None:
-        self.slot = slot
-        self.name = name
-        self.seen = 0
-        self.rows: deque[OutboxRow] = deque()
-        self.flying = 0
-        self.is_behind = False
-        self.rests_until = 0.0
+    slot: int
+    name: str
+    seen: int = 0
+    rows: deque[OutboxRow] = field(default_factory=deque)
+    flying: int = 0
+    is_behind: bool = False
+    rests_until: float = 0.0
 
 
 class Lanes:
@@ -120,8 +96,8 @@ class Lanes:
         self._rows_max = rows_max
         self._bytes_max = bytes_max
         self._lane_rows_max = lane_rows_max
-        self._load_rows = batch_rows
-        self._load_bytes = batch_bytes
+        self._batch_rows = batch_rows
+        self._batch_bytes = batch_bytes
         self._slots: set[int] = set()
         self._rows: dict[int, OutboxRow] = {}
         self._flying: dict[int, OutboxRow] = {}
@@ -139,7 +115,7 @@ class Lanes:
         self.bytes = 0
         """The bytes of the bodies at hand."""
         self.has_left_some = False
-        """Whether rows without a lane were passed over; only a sweep finds them again."""
+        """True if rows without a lane were passed over; only a sweep finds them again."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -178,7 +154,7 @@ class Lanes:
             self._drop(row)
 
     def is_clear(self, slot: int) -> bool:
-        """Whether no row of a slot is being sent."""
+        """True if no row of a slot is being sent."""
         return not self._flying_of[slot]
 
     # Taking in
@@ -189,7 +165,7 @@ class Lanes:
         return max(0, self._rows_max - len(self._rows))
 
     def holds(self, row_id: int) -> bool:
-        """Whether a row is at hand, or rests."""
+        """True if a row is at hand, or rests."""
         return row_id in self._rows or row_id in self._resting
 
     def known(self, low: int, high: int) -> list[int]:
@@ -236,7 +212,7 @@ class Lanes:
             if row.slot not in self._slots or self.holds(row.id):
                 continue
             if row.lane is not None:
-                self._add_laned(row, low, now)
+                self._add_to_lane(row, low, now)
             elif self._has_its_share(row.topic):
                 self.has_left_some = True
             else:
@@ -245,7 +221,7 @@ class Lanes:
                 self._turns.setdefault((row.topic, False))
         return len(self._rows) - before
 
-    def _add_laned(self, row: OutboxRow, low: int, now: float) -> None:
+    def _add_to_lane(self, row: OutboxRow, low: int, now: float) -> None:
         assert row.lane is not None, "it has a lane"
         lane = self._lane(row.slot, row.lane)
         if lane.is_behind:
@@ -268,7 +244,7 @@ class Lanes:
         self._place(lane)
 
     def _has_its_share(self, topic: str) -> bool:
-        """Whether this topic is in trouble, and all such topics use so much room that they would
+        """True if this topic is in trouble, and all such topics use so much room that they would
         hold up others.
         """
         # Each topic keeps one row, whose send shows when the trouble is over.
@@ -340,7 +316,7 @@ class Lanes:
         self._paused.pop(topic, None)
 
     def is_paused(self, topic: str, now: float) -> bool:
-        """Whether a topic has to wait."""
+        """True if a topic has to wait."""
         return self._paused.get(topic, 0.0) > now
 
     def paused_until(self) -> float | None:
@@ -353,8 +329,13 @@ class Lanes:
             if self._paused.get(topic, 0.0) > now:
                 continue
             del self._turns[topic, is_laned]
-            rows = self._take_laned(topic) if is_laned else self._take_loose(topic)
-            if (self._ready if is_laned else self._loose).get(topic):
+            if is_laned:
+                rows = self._take_from_lanes(topic)
+            else:
+                rows = self._take_from(self._loose.get(topic, deque()), topic, [], 0)[0]
+                if not self._loose.get(topic):
+                    self._loose.pop(topic, None)
+            if topic in (self._ready if is_laned else self._loose):
                 self._turns[topic, is_laned] = None
             if rows:
                 for row in rows:
@@ -363,17 +344,10 @@ class Lanes:
                 return RowBatch(topic, rows, is_laned)
         return None
 
-    def _take_loose(self, topic: str) -> list[OutboxRow]:
-        waiting = self._loose.get(topic, deque())
-        rows = self._take_from(waiting, topic, [], 0)[0]
-        if not waiting:
-            self._loose.pop(topic, None)
-        return rows
-
-    def _take_laned(self, topic: str) -> list[OutboxRow]:
+    def _take_from_lanes(self, topic: str) -> list[OutboxRow]:
         rows: list[OutboxRow] = []
         size = 0
-        for name in list(islice(self._ready.get(topic, {}), self._load_rows)):
+        for name in list(islice(self._ready.get(topic, {}), self._batch_rows)):
             lane = self._lanes[name]
             count = len(rows)
             rows, size = self._take_from(lane.rows, topic, rows, size)
@@ -388,9 +362,9 @@ class Lanes:
         self, waiting: deque[OutboxRow], topic: str, rows: list[OutboxRow], size: int
     ) -> tuple[list[OutboxRow], int]:
         """Extend a batch by the first waiting rows that may travel with it."""
-        while waiting and waiting[0].topic == topic and len(rows) < self._load_rows:
+        while waiting and waiting[0].topic == topic and len(rows) < self._batch_rows:
             row = waiting[0]
-            if rows and (row.is_alone or size + row.size > self._load_bytes):
+            if rows and (row.is_alone or size + row.size > self._batch_bytes):
                 break
             rows.append(waiting.popleft())
             size += row.size
@@ -401,13 +375,13 @@ class Lanes:
     # Landing
 
     def is_ours(self, row: OutboxRow) -> bool:
-        """Whether this row is in flight, and its slot is still held."""
+        """True if this row is in flight, and its slot is still held."""
         return self._flying.get(row.id) is row
 
     def land(self, rows: Iterable[OutboxRow]) -> None:
         """Remove rows that were sent, or otherwise finished."""
         for row in rows:
-            lane = self._take_landed(row)
+            lane = self._end_flight(row)
             if lane is not None:
                 self._place(lane)
 
@@ -416,7 +390,7 @@ class Lanes:
         for row in reversed(rows):
             if not self.is_ours(row):
                 continue
-            lane = self._take_landed(row)
+            lane = self._end_flight(row)
             if row.slot not in self._slots or (row.lane is not None and lane is None):
                 continue
             if lane is not None and row.id > lane.seen:
@@ -442,7 +416,7 @@ class Lanes:
         """Let a row wait whose message no broker takes, together with its lane if it has one."""
         if not self.is_ours(row):
             return
-        lane = self._take_landed(row)
+        lane = self._end_flight(row)
         if lane is not None:
             assert not lane.flying, "a row that is refused for good was sent alone"
             self._leave(lane, until, row.id)
@@ -457,7 +431,7 @@ class Lanes:
             del self._resting[row_id]
             self.has_left_some = True
 
-    def _take_landed(self, row: OutboxRow) -> LaneState | None:
+    def _end_flight(self, row: OutboxRow) -> LaneState | None:
         if not self.is_ours(row):
             return None
         del self._flying[row.id]

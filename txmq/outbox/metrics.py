@@ -18,7 +18,7 @@ _COUNTERS: Final = {
     "published": "Rows whose messages a broker has stored.",
     "requests": "Sends that were answered.",
     "deferred": "Rows that could not be sent just then.",
-    "failed": "Times that a row was found whose message nobody takes.",
+    "failed": "Times that brokers refused the message of a row for good.",
     "dead_letters": "Of these, sent to the topic for dead letters.",
     "lost_leases": "Slots that another relay took over too early.",
 }
@@ -32,8 +32,8 @@ def exposition(tally: RelayTally, waiting: Backlog | None) -> str:
     """The text.
 
     Args:
-        tally: What one relay has done.
-        waiting: What is in the outbox; nothing where the database does not answer.
+        tally: The counters of one relay.
+        waiting: The rows in the outbox; ``None`` if the database does not answer.
     """
     return metrics_text(_metrics(tally, waiting))
 

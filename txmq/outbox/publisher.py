@@ -30,6 +30,7 @@ from txmq.message import Message, Queue
 from txmq.outbox.completion import RowRemover
 from txmq.outbox.lanes import Lanes, OutboxRow, RowBatch
 from txmq.outbox.settings import RelaySettings
+from txmq.outbox.slots import Slots
 from txmq.outbox.store import OutboxStore
 from txmq.protocol import properties
 from txmq.runtime.backoff import Backoff
@@ -65,7 +66,7 @@ def classify(error: BaseException) -> SendFailure:
     if isinstance(error, TopicNotFound | NoPermission):
         # A name server that has just started reports existing topics as missing, too.
         return SendFailure.TOPIC
-    # UsageError: no name server said in time where the queues are.
+    # UsageError: no name server answered in time with the queues.
     outage = (
         TransportError
         | BrokerBusy
@@ -78,7 +79,7 @@ def classify(error: BaseException) -> SendFailure:
 
 
 class PublisherCounts:
-    """What a publisher has done."""
+    """The counters of a publisher."""
 
     def __init__(self) -> None:
         self.published = 0
@@ -93,34 +94,37 @@ class Publisher:
 
     Args:
         lanes: The rows at hand.
+        slots: The leased slots.
         producer: Sends the messages.
         store: Where the reason of a permanent failure is recorded.
         remover: Deletes published rows.
-        settings: The size of batches, and what to do with messages that no broker takes.
+        settings: The size of batches, and what to do with messages that every broker refuses.
         clock: Where the time comes from.
         entropy: Where randomness comes from.
-        landed: Called when a batch has ended, sent or not.
+        send_ended: Called when a batch has ended, sent or not.
     """
 
     def __init__(
         self,
         lanes: Lanes,
+        slots: Slots,
         producer: Producer,
         store: OutboxStore,
         remover: RowRemover,
         settings: RelaySettings,
         clock: Clock,
         entropy: Entropy,
-        landed: Callable[[], None],
+        send_ended: Callable[[object], None],
     ) -> None:
         self._lanes = lanes
+        self._slots = slots
         self._producer = producer
         self._store = store
         self._remover = remover
         self._settings = settings
         self._clock = clock
         self._entropy = entropy
-        self._landed = landed
+        self._send_ended = send_ended
         self._backoffs: dict[str, Backoff] = {}
         self._tasks = Tasks()
         self.counts = PublisherCounts()
@@ -128,19 +132,16 @@ class Publisher:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def send(self, may_send: Callable[[float], bool]) -> None:
-        """Start to send what may be sent now.
-
-        Args:
-            may_send: Whether a send that begins at this time ends before the lease does.
-        """
+    def send(self) -> None:
+        """Start to send what may be sent now."""
         while len(self._tasks) < self._settings.sends_max:
             now = self._clock.monotonic()
-            if not may_send(now) or (batch := self._lanes.take(now)) is None:
+            if not self._slots.are_safe(now + self._producer.settings.timeout_s):
+                return  # The lease could end before the send does.
+            if (batch := self._lanes.take(now)) is None:
                 return
-            self._tasks.start(self._publish(batch), "sending rows of an outbox").add_done_callback(
-                lambda _: self._landed()
-            )
+            task = self._tasks.start(self._publish(batch), "sending rows of an outbox")
+            task.add_done_callback(self._send_ended)
 
     async def stop(self) -> None:
         """Cancel all sends."""
@@ -176,8 +177,15 @@ class Publisher:
         return route.writable
 
     async def _deliver(self, topic: str, rows: list[OutboxRow], queue: Queue | None) -> None:
+        messages = [row.message for row in rows if row.message is not None]
+        if len(messages) < len(rows):
+            await self._handle_failure(topic, rows, LocalProtocolError(rows[0].problem))
+            return
         try:
-            await self._send_messages(rows, queue)
+            if len(messages) == 1:
+                await self._producer.send(messages[0], queue)
+            else:
+                await self._producer.send_batch(messages, queue)
         except BatchCutShort as cut:
             count = len(cut.results)
             self._complete(topic, rows[:count])
@@ -190,21 +198,12 @@ class Publisher:
         else:
             self._complete(topic, rows)
 
-    async def _send_messages(self, rows: list[OutboxRow], queue: Queue | None) -> None:
-        messages = [row.message for row in rows if row.message is not None]
-        if len(messages) < len(rows):
-            raise LocalProtocolError(rows[0].problem)
-        if len(messages) == 1:
-            await self._producer.send(messages[0], queue)
-        else:
-            await self._producer.send_batch(messages, queue)
-
     def _complete(self, topic: str, rows: list[OutboxRow]) -> None:
         self.counts.published += len(rows)
         self.counts.requests += 1
         self._backoffs.pop(topic, None)
         self._lanes.works(topic)
-        # First: a row that is no longer at hand could be read again.
+        # Before the row leaves memory: otherwise it could be read again.
         self._remover.add(rows)
         self._lanes.land(rows)
 
@@ -235,7 +234,7 @@ class Publisher:
         self._defer(rows)
 
     async def _has_no_brokers(self) -> bool:
-        """Whether the name servers know no broker: then they report every topic as missing."""
+        """True if the name servers know no broker: then they report every topic as missing."""
         try:
             async with asyncio.timeout(self._producer.settings.timeout_s):
                 return not await self._producer.client.admin.cluster()

@@ -1,4 +1,4 @@
-"""What a relay reads next. No row is skipped because it was committed late.
+"""Chooses the rows that a relay reads next, and skips no row that was committed late.
 
 Ids are assigned before the commit, so rows with lower ids than the highest id read may still
 appear. Forward reads start from that highest id. One sweep rereads the ids of the last half second,
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from txmq.client.send_request import travels_alone
 from txmq.errors import TxmqError
@@ -51,13 +51,30 @@ class SweepPace:
         self._took_s = 0.0
 
     def is_due(self, now: float, *, has_reason: bool) -> bool:
-        """Whether to sweep now."""
+        """True if a sweep is due now."""
         pause_s = max(self._often_s if has_reason else self._seldom_s, self._took_s / self._share)
         return now - self._ended >= pause_s
 
     def record(self, began: float, ended: float) -> None:
         """Note when a sweep ran."""
         self._ended, self._took_s = ended, ended - began
+
+
+class _RawRow(NamedTuple):
+    """The columns of a row, as the statements select them."""
+
+    id: int
+    slot: int
+    lane: str | None
+    message_id: str
+    topic: str
+    tags: str
+    keys_: str
+    properties: str
+    flag: int
+    delay: str | None
+    body: bytes
+    there: int
 
 
 class OutboxReader:
@@ -93,7 +110,7 @@ class OutboxReader:
         self._recent = SweepPace(0.05, 0.005, 0.25)
         self._all = SweepPace(0.05, 0.02, 1.0)
         self.has_more = False
-        """Whether the last look left rows unread, as far as it could know."""
+        """True if the last look left rows unread, as far as it could know."""
         self.restart()
 
     def restart(self) -> None:
@@ -102,13 +119,13 @@ class OutboxReader:
         self._marks: deque[tuple[float, int]] = deque()
 
     async def look(self, *, has_reason: bool) -> int:
-        """Read what there is room for; returns how many rows are new, or were passed over.
+        """Read as many rows as there is room for; returns how many are new or were passed over.
 
         Args:
-            has_reason: Whether a notification said that there are rows.
+            has_reason: Whether a notification announced rows.
 
         Raises:
-            Exception: What the store raises.
+            Exception: Any error of the store.
         """
         self.has_more = False
         now = self._clock.monotonic()
@@ -246,40 +263,3 @@ class OutboxReader:
         return OutboxRow(
             row.id, row.slot, row.lane, row.topic, len(message.body), message, is_alone=is_alone
         )
-
-
-class _RawRow:
-    """The columns of a row, by name."""
-
-    __slots__ = (
-        "body", "delay", "flag", "id", "keys_", "lane", "message_id", "properties", "slot", "tags",
-        "topic",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        id: int,  # noqa: A002 - the column's name
-        slot: int,
-        lane: str | None,
-        message_id: str,
-        topic: str,
-        tags: str,
-        keys_: str,
-        properties: str,
-        flag: int,
-        delay: str | None,
-        body: bytes,
-        there: int,
-    ) -> None:
-        del there
-        self.id = id
-        self.slot = slot
-        self.lane = lane
-        self.message_id = message_id
-        self.topic = topic
-        self.tags = tags
-        self.keys_ = keys_
-        self.properties = properties
-        self.flag = flag
-        self.delay = delay
-        self.body = body

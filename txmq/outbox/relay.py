@@ -12,7 +12,6 @@ from txmq.client.client import Client
 from txmq.client.lifecycle import Lifecycle
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings, settings_or
-from txmq.databases.adapter import DatabaseSession
 from txmq.databases.failures import words
 from txmq.databases.notifications import likeness
 from txmq.databases.sources import adapter_of
@@ -102,8 +101,8 @@ class Relay(Lifecycle):
             self._published, self._store, self._backoff(), self._beat_soon.set
         )
         self._publisher = Publisher(
-            self._lanes, self._producer, self._store, self._remover, chosen, self._clock,
-            self._entropy, self._landed,
+            self._lanes, self._slots, self._producer, self._store, self._remover, chosen,
+            self._clock, self._entropy, self._on_send_ended,
         )  # fmt: skip
         self._wake_up = WakeUp(chosen.poll_s)
         self._tasks = Tasks()
@@ -152,7 +151,7 @@ class Relay(Lifecycle):
         ):  # fmt: skip
             self._tasks.start(work(), f"a relay's {work.__name__}")
         if self._outbox.notifies and self._adapter.kind == "postgresql":
-            like = await self._store.run(_likeness)
+            like = await self._store.run(lambda db: likeness(db.session))
             if like is not None:
                 listener = self._wake_up.listen(like, self._outbox.channel, self._backoff())
                 self._tasks.start(listener, "a relay's listener")
@@ -198,7 +197,7 @@ class Relay(Lifecycle):
 
     @property
     def tally(self) -> RelayTally:
-        """What it has done so far."""
+        """Its counters so far."""
         return RelayTally(
             **vars(self._publisher.counts),
             lost_leases=self._lost_leases,
@@ -207,7 +206,7 @@ class Relay(Lifecycle):
         )
 
     async def waiting(self) -> Backlog:
-        """What the outbox holds now, in all slots; the database counts it.
+        """The rows that the outbox holds now, in all slots; the database counts them.
 
         Raises:
             DatabaseFailed: The database does not answer.
@@ -241,7 +240,7 @@ class Relay(Lifecycle):
     async def _send_loop(self) -> None:
         while True:
             if not self._is_stopping:
-                self._publisher.send(self._may_send)
+                self._publisher.send()
             pause_s = LONGEST_PAUSE_S
             until = self._lanes.paused_until()
             if until is not None:
@@ -250,9 +249,6 @@ class Relay(Lifecycle):
                 async with asyncio.timeout(pause_s):
                     await self._send_soon.wait()
             self._send_soon.clear()
-
-    def _may_send(self, now: float) -> bool:
-        return self._slots.are_safe(now + self._producer.settings.timeout_s)
 
     async def _beat_loop(self) -> None:
         backoff = self._backoff()
@@ -304,17 +300,13 @@ class Relay(Lifecycle):
         if leaving:
             self._beat_soon.set()
 
-    def _landed(self) -> None:
+    def _on_send_ended(self, _: object) -> None:
         self._send_soon.set()
         if self._reader.has_more:
             self._wake_up.wake()
 
     def _backoff(self) -> Backoff:
         return Backoff(self._entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
-
-
-async def _likeness(db: DatabaseSession[Any]) -> str | None:
-    return await likeness(db.session)
 
 
 def _producer_of(names: str | Client | Producer, settings: RelaySettings) -> tuple[Producer, bool]:

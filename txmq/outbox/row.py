@@ -55,29 +55,6 @@ def pack(message: Message, lane: str | None, fresh_id: str) -> dict[str, Any]:
     check_kind(message)
     if lane is not None:
         check_lane(lane)
-    unique_id = _check_sendable(message, lane, fresh_id)
-    delay = {
-        name: value
-        for name in ("delay_level", "deliver_at_ms", "deliver_after_s")
-        if (value := getattr(message, name)) or (value is not None and name != "delay_level")
-    }
-    return {
-        "slot": slot_of(lane or unique_id),
-        "lane": lane,
-        "message_id": unique_id,
-        "topic": message.topic,
-        "tags": message.tags,
-        "keys_": _text(list(message.keys)),
-        "properties": _text(
-            {**(message.properties or {}), **({} if message.wait_stored else _NOT_WAITING)}
-        ),
-        "flag": message.flag,
-        "delay": _text(delay) if delay else None,
-    }
-
-
-def _check_sendable(message: Message, lane: str | None, fresh_id: str) -> str:
-    """Refuse a message that could never be sent; returns the id under which it is sent."""
     added = _MARK if lane is None else {**_MARK, properties.SHARDING_KEY: lane}
     all_properties = {**(message.properties or {}), **added}
     envelope = sealed(replace(message, properties=all_properties), fresh_id, compress=False)
@@ -89,7 +66,24 @@ def _check_sendable(message: Message, lane: str | None, fresh_id: str) -> str:
         raise LocalProtocolError("a tag or a message's id holds a character 0")
     if len(envelope.id) > MESSAGE_ID_CHARS_MAX:
         raise LimitExceeded("the length of a message's id", MESSAGE_ID_CHARS_MAX, len(envelope.id))
-    return envelope.id
+    delay = {
+        name: value
+        for name in ("delay_level", "deliver_at_ms", "deliver_after_s")
+        if (value := getattr(message, name)) or (value is not None and name != "delay_level")
+    }
+    return {
+        "slot": slot_of(lane or envelope.id),
+        "lane": lane,
+        "message_id": envelope.id,
+        "topic": message.topic,
+        "tags": message.tags,
+        "keys_": _text(list(message.keys)),
+        "properties": _text(
+            {**(message.properties or {}), **({} if message.wait_stored else _NOT_WAITING)}
+        ),
+        "flag": message.flag,
+        "delay": _text(delay) if delay else None,
+    }
 
 
 def _text(value: object) -> str:

@@ -22,7 +22,7 @@ def fair_share(living: int) -> int:
 
 
 class SlotChange(NamedTuple):
-    """What a renewal changed about the slots."""
+    """The changes that a renewal made to the slots."""
 
     lost: set[int]
     taken: set[int]
@@ -83,5 +83,5 @@ class Slots:
         self.leaving.discard(slot)
 
     def are_safe(self, now: float) -> bool:
-        """Whether no other relay can hold these slots at this time."""
+        """True if no other relay can hold these slots at this time."""
         return bool(self._held) and now < self._until

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
 from sqlalchemy import Executable, text
 
 from txmq.databases.dialects import NOW_MS
-from txmq.outbox.lanes import LanePosition
 from txmq.outbox.table import Outbox
 
-__all__ = ["COLUMNS", "Statements", "number_list", "positions_json"]
+__all__ = ["COLUMNS", "relay_statements"]
 
 COLUMNS: Final = (
     "id, slot, lane, message_id, topic, tags, keys_, properties, flag, delay, body"  # in this order
@@ -59,96 +57,84 @@ _POSITIONS: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def number_list(kind: str, numbers: Iterable[int]) -> str:
-    """Numbers as one parameter."""
-    joined = ",".join(map(str, numbers))
-    return f"{{{joined}}}" if kind == "postgresql" else f"[{joined}]"
-
-
-def positions_json(positions: Iterable[LanePosition]) -> str:
-    """Lane positions as one parameter."""
-    return json.dumps([position._asdict() for position in positions])
-
-
-class Statements:
+def relay_statements(outbox: Outbox, kind: str) -> Mapping[str, Executable]:
     """The statements for one outbox, by name.
 
     Args:
         outbox: The tables.
         kind: The family of databases.
     """
+    rows, slots, relays = outbox.rows.fullname, outbox.slots.fullname, outbox.relays.fullname
+    now = NOW_MS[kind]
+    ids, mine = _NUMBERS[kind].format("ids"), _NUMBERS[kind].format("slots")
+    ours = f"slot IN (SELECT slot FROM {slots} WHERE token = :token)"
+    # SQLite has one writer at a time, so there are no locked rows to skip.
+    skipping = "" if kind == "sqlite" else " FOR UPDATE SKIP LOCKED"
+    texts = {
+        "forward": _page(kind, rows, "id > :low"),
+        "sweep": _page(
+            kind,
+            rows,
+            f"id > :low AND id <= :high AND NOT (id {_NUMBERS[kind].format('known')}) "
+            f"AND (lane IS NULL OR lane NOT IN ({_NAMES[kind]}))",
+        ),
+        "lanes": _lanes_page(kind, rows),
+        "remove": f"DELETE FROM {rows} WHERE id {ids} AND {ours}",
+        "put_aside": f"UPDATE {rows} SET failed_ms = {now}, problem = :problem "
+        f"WHERE id = :id AND {ours}",
+        "note": f"UPDATE {rows} SET problem = :problem WHERE id = :id "
+        f"AND (problem IS NULL OR problem <> :problem) AND {ours}",
+        "waiting": "SELECT COUNT(CASE WHEN failed_ms IS NULL THEN 1 END), "
+        f"{now} - MIN(CASE WHEN failed_ms IS NULL THEN created_ms END), COUNT(failed_ms) "
+        f"FROM {rows}",
+        "seen": f"UPDATE {relays} SET seen_ms = {now} WHERE token = :token",
+        "join": f"INSERT INTO {relays} (token, seen_ms) VALUES (:token, {now})",
+        "leave": f"DELETE FROM {relays} WHERE token = :token",
+        "remove_dead": f"DELETE FROM {relays} WHERE seen_ms < {now} - 10 * :lease_ms",
+        "living": f"SELECT COUNT(*) FROM {relays} WHERE seen_ms >= {now} - :lease_ms",
+        "renew": f"UPDATE {slots} SET until_ms = {now} + :lease_ms WHERE token = :token",
+        "held": f"SELECT slot FROM {slots} WHERE token = :token",
+        "free": f"SELECT slot FROM {slots} WHERE until_ms < {now} AND token <> :token "
+        f"ORDER BY slot LIMIT :count{skipping}",
+        "lease": f"UPDATE {slots} SET token = :token, until_ms = {now} + :lease_ms "
+        f"WHERE slot {mine} AND until_ms < {now}",
+        "release": f"UPDATE {slots} SET token = '', until_ms = 0 "
+        f"WHERE slot {mine} AND token = :token",
+        "slots": f"SELECT COUNT(*) FROM {slots}",
+    }
+    return {
+        name: text(statement).execution_options(preserve_rowcount=True)
+        for name, statement in texts.items()
+    }
 
-    def __init__(self, outbox: Outbox, kind: str) -> None:
-        self._kind = kind
-        self._rows = rows = outbox.rows.fullname
-        self._slots = slots = outbox.slots.fullname
-        relays = outbox.relays.fullname
-        now = NOW_MS[kind]
-        ids, mine = _NUMBERS[kind].format("ids"), _NUMBERS[kind].format("slots")
-        ours = f"slot IN (SELECT slot FROM {slots} WHERE token = :token)"
-        # SQLite has one writer at a time, so there are no locked rows to skip.
-        skipping = "" if kind == "sqlite" else " FOR UPDATE SKIP LOCKED"
-        texts = {
-            "forward": self._page("id > :low"),
-            "sweep": self._page(
-                f"id > :low AND id <= :high AND NOT (id {_NUMBERS[kind].format('known')}) "
-                f"AND (lane IS NULL OR lane NOT IN ({_NAMES[kind]}))"
-            ),
-            "lanes": self._lanes_page(),
-            "remove": f"DELETE FROM {rows} WHERE id {ids} AND {ours}",
-            "put_aside": f"UPDATE {rows} SET failed_ms = {now}, problem = :problem "
-            f"WHERE id = :id AND {ours}",
-            "note": f"UPDATE {rows} SET problem = :problem WHERE id = :id "
-            f"AND (problem IS NULL OR problem <> :problem) AND {ours}",
-            "waiting": "SELECT COUNT(CASE WHEN failed_ms IS NULL THEN 1 END), "
-            f"{now} - MIN(CASE WHEN failed_ms IS NULL THEN created_ms END), COUNT(failed_ms) "
-            f"FROM {rows}",
-            "seen": f"UPDATE {relays} SET seen_ms = {now} WHERE token = :token",
-            "join": f"INSERT INTO {relays} (token, seen_ms) VALUES (:token, {now})",
-            "leave": f"DELETE FROM {relays} WHERE token = :token",
-            "remove_dead": f"DELETE FROM {relays} WHERE seen_ms < {now} - 10 * :lease_ms",
-            "living": f"SELECT COUNT(*) FROM {relays} WHERE seen_ms >= {now} - :lease_ms",
-            "renew": f"UPDATE {slots} SET until_ms = {now} + :lease_ms WHERE token = :token",
-            "held": f"SELECT slot FROM {slots} WHERE token = :token",
-            "free": f"SELECT slot FROM {slots} WHERE until_ms < {now} AND token <> :token "
-            f"ORDER BY slot LIMIT :count{skipping}",
-            "lease": f"UPDATE {slots} SET token = :token, until_ms = {now} + :lease_ms "
-            f"WHERE slot {mine} AND until_ms < {now}",
-            "release": f"UPDATE {slots} SET token = '', until_ms = 0 "
-            f"WHERE slot {mine} AND token = :token",
-            "slots": f"SELECT COUNT(*) FROM {slots}",
-        }
-        self._by_name: Mapping[str, Executable] = {
-            name: text(statement).execution_options(preserve_rowcount=True)
-            for name, statement in texts.items()
-        }
 
-    def __getitem__(self, name: str) -> Executable:
-        return self._by_name[name]
+def _page(kind: str, rows: str, where: str) -> str:
+    return _with_row_count(
+        kind,
+        f"SELECT {COLUMNS} FROM {rows} "
+        f"WHERE slot {_NUMBERS[kind].format('slots')} AND failed_ms IS NULL AND {where} "
+        "ORDER BY id LIMIT :count",
+    )
 
-    def _page(self, where: str) -> str:
-        return self._measured(
-            f"SELECT {COLUMNS} FROM {self._rows} "
-            f"WHERE slot {_NUMBERS[self._kind].format('slots')} AND failed_ms IS NULL AND {where} "
-            "ORDER BY id LIMIT :count"
-        )
 
-    def _lanes_page(self) -> str:
-        columns = ", ".join(f"waiting.{column}" for column in COLUMNS.split(", "))
-        return self._measured(
-            f"SELECT {columns} FROM {_POSITIONS[self._kind]} JOIN {self._rows} AS waiting "
-            "ON waiting.slot = asked.slot AND waiting.lane = asked.lane "
-            "AND waiting.id > asked.seen AND waiting.id <= :high "
-            "WHERE waiting.failed_ms IS NULL ORDER BY waiting.id LIMIT :count"
-        )
+def _lanes_page(kind: str, rows: str) -> str:
+    columns = ", ".join(f"waiting.{column}" for column in COLUMNS.split(", "))
+    return _with_row_count(
+        kind,
+        f"SELECT {columns} FROM {_POSITIONS[kind]} JOIN {rows} AS waiting "
+        "ON waiting.slot = asked.slot AND waiting.lane = asked.lane "
+        "AND waiting.id > asked.seen AND waiting.id <= :high "
+        "WHERE waiting.failed_ms IS NULL ORDER BY waiting.id LIMIT :count",
+    )
 
-    def _measured(self, chosen: str) -> str:
-        """The first rows of a query, until one body exceeds ``:bytes``; each with the number of
-        rows the query found.
-        """
-        size = "OCTET_LENGTH(body)" if self._kind == "postgresql" else "LENGTH(body)"
-        return (
-            f"SELECT {COLUMNS}, there FROM (SELECT {COLUMNS}, COUNT(*) OVER () AS there, "
-            f"SUM({size}) OVER (ORDER BY id) - {size} AS before_it FROM ({chosen}) AS chosen) "
-            "AS measured WHERE before_it <= :bytes ORDER BY id"
-        )
+
+def _with_row_count(kind: str, chosen: str) -> str:
+    """The first rows of a query, until one body exceeds ``:bytes``; each with the number of rows
+    the query found.
+    """
+    size = "OCTET_LENGTH(body)" if kind == "postgresql" else "LENGTH(body)"
+    return (
+        f"SELECT {COLUMNS}, there FROM (SELECT {COLUMNS}, COUNT(*) OVER () AS there, "
+        f"SUM({size}) OVER (ORDER BY id) - {size} AS before_it FROM ({chosen}) AS chosen) "
+        "AS measured WHERE before_it <= :bytes ORDER BY id"
+    )

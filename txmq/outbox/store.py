@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from txmq.databases import dialects
@@ -17,7 +17,7 @@ from txmq.errors import DatabaseFailed, TableMissing, TxmqError
 from txmq.limits import RELAY_THREADS, SLOTS
 from txmq.outbox.lanes import LanePosition
 from txmq.outbox.slots import fair_share
-from txmq.outbox.statements import Statements, number_list, positions_json
+from txmq.outbox.statements import relay_statements
 from txmq.outbox.table import Outbox
 from txmq.outbox.tally import Backlog
 from txmq.quantity import quantity
@@ -40,7 +40,7 @@ class Page(NamedTuple):
     rows: list[tuple[Any, ...]]
     """In the order of their ids."""
     is_cut: bool
-    """Whether there may be more rows."""
+    """True if there may be more rows."""
 
 
 class BeatResult(NamedTuple):
@@ -51,7 +51,7 @@ class BeatResult(NamedTuple):
 
 
 class OutboxStore:
-    """One relay's access to the outbox; every method raises what the adapter's library raises.
+    """One relay's access to the outbox; methods raise the errors of the adapter's library.
 
     Args:
         outbox: The tables.
@@ -71,7 +71,11 @@ class OutboxStore:
     ) -> None:
         self._outbox = outbox
         self._adapter = adapter
-        self._statements = Statements(outbox, adapter.kind)
+        self._statements = relay_statements(outbox, adapter.kind)
+        # Read committed rows, whatever level the application chose for its own transactions.
+        level = dialects.ISOLATION.get(adapter.kind)
+        self._isolation = () if level is None else (level,)
+        self._by_index = (_BY_INDEX,) if adapter.kind == "postgresql" else ()
         self._token = token
         self._lease_ms = int(lease_s * 1000)
         self._answer_s = answer_s
@@ -140,55 +144,37 @@ class OutboxStore:
         self, positions: Sequence[LanePosition], high: int, count: int, size: int
     ) -> Page:
         """Rows of some lanes, from each lane's position up to an id."""
-        return await self._read("lanes", count, size, asked=positions_json(positions), high=high)
+        asked = json.dumps([position._asdict() for position in positions])
+        return await self._read("lanes", count, size, asked=asked, high=high)
 
     async def _read(self, name: str, count: int, size: int, **values: object) -> Page:
         async def read(db: DatabaseSession[Any]) -> Page:
-            if self._adapter.kind == "postgresql":
-                await db.execute(_BY_INDEX)
             found = await db.execute(self._statements[name], count=count, bytes=size, **values)
-            # After a rollback psycopg forgets the service's prepared statements on the connection.
-            await db.commit(is_last=True)
             there = found.rows[0][-1] if found.rows else 0
             return Page(found.rows, there >= count or len(found.rows) < there)
 
-        return await self.run(read)
+        return await self.run(read, *self._by_index)
 
     # Completion
 
     async def remove(self, ids: Sequence[int]) -> int:
         """Delete rows of this relay's slots; returns how many existed."""
-
-        async def remove(db: DatabaseSession[Any]) -> int:
-            await self._set_isolation(db)
-            if self._adapter.kind == "postgresql":
-                await db.execute(_BY_INDEX)
-            answer = await db.execute(
-                self._statements["remove"], ids=self._list(ids), token=self._token
-            )
-            await db.commit(is_last=True)
-            return answer.changed
-
-        return await self.run(remove)
+        return await self._change("remove", *self._by_index, ids=self._list(ids))
 
     async def put_aside(self, row_id: int, problem: str) -> bool:
         """Mark a row whose message no broker takes; returns whether this relay still has it."""
-        return await self._mark("put_aside", row_id, problem)
+        return await self._change("put_aside", id=row_id, problem=problem) > 0
 
-    async def note(self, row_id: int, problem: str) -> bool:
-        """Record why a row waits; returns whether the record changed."""
-        return await self._mark("note", row_id, problem)
+    async def note(self, row_id: int, problem: str) -> None:
+        """Record why a row waits."""
+        await self._change("note", id=row_id, problem=problem)
 
-    async def _mark(self, name: str, row_id: int, problem: str) -> bool:
-        async def mark(db: DatabaseSession[Any]) -> bool:
-            await self._set_isolation(db)
-            answer = await db.execute(
-                self._statements[name], id=row_id, problem=problem, token=self._token
-            )
-            await db.commit(is_last=True)
-            return answer.changed > 0
+    async def _change(self, name: str, *first: str, **values: object) -> int:
+        async def change(db: DatabaseSession[Any]) -> int:
+            statement = self._statements[name]
+            return (await db.execute(statement, token=self._token, **values)).changed
 
-        return await self.run(mark)
+        return await self.run(change, *self._isolation, *first)
 
     # Slots
 
@@ -197,7 +183,6 @@ class OutboxStore:
         ours = {"token": self._token, "lease_ms": self._lease_ms}
 
         async def beat(db: DatabaseSession[Any]) -> BeatResult:
-            await self._set_isolation(db)
             seen = await db.execute(self._statements["seen"], token=self._token)
             if not seen.changed:
                 await db.execute(self._statements["join"], token=self._token)
@@ -213,10 +198,9 @@ class OutboxStore:
                     slots = self._list([slot for (slot,) in free.rows])
                     await db.execute(self._statements["lease"], slots=slots, **ours)
                     held = await self._held(db)
-            await db.commit(is_last=True)
             return BeatResult(held, living)
 
-        return await self.run(beat)
+        return await self.run(beat, *self._isolation)
 
     async def _held(self, db: DatabaseSession[Any]) -> set[int]:
         found = await db.execute(self._statements["held"], token=self._token)
@@ -226,15 +210,13 @@ class OutboxStore:
         """Release some slots; with ``leaves`` this relay also stops counting as alive."""
 
         async def release(db: DatabaseSession[Any]) -> None:
-            await self._set_isolation(db)
             await db.execute(
                 self._statements["release"], slots=self._list(slots), token=self._token
             )
             if leaves:
                 await db.execute(self._statements["leave"], token=self._token)
-            await db.commit(is_last=True)
 
-        await self.run(release)
+        await self.run(release, *self._isolation)
 
     # Figures
 
@@ -243,7 +225,6 @@ class OutboxStore:
 
         async def count(db: DatabaseSession[Any]) -> Backlog:
             rows, oldest_ms, failed = (await db.execute(self._statements["waiting"])).rows[0]
-            await db.commit(is_last=True)  # As for what is read.
             age_s = max(0.0, float(oldest_ms or 0) / 1000)
             return Backlog(rows=int(rows), oldest_s=age_s, failed=int(failed))
 
@@ -256,16 +237,18 @@ class OutboxStore:
 
     # Sessions and threads
 
-    async def run(self, work: Callable[[DatabaseSession[Any]], Coroutine[Any, Any, T]]) -> T:
-        """Run work in a transaction of its own; the work commits it."""
-        result = self._in_session(work)
+    async def run(
+        self, work: Callable[[DatabaseSession[Any]], Coroutine[Any, Any, T]], *first: str
+    ) -> T:
+        """Run ``first`` and then some work in a transaction of their own, and commit it."""
+        result = self._in_session(work, *first)
         if self._adapter.is_blocking:
             return cast(T, await self._wait_for(self._start_thread(result)))
         async with asyncio.timeout(self._answer_s):
             return await result
 
     def _start_thread(self, work: Coroutine[Any, Any, object]) -> asyncio.Future[object]:
-        running = self._threads.run(lambda: drive(work))
+        running = self._threads.run(partial(drive, work))
         self._running[running] = None
         running.add_done_callback(self._forget_thread)
         return running
@@ -281,11 +264,20 @@ class OutboxStore:
             running.exception()  # Marks it as seen: its caller may have given up waiting.
 
     async def _in_session(
-        self, work: Callable[[DatabaseSession[Any]], Coroutine[Any, Any, T]]
+        self, work: Callable[[DatabaseSession[Any]], Coroutine[Any, Any, T]], *first: str
     ) -> T:
         try:
-            async with self._session() as db:
-                return await work(db)
+            db = await self._adapter.open()
+            try:
+                for statement in first:
+                    await db.execute(statement)
+                result = await work(db)
+                # Also of a read: after a rollback psycopg forgets the service's prepared
+                # statements on the connection.
+                await db.commit(is_last=True)
+                return result
+            finally:
+                await db.close()
         except Exception as error:
             if isinstance(error, (*self.problems, TxmqError)):
                 raise
@@ -293,18 +285,7 @@ class OutboxStore:
             why = f"{type(error).__name__}: {words(error)}"
             raise DatabaseFailed(f"no connection to the database: {why}") from error
 
-    @asynccontextmanager
-    async def _session(self) -> AsyncIterator[DatabaseSession[Any]]:
-        db = await self._adapter.open()
-        try:
-            yield db
-        finally:
-            await db.close()
-
-    async def _set_isolation(self, db: DatabaseSession[Any]) -> None:
-        """Read committed rows, whatever level the application chose for its own transactions."""
-        if (level := dialects.ISOLATION.get(self._adapter.kind)) is not None:
-            await db.execute(level)
-
     def _list(self, numbers: Collection[int]) -> str:
-        return number_list(self._adapter.kind, numbers)
+        """Numbers as one parameter."""
+        joined = ",".join(map(str, numbers))
+        return f"{{{joined}}}" if self._adapter.kind == "postgresql" else f"[{joined}]"

@@ -1,4 +1,4 @@
-"""What one relay has done since it was opened, and what waits for all relays."""
+"""The counters of one relay, and the rows that wait for all relays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RelayTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """What is in the outbox now."""
+    """The rows in the outbox now."""
 
     rows: int
     """Rows that wait to be published."""

@@ -1,4 +1,4 @@
-"""When a relay looks for rows: after a notification, and otherwise at growing intervals."""
+"""Wakes a relay to look for rows: after a notification, otherwise at growing intervals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WakeUp:
         self._woken.set()
 
     def take_notification(self) -> bool:
-        """Whether a notification came since the last call."""
+        """True if a notification came since the last call."""
         was_notified, self._is_notified = self._is_notified, False
         return was_notified
 

@@ -161,7 +161,11 @@ class OutboxWriter:
             check_lane(lane)
         if not messages:
             return []
-        rows = [pack(message, lane, self._fresh_id()) for message in messages]
+        # A new generator for each: forked server processes would continue with the same numbers.
+        rows = [
+            pack(message, lane, UniqueIds(self._clock, self._entropy).next())
+            for message in messages
+        ]
         values = _values(given.kind, rows, [message.body for message in messages])
         statement = self._without_lane[given.kind]
         if lane is not None and given.kind in self._with_lane:
@@ -171,22 +175,18 @@ class OutboxWriter:
             answer = await given.execute(statement, **values)
         except Exception as error:
             if failure(error) is Failure.MISSING:
-                raise self._missing(words(error)) from error
+                raise self._table_missing(words(error)) from error
             raise
         if answer.changed == 0:
-            raise self._missing("its lane table lacks the row to wait at")
+            raise self._table_missing("its lane table lacks the row to wait at")
         return [row["message_id"] for row in rows]
 
-    def _missing(self, why: str) -> TableMissing:
+    def _table_missing(self, why: str) -> TableMissing:
         return TableMissing(
             f"there is no outbox {self._rows.fullname} here: run "
             f"`{create_command('outbox', self._rows)}`, or have a migration run what "
             f"`txmq schema sql outbox` prints ({why})"
         )
-
-    def _fresh_id(self) -> str:
-        # A new generator for each: forked server processes would continue with the same numbers.
-        return UniqueIds(self._clock, self._entropy).next()
 
     def _lane_key(self, lane: str) -> int:
         """The lock of a lane, without the schema: some callers name it and others do not."""

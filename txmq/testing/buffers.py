@@ -65,11 +65,11 @@ class SendBuffer:
 class ReceiveBuffer:
     """The receiving half of one end."""
 
-    __slots__ = ("end_told", "ended", "paused", "received", "scheduled")
+    __slots__ = ("ended", "is_end_delivered", "paused", "received", "scheduled")
 
     def __init__(self) -> None:
         self.received = bytearray()
         self.ended = False
-        self.end_told = False
+        self.is_end_delivered = False
         self.paused = False
         self.scheduled = False

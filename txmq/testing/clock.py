@@ -29,7 +29,7 @@ class SimulatedClock:
 
     def wall_ms(self) -> int:
         """See :meth:`txmq.runtime.Clock.wall_ms`."""
-        return round(self._reading() * 1000)
+        return round(self._wall_now() * 1000)
 
     def jump(self, seconds: float) -> None:
         """Set the wall clock forward, or back where negative."""
@@ -41,8 +41,8 @@ class SimulatedClock:
         self._rebase()
         self._rate = 1.0 + rate
 
-    def _reading(self) -> float:
+    def _wall_now(self) -> float:
         return self._wall_s + (self._loop.time() - self._since) * self._rate
 
     def _rebase(self) -> None:
-        self._wall_s, self._since = self._reading(), self._loop.time()
+        self._wall_s, self._since = self._wall_now(), self._loop.time()

@@ -182,13 +182,13 @@ class Deliveries(Generic[M]):
     def _rounds(self, handler: Callable[[M], object]) -> Rounds:
         return Rounds(
             handler,
-            self._shuffled(handler),
+            self._shuffle(handler),
             seed=self._seed,
             crashes=self._crashes,
             patience_s=self._patience_s,
         )
 
-    def _shuffled(self, handler: Callable[[M], object]) -> list[ScheduledDelivery]:
+    def _shuffle(self, handler: Callable[[M], object]) -> list[ScheduledDelivery]:
         """All deliveries in order: some of a message in a row, others anywhere."""
         key = self._key or _key_of(handler)
         chance = SeededEntropy(self._seed).fork("order")

@@ -27,7 +27,7 @@ class SeededEntropy:
         return self._random.randbytes(size)
 
     def chance(self, probability: float) -> bool:
-        """Whether something of this probability happens now."""
+        """True if something of this probability happens now."""
         return self._random.random() < probability
 
     def fork(self, name: str) -> SeededEntropy:

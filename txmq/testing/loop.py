@@ -49,7 +49,7 @@ TURNS_PER_COLLECTION = 50_000
 """How often cyclic garbage is collected: it bounds memory and must cost nothing."""
 
 CLOSE_ATTEMPTS_MAX = 100
-"""How often a dead coroutine that awaits in its ``finally`` is closed again before it is let be."""
+"""How often the loop closes a dead coroutine again that awaits in its ``finally``."""
 
 
 class SimulatedTask(asyncio.Task[T]):

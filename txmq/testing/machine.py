@@ -59,7 +59,7 @@ class Machine:
 
     @property
     def is_up(self) -> bool:
-        """Whether it has power."""
+        """True if it has power."""
         return self.network.alive
 
     def run(self, main: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
@@ -157,7 +157,7 @@ class Machine:
             program.resume()
 
     def watches(self, task: asyncio.Task[Any]) -> bool:
-        """Whether a task is one that :meth:`run` returned."""
+        """True if a task is one that :meth:`run` returned."""
         return task in self._watchers
 
     def _boot(self) -> None:

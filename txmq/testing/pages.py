@@ -21,7 +21,7 @@ _ZEROS = bytes(PAGE)
 
 
 class Loss(Enum):
-    """What a crash takes of the bytes that were written and not synced."""
+    """The written bytes that a crash takes, among those not synced yet."""
 
     ANY = "any"
     """One of the others, by chance."""
@@ -36,7 +36,7 @@ class Loss(Enum):
 
 
 class Staged(NamedTuple):
-    """What a sync that has begun will have made durable when it ends."""
+    """The state that becomes durable when a sync ends that has begun."""
 
     number: int
     pages: dict[int, bytes | None]
@@ -73,13 +73,13 @@ class Pages:
 
     def missing(self, position: int, size: int) -> list[int]:
         """The pages that a write there would have to allocate."""
-        return [page for page in _touched(position, size) if page not in self._now]
+        return [page for page in _pages_of(position, size) if page not in self._now]
 
     def read(self, position: int, size: int) -> bytes:
         """The bytes as the system shows them."""
         size = max(0, min(size, self.size - position))
         first = position // PAGE
-        whole = b"".join(self._now.get(page, _ZEROS) for page in _touched(position, size))
+        whole = b"".join(self._now.get(page, _ZEROS) for page in _pages_of(position, size))
         start = position - first * PAGE
         return whole[start : start + size]
 
@@ -92,7 +92,7 @@ class Pages:
     def write(self, position: int, data: bytes) -> None:
         """Put bytes in place, not durable yet."""
         done = 0
-        for page in _touched(position, len(data)):
+        for page in _pages_of(position, len(data)):
             start = position + done - page * PAGE
             piece = data[done : done + PAGE - start]
             old = self._now.get(page, _ZEROS)
@@ -198,11 +198,11 @@ class Pages:
                 cut = entropy.below(PAGE + 1)
                 return new[:cut] + old[cut:]
             case 3:
-                return self._filled(page, _ZEROS)
+                return self._fill(page, _ZEROS)
             case _:
-                return self._filled(page, entropy.token(PAGE))
+                return self._fill(page, entropy.token(PAGE))
 
-    def _filled(self, page: int, filling: bytes) -> bytes:
+    def _fill(self, page: int, filling: bytes) -> bytes:
         """The page, with a filling in all bytes that no sync has made durable."""
         old, new = self._safe.get(page, _ZEROS), self._now.get(page, _ZEROS)
         promised = max(0, min(self.safe_size - page * PAGE, PAGE))
@@ -224,7 +224,7 @@ class Pages:
         self.truncate(size)
 
 
-def _touched(position: int, size: int) -> range:
+def _pages_of(position: int, size: int) -> range:
     return range(position // PAGE, -(-(position + size) // PAGE)) if size > 0 else range(0)
 
 

@@ -47,7 +47,7 @@ class Program:
             step.again()
 
     def holds(self, step: ProgramStep) -> bool:
-        """Whether the program stands still; then it takes the step later."""
+        """True if the program stands still; then it takes the step later."""
         if self._held is None:
             return False
         self._held.append(step)
@@ -85,7 +85,7 @@ class ProgramStep:
         try:
             self._callback(*self._args)
         except (Exception, PowerCut):
-            # The callback may have brought its own machine down; what it raises then is no news.
+            # The callback may have brought its own machine down; then its error is irrelevant.
             if program.alive:
                 raise
 

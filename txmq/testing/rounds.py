@@ -222,7 +222,7 @@ class Call:
 
 
 def _is_survived(error: BaseException) -> bool:
-    """Whether a consumer goes on after an error; a killed one ends only this delivery."""
+    """True if a consumer goes on after an error; a killed one ends only this delivery."""
     if isinstance(error, asyncio.CancelledError):
         try:
             task = asyncio.current_task()

@@ -21,7 +21,7 @@ __all__ = ["Address", "SimulatedTransport"]
 Address = tuple[str, int]
 
 _READ_MAX = 256 * 1024
-"""What one ``data_received`` is given at most; asyncio's own value."""
+"""The most bytes of one ``data_received`` call; asyncio's own value."""
 
 
 class _State(Enum):
@@ -180,7 +180,7 @@ class SimulatedTransport(asyncio.Transport):
                 self._outgoing.wire.send(last)
 
     def is_gone(self) -> bool:
-        """Whether nothing more will happen at this end."""
+        """True if this end is closed for good."""
         return self._state is _State.GONE
 
     def way_closed(self) -> None:
@@ -270,8 +270,8 @@ class SimulatedTransport(asyncio.Transport):
             self._outgoing.wire.send(len(data))
             _feed(self.get_protocol(), data)
             self._schedule()
-        elif incoming.ended and not incoming.end_told:
-            incoming.end_told = True
+        elif incoming.ended and not incoming.is_end_delivered:
+            incoming.is_end_delivered = True
             protocol = self.get_protocol()
             assert isinstance(protocol, asyncio.Protocol | asyncio.BufferedProtocol)
             if not protocol.eof_received():

@@ -39,7 +39,7 @@ class Tree:
         return self._now.get(path)
 
     def is_folder(self, path: str) -> bool:
-        """Whether the path names a folder."""
+        """True if the path names a folder."""
         return path == "" or path in self._folders
 
     def names(self, folder: str) -> list[str]:

@@ -33,7 +33,7 @@ Packet = bytes | int | PacketMark
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """How good the network is.
+    """The quality of the network.
 
     Attributes:
         latency_s: The least time a packet travels.
@@ -68,11 +68,11 @@ class Ways:
         self.extra_s: dict[tuple[str, str], float] = {}
 
     def open(self, source: str, target: str) -> bool:
-        """Whether a packet sent now would arrive."""
+        """True if a packet sent now would arrive."""
         return (source, target) not in self.closed and target not in self.down
 
     def both_open(self, a: str, b: str) -> bool:
-        """Whether packets arrive, and the answers to them."""
+        """True if packets arrive, and the answers to them."""
         return self.open(a, b) and self.open(b, a)
 
     def delay(self, source: str, target: str) -> float:
@@ -100,11 +100,11 @@ class Wire:
         self._timer: object | None = None
 
     def is_open(self) -> bool:
-        """Whether packets arrive, and the answers to them."""
+        """True if packets arrive, and the answers to them."""
         return self._ways.both_open(self.source, self.target)
 
     def is_idle(self) -> bool:
-        """Whether no packet is under way."""
+        """True if no packet is under way."""
         return not self._queue
 
     def send(self, packet: Packet) -> None:

@@ -87,7 +87,7 @@ class World:
     def run(self, main: Coroutine[Any, Any, T], *, timeout: float = 3600.0) -> T:
         """Run a scenario to its end and close the world.
 
-        Programs that still run when the scenario returns are killed; that is no failure.
+        Programs that still run when the scenario returns are killed; the run does not fail.
 
         Args:
             main: The scenario; it belongs to no machine.
@@ -122,7 +122,7 @@ class World:
     def close(self) -> None:
         """Kill what runs and close the loop; harmless when repeated.
 
-        Of what the programs made, nothing is held from here on; disks stay as they are.
+        Objects of the programs are released; disks stay as they are.
         """
         self._over = True
         self.loop.set_exception_handler(_ignore)
@@ -160,7 +160,7 @@ class World:
         """Record the failures of tasks whose errors were never retrieved."""
         for task in self.loop.tasks():
             if task is not main and _unseen(task):
-                where = f"{task.get_name()}: nobody looked at its exception"
+                where = f"{task.get_name()}: its exception was never retrieved"
                 self._errors.append((where, task.exception()))
 
     def _is_leak(self, task: SimulatedTask[Any]) -> bool:
@@ -176,16 +176,16 @@ class World:
         # A task that is being collected may have lost its name already, depending on the Python.
         name = f"{culprit}: " if isinstance(culprit, SimulatedTask) else ""
         self._errors.append((f"{name}{context['message']}", context.get("exception")))
-        # Nothing after this would tell more than the error itself.
+        # Later events add nothing to the error itself.
         loop.stop()
 
 
 def _ignore(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What fails in a world that is over is no news."""
+    """Ignore an error after the end of the world."""
 
 
 def _unseen(task: SimulatedTask[Any]) -> bool:
-    """Whether a task failed and nobody has looked at how."""
+    """True if a task failed and its exception was never retrieved."""
     return bool(getattr(task, "_log_traceback", False)) and (
         task.program is None or task.program.alive
     )

@@ -189,8 +189,8 @@ def _missing(icbc: Books, ccb: Books, currency: str, opening: int, in_flight: in
         yield f"{Money(abs(missing), currency)} {what}"
     clearing = sum(books.journal.get((currency, CLEARING), 0) for books in (icbc, ccb))
     if clearing != in_flight:
-        told, booked = Money(in_flight, currency), Money(clearing, currency)
-        yield f"on its way are {told} by the transfers, and {booked} by the journals"
+        open_amount, booked = Money(in_flight, currency), Money(clearing, currency)
+        yield f"the transfers have {open_amount} in flight, and the journals {booked}"
 
 
 ENDS: Final = {
@@ -223,12 +223,12 @@ def find_mismatches(icbc: Mapping[str, Line], ccb: Mapping[str, Line]) -> Iterat
 def find_broken_answers(icbc: Mapping[str, Line], answers: Mapping[str, str]) -> Iterator[str]:
     """Wrong answers to customers; these detect a transfer that both banks have lost."""
     states = {state.value: state for state in State}
-    for number, said in answers.items():
-        if (state := states.get(said)) is None:
+    for number, answer in answers.items():
+        if (state := states.get(answer)) is None:
             continue  # The customer received no answer.
         found = icbc[number].state if number in icbc else None
         if found is not state and found not in MOVES[state]:
-            yield f"transfer {number} is {found or 'unknown'} at ICBC, and said to be {said}"
+            yield f"transfer {number} is {found or 'unknown'} at ICBC, but its answer was {answer}"
 
 
 def _misbooked(number: str, line: Line, bank: str) -> Iterator[str]:
@@ -302,7 +302,7 @@ def _contradictions(connection: Connection, name: str) -> Iterator[str]:
         yield f"{name}: {number} has {balance}, and {amount} by the journal"
     strange = select(booked.c.account).outerjoin(Account, same).where(Account.number.is_(None))
     for (number,) in connection.execute(strange.limit(SHOWN_MAX)):
-        yield f"{name}: the journal has entries of {number}, which is no such account"
+        yield f"{name}: the journal has entries of {number}, but this account does not exist"
     one_sided = (
         select(Entry.transfer, Entry.kind, func.sum(Entry.amount))
         .group_by(Entry.transfer, Entry.kind, Entry.currency)

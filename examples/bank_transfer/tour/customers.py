@@ -72,10 +72,10 @@ class Customers:
     async def ask(self, wish: Wish) -> str:
         """Order one transfer; returns its state."""
         asking = [self._answer(wish) for _ in range(wish.times)]
-        told = set(await asyncio.gather(*asking))
-        if len(told) > 1 and not told <= {"sent", "settled", "returned"}:
-            self._record.mistake(f"transfer {wish.id} was asked for {wish.times} times: {told}")
-        state = min(told)
+        states = set(await asyncio.gather(*asking))
+        if len(states) > 1 and not states <= {"sent", "settled", "returned"}:
+            self._record.mistake(f"transfer {wish.id} was asked for {wish.times} times: {states}")
+        state = min(states)
         self._record.answer(wish.id, state)
         return state
 

@@ -49,7 +49,7 @@ class Program:
 
     @property
     def is_running(self) -> bool:
-        """Whether the program runs."""
+        """True if the program runs."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
@@ -65,16 +65,16 @@ class Program:
                 start_new_session=True, preexec_fn=die_with_us,
             )  # fmt: skip
         self.starts += 1
-        said = b""
+        line = b""
         with suppress(TimeoutError):
             async with asyncio.timeout(START_S):
-                while not said.startswith(b"ready"):
+                while not line.startswith(b"ready"):
                     assert process.stdout is not None, "it is a pipe"
-                    said = await process.stdout.readline()
-                    if not said:
+                    line = await process.stdout.readline()
+                    if not line:
                         await process.wait()  # What is killed while it ends is waited for twice.
                         break
-        if not said.startswith(b"ready"):
+        if not line.startswith(b"ready"):
             await self.kill()
             raise NotStarted(f"{self.name} is not ready: {self._last_words()}")
 
@@ -100,7 +100,7 @@ class Program:
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
-        return " | ".join(lines[-3:]) or "it has said nothing"
+        return " | ".join(lines[-3:]) or "it has printed nothing"
 
 
 def die_with_us() -> None:

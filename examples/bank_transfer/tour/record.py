@@ -45,7 +45,7 @@ class Record:
     """The result of the last audit."""
     mistakes: list[str] = field(default_factory=list)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
-    told: int = 0
+    event_count: int = 0
     """How many events there were."""
     stories: dict[str, list[Step]] = field(default_factory=dict)
     """The steps of the transfers in the story."""
@@ -76,7 +76,7 @@ class Record:
 
     def tell(self, text: str, *, is_bad: bool = False) -> None:
         """Record an event."""
-        self.told += 1
+        self.event_count += 1
         self.events.append(Event(self.seconds, text, is_bad))
 
     def look(self, sheet: Sheet) -> None:

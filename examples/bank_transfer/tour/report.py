@@ -66,9 +66,9 @@ def story(name: str, steps: list[Step]) -> Table:
         is_right = column == "ms"
         table.add_column(column, justify="right" if is_right else "left", overflow="fold")
     for step in steps:
-        told = NINE[step.number - 1] if step.number else ""
+        action = NINE[step.number - 1] if step.number else ""
         after_ms = (step.at_s - steps[0].at_s) * 1000
-        table.add_row(str(step.number or ""), told, step.text, f"{after_ms:.1f}")
+        table.add_row(str(step.number or ""), action, step.text, f"{after_ms:.1f}")
     return table
 
 

@@ -44,7 +44,7 @@ class TourSettings:
     directory: Path | None = None
     """Where to keep books, logs and messages; without it they are removed."""
     is_reconciled: bool = True
-    """Whether to reconcile the ledgers at the end, if the machine has Java."""
+    """Reconcile the ledgers at the end, if the machine has Java."""
     patience_s: float = 60.0
     """How long no state may change, after all orders have their answer."""
 

@@ -39,7 +39,7 @@ class View:
     def __init__(self, record: Record, console: Console) -> None:
         self._record = record
         self._console = console
-        self._told = 0
+        self._shown = 0
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(),
             TimeElapsedColumn(), console=console, expand=True,
@@ -78,8 +78,8 @@ class View:
 
     def _news(self) -> list[Event]:
         record = self._record
-        fresh = min(record.told - self._told, len(record.events))
-        self._told = record.told
+        fresh = min(record.event_count - self._shown, len(record.events))
+        self._shown = record.event_count
         return list(record.events)[len(record.events) - fresh :] if fresh else []
 
     def _drawn(self) -> RenderableType:

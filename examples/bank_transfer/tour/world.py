@@ -44,7 +44,7 @@ BROKER_SETTINGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What there is."""
+    """The databases, brokers and programs of a tour."""
 
     mark: str
     """Begins the ids of this tour's transfers."""

@@ -64,7 +64,7 @@ class SecurityMiddleware:
 
 
 def is_cross_site(headers: Headers) -> bool:
-    """Whether a browser reports that a page of another site made this request.
+    """True if a browser reports that a page of another site made this request.
 
     This is enough here, without a token in each form. A page cannot set either header. Every
     current browser sends Origin with each POST, and also Sec-Fetch-Site if the address is secure or

@@ -122,13 +122,13 @@ class TransferView:
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether the same order may succeed now."""
+        """True if the same order may succeed now."""
         begun = self.begun
         return self.row is None and begun is not None and begun.status == AGAIN_STATUS
 
     @property
     def is_over(self) -> bool:
-        """Whether the transfer has ended."""
+        """True if the transfer has ended."""
         if self.row is not None:
             return State(self.row.state).is_final
         return self.headline is NOT_MADE

@@ -127,7 +127,7 @@ FRAUDS = {
     "a credit that was deleted": (
         1, "DELETE FROM journal WHERE kind = 'credit'",
         ["CCB: C-0 has 100007, and 100000 by the journal",
-         "on its way are 0.00 CNY by the transfers, and 0.07 CNY by the journals",
+         "the transfers have 0.00 CNY in flight, and the journals 0.07 CNY",
          "transfer o-1 is credited at CCB, where these are booked: ()"],
     ),
     "a credit that was booked twice, on the balance too": (
@@ -135,7 +135,7 @@ FRAUDS = {
            "SELECT transfer, kind, account, amount, currency, booked_ms FROM journal "
            "WHERE kind = 'credit'; UPDATE accounts SET balance = balance + 7 WHERE number = 'C-0'"),
         ["0.07 CNY are there too many",
-         "on its way are 0.00 CNY by the transfers, and -0.07 CNY by the journals",
+         "the transfers have 0.00 CNY in flight, and the journals -0.07 CNY",
          ("transfer o-1 is credited at CCB, where these are booked: "
          "((<Kind.CREDIT: 'credit'>, 'C-0', 7), (<Kind.CREDIT: 'credit'>, 'C-0', 7))")],
     ),
@@ -162,12 +162,12 @@ FRAUDS = {
     "an entry of nobody's account": (
         1, ("INSERT INTO journal (kind, account, amount, currency, booked_ms) "
            "VALUES ('credit', 'C-99', 5, 'CNY', 0), ('credit', 'capital', -5, 'CNY', 0)"),
-        ["CCB: the journal has entries of C-99, which is no such account"],
+        ["CCB: the journal has entries of C-99, but this account does not exist"],
     ),
     "a state that nobody has set": (
         1, "UPDATE transfers SET state = 'returned' WHERE id = 'o-1'",
         ["0.07 CNY are there too many",
-         "on its way are 0.07 CNY by the transfers, and 0.00 CNY by the journals",
+         "the transfers have 0.07 CNY in flight, and the journals 0.00 CNY",
          "transfer o-1 is settled at ICBC, and returned at CCB",
          ("transfer o-1 is returned at CCB, where these are booked: "
          "((<Kind.CREDIT: 'credit'>, 'C-0', 7),)")],
@@ -207,8 +207,8 @@ def test_a_forged_message_that_was_credited_is_named(banks, auditor):
         ("sent", []),
         ("settled", []),
         ("unanswered", []),
-        ("returned", ["transfer o-1 is settled at ICBC, and said to be returned"]),
-        ("refused", ["transfer o-1 is settled at ICBC, and said to be refused"]),
+        ("returned", ["transfer o-1 is settled at ICBC, but its answer was returned"]),
+        ("refused", ["transfer o-1 is settled at ICBC, but its answer was refused"]),
     ],
 )
 def test_what_customers_heard_is_so(banks, auditor, said, mistakes):
@@ -220,7 +220,7 @@ def test_what_customers_heard_is_so(banks, auditor, said, mistakes):
 def test_a_transfer_that_both_banks_have_lost_is_named(auditor):
     """No money is missing then, and no two books contradict each other."""
     assert auditor.match({"o-1": "sent"}) == [
-        "transfer o-1 is unknown at ICBC, and said to be sent"
+        "transfer o-1 is unknown at ICBC, but its answer was sent"
     ]
 
 

@@ -165,7 +165,7 @@ def test_a_database_that_is_away_for_long_leaves_nothing_behind(
 ):
     prepare(broker.names, 1, fence_of(tmp_path))
     verify, calls, tallies = SQLResource.verify, [], []
-    look_on = module.Resolver._look_on
+    look_on = module.Resolver._report_until_done
 
     async def away(self):
         calls.append(self)
@@ -178,7 +178,7 @@ def test_a_database_that_is_away_for_long_leaves_nothing_behind(
         return await look_on(self)
 
     monkeypatch.setattr(SQLResource, "verify", away)
-    monkeypatch.setattr(module.Resolver, "_look_on", looked)
+    monkeypatch.setattr(module.Resolver, "_report_until_done", looked)
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.02)
 
@@ -192,7 +192,7 @@ def test_a_database_that_is_away_for_long_leaves_nothing_behind(
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_it_answers_until_it_is_told_to_stop(resolve, broker, tmp_path, how, monkeypatch):
     ids = prepare(broker.names, 2, fence_of(tmp_path))
-    plain = module.Resolver._ask_what_is_left
+    plain = module.Resolver._count_open
     sent = []
 
     async def looked(self):
@@ -202,7 +202,7 @@ def test_it_answers_until_it_is_told_to_stop(resolve, broker, tmp_path, how, mon
             sent.append(how)
             os.kill(os.getpid(), how)
 
-    monkeypatch.setattr(module.Resolver, "_ask_what_is_left", looked)
+    monkeypatch.setattr(module.Resolver, "_count_open", looked)
     monkeypatch.setattr(module, "SAY_S", 0.0)
 
     others = threading.active_count()

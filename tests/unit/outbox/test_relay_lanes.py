@@ -261,11 +261,20 @@ def test_a_topic_is_not_missing_while_name_servers_know_of_no_broker(lane, broke
         remover = SimpleNamespace(add=print, forget=print)
         skip, clock = RelaySettings(on_poison="skip", attempts_max=1), SystemClock()
         at_hand, ended = lanes(), asyncio.Event()
+        slots = SimpleNamespace(are_safe=lambda _: True)
         at_hand.add([OutboxRow(1, 0, lane, "T", 1, Message(topic="T", body=b"x"))], 0, 0.0)
         publisher = Publisher(
-            at_hand, producer, store, remover, skip, clock, SystemEntropy(), ended.set
+            at_hand,
+            slots,
+            producer,
+            store,
+            remover,
+            skip,
+            clock,
+            SystemEntropy(),
+            lambda _: ended.set(),
         )
-        publisher.send(lambda _: True)
+        publisher.send()
         await ended.wait()
         return publisher.counts
 

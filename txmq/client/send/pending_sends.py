@@ -395,6 +395,8 @@ class PendingSend(msgspec.Struct, eq=False):
     timer: asyncio.TimerHandle | None = None
     line: dict[PendingSend, None] | None = None
 
+    __repr__ = object.__repr__  # A log line must not hold a message's body.
+
     # Waiting
 
     def wait(self, line: dict[PendingSend, None]) -> None:

@@ -51,7 +51,7 @@ class LogRecord(NamedTuple):
     size: int
     topic: str
     """The topic it concerns: of a decision its half message's, of a delayed message the final
-    one; empty where that cannot be read.
+    one; empty if that cannot be read.
     """
     queue: int
     offset: int
@@ -135,7 +135,7 @@ def select(
 
     Args:
         log: An open log.
-        selection: What is wanted.
+        selection: The wanted records.
         progress: Called with the number of bytes that were read or passed over.
     """
     extents = log.extents()
@@ -205,7 +205,7 @@ def _place(found: Record) -> tuple[RecordKind, str, int, int]:
 
 
 def committed_message(log: LogReader, found: LogRecord) -> LogRecord | None:
-    """The message that a decision put into a queue, as consumers read it, or ``None`` where the
+    """The message that a decision put into a queue, as consumers read it, or ``None`` if the
     decision put none there or its half message cannot be read.
     """
     decision = found.decision

@@ -27,9 +27,9 @@ class RecordInspection:
     Args:
         log: The log that is read.
         summary: Counts what is read.
-        floors: Offsets below which queues were emptied, by topic and queue; ``None`` where they
+        floors: Offsets below which queues were emptied, by topic and queue; ``None`` if they
             cannot be read.
-        has_mark: Whether the high-water mark can be read.
+        has_mark: True if the high-water mark can be read.
         progress: Called with the number of bytes of the log that were read, after each span.
     """
 
@@ -59,7 +59,7 @@ class RecordInspection:
 
     @property
     def open_transactions(self) -> int:
-        """How many half messages are not decided."""
+        """Return the number of half messages that are not decided."""
         return len(self._open)
 
     def take(self, found: Found, position: int, span: WholeSpan) -> Iterator[Finding]:
@@ -201,7 +201,7 @@ class RecordInspection:
         )
 
     def find_half(self, position: int) -> tuple[Record, bytes] | None:
-        """The half message at a position, or ``None`` where the log is damaged there."""
+        """The half message at a position, or ``None`` if the log is damaged there."""
         if any(start <= position < end for start, end in self._gaps):
             return None
         return self.log.record_at(position)

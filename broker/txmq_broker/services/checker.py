@@ -233,8 +233,8 @@ class Checker:
     def _choose(self, half: Half, avoided: Connection | None) -> Member[Connection] | None:
         """Return the producer to ask: first the one that sent it, then the others of its group.
 
-        Whose turn it is follows from how many checks brought nothing, so nothing is kept for it;
-        where the transaction lies has different ones begin with different members.
+        The number of checks without a decision gives the turn, so no state is kept for it;
+        the transaction's offset spreads the first turns over the members.
         """
         others = self._clients.producers(half.group)
         place = next(

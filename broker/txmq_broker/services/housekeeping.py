@@ -36,8 +36,8 @@ ROUND_S: Final = 5.0
 """The pause between two rounds of all chores."""
 
 SAVE_S: Final = 1.0
-"""How often changed groups and offsets are saved: after a crash consumers receive again at most the
-messages that they reported in this time.
+"""The pause between two saves of changed groups and offsets. After a crash consumers receive again
+at most the messages that they reported in this time.
 """
 
 

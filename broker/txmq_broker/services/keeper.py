@@ -52,8 +52,8 @@ class Keeper:
     Attributes:
         owner: The identity of the directory, which every file carries; "" until it is known.
         is_new: True on the directory's first start; ``None`` until the files are read.
-        accepts_loss: Whether a table without a whole file begins empty.
-        has_lost: Whether a table began empty for that reason.
+        accepts_loss: True if a table without a whole file begins empty.
+        has_lost: True if a table began empty for that reason.
     """
 
     def __init__(self, disk: Disk) -> None:

@@ -53,7 +53,7 @@ class Registrar:
         self._silent: set[str] = set()
 
     async def start(self) -> None:
-        """Register once, and go on registering."""
+        """Register now, and again and again."""
         await asyncio.gather(*[self._register(name) for name in self._changed])
         self._tasks = [
             asyncio.create_task(self._keep_registering(name), name=f"registrar of {name}")

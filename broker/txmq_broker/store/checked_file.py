@@ -30,7 +30,7 @@ class CheckedFile:
         Args:
             disk: The directory that holds it.
             path: Its path; the predecessor has the same with ``.old`` behind it.
-            is_doubled: Whether the predecessor always has the same text as the file.
+            is_doubled: True if the predecessor always has the same text as the file.
         """
         self.path = path
         self.predecessor = path + _SUFFIX
@@ -46,9 +46,9 @@ class CheckedFile:
         return self._is_whole and self._has_predecessor
 
     def load(self, owner: str) -> bytes | None:
-        """The text that was saved, or ``None`` where neither the file nor its predecessor exists.
+        """The text that was saved, or ``None`` if neither the file nor its predecessor exists.
 
-        Where the file is damaged or missing, its predecessor takes its place, with a warning.
+        If the file is damaged or missing, its predecessor takes its place, with a warning.
 
         Args:
             owner: The identity of the directory's log, in hexadecimal; "" accepts the files of any.

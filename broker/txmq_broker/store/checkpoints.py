@@ -62,7 +62,7 @@ class Checkpoints:
         return behind >= self._every or (bool(starts) and starts[-1] > self.checkpointed)
 
     def next_range(self) -> LogRange | None:
-        """The part of the log that the next chunk will cover, or ``None`` where all is saved.
+        """The part of the log that the next chunk will cover, or ``None`` if all is saved.
 
         It ends where a segment does, so there may be more to save afterwards. It must be durable
         before the chunk is begun: an index that outlives its log hides that something is missing.
@@ -149,6 +149,6 @@ class Checkpoints:
         self._disk.remove(path_of(segment))
 
     def close(self) -> None:
-        """Let go of the index files."""
+        """Close the index files."""
         for index in self.indexes.values():
             index.file.close()

@@ -85,7 +85,7 @@ class ConsumeQueue:
         self._tail += entries
 
     def restore(self, offset: int, entry: Entry) -> bool:
-        """Take a record found in the log; false where it does not follow the last one.
+        """Take a record found in the log; false if it does not follow the last one.
 
         Only the first message of all may start anywhere: those before it were deleted.
         """

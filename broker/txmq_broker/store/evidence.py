@@ -72,10 +72,10 @@ class Missing(NamedTuple):
 
 
 def compare(evidence: Evidence, start: int, end: int, reach: int, path: str) -> Missing | None:
-    """What a log that goes from ``start`` to ``end`` has lost; ``None`` where nothing.
+    """Return the part that a log from ``start`` to ``end`` has lost; ``None`` if it is whole.
 
     Args:
-        evidence: What other files know.
+        evidence: The facts from other files.
         start: The log's first byte.
         end: Behind its last whole span.
         reach: Behind its last byte; what lies between the two is no whole span.
@@ -137,7 +137,7 @@ def new_offsets(missing: Missing, evidence: Evidence, end: int) -> dict[str, dic
     found = {topic: dict(numbers) for topic, numbers in missing.offsets.items()}
     before = 0 if missing.front is None else -(-(missing.front[1] - missing.front[0]) // _SMALLEST)
     for queue in evidence.queues if lost or before else ():
-        # Where the log has messages of a queue, their offsets show how many lay before them.
+        # If the log has messages of a queue, their offsets show how many lay before them.
         is_empty = queue.next_offset == queue.floor
         _raise(found, queue.topic, queue.number, queue.next_offset + (before if is_empty else 0))
     for numbers in found.values():

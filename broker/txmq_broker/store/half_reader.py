@@ -87,7 +87,7 @@ class HalfReader:
         return half, properties.find(text, properties.UNIQUE_KEY) or "", data
 
     def sent_at(self, position: int) -> HalfContent | None:
-        """The content of the half message at a position, or ``None`` where it was deleted."""
+        """The content of the half message at a position, or ``None`` if it was deleted."""
         try:
             record, _ = _unpacked(self._record_at(position), position)
         except CorruptRecord:

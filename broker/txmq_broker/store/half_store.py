@@ -1,7 +1,7 @@
 """Half messages in the log: stored once in their final form, and decided by a marker.
 
 On commit the queue's entry points to the marker, and the body stays where the half message put it.
-Both lie in the same file of the log, so they are deleted together. Where the half message lies in
+Both lie in the same file of the log, so they are deleted together. If the half message lies in
 another file, or its file is nearly full, the commit writes the message a second time.
 """
 
@@ -241,7 +241,7 @@ class HalfStore(HalfReader):
     # Recovery
 
     def found_half(self, record: Record, data: bytes) -> bool:
-        """Take a half message found in the log; false where it does not follow the last one."""
+        """Take a half message found in the log; false if it does not follow the last one."""
         tag = properties.find(record.properties, properties.TAGS)
         code = java.string_hash(tag) if tag else 0
         entry = (record.position, len(data), code, crc32(data) ^ HIDDEN)
@@ -250,7 +250,7 @@ class HalfStore(HalfReader):
         return self.half_queue.restore(record.queue_offset, entry)
 
     def found_decision(self, decision: Decision, position: int, data: bytes) -> bool:
-        """Take a marker found in the log; false where it does not follow the last one."""
+        """Take a marker found in the log; false if it does not follow the last one."""
         if decision.kind is _PARKED:
             if decision.half_position in self._open:
                 self._open[decision.half_position] = True

@@ -102,7 +102,7 @@ class MessageStore:
     ) -> Recovery:
         """Bring the indexes up to the log's end, and cut a torn tail.
 
-        The log is compared with every file that knows how far it reached. Where it is shorter,
+        The log is compared with every file that knows how far it reached. If it is shorter,
         nothing is changed and the start is refused, unless the loss is accepted.
 
         Args:
@@ -195,7 +195,7 @@ class MessageStore:
     # Reading
 
     def record_bytes(self, position: int) -> bytes | None:
-        """The record at a position; ``None`` where no record begins, or its queue deleted it.
+        """The record at a position; ``None`` if no record begins, or its queue deleted it.
 
         A client chooses the position, and a body may hold bytes that look like a record. So the
         queue that the record names must have an entry for this position.

@@ -57,7 +57,7 @@ class Half(NamedTuple):
     """The client that sent it; empty if it is unknown."""
     key_hashes: tuple[int, ...]
     immunity_s: int = 0
-    """For how long its producer wants no check; 0 where the producer does not say."""
+    """The seconds without checks that its producer wants; 0 if it names none."""
     checks: int = 0
     """The number of checks that a connected producer answered with "unknown", or not at all."""
     is_parked: bool = False

@@ -52,7 +52,7 @@ class QueueStore:
         return self._queues.get(topic, {}).get(number)
 
     def end_of(self, topic: str, number: int) -> int | None:
-        """The offset behind a queue's newest message; ``None`` where the queue does not exist."""
+        """The offset behind a queue's newest message; ``None`` if the queue does not exist."""
         found = self.find_queue(topic, number)
         return None if found is None else found.max_offset
 

@@ -27,7 +27,7 @@ class CommitLog:
 
     Attributes:
         last_ms: The time stamp of the newest record; time stamps in a log never go back.
-        next_position: Where the next record that is staged will lie.
+        next_position: The position that the next staged record will have.
         durable: The position before which every byte is durable.
         staged: The pieces of the records that the next span will hold.
     """
@@ -87,7 +87,7 @@ class CommitLog:
         """Write what is staged as one span and return where it ends.
 
         Args:
-            stay: Whether it has to lie in the file that is being written, however large that grows.
+            stay: True if it has to lie in the file that is being written, however large that grows.
 
         Raises:
             DiskFull: The disk is full. Nothing of the span is part of the log.
@@ -129,7 +129,7 @@ class CommitLog:
     # Reading
 
     def bytes_at(self, position: int) -> bytes | None:
-        """The bytes of the record at one of our own positions; ``None`` where no record begins."""
+        """The bytes of the record at one of our own positions; ``None`` if no record begins."""
         data = self.read(position, _READ_AT_ONCE) if position >= self.segments.start else b""
         if len(data) < records.SMALLEST:
             return None
@@ -150,6 +150,6 @@ class CommitLog:
         return records.stored_ms_of(data) if len(data) == records.SMALLEST else None
 
     def close(self) -> None:
-        """Let go of the files; what is staged is lost."""
+        """Close the files; what is staged is lost."""
         self.segments.close()
         self.high_water.close()

@@ -91,7 +91,7 @@ class LogReader:
         self._segments.open(tidy=False)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._segments.close()
 
     @property
@@ -182,7 +182,7 @@ class LogReader:
             return
 
     def record_at(self, position: int) -> tuple[Record, bytes] | None:
-        """The record that lies at a position and says so, or ``None`` where none does."""
+        """The record that lies at a position and says so, or ``None`` if none does."""
         if not self.start <= position < self.end:
             return None
         try:

@@ -65,7 +65,7 @@ class Segments:
     Attributes:
         starts: The position of each file's first byte, oldest first.
         files: The open files; the last one is being written.
-        end: Where the next span will start.
+        end: The position at which the next span will start.
     """
 
     def __init__(self, disk: Disk, size: int) -> None:
@@ -269,6 +269,6 @@ class Segments:
         return self.start
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self.files:
             file.close()

@@ -41,7 +41,7 @@ def scan(
     Args:
         segments: The log.
         extent: The segment.
-        start: Where a span begins, from which on nothing is indexed.
+        start: The first span that no index covers.
         found: Takes each record: read, its position, and as it lies in the log.
 
     Raises:
@@ -64,7 +64,7 @@ def scan(
 
 def span_at(segments: Segments, at: int, end: int) -> tuple[SpanHead, bytes] | None:
     """The head and the payload of the whole span that begins at a position and ends by ``end``, or
-    ``None`` where none does.
+    ``None`` if none does.
 
     Raises:
         CorruptRecord: The disk cannot read it, or another broker wrote it.
@@ -86,8 +86,8 @@ def span_at(segments: Segments, at: int, end: int) -> tuple[SpanHead, bytes] | N
 
 
 def durable_behind(segments: Segments, bad: int) -> int | None:
-    """Where a later span begins whose head declares the bytes at ``bad`` durable, or ``None`` where
-    none does: then a crash may have torn them.
+    """Return the position of a later span that declares the bytes at ``bad`` durable, or ``None``
+    if no span does: then a crash may have torn them.
 
     Raises:
         CorruptRecord: The disk cannot read what follows.
@@ -100,7 +100,7 @@ def durable_behind(segments: Segments, bad: int) -> int | None:
 
 
 def whole_behind(segments: Segments, bad: int, extent: Extent) -> int:
-    """Where in a file the next whole span begins behind a bad one, or where the file ends.
+    """Return the place of the next whole span behind a bad one, or the end of the file.
 
     Raises:
         CorruptRecord: The disk cannot read what follows.

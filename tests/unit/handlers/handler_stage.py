@@ -8,7 +8,8 @@ back of the test or a task is left over.
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from txmq.protocol import batch, properties
 from txmq.protocol import command as commands

@@ -9,13 +9,10 @@ setting by name, and reads the environment only when the caller passes it.
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
-import inspect
 import math
 import re
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -36,6 +33,7 @@ import msgspec
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo
 
+from txmq.attribute_texts import texts_under
 from txmq.config_file import read_file, read_tree
 from txmq.errors import ConfigError
 
@@ -59,7 +57,6 @@ __all__ = [
     "parse_size",
     "rebuild",
     "show",
-    "texts_under",
     "variable",
 ]
 
@@ -616,19 +613,3 @@ def _kind_name(kind: Any) -> str:
         return f"list of {_kind_name(get_args(kind)[0])}"
     named = {bool: "true or false", int: "whole number", float: "number", str: "text"}
     return named.get(kind) or kind.__name__.lower()
-
-
-def texts_under(shape: type[Struct]) -> dict[str, str]:
-    """The text below each attribute in the source."""
-    texts: dict[str, str] = {}
-    for base in reversed(shape.__mro__):
-        if base is Struct or not issubclass(base, Struct):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(tree, ast.ClassDef)
-        for above, below in zip(tree.body, tree.body[1:], strict=False):
-            if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
-                match below:
-                    case ast.Expr(value=ast.Constant(value=str(text))):
-                        texts[above.target.id] = inspect.cleandoc(text)
-    return texts

@@ -2,17 +2,17 @@
 structs that they are made into.
 """
 
-import ast
 import inspect
-import textwrap
 from collections.abc import Iterator
 from datetime import date
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Meta, Struct
 
+from txmq.attribute_texts import texts_under
+from txmq.config import group_of
 from txmq.reconcile.rules import Constant, Rules
 
 HEAD = """\
@@ -47,7 +47,7 @@ def _section(section: Section) -> str:
     doc = _plain(f"{inspect.getdoc(section.shape) or ''} {section.text}")
     lines = ["", f"## {section.heading}", "", doc, "", "| key | default | what it takes | |"]
     lines.append("|---|---|---|---|")
-    texts = _texts_under(section.shape)
+    texts = texts_under(section.shape)
     for name, kind, default in _fields(section.shape):
         if _group(kind) is None:
             cells = f"`{name}`", _shown(default), _kind_name(kind), _plain(texts.get(name, ""))
@@ -57,7 +57,7 @@ def _section(section: Section) -> str:
 
 def _sections(section: Section, path: str) -> Iterator[Section]:
     yield section
-    texts = _texts_under(section.shape)
+    texts = texts_under(section.shape)
     for name, kind, default in _fields(section.shape):
         group = _group(kind)
         if group is None:
@@ -72,27 +72,21 @@ def _sections(section: Section, path: str) -> Iterator[Section]:
 
 
 def _fields(shape: type[Struct]) -> Iterator[tuple[str, Any, object]]:
-    hints = get_type_hints(shape, include_extras=True)
     for field in msgspec.structs.fields(shape):
         default = field.default
         if field.default_factory is not NODEFAULT:
             default = field.default_factory()
-        yield field.encode_name, hints[field.name], default
+        yield field.encode_name, field.type, default
 
 
 def _group(kind: Any) -> tuple[type[Struct], str] | None:
     """The struct that a key is made into, and how its table is headed."""
+    shape = group_of(kind)
+    if shape is None or shape is Constant:
+        return None
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
-    form = "[{}]"
-    if get_origin(kind) is tuple:
-        kind, form = get_args(kind)[0], "[[{}]]"
-    elif get_origin(kind) is dict:
-        kind, form = get_args(kind)[1], "[{}.CNY]"
-    elif get_origin(kind) in (Union, UnionType):
-        kind = get_args(kind)[0]
-    is_group = isinstance(kind, type) and issubclass(kind, Struct) and kind is not Constant
-    return (kind, form) if is_group else None
+    return shape, {tuple: "[[{}]]", dict: "[{}.CNY]"}.get(get_origin(kind), "[{}]")
 
 
 def _kind_name(kind: Any) -> str:
@@ -133,19 +127,6 @@ def _shown(default: object) -> str:
         case frozenset() | dict():
             return ", ".join(f'`"{value}"`' for value in sorted(default))
     raise TypeError(f"no format is known for {default!r}")
-
-
-def _texts_under(shape: type[Struct]) -> dict[str, str]:
-    """What stands under each attribute in the source."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(shape))).body
-    assert isinstance(tree, ast.ClassDef)
-    texts = {}
-    for above, below in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
-            match below:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    texts[above.target.id] = text
-    return texts
 
 
 def _plain(text: str) -> str:

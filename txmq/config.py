@@ -1,7 +1,7 @@
-"""Settings: trees of frozen dataclasses, filled from a file, the environment and arguments.
+"""Settings: trees of frozen structs, filled from a file, the environment and arguments.
 
 A setting's key is its path through the tree, ``store.flush``. Four sources give values: the
-dataclass's default, a file, variables (``TXMQ_STORE__FLUSH``), arguments (``store.flush=async``). A
+struct's default, a file, variables (``TXMQ_STORE__FLUSH``), arguments (``store.flush=async``). A
 later source overrides an earlier one. Files and arguments may also use a setting's name in another
 system. An unknown key or an invalid value is an error that names its place. This module knows no
 setting by name, and reads the environment only when the caller passes it.
@@ -9,19 +9,15 @@ setting by name, and reads the environment only when the caller passes it.
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import difflib
-import inspect
+import functools
 import math
 import re
-import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
-    TYPE_CHECKING,
     Any,
     Final,
     Literal,
@@ -31,14 +27,15 @@ from typing import (
     TypeVar,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
-from txmq.config_file import read_file
-from txmq.errors import ConfigError
+import msgspec
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import FieldInfo
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from txmq.attribute_texts import texts_under
+from txmq.config_file import read_file, read_tree
+from txmq.errors import ConfigError
 
 __all__ = [
     "PREFIX",
@@ -52,8 +49,10 @@ __all__ = [
     "Unused",
     "convert",
     "describe",
+    "group_of",
     "kinds_of",
     "load",
+    "load_tree",
     "parse_duration",
     "parse_size",
     "rebuild",
@@ -67,7 +66,7 @@ Duration = NewType("Duration", float)
 Size = NewType("Size", int)
 """Bytes; written as ``1GiB``, ``64KiB``, ``1000``."""
 
-S = TypeVar("S", bound="DataclassInstance")
+S = TypeVar("S", bound=Struct)
 
 PREFIX: Final = "TXMQ_"
 """The prefix of variables that hold settings."""
@@ -283,22 +282,16 @@ def _as_text(kind: Any, value: object) -> str:
 # Keys
 
 
-def _fields(shape: type[Any]) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
-    kinds = get_type_hints(shape)
-    for field in dataclasses.fields(shape):
-        yield field.name, kinds[field.name], field
-
-
-def _is_group(kind: Any) -> TypeGuard[type[DataclassInstance]]:
-    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+def _is_group(kind: Any) -> TypeGuard[type[Struct]]:
+    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def _leaves(shape: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, kind, _ in _fields(shape):
-        if _is_group(kind):
-            yield from _leaves(kind, f"{prefix}{name}.")
+    for field in msgspec.structs.fields(shape):
+        if _is_group(field.type):
+            yield from _leaves(field.type, f"{prefix}{field.name}.")
         else:
-            yield prefix + name, kind
+            yield prefix + field.name, field.type
 
 
 def kinds_of(shape: type[Any]) -> dict[str, Any]:
@@ -344,7 +337,7 @@ def load(
     """Fill a tree of settings.
 
     Args:
-        shape: The dataclass at its root.
+        shape: The struct at its root.
         file: A file in TOML or properties, see :mod:`txmq.config_file`.
         environ: Variables; those that do not begin with ``TXMQ_`` are ignored.
         reserved: Variables that begin with ``TXMQ_`` and are not settings.
@@ -492,34 +485,98 @@ def rebuild(settings: S, values: Mapping[str, object]) -> S:
 
 def _build(shape: type[S], prefix: str, values: Mapping[str, object], base: S | None = None) -> S:
     chosen: dict[str, Any] = {}
-    for name, kind, field in _fields(shape):
-        key = prefix + name
-        default = _default(field) if base is None else getattr(base, name)
-        if _is_group(kind):
-            if default is dataclasses.MISSING or any(
-                known.startswith(key + ".") for known in values
-            ):
-                inner = None if default is dataclasses.MISSING else default
-                chosen[name] = _build(kind, key + ".", values, inner)
+    for field in msgspec.structs.fields(shape):
+        key = prefix + field.name
+        default = _default(field, base)
+        if _is_group(field.type):
+            if default is NODEFAULT or any(known.startswith(key + ".") for known in values):
+                inner = None if default is NODEFAULT else default
+                chosen[field.name] = _build(field.type, key + ".", values, inner)
         elif key in values:
-            chosen[name] = values[key]
-        elif default is dataclasses.MISSING:
+            chosen[field.name] = values[key]
+        elif default is NODEFAULT:
             raise ConfigError(f"{key} has no default; set it, for example by {variable(key)}")
-    return shape(**chosen) if base is None else dataclasses.replace(base, **chosen)
+    return shape(**chosen) if base is None else msgspec.structs.replace(base, **chosen)
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
+def _default(field: FieldInfo, base: object = None) -> Any:
+    if base is not None:
+        return getattr(base, field.name)
+    return field.default if field.default_factory is NODEFAULT else field.default_factory()
 
 
 def _default_at(shape: type[Any], key: str) -> Any:
     name, *rest = key.split(".")
-    value = next(_default(field) for known, _, field in _fields(shape) if known == name)
-    for part in rest:
-        value = getattr(value, part)
-    return value
+    fields = {field.name: field for field in msgspec.structs.fields(shape)}
+    return functools.reduce(getattr, rest, _default(fields[name]))
+
+
+# Trees with lists of tables, whose keys are not known beforehand
+
+_HELD: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_UNKNOWN: Final = re.compile(r"unknown field `(.+?)`(?: - at `\$(.*)`)?$")
+
+
+def load_tree(shape: type[S], path: Path, environ: Mapping[str, str], *, complaint: str) -> S:
+    """Fill a struct from a TOML file whose tables may repeat.
+
+    Args:
+        shape: The struct at its root.
+        path: The file.
+        environ: The values of ``${VARIABLE}``, which may stand in any text.
+        complaint: The error begins with this text if the file cannot be read; its path follows.
+
+    Raises:
+        ConfigError: A key is unknown, a value is invalid, or the file cannot be read.
+    """
+    plain = _fill(read_tree(path, complaint), environ, path)
+    try:
+        return msgspec.convert(plain, shape)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}{_hint(shape, str(error))}") from error
+
+
+def _fill(plain: Any, environ: Mapping[str, str], path: Path) -> Any:
+    """Replace the variables in all texts."""
+    if isinstance(plain, dict):
+        return {name: _fill(value, environ, path) for name, value in plain.items()}
+    if isinstance(plain, list):
+        return [_fill(value, environ, path) for value in plain]
+    if not isinstance(plain, str):
+        return plain
+
+    def held(found: re.Match[str]) -> str:
+        if found[1] not in environ:
+            raise ConfigError(f"{path} asks for the variable {found[1]}, which is not set")
+        return environ[found[1]]
+
+    return _HELD.sub(held, plain)
+
+
+def _hint(shape: type[Struct], text: str) -> str:
+    """The nearest name of an unknown key."""
+    found = _UNKNOWN.search(text)
+    if found is None:
+        return ""
+    group: type[Struct] | None = shape
+    for name in re.findall(r"\.(\w+)", found[2] or ""):
+        kinds = {field.encode_name: field.type for field in msgspec.structs.fields(group or shape)}
+        group = group_of(kinds.get(name))
+    known = [field.encode_name for field in msgspec.structs.fields(group or shape)]
+    near = difflib.get_close_matches(found[1], known, 1, _NEAR)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def group_of(kind: Any) -> type[Struct] | None:
+    """The struct of a key: its type, or the type in its list, table, union or ``Annotated``."""
+    if _is_group(kind):
+        return kind
+    inner = get_args(kind)
+    if get_origin(kind) is dict:
+        return group_of(inner[1])
+    if get_origin(kind) is Literal or str in inner:
+        return None
+    return group_of(inner[0]) if inner else None
 
 
 # The reference
@@ -534,16 +591,17 @@ def describe(shape: type[Any]) -> list[Setting]:
 
 
 def _described(shape: type[Any], prefix: str, base: object) -> Iterator[Setting]:
-    texts = _texts_under(shape)
+    texts = texts_under(shape)
     groups: list[tuple[type[Any], str, object]] = []
-    for name, kind, field in _fields(shape):
-        default = _default(field) if base is None else getattr(base, name)
-        given = None if default is dataclasses.MISSING else default
-        if _is_group(kind):
-            groups.append((kind, f"{prefix}{name}.", given))
+    for field in msgspec.structs.fields(shape):
+        default = _default(field, base)
+        given = None if default is NODEFAULT else default
+        if _is_group(field.type):
+            groups.append((field.type, f"{prefix}{field.name}.", given))
         else:
-            shown = "" if given is None else show(kind, given)
-            yield Setting(prefix + name, _kind_name(kind), shown, texts.get(name, ""))
+            shown = "" if given is None else show(field.type, given)
+            text = texts.get(field.name, "")
+            yield Setting(prefix + field.name, _kind_name(field.type), shown, text)
     for group in groups:
         yield from _described(*group)
 
@@ -555,18 +613,3 @@ def _kind_name(kind: Any) -> str:
         return f"list of {_kind_name(get_args(kind)[0])}"
     named = {bool: "true or false", int: "whole number", float: "number", str: "text"}
     return named.get(kind) or kind.__name__.lower()
-
-
-def _texts_under(shape: type[Any]) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    for base in reversed(shape.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(tree, ast.ClassDef)
-        for above, below in zip(tree.body, tree.body[1:], strict=False):
-            if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name):
-                match below:
-                    case ast.Expr(value=ast.Constant(value=str(text))):
-                        texts[above.target.id] = inspect.cleandoc(text)
-    return texts

@@ -6,12 +6,12 @@ import re
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from txmq.errors import ConfigError
 from txmq.property_lines import PropertyError, read_properties
 
-__all__ = ["FileValue", "read_file"]
+__all__ = ["FileValue", "read_file", "read_tree"]
 
 _TOML: Final = (".toml",)
 _PROPERTIES: Final = (".conf", ".properties")
@@ -41,17 +41,41 @@ def read_file(path: Path, keys: Collection[str]) -> dict[str, FileValue]:
     Raises:
         ConfigError: The file cannot be read, or is not in the format of its name.
     """
+    text = _read_text(path, "cannot read settings from")
+    if _is_properties(path, text):
+        return _properties(path, text)
+    return _flatten(path, _parse(path, text, f"; {_HOW_TO_NAME}"), keys)
+
+
+def read_tree(path: Path, complaint: str) -> dict[str, Any]:
+    """Read a TOML file, whatever its name, as nested tables.
+
+    Args:
+        path: The file.
+        complaint: The error begins with this text if the file cannot be read; its path follows.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not TOML.
+    """
+    return _parse(path, _read_text(path, complaint))
+
+
+def _read_text(path: Path, complaint: str) -> str:
     try:
         data = path.read_bytes()
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"cannot read settings from {path}: {error.strerror}") from error
+        raise ConfigError(f"{complaint} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}, line {line}, is not UTF-8: save the file as UTF-8") from error
-    if _is_properties(path, text):
-        return _properties(path, text)
-    return _toml(path, text, keys)
+
+
+def _parse(path: Path, text: str, hint: str = "") -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}{hint}") from error
 
 
 def _is_properties(path: Path, text: str) -> bool:
@@ -86,11 +110,7 @@ def _properties(path: Path, text: str) -> dict[str, FileValue]:
     return found
 
 
-def _toml(path: Path, text: str, keys: Collection[str]) -> dict[str, FileValue]:
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}; {_HOW_TO_NAME}") from error
+def _flatten(path: Path, tree: dict[str, Any], keys: Collection[str]) -> dict[str, FileValue]:
     found: dict[str, FileValue] = {}
     waiting = [("", tree)]
     for prefix, table in waiting:

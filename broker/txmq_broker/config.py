@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from txmq.config import Duration, Size, parse_duration
 from txmq.errors import ConfigError
@@ -41,8 +42,7 @@ HOW_TO_ADVERTISE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreSettings:
+class StoreSettings(Struct, frozen=True, kw_only=True):
     """How the log is kept."""
 
     flush: FlushMode = "sync"
@@ -67,8 +67,7 @@ class StoreSettings:
             raise ConfigError("store.checkpoint_every must be at least 64KiB")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionSettings:
+class RetentionSettings(Struct, frozen=True, kw_only=True):
     """When stored messages are deleted."""
 
     keep: Duration = Duration(72 * 3600.0)
@@ -111,8 +110,7 @@ class RetentionSettings:
             raise ConfigError("retention.refuse_halves_above must be from 0 to 1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicDefaults:
+class TopicDefaults(Struct, frozen=True, kw_only=True):
     """How topics and groups are created."""
 
     auto_create: bool = True
@@ -140,8 +138,7 @@ class TopicDefaults:
             raise ConfigError("topics.queues must be from 1 to 1024")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilterSettings:
+class FilterSettings(Struct, frozen=True, kw_only=True):
     """By what consumers may have the broker filter."""
 
     sql: bool = False
@@ -150,8 +147,7 @@ class FilterSettings:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckBackSettings:
+class CheckBackSettings(Struct, frozen=True, kw_only=True):
     """How the broker asks producers for the state of open transactions."""
 
     timeout: Duration = Duration(60.0)
@@ -187,8 +183,7 @@ class CheckBackSettings:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DelaySettings:
+class DelaySettings(Struct, frozen=True, kw_only=True):
     """How long messages may wait that are sent for later."""
 
     levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -225,8 +220,7 @@ class DelaySettings:
         return levels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerSettings:
+class BrokerSettings(Struct, frozen=True, kw_only=True):
     """All settings of ``txmq serve``."""
 
     name: str = "broker-a"
@@ -268,12 +262,12 @@ class BrokerSettings:
     once.
     """
 
-    store: StoreSettings = field(default_factory=StoreSettings)
-    topics: TopicDefaults = field(default_factory=TopicDefaults)
-    filter: FilterSettings = field(default_factory=FilterSettings)
-    transaction: CheckBackSettings = field(default_factory=CheckBackSettings)
-    delay: DelaySettings = field(default_factory=DelaySettings)
-    retention: RetentionSettings = field(default_factory=RetentionSettings)
+    store: StoreSettings = StoreSettings()
+    topics: TopicDefaults = TopicDefaults()
+    filter: FilterSettings = FilterSettings()
+    transaction: CheckBackSettings = CheckBackSettings()
+    delay: DelaySettings = DelaySettings()
+    retention: RetentionSettings = RetentionSettings()
 
     @property
     def pull_wait_max(self) -> float:

@@ -20,9 +20,10 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
+
+from msgspec.structs import replace
 
 from txmq.errors import UsageError
 from txmq_broker.app import Broker

@@ -1,7 +1,8 @@
 """A broker and clients of the handlers' stage, on the sockets of this machine."""
 
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from tests.unit.handlers.handler_stage import SETTINGS, Stage
 from txmq.remoting.pool import ConnectionPool

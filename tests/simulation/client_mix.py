@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
+
+from msgspec.structs import replace
 
 from tests.simulation.mix import Mix, kib
 from txmq.testing import Conditions, SeededEntropy

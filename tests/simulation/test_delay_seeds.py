@@ -5,9 +5,10 @@ its clock jumps, its disk fills, its indexes are lost, files go; and each comes 
 import asyncio
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from tests.crash_driver import connected
 from tests.simulation.mix import SmallStore, kib

@@ -1,10 +1,10 @@
 import os
-from dataclasses import dataclass, field
 from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from txmq.config import (
     Duration,
@@ -21,8 +21,7 @@ from txmq_broker.config import BrokerSettings
 from txmq_broker.rocketmq_settings import NAMES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inner:
+class Inner(Struct, frozen=True, kw_only=True):
     """Settings of a part."""
 
     mode: Literal["fast", "safe"] = "safe"
@@ -39,8 +38,7 @@ class Inner:
             raise ConfigError("inner.room must be at least 10")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outer:
+class Outer(Struct, frozen=True, kw_only=True):
     """Settings."""
 
     name: str = "n"
@@ -51,7 +49,7 @@ class Outer:
     on: bool = False
     hosts: tuple[str, ...] = ()
     """Other hosts."""
-    inner: Inner = field(default_factory=lambda: Inner(room=2048))
+    inner: Inner = Inner(room=2048)
 
 
 def toml(tmp_path, text):
@@ -263,13 +261,11 @@ def test_a_file_that_is_no_text_is_told(tmp_path):
         load(Outer, file=path)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     token: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Required:
+class Required(Struct, frozen=True, kw_only=True):
     group: Group
 
 

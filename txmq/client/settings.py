@@ -5,11 +5,14 @@ Durations are seconds, sizes bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_args, get_type_hints
+
+from msgspec import Meta
 
 from txmq.client.allocation import Allocation, Average
 from txmq.client.observe.telemetry import Telemetry
@@ -29,16 +32,32 @@ _FRAME_ROOM: Final = 64 * 1024
 """The room in a frame for the header, which contains the properties."""
 
 
-def check_bounds(settings: object, least: Mapping[str, float]) -> None:
-    """Check that settings are not too small.
+class _Bound(NamedTuple):
+    least: Any
+    is_optional: bool
+
+
+@cache
+def _bounds(kind: type) -> dict[str, _Bound]:
+    return {
+        name: _Bound(meta.ge, NoneType in get_args(hint.__origin__))
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for meta in getattr(hint, "__metadata__", ())
+        if isinstance(meta, Meta)
+    }
+
+
+def check_bounds(settings: object) -> None:
+    """Check settings against the bounds in their types.
 
     Raises:
         ConfigError: A value is too small.
     """
-    for name, bound in least.items():
+    kind: Any = type(settings)
+    for name, bound in _bounds(kind).items():
         value: Any = getattr(settings, name)
-        if value < bound:
-            raise ConfigError(f"{name} is at least {bound}, not {value}")
+        if not (value is None and bound.is_optional) and value < bound.least:
+            raise ConfigError(f"{name} is at least {bound.least}, not {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +72,16 @@ class ClientSettings:
     """Distinguishes clients of one machine; random if empty."""
     host: str = ""
     """The first part of the client's id; this machine's name if empty."""
-    heartbeat_s: float = 30.0
-    route_refresh_s: float = 30.0
-    answer_s: float = 3.0
+    heartbeat_s: Annotated[float, Meta(ge=0.01)] = 30.0
+    route_refresh_s: Annotated[float, Meta(ge=0.01)] = 30.0
+    answer_s: Annotated[float, Meta(ge=0.01)] = 3.0
     """The timeout of a request."""
     telemetry: Telemetry | None = None
     """OpenTelemetry for sends and handlers."""
 
     def __post_init__(self) -> None:
         """Check that the values can work."""
-        check_bounds(self, {"heartbeat_s": 0.01, "route_refresh_s": 0.01, "answer_s": 0.01})
+        check_bounds(self)
         if "@" in self.instance or "@" in self.host:
             raise ConfigError("instance and host hold no '@', which joins them to the client's id")
 
@@ -75,32 +94,32 @@ class ProducerSettings:
         ConfigError: A value cannot work.
     """
 
-    timeout_s: float = 3.0
+    timeout_s: Annotated[float, Meta(ge=0.001)] = 3.0
     """For one message, over all attempts."""
-    retries: int = 2
+    retries: Annotated[int, Meta(ge=0)] = 2
     """Further attempts of :meth:`~txmq.client.send.producer.Producer.send`, on another broker."""
-    retries_nowait: int = 2
+    retries_nowait: Annotated[int, Meta(ge=0)] = 2
     """The same for ``send_nowait``, on the same broker."""
     retry_not_safe: bool = False
     """Try another broker also if the first stored the message, but not safely: not on its disk in
     time, or on no replica. The message may then be stored twice."""
     avoid_slow_brokers: bool = False
     """Avoid brokers for a while that failed or were slow."""
-    compress_from: int = 4096
+    compress_from: Annotated[int, Meta(ge=1)] = 4096
     """Bodies of this size and larger are compressed."""
     compression: Algorithm = "zlib"
     """Clients older than RocketMQ 5 support only "zlib"."""
-    body_bytes_max: int = MESSAGE_BODY_BYTES_MAX
+    body_bytes_max: Annotated[int, Meta(ge=1)] = MESSAGE_BODY_BYTES_MAX
     """The largest body; raise the broker's ``max_message_size`` with it."""
-    queues_of_new_topics: int = 4
+    queues_of_new_topics: Annotated[int, Meta(ge=1)] = 4
     """The number of queues of a topic that its first message creates."""
-    linger_s: float = 0.0
+    linger_s: Annotated[float, Meta(ge=0.0)] = 0.0
     """How long a message may wait to share a request; 0 sends each message alone."""
-    linger_bytes: int = 128 * 1024
+    linger_bytes: Annotated[int, Meta(ge=1)] = 128 * 1024
     """The size at which waiting messages are sent."""
-    linger_messages: int = 512
+    linger_messages: Annotated[int, Meta(ge=1)] = 512
     """The number at which waiting messages are sent."""
-    in_flight_bytes_max: int = 64 * 1024 * 1024
+    in_flight_bytes_max: Annotated[int, Meta(ge=1)] = 64 * 1024 * 1024
     """The maximum bytes of bodies in flight; a caller that sends more waits."""
     is_traced: bool = False
     """Whether each message leaves a record in ``trace_topic``."""
@@ -108,11 +127,7 @@ class ProducerSettings:
 
     def __post_init__(self) -> None:
         """Check that the values can work."""
-        check_bounds(self, {
-            "timeout_s": 0.001, "retries": 0, "retries_nowait": 0, "compress_from": 1,
-            "body_bytes_max": 1, "queues_of_new_topics": 1, "linger_s": 0.0, "linger_bytes": 1,
-            "linger_messages": 1, "in_flight_bytes_max": 1,
-        })  # fmt: skip
+        check_bounds(self)
         most = FRAME_BYTES_MAX - _FRAME_ROOM
         if self.body_bytes_max > most:
             raise ConfigError(
@@ -152,45 +167,45 @@ class ConsumerSettings:
     """Whether every consumer of the group receives every message, without retries."""
     is_orderly: bool = False
     """Whether each queue is consumed strictly in order, by one consumer at a time."""
-    concurrency: int = 20
+    concurrency: Annotated[int, Meta(ge=1)] = 20
     """Handlers that run at once."""
-    batch_max: int = 1
+    batch_max: Annotated[int, Meta(ge=1)] = 1
     """The maximum number of messages for one call of a batch handler."""
-    pull_batch: int = 32
+    pull_batch: Annotated[int, Meta(ge=1)] = 32
     """The maximum number of messages in one pull."""
-    pull_interval_s: float = 0.0
-    hold_s: float = 15.0
+    pull_interval_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    hold_s: Annotated[float, Meta(ge=0.0)] = 15.0
     """How long a broker may hold an empty pull open."""
-    cached_max: int = 1000
+    cached_max: Annotated[int, Meta(ge=1)] = 1000
     """Messages of one queue that are fetched and not consumed, before fetching pauses."""
-    cached_bytes_max: int = 100 * 1024 * 1024
+    cached_bytes_max: Annotated[int, Meta(ge=1)] = 100 * 1024 * 1024
     """The same, by the size of their bodies."""
-    topic_cached_max: int | None = None
+    topic_cached_max: Annotated[int | None, Meta(ge=1)] = None
     """The same over all queues of a topic, shared among them."""
-    topic_cached_bytes_max: int | None = None
-    all_cached_max: int | None = None
+    topic_cached_bytes_max: Annotated[int | None, Meta(ge=1)] = None
+    all_cached_max: Annotated[int | None, Meta(ge=1)] = None
     """The same over all queues, shared among them: 10,000 for a pull consumer, otherwise
     unlimited."""
-    span_max: int = 2000
+    span_max: Annotated[int, Meta(ge=1)] = 2000
     """The maximum distance between a queue's first and last unconsumed message, unless orderly."""
-    attempts_max: int | None = None
+    attempts_max: Annotated[int | None, Meta(ge=1)] = None
     """The number of retries before a message becomes a dead letter; by default the group's setting,
     and unlimited if orderly. One member's number applies to all members while they are connected;
     16, the default of stock consumers, means the group's setting."""
-    consume_timeout_s: float = 900.0
+    consume_timeout_s: Annotated[float, Meta(ge=0.001)] = 900.0
     """The timeout of a handler; then the message is sent back for another attempt."""
-    suspend_s: float = 1.0
+    suspend_s: Annotated[float, Meta(ge=0.01)] = 1.0
     """How long an orderly queue waits after a failure."""
     allocation: Allocation = field(default_factory=Average)
     """The strategy that divides queues among the group's consumers."""
-    rebalance_s: float = 20.0
-    commit_s: float = 1.0
+    rebalance_s: Annotated[float, Meta(ge=0.01)] = 20.0
+    commit_s: Annotated[float, Meta(ge=0.01)] = 1.0
     """How often the consumer commits offsets; each pull commits them too. Stock clients wait 5 s,
     and receive more duplicates after a broker was killed."""
     commits_itself: bool = True
     """Whether the next poll of a pull consumer marks the previous messages as consumed; otherwise
     only ``commit()`` does."""
-    stop_s: float = 30.0
+    stop_s: Annotated[float, Meta(ge=0.0)] = 30.0
     """How long a stop waits for running handlers."""
     offsets_path: Path | None = None
     """The directory of a broadcast consumer's offsets; by default, ``~/.txmq/offsets``."""
@@ -199,21 +214,11 @@ class ConsumerSettings:
 
     def __post_init__(self) -> None:
         """Check that the values can work."""
-        check_bounds(self, {
-            "concurrency": 1, "batch_max": 1, "pull_batch": 1, "pull_interval_s": 0.0,
-            "hold_s": 0.0, "cached_max": 1, "cached_bytes_max": 1, "span_max": 1,
-            "consume_timeout_s": 0.001, "suspend_s": 0.01, "rebalance_s": 0.01, "commit_s": 0.01,
-            "stop_s": 0.0,
-        })  # fmt: skip
+        check_bounds(self)
         if not isinstance(self.start, StartFrom):
             raise ConfigError(f"start is one of StartFrom's values, not {self.start!r}")
         if self.start_ms is not None and self.start is not StartFrom.TIME:
             raise ConfigError("start_ms says from which time on; it needs start=StartFrom.TIME")
-        bounds = "topic_cached_max", "topic_cached_bytes_max", "all_cached_max"
-        for name in ("attempts_max", *bounds):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is at least 1, not {value}")
 
 
 def settings_or(kind: type[S], given: S | None) -> S:

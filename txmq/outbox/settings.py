@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from msgspec import Meta
 
 from txmq.client.settings import check_bounds
 from txmq.errors import ConfigError
@@ -27,38 +29,35 @@ class RelaySettings:
     its lane continues. "dead_letter": its message goes to another topic."""
     dead_letter_topic: str = ""
     """The topic for "dead_letter"."""
-    attempts_max: int = 16
+    attempts_max: Annotated[int, Meta(ge=1)] = 16
     """How often a broker may refuse a message for a reason that may pass, until the refusal counts
     as final. An error in the message itself is final at once. An unreachable or busy broker never
     counts."""
-    blocked_s: float = 60.0
+    blocked_s: Annotated[float, Meta(ge=0.001)] = 60.0
     """The interval at which a blocked row is sent again."""
     group: str = "txmq_relay"
     """The producer group, if the relay makes its own producer."""
-    lease_s: float = 10.0
+    lease_s: Annotated[float, Meta(ge=0.1)] = 10.0
     """The lease. When it expires, another relay takes over the rows of a relay that died. A relay
     renews it three times per lease."""
-    poll_s: float = 1.0
+    poll_s: Annotated[float, Meta(ge=0.001)] = 1.0
     """The longest interval between two looks for rows."""
-    rows_max: int = 4_000
+    rows_max: Annotated[int, Meta(ge=1)] = 4_000
     """Rows in memory."""
-    bytes_max: int = 32 * 1024 * 1024
+    bytes_max: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
     """Bytes of bodies in memory; one body may exceed it."""
-    batch_rows: int = 500
+    batch_rows: Annotated[int, Meta(ge=1)] = 500
     """Messages in one request."""
-    batch_bytes: int = 512 * 1024
+    batch_bytes: Annotated[int, Meta(ge=1)] = 512 * 1024
     """Bytes of bodies in one request; a larger message travels alone."""
-    sends_max: int = 16
+    sends_max: Annotated[int, Meta(ge=1)] = 16
     """Requests in flight at once."""
-    stop_s: float = 10.0
+    stop_s: Annotated[float, Meta(ge=0.0)] = 10.0
     """How long a stop waits for requests in flight."""
 
     def __post_init__(self) -> None:
         """Check the values."""
-        check_bounds(self, {
-            "attempts_max": 1, "blocked_s": 0.001, "lease_s": 0.1, "poll_s": 0.001, "rows_max": 1,
-            "bytes_max": 1, "batch_rows": 1, "batch_bytes": 1, "sends_max": 1, "stop_s": 0.0,
-        })  # fmt: skip
+        check_bounds(self)
         if self.on_poison not in get_args(OnPoison):
             raise ConfigError(f"on_poison is block, skip or dead_letter, not {self.on_poison!r}")
         if (self.on_poison == "dead_letter") != bool(self.dead_letter_topic):

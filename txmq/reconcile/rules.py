@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
@@ -19,7 +18,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Meta, Struct, field
 
-from txmq.config import parse_duration
+from txmq.config import load_tree, parse_duration
 from txmq.errors import ConfigError
 
 __all__ = [
@@ -46,7 +45,6 @@ _WEEKDAYS: Final[tuple[str, ...]] = Weekday.__args__  # type: ignore[attr-define
 
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
-_HELD: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class DayWindow(NamedTuple):
@@ -314,18 +312,8 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
     Raises:
         ConfigError: The file does not exist, or a rule is invalid.
     """
-    try:
-        text = path.read_text()
-        plain = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the rules cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from error
-    plain = _fill(plain, os.environ if environ is None else environ, path)
-    try:
-        rules = msgspec.convert(plain, Rules)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    held = os.environ if environ is None else environ
+    rules = load_tree(Rules, path, held, complaint="the rules cannot be read:")
     _check(rules, path)
     here, recon = path.resolve().parent, rules.recon
     if recon is not None:
@@ -344,23 +332,6 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
 
 def _digest(plain: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
-
-
-def _fill(plain: Any, environ: Mapping[str, str], path: Path) -> Any:
-    """Replace the variables in all texts."""
-    if isinstance(plain, dict):
-        return {name: _fill(value, environ, path) for name, value in plain.items()}
-    if isinstance(plain, list):
-        return [_fill(value, environ, path) for value in plain]
-    if not isinstance(plain, str):
-        return plain
-
-    def held(found: re.Match[str]) -> str:
-        if found[1] not in environ:
-            raise ConfigError(f"{path} asks for the variable {found[1]}, which is not set")
-        return environ[found[1]]
-
-    return _HELD.sub(held, plain)
 
 
 def _locate(database: str, here: Path) -> str:

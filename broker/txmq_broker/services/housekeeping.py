@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
+
+from msgspec.structs import replace
 
 from txmq.errors import CorruptRecord
 from txmq.quantity import quantity

@@ -5,7 +5,8 @@ raises, and if a task is left over. ``tests.integration.loopback_stage`` has the
 """
 
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from txmq.protocol import batch, properties
 from txmq.protocol import command as commands

@@ -1,10 +1,10 @@
 """A broker that was started with lines of RocketMQ's broker.conf does what they say."""
 
-from dataclasses import replace
 from datetime import datetime
 
 import pytest
 from handler_stage import batch_of, batching, in_world, pulled, pulling, sending
+from msgspec.structs import replace
 from transaction_stage import in_lives, preparing
 
 from txmq.config import load

@@ -1,8 +1,7 @@
 """Messages that are to come later: by level, by time, recalled, and over a restart."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.handlers.handler_stage import (
     batch_of,

@@ -1,7 +1,5 @@
 """11, 34, 46: conditions in SQL92, from the heartbeat or the check to what a pull brings."""
 
-from dataclasses import replace
-
 import pytest
 from handler_stage import (
     SETTINGS,
@@ -15,6 +13,7 @@ from handler_stage import (
     subscription,
     text_of,
 )
+from msgspec.structs import replace
 from transaction_stage import COMMIT, end, prepare
 
 from txmq.limits import FILTER_SCAN_BYTES_MAX, PULL_SCAN_MAX

@@ -1,7 +1,6 @@
 """11, 361: every check and every outcome of a pull, and holding."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from handler_stage import (
@@ -15,6 +14,7 @@ from handler_stage import (
     sending,
     with_topics,
 )
+from msgspec.structs import replace
 
 from txmq.config import Duration
 from txmq.limits import PULL_SCAN_MAX

@@ -1,10 +1,10 @@
 """222, 223, 307, 309, 324, 325: what the broker passes on to clients, and what they answer."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from handler_stage import SETTINGS, consumer, in_world, queue, sending
+from msgspec.structs import replace
 
 from txmq.protocol import command as commands
 from txmq.protocol import fastjson, properties

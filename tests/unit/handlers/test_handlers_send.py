@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-from dataclasses import replace
 
 import pytest
 from handler_stage import (
@@ -15,6 +14,7 @@ from handler_stage import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from msgspec.structs import replace as replaced
 
 from txmq.protocol import batch, properties

@@ -1,10 +1,10 @@
 """25, 26: the broker's own settings."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from handler_stage import SETTINGS, in_world, sending, with_topics
+from msgspec.structs import replace
 
 from txmq.config import Duration, Size
 from txmq.protocol import java_properties

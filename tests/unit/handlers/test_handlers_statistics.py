@@ -1,10 +1,10 @@
 """28, 315, 306, 316, 329: counters, and what they are asked for."""
 
 import errno
-from dataclasses import replace
 
 import pytest
 from handler_stage import SETTINGS, in_world
+from msgspec.structs import replace
 
 from txmq.config import Duration, Size
 from txmq.limits import SPAN_BYTES_MAX

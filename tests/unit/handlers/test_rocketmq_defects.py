@@ -5,10 +5,10 @@ killed and started again.
 """
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from handler_stage import SETTINGS, sending, text_of
+from msgspec.structs import replace
 from transaction_stage import (
     CHECK,
     COMMIT,

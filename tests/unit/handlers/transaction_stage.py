@@ -2,9 +2,9 @@
 
 import asyncio
 from contextlib import suppress
-from dataclasses import replace
 
 from handler_stage import SETTINGS, Client, Inbox, Stage, sending
+from msgspec.structs import replace
 
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction

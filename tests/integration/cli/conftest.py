@@ -1,20 +1,15 @@
 """Owns a small cluster on loopback, which the commands under test ask over real connections."""
 
 import asyncio
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "client"))  # the cluster lives there
-
-from fake_cluster import FakeCluster  # noqa: E402
-
-from txmq.cli.root import app  # noqa: E402
-from txmq.runtime.clock import SystemClock  # noqa: E402
-from txmq.runtime.network import SystemNetwork  # noqa: E402
+from tests.unit.client.fake_cluster import FakeCluster
+from txmq.cli.root import app
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.network import SystemNetwork
 
 
 @pytest.fixture(autouse=True)

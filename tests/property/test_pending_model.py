@@ -39,7 +39,7 @@ class Transactions(RuleBasedStateMachine):
             key, self.end, 200 + gap % 100, tags_code, key, queue, group, origin, hashes, immunity_s
         )
         self.pending.open(key, self.pending.pack(*half))
-        self.pending.note_opened((half.position,))
+        self.pending.opened.append(half.position)
         self.model[key] = half
         self.happened.append((self.end, "open", half.position))
 
@@ -52,7 +52,7 @@ class Transactions(RuleBasedStateMachine):
         key = self._some(which)
         self.end += 1
         self.pending.close(key)
-        self.pending.note_closed((self.end,), (self.model[key].position,))
+        self.pending.note_closed(self.end, self.model[key].position)
         self.happened.append((self.end, "close", self.model.pop(key).position))
         if key in self.parked:
             self.parked.remove(key)
@@ -116,7 +116,7 @@ class Transactions(RuleBasedStateMachine):
     @invariant()
     def nothing_is_shared_that_nobody_has(self):
         owners = {(half.queue, half.group, half.origin) for half in self.model.values()}
-        assert set(self.pending._owners._numbers) == owners
+        assert set(self.pending._owner_numbers) == owners
 
 
 TestTransactions = Transactions.TestCase

@@ -54,8 +54,7 @@ def kib(number: float) -> Size:
     return Size(int(number * 1024))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmallStore(StoreSettings):
+class SmallStore(StoreSettings, frozen=True, kw_only=True):
     """A store whose files are far smaller than a real broker accepts, so that a run fills many."""
 
     def __post_init__(self) -> None:

@@ -20,13 +20,13 @@ _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "h
 _INTEROP = "tests/interop/"
 # The files that take longest, which start first so that no worker waits at the end for another.
 LONGEST = (
+    "benchmarks/test_bench.py",
     "reconcile/test_whole_runs.py",
     "interop/test_both_clients.py",
     "reconcile/test_metamorphic.py",
     "integration/test_bank_reconciled.py",
     "integration/test_bank_tour.py",
     "reconcile/test_spark_start.py",
-    "benchmarks/test_bench.py",
     "reconcile/test_balance_proofs.py",
     "reconcile/test_reference_model.py",
     "reconcile/test_seeded_defects.py",
@@ -38,6 +38,7 @@ LONGEST = (
     "simulation/test_seeds.py",
     "simulation/test_transaction_seeds.py",
     "integration/idempotent/test_guard_kills.py",
+    "integration/outbox/test_relay_kills.py",
     "integration/test_tour.py",
     "integration/test_crash_points.py",
 )

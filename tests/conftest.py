@@ -16,6 +16,10 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from tests.soak import SOAK, count, left_to_the_soak
 from txmq.runtime.interrupts import restore_interrupt
 
+# The assertions of stages explain themselves, as those of tests do.
+for _part in ("contract", "integration", "interop", "property", "reconcile", "simulation", "unit"):
+    pytest.register_assert_rewrite(f"tests.{_part}")
+
 TESTS = Path(__file__).parent
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
 _INTEROP = "tests/interop/"

@@ -28,18 +28,12 @@ Times are those of a cluster in which nothing is hurried: routes and heartbeats 
 import asyncio
 import inspect
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
-
-pytest.register_assert_rewrite("contract_cluster")
-
-from contract_cluster import Cluster, Remarks  # noqa: E402
-
-from tests.serving import BrokerProcess  # noqa: E402
+from tests.contract.contract_cluster import Cluster, Remarks
+from tests.serving import BrokerProcess
 
 REMARKS = pytest.StashKey[Remarks]()
 TEST_SECONDS = 180

@@ -1,8 +1,8 @@
 """Topics, groups, offsets and connections as tools see and change them."""
 
-from contract_cluster import messages
 from msgspec.structs import replace
 
+from tests.contract.contract_cluster import messages
 from txmq.client.settings import StartFrom
 from txmq.errors import ConsumerOffline, TopicNotFound
 

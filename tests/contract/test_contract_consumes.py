@@ -5,8 +5,8 @@ import itertools
 from collections import Counter
 
 import pytest
-from contract_cluster import PATIENCE_S, SHORTEST_DELAY, messages
 
+from tests.contract.contract_cluster import PATIENCE_S, SHORTEST_DELAY, messages
 from txmq.client.consume import DEAD_LETTER, Later
 from txmq.client.settings import StartFrom
 from txmq.message import Message

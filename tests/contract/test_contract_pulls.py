@@ -3,8 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from contract_cluster import SOON, messages
-
+from tests.contract.contract_cluster import SOON, messages
 from txmq.client.client import Client
 from txmq.client.consume.pull_consumer import PullConsumer
 from txmq.client.settings import ConsumerSettings, StartFrom

@@ -5,8 +5,8 @@ import itertools
 import random
 
 import pytest
-from contract_cluster import messages
 
+from tests.contract.contract_cluster import messages
 from txmq.client import SendStatus
 from txmq.errors import NoPermission, NotFound
 from txmq.message import Message

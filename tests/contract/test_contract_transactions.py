@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from contract_cluster import SOON
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from tests.contract.contract_cluster import SOON
 from txmq import SQLResource, TransactionManager
 from txmq.client.client import Client
 from txmq.errors import RollBack

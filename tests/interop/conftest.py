@@ -1,21 +1,13 @@
 """Owns the fixtures: our client and two third-party ones, brokers, and one stage per test."""
 
 import contextlib
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside this file
-
-for module in ("clients", "stage", "scenarios", "later", "together"):
-    pytest.register_assert_rewrite(f"interop_{module}")  # their assertions explain themselves too
-
-from interop_clients import Unprepared, prepare_cpp, prepare_ons, prepare_txmq  # noqa: E402
-from interop_stage import ASKS_SOON, Stage  # noqa: E402
-from interop_together import Play, Together  # noqa: E402
-
-from tests.serving import BrokerProcess  # noqa: E402
+from tests.interop.interop_clients import Unprepared, prepare_cpp, prepare_ons, prepare_txmq
+from tests.interop.interop_stage import ASKS_SOON, Stage
+from tests.interop.interop_together import Play, Together
+from tests.serving import BrokerProcess
 
 
 def prepared(prepare):

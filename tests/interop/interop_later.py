@@ -7,7 +7,7 @@ before it was acknowledged, and so is a message that is sent back after its hand
 
 import os
 
-from interop_stage import names
+from tests.interop.interop_stage import names
 
 SOAK = 5 if os.environ.get("TXMQ_SOAK") else 1
 """How much more is sent, and how much longer is worked, in a soak."""

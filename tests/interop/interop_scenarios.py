@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import random
 
-from interop_stage import (
+from tests.interop.interop_stage import (
     QUEUES,
     assert_once,
     digest,

@@ -9,7 +9,7 @@ import itertools
 import re
 import time
 
-from interop_clients import ClientProcess, news
+from tests.interop.interop_clients import ClientProcess, news
 
 QUEUES = 4
 WAIT_SECONDS = 40

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import interop_scenarios as scenarios
 import pytest
-from interop_stage import Stage
 
+from tests.interop import interop_scenarios as scenarios
+from tests.interop.interop_stage import Stage
 from tests.serving import BrokerProcess
 
 AT_ONCE = 8

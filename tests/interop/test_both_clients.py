@@ -1,8 +1,9 @@
 """The C++ client and ali-ons on one broker: what one sends the other handles."""
 
-import interop_scenarios as scenarios
 import pytest
-from interop_together import KILL, members, restart
+
+from tests.interop import interop_scenarios as scenarios
+from tests.interop.interop_together import KILL, members, restart
 
 
 @pytest.fixture(params=["cpp-to-ons", "ons-to-cpp"])

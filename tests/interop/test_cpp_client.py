@@ -1,8 +1,9 @@
 """The C++ client (librocketmq, by PyPI rocketmq-client-python 0.5.0rc2) against `txmq serve`."""
 
-import interop_scenarios as scenarios
 import pytest
-from interop_together import members, restarts
+
+from tests.interop import interop_scenarios as scenarios
+from tests.interop.interop_together import members, restarts
 
 SHARDS = ["lisbon", "oslo", "quito", "tunis", "xian"]
 

@@ -5,7 +5,8 @@ of its topic, has arrived when the consumer is looked at.
 """
 
 import pytest
-from interop_stage import ASKS_SOON, CHECKS, digest, half, letter
+
+from tests.interop.interop_stage import ASKS_SOON, CHECKS, digest, half, letter
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"

@@ -9,9 +9,9 @@ neither RocketMQ nor txmq knows it, and such a message comes at once.
 import time
 
 import pytest
-from interop_later import ROUNDING_MS, SOAK, Exchange, assert_in_time, handlings
-from interop_stage import Stage, assert_once, letter
 
+from tests.interop.interop_later import ROUNDING_MS, SOAK, Exchange, assert_in_time, handlings
+from tests.interop.interop_stage import Stage, assert_once, letter
 from tests.serving import BrokerProcess
 
 FIRST_LEVELS = {1: 1_000, 2: 5_000}

@@ -7,9 +7,9 @@ a group of its own.
 import itertools
 
 import pytest
-from interop_scenarios import tag_expression_selects
-from interop_stage import QUEUES, Stage, letter, letters, names, shares
 
+from tests.interop.interop_scenarios import tag_expression_selects
+from tests.interop.interop_stage import QUEUES, Stage, letter, letters, names, shares
 from tests.serving import BrokerProcess
 
 SQL = "age BETWEEN 0 AND 6 AND region IN ('eu', 'us') AND (vip = TRUE OR note IS NULL)"

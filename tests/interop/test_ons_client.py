@@ -3,9 +3,10 @@
 It offers no one-way send, and no orderly consumer beyond one message at a time per queue.
 """
 
-import interop_scenarios as scenarios
 import pytest
-from interop_together import members, restarts
+
+from tests.interop import interop_scenarios as scenarios
+from tests.interop.interop_together import members, restarts
 
 
 @pytest.mark.timeout(60)

@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 
 import pytest
-from interop_clients import news
-from interop_later import SOAK
-from interop_stage import Stage, letter
 
+from tests.interop.interop_clients import news
+from tests.interop.interop_later import SOAK
+from tests.interop.interop_stage import Stage, letter
 from tests.serving import BrokerProcess
 
 CITIES = ["lisbon", "oslo", "quito", "tunis", "xian", "lima", "riga", "bern"]

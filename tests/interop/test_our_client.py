@@ -2,9 +2,10 @@
 other handles, both ways, and members of one group are of both kinds.
 """
 
-import interop_scenarios as scenarios
 import pytest
-from interop_together import KILL, members, restart, restarts
+
+from tests.interop import interop_scenarios as scenarios
+from tests.interop.interop_together import KILL, members, restart, restarts
 
 SHARDS = scenarios.SHARDS_KEPT_BY_ONS
 ANY_BYTES = bytes(range(256)) * 8

@@ -16,9 +16,9 @@ What the two others can do, and what not:
 import itertools
 
 import pytest
-from interop_later import Exchange, assert_in_time, handlings
-from interop_stage import QUEUES, Stage, letter, letters, names
 
+from tests.interop.interop_later import Exchange, assert_in_time, handlings
+from tests.interop.interop_stage import QUEUES, Stage, letter, letters, names
 from tests.serving import BrokerProcess
 
 WAITS = {3: 1_000, 4: 2_000, 5: 3_000, 6: 200}  # what comes after a failure, by level

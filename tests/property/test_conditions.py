@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import assume, event, example, given
 from hypothesis import strategies as st
-from naive_conditions import Failed, is_taken, judged, messages, trees, written
 
+from tests.property.naive_conditions import Failed, is_taken, judged, messages, trees, written
 from txmq.errors import SubscriptionInvalid
 from txmq.protocol import properties
 from txmq_broker.core.filter.condition import Condition

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from protocol_strategies import (
+
+from tests.property.protocol_strategies import (
     ANY_BODY,
     ANY_HEADER,
     BATCH_ITEMS,
@@ -26,7 +27,6 @@ from protocol_strategies import (
     records,
     struct,
 )
-
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.protocol import (
     batch,

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from protocol_strategies import (
+
+from tests.property.protocol_strategies import (
     BATCH_ITEMS,
     BODY_SHAPES,
     BYTES,
@@ -23,7 +24,6 @@ from protocol_strategies import (
     records,
     struct,
 )
-
 from txmq.errors import ProtocolError, RemoteProtocolError
 from txmq.protocol import batch, fastjson, header_binary, java_properties, properties, record
 from txmq.protocol.bodies import MessageQueue, OffsetPair, queue_map, read_queue_map

@@ -12,14 +12,12 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-pytest.register_assert_rewrite("tests.integration.bank.ways_stage")
-
-from examples.bank_transfer.booking import debit  # noqa: E402
-from examples.bank_transfer.books import CLEARING, Kind, State  # noqa: E402
-from examples.bank_transfer.ccb import GROUP as CREDITS  # noqa: E402
-from examples.bank_transfer.databases import create_books  # noqa: E402
-from examples.bank_transfer.icbc import GROUP as SETTLES  # noqa: E402
-from examples.bank_transfer.orders import (  # noqa: E402
+from examples.bank_transfer.booking import debit
+from examples.bank_transfer.books import CLEARING, Kind, State
+from examples.bank_transfer.ccb import GROUP as CREDITS
+from examples.bank_transfer.databases import create_books
+from examples.bank_transfer.icbc import GROUP as SETTLES
+from examples.bank_transfer.orders import (
     ADVICES,
     AMOUNT_MAX,
     DAY_MAX,
@@ -27,8 +25,8 @@ from examples.bank_transfer.orders import (  # noqa: E402
     Advice,
     Outcome,
 )
-from examples.bank_transfer.steps import NINE  # noqa: E402
-from tests.integration.bank.ways_stage import (  # noqa: E402
+from examples.bank_transfer.steps import NINE
+from tests.integration.bank.ways_stage import (
     BALANCE,
     PATIENCE_S,
     Banks,
@@ -36,9 +34,9 @@ from tests.integration.bank.ways_stage import (  # noqa: E402
     order,
     stage,
 )
-from tests.serving import BrokerProcess  # noqa: E402
-from tests.unit.bank.books_stage import DAY_MS, sqlite_in  # noqa: E402
-from txmq.runtime.clock import SystemClock  # noqa: E402
+from tests.serving import BrokerProcess
+from tests.unit.bank.books_stage import DAY_MS, sqlite_in
+from txmq.runtime.clock import SystemClock
 
 SOAK = bool(os.environ.get("TXMQ_SOAK"))
 AT_ONCE = 64 if SOAK else 8

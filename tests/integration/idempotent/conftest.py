@@ -2,25 +2,19 @@
 
 import contextlib
 import os
-import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy.engine import make_url
 
+from tests import mariadb
+from tests.database_server import wanted
+from tests.integration.idempotent.redis_stage import ALONE, IN_FRONT, Stage, prepared
+from tests.integration.idempotent.shop_stage import EVERYWHERE, IN_SESSIONS, TABLES, Shop
+from tests.integration.resources.resource_stage import ON_MARIADB
+
 HERE = Path(__file__).parent
-# The stage beside this file, and every kind of source from that of the resources.
-sys.path[:0] = [str(HERE), str(HERE.parent / "resources")]
-
-pytest.register_assert_rewrite("redis_stage", "resource_stage", "shop_stage")
-
-from redis_stage import ALONE, IN_FRONT, Stage, prepared  # noqa: E402
-from resource_stage import ON_MARIADB  # noqa: E402
-from shop_stage import EVERYWHERE, IN_SESSIONS, TABLES, Shop  # noqa: E402
-
-from tests import mariadb  # noqa: E402
-from tests.database_server import wanted  # noqa: E402
-
+HERE = Path(__file__).parent
 FIRST_START_SECONDS = 300
 collect_ignore_glob = [] if ON_MARIADB else ["test_mariadb_*.py"]
 

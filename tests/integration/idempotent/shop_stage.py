@@ -15,10 +15,10 @@ from typing import NamedTuple
 import redis
 import redis.asyncio
 import sqlalchemy as sa
-from resource_stage import KINDS, ON_MARIADB, Settings, said, source_of
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from tests.integration.resources.resource_stage import KINDS, ON_MARIADB, Settings, said, source_of
 from txmq.databases.guarded_transaction import drive
 from txmq.idempotent import (
     DoneTable,

@@ -5,11 +5,11 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from resource_stage import ON_MARIADB, source_of
-from shop_stage import EFFECTS, MANY
 from sqlalchemy import insert, text
-from test_guard_contract import plain, until_it_is_done
 
+from tests.integration.idempotent.shop_stage import EFFECTS, MANY
+from tests.integration.idempotent.test_guard_contract import plain, until_it_is_done
+from tests.integration.resources.resource_stage import ON_MARIADB, source_of
 from txmq.databases.failures import Failure, failure
 from txmq.errors import (
     ConfigError,

@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from resource_stage import ON_MARIADB, said
-from shop_stage import EVERYWHERE, IN_SESSIONS, a_row_for
-from test_guard_contract import plain, until_it_is_done
-from test_resource_faults import Proxy, kill_session
 
+from tests.integration.idempotent.shop_stage import EVERYWHERE, IN_SESSIONS, a_row_for
+from tests.integration.idempotent.test_guard_contract import plain, until_it_is_done
+from tests.integration.resources.resource_stage import ON_MARIADB, said
+from tests.integration.resources.test_resource_faults import Proxy, kill_session
 from txmq.databases.failures import Failure, failure
 from txmq.errors import OutcomeUnknown
 from txmq.idempotent.guard import ATTEMPTS_MAX

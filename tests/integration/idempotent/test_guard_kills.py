@@ -9,14 +9,12 @@ import contextlib
 import pytest
 from sqlalchemy.engine import make_url
 
-pytest.register_assert_rewrite("tests.integration.idempotent.guard_stage")
-
-from tests.effects import Effects  # noqa: E402
-from tests.guard_driver import POINTS  # noqa: E402
-from tests.integration.idempotent.guard_stage import LEVELS, TIMES, overdriven  # noqa: E402
-from tests.serving import BrokerProcess  # noqa: E402
-from tests.soak import SOAK, only_in_soak  # noqa: E402
-from tests.soak import count as soak  # noqa: E402
+from tests.effects import Effects
+from tests.guard_driver import POINTS
+from tests.integration.idempotent.guard_stage import LEVELS, TIMES, overdriven
+from tests.serving import BrokerProcess
+from tests.soak import SOAK, only_in_soak
+from tests.soak import count as soak
 
 FIRST_START_SECONDS = 300
 

@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 
 import pytest
-from resource_stage import said
-from shop_stage import IN_SESSIONS, SOAK, effect
-from test_guard_contract import plain
 
+from tests.integration.idempotent.shop_stage import IN_SESSIONS, SOAK, effect
+from tests.integration.idempotent.test_guard_contract import plain
+from tests.integration.resources.resource_stage import said
 from txmq.errors import OutcomeUnknown, ResourceError, TransactionBroken
 
 KEEPS = pytest.mark.parametrize("keeps", [False, True] if SOAK else [True])

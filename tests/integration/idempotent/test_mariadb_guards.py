@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from resource_stage import ON_MARIADB, said
-from shop_stage import effect
-from test_guard_contract import plain
 
+from tests.integration.idempotent.shop_stage import effect
+from tests.integration.idempotent.test_guard_contract import plain
+from tests.integration.resources.resource_stage import ON_MARIADB, said
 from txmq.errors import OutcomeUnknown
 
 

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, LifoQueue
 
 import pytest
-from redis_stage import IN_FRONT, awaited, entered, until
 from sqlalchemy import event
 
+from tests.integration.idempotent.redis_stage import IN_FRONT, awaited, entered, until
 from txmq.errors import OutcomeUnknown
 from txmq.idempotent.verdict import Verdict
 from txmq.runtime.clock import SystemClock

@@ -8,8 +8,8 @@ from threading import Barrier
 import pytest
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis_stage import ALONE, awaited, entered, short, until
 
+from tests.integration.idempotent.redis_stage import ALONE, awaited, entered, short, until
 from txmq.errors import KeyConflict, KeyInProgress, UsageError
 from txmq.idempotent.guard import idempotent
 from txmq.idempotent.redis import RedisGuard

@@ -100,7 +100,7 @@ def served(guard, at_work, go_on):
 
 
 def shop_insert(order):
-    from shop_stage import EFFECTS
+    from tests.integration.idempotent.shop_stage import EFFECTS
 
     return EFFECTS.insert().values(name=order, amount=1)
 

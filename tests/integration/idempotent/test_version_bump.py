@@ -7,12 +7,12 @@ import inspect
 import psycopg
 import pytest
 import sqlalchemy as sa
-from resource_stage import ON_MARIADB, said
-from shop_stage import Account
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from tests.databases import conninfo
+from tests.integration.idempotent.shop_stage import Account
+from tests.integration.resources.resource_stage import ON_MARIADB, said
 from txmq.errors import ConfigError, UsageError, VersionGap
 from txmq.idempotent.verdict import Verdict
 from txmq.idempotent.version import VersionGuard

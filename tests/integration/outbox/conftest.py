@@ -2,20 +2,14 @@
 
 import contextlib
 import os
-import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy.engine import make_url
 
-sys.path.insert(0, str(Path(__file__).parent))  # the stage beside this file
-
-pytest.register_assert_rewrite("outbox_stage")
-
-from outbox_stage import DATABASES, KINDS, Shop  # noqa: E402
-
-from tests import mariadb  # noqa: E402
-from tests.database_server import wanted  # noqa: E402
+from tests import mariadb
+from tests.database_server import wanted
+from tests.integration.outbox.outbox_stage import DATABASES, KINDS, Shop
 
 FIRST_START_SECONDS = 300
 collect_ignore_glob = [] if "mysql" in DATABASES else ["test_mariadb_*.py"]

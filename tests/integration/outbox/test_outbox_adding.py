@@ -5,12 +5,12 @@ import contextlib
 
 import psycopg
 import pytest
-from outbox_stage import INSERT, said, savepoint, transaction
 from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
+from tests.integration.outbox.outbox_stage import INSERT, said, savepoint, transaction
 from txmq import Message
 from txmq.errors import LimitExceeded, LocalProtocolError, TableMissing, UsageError
 from txmq.protocol import properties

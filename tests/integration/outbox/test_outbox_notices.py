@@ -4,10 +4,10 @@ import contextlib
 
 import psycopg
 import pytest
-from outbox_stage import DATABASES
 from sqlalchemy import MetaData, create_engine
 
 from tests.databases import conninfo
+from tests.integration.outbox.outbox_stage import DATABASES
 from txmq import Message
 from txmq.errors import TableMissing
 from txmq.outbox import Outbox

@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
-from outbox_stage import DATABASES
 from sqlalchemy import create_engine, select
 
+from tests.integration.outbox.outbox_stage import DATABASES
 from txmq import Message
 from txmq.databases.failures import Failure, failure
 

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 
 import pytest
-from resource_stage import ON_MARIADB, Bank, insert, now_ms, said
-from test_resource_faults import Rivals, settled, take
 
+from tests.integration.resources.resource_stage import ON_MARIADB, Bank, insert, now_ms, said
+from tests.integration.resources.test_resource_faults import Rivals, settled, take
 from txmq.databases.failures import Failure, failure
 from txmq.errors import DatabaseFailed, FenceUnsafe, TransactionBroken
 from txmq.transaction.state import LocalTransactionState

@@ -5,9 +5,16 @@ import contextlib
 import threading
 
 import pytest
-from resource_stage import GROUP, ON_MARIADB, Settings, insert, said, source_of
 from sqlalchemy import text
 
+from tests.integration.resources.resource_stage import (
+    GROUP,
+    ON_MARIADB,
+    Settings,
+    insert,
+    said,
+    source_of,
+)
 from txmq import Client, SQLResource, TransactionManager
 from txmq.errors import RollBack, TopicNotFound
 from txmq.transaction.state import TransactionState

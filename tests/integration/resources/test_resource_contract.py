@@ -6,10 +6,18 @@ import contextlib
 import psycopg
 import pytest
 from django.db.transaction import TransactionManagementError
-from resource_stage import GROUP, KINDS, ON_MARIADB, ON_POSTGRES, insert, now_ms, said
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from tests.integration.resources.resource_stage import (
+    GROUP,
+    KINDS,
+    ON_MARIADB,
+    ON_POSTGRES,
+    insert,
+    now_ms,
+    said,
+)
 from txmq.databases.canary import Canary
 from txmq.errors import (
     CommittedBefore,

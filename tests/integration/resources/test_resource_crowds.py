@@ -8,9 +8,9 @@ import contextlib
 import random
 
 import pytest
-from resource_stage import GROUP, ON_MARIADB, now_ms
-from test_resource_races import AT_ONCE, Race, agree, count
 
+from tests.integration.resources.resource_stage import GROUP, ON_MARIADB, now_ms
+from tests.integration.resources.test_resource_races import AT_ONCE, Race, agree, count
 from txmq.transaction.resources import steps
 from txmq.transaction.state import LocalTransactionState
 

@@ -6,8 +6,8 @@ import functools
 import threading
 
 import pytest
-from resource_stage import KINDS, django_source, insert, now_ms
 
+from tests.integration.resources.resource_stage import KINDS, django_source, insert, now_ms
 from txmq import SQLResource
 from txmq.errors import ConfigError, OutcomeUnknown, TransactionBroken, UsageError
 from txmq.transaction.state import LocalTransactionState

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import psycopg
 import pytest
-from resource_stage import ON_MARIADB, Bank, insert, said
 
+from tests.integration.resources.resource_stage import ON_MARIADB, Bank, insert, said
 from txmq.databases.failures import Failure, failure
 from txmq.errors import OutcomeUnknown
 from txmq.transaction.state import LocalTransactionState

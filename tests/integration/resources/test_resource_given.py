@@ -6,13 +6,13 @@ import contextlib
 import psycopg
 import psycopg_pool
 import pytest
-from resource_stage import Stage, insert, said
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import greenlet_spawn
 
 from tests.databases import conninfo
+from tests.integration.resources.resource_stage import Stage, insert, said
 from txmq.errors import ConfigError, DatabaseFailed, FenceMissing, FenceUnsafe
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.state import LocalTransactionState

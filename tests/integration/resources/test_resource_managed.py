@@ -6,9 +6,9 @@ import functools
 import threading
 
 import pytest
-from resource_stage import ON_POSTGRES, Bank, by_default, said
 from sqlalchemy import Engine
 
+from tests.integration.resources.resource_stage import ON_POSTGRES, Bank, by_default, said
 from txmq import Client, Message, TransactionManager, TransactionState, blocking
 from txmq.databases.guarded_transaction import drive
 from txmq.errors import NotFound, RollBack, TopicNotFound, TransactionOverdue, UsageError

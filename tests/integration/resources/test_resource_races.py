@@ -12,8 +12,8 @@ import time
 from collections import Counter
 
 import pytest
-from resource_stage import GROUP, ON_MARIADB, insert, now_ms, said
 
+from tests.integration.resources.resource_stage import GROUP, ON_MARIADB, insert, now_ms, said
 from txmq.errors import RolledBackByCheck
 from txmq.transaction.state import LocalTransactionState
 

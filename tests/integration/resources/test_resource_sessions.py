@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 
 import pytest
-from resource_stage import Stage, insert, said
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
+from tests.integration.resources.resource_stage import Stage, insert, said
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.state import LocalTransactionState
 

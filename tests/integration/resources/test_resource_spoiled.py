@@ -7,9 +7,9 @@ import time
 
 import psycopg
 import pytest
-from resource_stage import GROUP, now_ms
 
 from tests.databases import conninfo
+from tests.integration.resources.resource_stage import GROUP, now_ms
 from txmq.errors import UsageError
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.state import LocalTransactionState

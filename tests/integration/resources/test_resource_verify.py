@@ -6,12 +6,12 @@ import functools
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from resource_stage import KINDS, Bank, Stage, insert
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 from tests.databases import conninfo
+from tests.integration.resources.resource_stage import KINDS, Bank, Stage, insert
 from txmq.errors import (
     ConfigError,
     DatabaseFailed,

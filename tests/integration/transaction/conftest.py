@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import make_url
 
-pytest.register_assert_rewrite(
-    "tests.integration.transaction.crash_bank", "tests.integration.transaction.crash_stage"
-)
-
-from tests.integration.transaction.crash_bank import Bank  # noqa: E402
-from tests.integration.transaction.crash_stage import Tellers  # noqa: E402
-from tests.serving import BrokerProcess  # noqa: E402
+from tests.integration.transaction.crash_bank import Bank
+from tests.integration.transaction.crash_stage import Tellers
+from tests.serving import BrokerProcess
 
 FIRST_START_SECONDS = 300
 SOON = ("transaction.timeout=0.3s", "transaction.check_interval=0.2s")

@@ -1,16 +1,11 @@
 """Owns the two banks that transactions over several databases are tested on."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # the stage beside this file
-
-pytest.register_assert_rewrite("xa_stage")
-
-from xa_stage import Bank, XAStage  # noqa: E402
+from tests.integration.xa.xa_stage import Bank, XAStage
 
 FIRST_START_SECONDS = 300
 

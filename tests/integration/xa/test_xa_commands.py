@@ -11,8 +11,8 @@ import threading
 
 import pytest
 from typer.testing import CliRunner
-from xa_stage import GROUP, OPENING, now_ms, order_of, run
 
+from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run
 from tests.integration.xa.xa_wire import Line, spelled
 from tests.serving import environment
 from txmq.cli.root import app

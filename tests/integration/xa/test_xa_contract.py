@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from xa_stage import GROUP, KINDS, OPENING, now_ms, order_of, run, said
 
+from tests.integration.xa.xa_stage import GROUP, KINDS, OPENING, now_ms, order_of, run, said
 from txmq.errors import RolledBackByCheck, TransactionBroken, TwoPhaseUnavailable, UsageError
 from txmq.transaction.resources import two_phase
 from txmq.transaction.state import LocalTransactionState

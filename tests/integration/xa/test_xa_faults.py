@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 
 import pytest
-from xa_stage import GROUP, OPENING, now_ms, order_of, run, said
 
 from tests.integration.transaction.crash_stage import soaked
+from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run, said
 from tests.integration.xa.xa_wire import REPLY, REQUEST, Line
 from txmq.errors import CommittedBefore, DatabaseFailed, RolledBackByCheck
 from txmq.transaction.resources.prepared import gid_of

@@ -13,10 +13,10 @@ import signal
 from collections import Counter
 
 import pytest
-from xa_stage import OPENING
 
 from tests.integration.transaction.crash_bank import QUEUES, Scene
 from tests.integration.transaction.crash_stage import Tellers, soak, soaked
+from tests.integration.xa.xa_stage import OPENING
 from tests.integration.xa.xa_teller import XAPlan
 from tests.integration.xa.xa_wire import REPLY, REQUEST, Line, spelled
 from tests.serving import BrokerProcess

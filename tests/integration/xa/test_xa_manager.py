@@ -7,9 +7,9 @@ import logging
 import psycopg
 import pytest
 from sqlalchemy import create_engine
-from xa_stage import GROUP, OPENING, order_of, said
 
 from tests.databases import conninfo
+from tests.integration.xa.xa_stage import GROUP, OPENING, order_of, said
 from txmq import Client, Message, TransactionManager, XAResource, blocking
 from txmq.config import Duration
 from txmq.errors import RollBack

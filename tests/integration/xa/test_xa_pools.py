@@ -7,9 +7,9 @@ import psycopg_pool
 import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
-from xa_stage import GROUP, OPENING, now_ms, order_of, run
 
 from tests.databases import conninfo
+from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run
 from txmq.transaction.resources import XAResource
 from txmq.transaction.state import LocalTransactionState
 
@@ -91,7 +91,7 @@ def test_what_is_undone_needs_no_other_connection_either(banks, kind):
 
     async def broken(sessions):
         await order_of(10)(sessions)
-        from xa_stage import said
+        from tests.integration.xa.xa_stage import said
 
         await said(sessions["ccb"], "CREATE TEMPORARY TABLE mine (x INT)")
 

@@ -12,9 +12,9 @@ import random
 from collections import Counter
 
 import pytest
-from xa_stage import GROUP, now_ms, run, said
 
 from tests.integration.transaction.crash_stage import soak
+from tests.integration.xa.xa_stage import GROUP, now_ms, run, said
 from txmq.errors import CommittedBefore, DatabaseFailed, OutcomeUnknown, RolledBackByCheck
 from txmq.transaction.state import LocalTransactionState
 

@@ -5,8 +5,8 @@ import contextlib
 
 import pytest
 from sqlalchemy import create_engine
-from xa_stage import GROUP, OPENING, now_ms, order_of, run, said
 
+from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run, said
 from tests.integration.xa.xa_wire import REQUEST, Line
 from txmq import TransactionManager, XAResource
 from txmq.errors import DatabaseFailed, OutcomeUnknown

@@ -3,8 +3,7 @@
 import inspect
 from dataclasses import dataclass
 
-from fake_cluster import FakeCluster
-
+from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client import Admin, Session
 from txmq.testing import Conditions, World
 

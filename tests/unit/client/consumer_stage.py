@@ -4,9 +4,8 @@ import asyncio
 import inspect
 from types import SimpleNamespace
 
-from client_stage import STEADY
-from fake_cluster import FakeCluster
-
+from tests.unit.client.client_stage import STEADY
+from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client.client import Client
 from txmq.client.consume import PushConsumer
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom

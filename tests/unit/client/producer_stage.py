@@ -4,9 +4,8 @@ import asyncio
 import inspect
 from dataclasses import dataclass
 
-from client_stage import STEADY
-from fake_cluster import FakeCluster
-
+from tests.unit.client.client_stage import STEADY
+from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings
 from txmq.message import Message

@@ -4,9 +4,8 @@ import asyncio
 import inspect
 from dataclasses import dataclass, replace
 
-from client_stage import STEADY
-
 from tests.simulation.mix import SmallStore
+from tests.unit.client.client_stage import STEADY
 from txmq.client.client import Client
 from txmq.client.consume import PullConsumer, ScheduledPull
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom

@@ -6,10 +6,10 @@ import asyncio
 import logging
 
 import pytest
-from consumer_stage import GROUP, acting
-from consumer_stage import TOPIC as FAKE_TOPIC
-from pull_stage import SOON, TOPIC, polled, staged, until
 
+from tests.unit.client.consumer_stage import GROUP, acting
+from tests.unit.client.consumer_stage import TOPIC as FAKE_TOPIC
+from tests.unit.client.pull_stage import SOON, TOPIC, polled, staged, until
 from txmq.client.consume import PushConsumer
 from txmq.errors import (
     ConnectFailed,

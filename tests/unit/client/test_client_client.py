@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from consumer_stage import GROUP, TOPIC, acting
 
+from tests.unit.client.consumer_stage import GROUP, TOPIC, acting
 from txmq.errors import UsageError
 from txmq.message import Queue
 from txmq.protocol import bodies, command

@@ -1,8 +1,8 @@
 import asyncio
 
 import pytest
-from client_stage import staged
 
+from tests.unit.client.client_stage import staged
 from txmq import ConsumerSettings, PushConsumer, StartFrom
 from txmq.client import Admin, Session
 from txmq.client.admin.dead_letter_copy import (

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from consumer_stage import GROUP, TOPIC, acting
-
+from tests.unit.client.consumer_stage import GROUP, TOPIC, acting
 from txmq.protocol import bodies, command, headers
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.record import pack

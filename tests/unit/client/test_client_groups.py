@@ -1,6 +1,6 @@
 import pytest
-from client_stage import staged
 
+from tests.unit.client.client_stage import staged
 from txmq.errors import ConsumerOffline, LimitExceeded, LocalProtocolError
 from txmq.message import Message
 from txmq.protocol import command

@@ -5,8 +5,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from pull_stage import SOON, TOPIC, staged, until
 
+from tests.unit.client.pull_stage import SOON, TOPIC, staged, until
 from tests.unit.idempotent.memory_guard import MemoryGuard
 from txmq.client.consume import PushConsumer
 from txmq.idempotent import idempotent

@@ -1,6 +1,6 @@
 import pytest
-from client_stage import staged
 
+from tests.unit.client.client_stage import staged
 from txmq.errors import InternalError, LocalProtocolError, NotFound, TopicNotFound
 from txmq.message import Message
 from txmq.protocol.message_id import host_bytes, offset_id

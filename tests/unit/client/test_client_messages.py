@@ -1,8 +1,8 @@
 import asyncio
 
 import pytest
-from client_stage import staged
 
+from tests.unit.client.client_stage import staged
 from txmq.client import PullOutcome
 from txmq.client.admin.messages import HOLD_GRACE_S
 from txmq.errors import (

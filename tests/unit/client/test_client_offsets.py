@@ -1,6 +1,6 @@
 import pytest
-from client_stage import staged
 
+from tests.unit.client.client_stage import staged
 from txmq.client.admin.offsets import TO_THE_END
 from txmq.errors import TopicNotFound
 from txmq.message import Message, Queue

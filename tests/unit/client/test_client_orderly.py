@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from consumer_stage import GROUP, TOPIC, acting
 
+from tests.unit.client.consumer_stage import GROUP, TOPIC, acting
 from txmq.client.consume import Later
 from txmq.client.consume.queue_locks import LOCK_S, RENEW_S
 from txmq.message import Queue

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from consumer_stage import GROUP, TOPIC, acting
 
+from tests.unit.client.consumer_stage import GROUP, TOPIC, acting
 from txmq.client.consume import PullConsumer
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.message import Queue

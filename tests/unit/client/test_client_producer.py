@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from producer_stage import message, produced, refuse, silent, stored_as
 
+from tests.unit.client.producer_stage import message, produced, refuse, silent, stored_as
 from txmq.client.client import Client
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from producer_stage import message, produced, refuse, silent
 
+from tests.unit.client.producer_stage import message, produced, refuse, silent
 from txmq.client.send_request import STORED_BYTES, Envelope, bundled, packed_size, sealed, split
 from txmq.errors import (
     BatchCutShort,

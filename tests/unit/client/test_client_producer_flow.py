@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from producer_stage import message, produced, refuse, silent, stored_as
 
+from tests.unit.client.producer_stage import message, produced, refuse, silent, stored_as
 from txmq.client.queue_choice import queue_of_key
 from txmq.client.values import SendStatus
 from txmq.errors import (

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from fake_cluster import FakeCluster
-from producer_stage import message
 
+from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.producer_stage import message
 from txmq.client.client import Client
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings

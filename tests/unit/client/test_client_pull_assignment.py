@@ -4,8 +4,18 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from pull_stage import BY_HAND, GROUP, SOON, TOPIC, bodies, numbered, polled, staged, until
 
+from tests.unit.client.pull_stage import (
+    BY_HAND,
+    GROUP,
+    SOON,
+    TOPIC,
+    bodies,
+    numbered,
+    polled,
+    staged,
+    until,
+)
 from txmq.client import PullOutcome
 from txmq.client.settings import StartFrom
 from txmq.errors import UsageError

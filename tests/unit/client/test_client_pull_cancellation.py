@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from consumer_stage import GROUP, TOPIC, Stage
-from fake_cluster import FakeCluster
 
 from tests.cancelling import cancelled_everywhere
+from tests.unit.client.consumer_stage import GROUP, TOPIC, Stage
+from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client.consume import PullConsumer, ScheduledPull
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.message import Queue

@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from consumer_stage import GROUP, RETRY, TOPIC, acting
 
+from tests.unit.client.consumer_stage import GROUP, RETRY, TOPIC, acting
 from txmq.client.allocation import ByConfig
 from txmq.client.client import Client
 from txmq.client.consume import DEAD_LETTER, Later, PushConsumer

@@ -5,8 +5,8 @@ import contextlib
 from dataclasses import replace
 
 import pytest
-from producer_stage import produced, silent
 
+from tests.unit.client.producer_stage import produced, silent
 from txmq.client.client import Client
 from txmq.client.consume import PushConsumer
 from txmq.client.send.producer import Producer

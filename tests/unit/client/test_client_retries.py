@@ -8,8 +8,8 @@ from functools import partial
 from itertools import accumulate
 
 import pytest
-from pull_stage import GROUP, SOON, TOPIC, bodies, staged, until
 
+from tests.unit.client.pull_stage import GROUP, SOON, TOPIC, bodies, staged, until
 from txmq.client.consume import DEAD_LETTER, Later, PushConsumer
 from txmq.errors import UsageError
 from txmq.message import Message, Queue

@@ -5,8 +5,8 @@ import logging
 from dataclasses import replace
 
 import pytest
-from pull_stage import GROUP, SOON, TOPIC, bodies, numbered, staged, until
 
+from tests.unit.client.pull_stage import GROUP, SOON, TOPIC, bodies, numbered, staged, until
 from txmq.client.consume import PullContext, ScheduledPull
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message, Queue

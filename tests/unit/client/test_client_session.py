@@ -1,9 +1,9 @@
 import asyncio
 
 import pytest
-from client_stage import STEADY, staged
-from fake_cluster import FakeCluster
 
+from tests.unit.client.client_stage import STEADY, staged
+from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client import Admin, Session
 from txmq.client.routes import FRESH_S
 from txmq.client.session import KNOWN_ROUTE_WAIT_S

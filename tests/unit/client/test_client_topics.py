@@ -1,7 +1,7 @@
 import pytest
-from client_stage import staged
-from fake_cluster import FakeBroker
 
+from tests.unit.client.client_stage import staged
+from tests.unit.client.fake_cluster import FakeBroker
 from txmq.client import BrokerInfo
 from txmq.client.admin.topics import SHOWN_S
 from txmq.errors import (

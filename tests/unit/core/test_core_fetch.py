@@ -1,6 +1,6 @@
 import pytest
-from core_log import V4, V6, Log
 
+from tests.unit.core.core_log import V4, V6, Log
 from txmq.errors import CorruptRecord
 from txmq.limits import FILTER_SCAN_BYTES_MAX, PULL_BYTES_MAX, PULL_MESSAGES_MAX, PULL_SCAN_MAX
 from txmq.protocol import record as records

@@ -1,6 +1,6 @@
 import pytest
-from core_log import NOW_MS
 
+from tests.unit.core.core_log import NOW_MS
 from txmq.errors import GroupNotFound, InternalError
 from txmq.protocol.bodies import DataVersion, GroupConfig, GroupConfigs
 from txmq_broker.config import TopicDefaults

@@ -1,6 +1,6 @@
 import pytest
-from core_log import NOW_MS, Log, topic
 
+from tests.unit.core.core_log import NOW_MS, Log, topic
 from txmq.protocol.bodies import (
     ConsumerRegistration,
     Heartbeat,

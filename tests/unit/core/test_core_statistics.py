@@ -1,6 +1,6 @@
 import pytest
-from core_log import NOW_MS, Log, topic
 
+from tests.unit.core.core_log import NOW_MS, Log, topic
 from txmq_broker.core.statistics import DAY_S, HOUR_S, Meter, MidnightTotals, Rate, Statistics
 
 

@@ -1,6 +1,6 @@
 import pytest
-from core_log import NOW_MS, Log, topic
 
+from tests.unit.core.core_log import NOW_MS, Log, topic
 from txmq.errors import InternalError, NoPermission, TopicNotFound
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq_broker.config import BrokerSettings, TopicDefaults

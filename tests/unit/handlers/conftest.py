@@ -1,5 +1,6 @@
 import pytest
-from handler_stage import SETTINGS, in_world
+
+from tests.unit.handlers.handler_stage import SETTINGS, in_world
 
 
 @pytest.fixture

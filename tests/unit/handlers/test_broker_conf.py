@@ -3,10 +3,10 @@
 from datetime import datetime
 
 import pytest
-from handler_stage import batch_of, batching, in_world, pulled, pulling, sending
 from msgspec.structs import replace
-from transaction_stage import in_lives, preparing
 
+from tests.unit.handlers.handler_stage import batch_of, batching, in_world, pulled, pulling, sending
+from tests.unit.handlers.transaction_stage import in_lives, preparing
 from txmq.config import load
 from txmq.protocol import java_properties
 from txmq.protocol.codes import RequestCode

@@ -1,8 +1,8 @@
 """What holds for every request there is: known or not, answered in kind, or not at all."""
 
 import pytest
-from handler_stage import consumer, pulling, sending
 
+from tests.unit.handlers.handler_stage import consumer, pulling, sending
 from txmq.protocol import command as commands
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.frame import BINARY, JSON, Frame

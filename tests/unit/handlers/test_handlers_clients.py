@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from handler_stage import consumer, in_world, subscription, with_topics
 
+from tests.unit.handlers.handler_stage import consumer, in_world, subscription, with_topics
 from txmq.protocol.bodies import (
     ConsumerConnections,
     ConsumerIds,

@@ -1,7 +1,9 @@
 """11, 34, 46: conditions in SQL92, from the heartbeat or the check to what a pull brings."""
 
 import pytest
-from handler_stage import (
+from msgspec.structs import replace
+
+from tests.unit.handlers.handler_stage import (
     SETTINGS,
     batch_of,
     batching,
@@ -13,9 +15,7 @@ from handler_stage import (
     subscription,
     text_of,
 )
-from msgspec.structs import replace
-from transaction_stage import COMMIT, end, prepare
-
+from tests.unit.handlers.transaction_stage import COMMIT, end, prepare
 from txmq.limits import FILTER_SCAN_BYTES_MAX, PULL_SCAN_MAX
 from txmq.protocol import batch, java_properties
 from txmq.protocol.bodies import ConsumerRegistration, QueueEntries, SubscriptionCheck

@@ -1,8 +1,8 @@
 """200, 201, 207, 225, 352: consumer groups and their settings."""
 
 import pytest
-from handler_stage import in_world
 
+from tests.unit.handlers.handler_stage import in_world
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, GroupConfigs
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import DeleteGroup, NamedGroup

@@ -5,9 +5,9 @@ could forge a line of a terminal or of a log does not.
 import json
 
 import pytest
-from handler_stage import batch_of, batching, consumer, pulling, queue, sending
-from transaction_stage import preparing
 
+from tests.unit.handlers.handler_stage import batch_of, batching, consumer, pulling, queue, sending
+from tests.unit.handlers.transaction_stage import preparing
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, Heartbeat, LockRequest
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import CloneOffset, OffsetCommit

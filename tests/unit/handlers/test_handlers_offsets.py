@@ -1,8 +1,8 @@
 """14, 15, 29 to 32, 41 to 43: places in queues, and who holds a queue."""
 
 import pytest
-from handler_stage import in_world, queue, with_topics
 
+from tests.unit.handlers.handler_stage import in_world, queue, with_topics
 from txmq.limits import YOUNG_LOG_BYTES
 from txmq.protocol.bodies import ConsumerOffsets, LockedQueues, LockRequest
 from txmq.protocol.codes import RequestCode

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from handler_stage import consumer, in_world, queue, subscription
 
+from tests.unit.handlers.handler_stage import consumer, in_world, queue, subscription
 from txmq.protocol import fastjson
 from txmq.protocol.bodies import (
     ConsumerRegistration,

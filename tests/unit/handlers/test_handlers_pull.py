@@ -3,7 +3,9 @@
 import asyncio
 
 import pytest
-from handler_stage import (
+from msgspec.structs import replace
+
+from tests.unit.handlers.handler_stage import (
     SETTINGS,
     batch_of,
     batching,
@@ -14,8 +16,6 @@ from handler_stage import (
     sending,
     with_topics,
 )
-from msgspec.structs import replace
-
 from txmq.config import Duration
 from txmq.limits import PULL_SCAN_MAX
 from txmq.protocol.bodies import GroupConfig

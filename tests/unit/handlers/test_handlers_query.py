@@ -4,8 +4,8 @@ from hashlib import md5
 from itertools import islice
 
 import pytest
-from handler_stage import in_world
 
+from tests.unit.handlers.handler_stage import in_world
 from txmq.protocol import record as records
 from txmq.protocol.command import fields_of
 from txmq.protocol.frame import BINARY, JSON

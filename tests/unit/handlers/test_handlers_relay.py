@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from handler_stage import SETTINGS, consumer, in_world, queue, sending
 from msgspec.structs import replace
 
+from tests.unit.handlers.handler_stage import SETTINGS, consumer, in_world, queue, sending
 from txmq.protocol import command as commands
 from txmq.protocol import fastjson, properties
 from txmq.protocol import record as records

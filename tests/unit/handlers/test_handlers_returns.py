@@ -1,7 +1,8 @@
 """36 and sends to retry topics: when messages come again, as what, and when they never do."""
 
 import pytest
-from handler_stage import (
+
+from tests.unit.handlers.handler_stage import (
     batch_of,
     batching,
     consumer,
@@ -9,8 +10,7 @@ from handler_stage import (
     sending,
     with_topics,
 )
-from transaction_stage import COMMIT, DURABLE, HALVES, end, in_lives, prepare
-
+from tests.unit.handlers.transaction_stage import COMMIT, DURABLE, HALVES, end, in_lives, prepare
 from txmq.protocol.bodies import GroupConfig
 from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.headers import SendBack

@@ -4,7 +4,12 @@ import asyncio
 import errno
 
 import pytest
-from handler_stage import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from msgspec.structs import replace as replaced
+
+from tests.unit.handlers.handler_stage import (
     SETTINGS,
     batch_of,
     batching,
@@ -12,11 +17,6 @@ from handler_stage import (
     sending,
     with_topics,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from msgspec.structs import replace
-from msgspec.structs import replace as replaced
-
 from txmq.protocol import batch, properties
 from txmq.protocol.bodies import GroupConfig, TopicConfig
 from txmq.protocol.codes import RequestCode

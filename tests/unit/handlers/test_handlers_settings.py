@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from handler_stage import SETTINGS, in_world, sending, with_topics
 from msgspec.structs import replace
 
+from tests.unit.handlers.handler_stage import SETTINGS, in_world, sending, with_topics
 from txmq.config import Duration, Size
 from txmq.protocol import java_properties
 from txmq.protocol.frame import BINARY, JSON

@@ -3,9 +3,9 @@
 import errno
 
 import pytest
-from handler_stage import SETTINGS, in_world
 from msgspec.structs import replace
 
+from tests.unit.handlers.handler_stage import SETTINGS, in_world
 from txmq.config import Duration, Size
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol.bodies import CounterView, TextTable

@@ -1,8 +1,8 @@
 """17, 21, 215, 305, 351: topics are made, changed and deleted."""
 
 import pytest
-from handler_stage import in_world, with_topics
 
+from tests.unit.handlers.handler_stage import in_world, with_topics
 from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames
 from txmq.protocol.frame import BINARY, JSON
 from txmq.protocol.headers import TopicHeader, TopicSettings

@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
-from handler_stage import in_world, sending
-from transaction_stage import (
+
+from tests.unit.handlers.handler_stage import in_world, sending
+from tests.unit.handlers.transaction_stage import (
     COMMIT,
     DURABLE,
     GROUP,
@@ -18,7 +19,6 @@ from transaction_stage import (
     preparing,
     quick,
 )
-
 from txmq.protocol import record as records
 from txmq.protocol.bodies import OpenTransactions, TransactionEntry
 from txmq.protocol.codes import RequestCode

@@ -7,9 +7,12 @@ killed and started again.
 import asyncio
 
 import pytest
-from handler_stage import SETTINGS, sending, text_of
 from msgspec.structs import replace
-from transaction_stage import (
+
+from tests.crash_points import watched
+from tests.simulation.mix import SmallStore, kib
+from tests.unit.handlers.handler_stage import SETTINGS, sending, text_of
+from tests.unit.handlers.transaction_stage import (
     CHECK,
     COMMIT,
     DECISIONS,
@@ -28,9 +31,6 @@ from transaction_stage import (
     quick,
     stay,
 )
-
-from tests.crash_points import watched
-from tests.simulation.mix import SmallStore, kib
 from txmq.errors import TransportError
 from txmq.protocol import properties
 from txmq.protocol import record as records

@@ -3,9 +3,9 @@
 import asyncio
 from contextlib import suppress
 
-from handler_stage import SETTINGS, Client, Inbox, Stage, sending
 from msgspec.structs import replace
 
+from tests.unit.handlers.handler_stage import SETTINGS, Client, Inbox, Stage, sending
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.message_id import position_in

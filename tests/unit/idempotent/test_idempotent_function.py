@@ -9,8 +9,8 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from memory_guard import MemoryGuard
 
+from tests.unit.idempotent.memory_guard import MemoryGuard
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, LimitExceeded, UsageError
 from txmq.idempotent import Verdict, idempotent
 from txmq.limits import STORED_RESULT_BYTES_MAX
@@ -323,7 +323,7 @@ def test_what_has_no_name_of_its_own_needs_a_scope(guard, function):
 
 
 PROGRAM = """
-from memory_guard import MemoryGuard
+from tests.unit.idempotent.memory_guard import MemoryGuard
 from txmq.idempotent import idempotent
 
 @idempotent(MemoryGuard(), key=str)

@@ -10,8 +10,8 @@ import typing
 from dataclasses import dataclass
 
 import pytest
-from memory_guard import MemoryGuard
 
+from tests.unit.idempotent.memory_guard import MemoryGuard
 from txmq.errors import KeyConflict, KeyInProgress
 from txmq.idempotent import idempotent
 

@@ -1,8 +1,8 @@
 import logging
 
 import pytest
-from names_peer import Peer
 
+from tests.unit.names.names_peer import Peer
 from txmq.errors import RemoteProtocolError, TopicNotFound, UnknownRefusal, WriteFailed
 from txmq.protocol.command import answer
 from txmq.protocol.frame import BINARY, JSON

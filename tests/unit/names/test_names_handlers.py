@@ -4,8 +4,8 @@ import json
 import zlib
 
 import pytest
-from names_peer import Peer, SetClock, offer, registration
 
+from tests.unit.names.names_peer import Peer, SetClock, offer, registration
 from txmq.protocol.bodies import QueueRoute, RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
 from txmq.protocol.frame import BINARY

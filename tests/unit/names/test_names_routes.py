@@ -1,6 +1,6 @@
 import pytest
-from names_peer import offer, registration
 
+from tests.unit.names.names_peer import offer, registration
 from txmq.errors import LimitExceeded, TopicNotFound
 from txmq.protocol.bodies import DataVersion, QueueRoute
 from txmq_broker.names import routes as module

@@ -3,8 +3,15 @@
 import asyncio
 
 import pytest
-from names_peer import LoopClock, MemoryDisk, MemoryNetwork, in_world, offer, registration
 
+from tests.unit.names.names_peer import (
+    LoopClock,
+    MemoryDisk,
+    MemoryNetwork,
+    in_world,
+    offer,
+    registration,
+)
 from txmq.errors import DamagedFile, InternalError, TopicNotFound, UsageError
 from txmq.protocol.bodies import RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code

@@ -4,8 +4,8 @@ import json
 import zlib
 
 import pytest
-from names_peer import registration
 
+from tests.unit.names.names_peer import registration
 from txmq.errors import (
     ConfigError,
     InternalError,

@@ -4,8 +4,8 @@ import asyncio
 import struct
 
 import pytest
-from remoting_stage import Desk, Stage, echo, failure, in_world
 
+from tests.unit.remoting.remoting_stage import Desk, Stage, echo, failure, in_world
 from txmq.errors import BrokerBusy, ConnectionLost, LocalProtocolError, RequestTimeout
 from txmq.limits import CONNECTION_BACKLOG_BYTES, PUSH_BACKLOG_BYTES
 from txmq.protocol import command as commands

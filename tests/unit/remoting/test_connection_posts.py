@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from remoting_stage import Desk, Stage, echo, in_world
 
+from tests.unit.remoting.remoting_stage import Desk, Stage, echo, in_world
 from txmq.errors import ConnectionLost, RequestTimeout
 from txmq.limits import PUSH_BACKLOG_BYTES
 from txmq.protocol import command as commands

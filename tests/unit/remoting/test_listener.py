@@ -4,8 +4,8 @@ import asyncio
 import errno
 
 import pytest
-from remoting_stage import ADDRESS, PORT, SERVER, Stage, echo, failure, in_world
 
+from tests.unit.remoting.remoting_stage import ADDRESS, PORT, SERVER, Stage, echo, failure, in_world
 from txmq.errors import ConnectFailed
 from txmq.protocol import command as commands
 from txmq.remoting.listener import IDLE_S, SWEEP_S

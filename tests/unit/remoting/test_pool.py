@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from remoting_stage import ADDRESS, Stage, echo, failure, in_world
 
+from tests.unit.remoting.remoting_stage import ADDRESS, Stage, echo, failure, in_world
 from txmq.errors import ConfigError, ConnectFailed
 from txmq.remoting.pool import CONNECT_TIMEOUT_S, ConnectionPool, split_address
 

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from network_recorder import Recorder
 
+from tests.unit.testing.network_recorder import Recorder
 from txmq.runtime.network import SystemNetwork
 from txmq.testing import simulate
 

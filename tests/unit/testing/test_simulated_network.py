@@ -6,8 +6,8 @@ import errno
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_recorder import Recorder
 
+from tests.unit.testing.network_recorder import Recorder
 from txmq.testing import Conditions, PowerCut, simulate
 
 CLIENT, SERVER = "10.0.0.1", "10.0.0.2"

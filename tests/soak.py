@@ -16,8 +16,9 @@ _KIND = re.compile("(sqlite|postgres|psycopg|alchemy|sessions|mysql)(-[a-z-]+)?"
 _MATRIX = ("tests/integration/", "tests/unit/transaction/")
 _FAMILIES = {"sqlite": "file", "mysql": "mysql"}
 _SERVED = "served"
-_UNIT_SHARE = 8
-"""Of so many unit tests that could also run on PostgreSQL, one does."""
+_SAMPLED = {"unit", "manager"}
+_SHARE = 8
+"""Of so many tests in these folders that could also run on PostgreSQL, one does."""
 
 
 def count(modest, full):
@@ -61,8 +62,8 @@ def _other_kinds(items):
             turn = turns[path, family]
             turns[path, family] += 1
             kept = kinds[turn % len(kinds)]
-            is_unit = "unit" in path.parts and family == _SERVED and len(families) > 1
-            if is_unit and turn % _UNIT_SHARE:
+            is_sampled = _SAMPLED & set(path.parts) and family == _SERVED and len(families) > 1
+            if is_sampled and turn % _SHARE:
                 kept = None
             left.update(item for item in kinds if item is not kept)
     return left

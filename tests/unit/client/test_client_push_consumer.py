@@ -4,21 +4,18 @@ import asyncio
 import contextlib
 import json
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
 
 from tests.unit.client.consumer_stage import GROUP, RETRY, TOPIC, acting
 from txmq.client.allocation import ByConfig
-from txmq.client.client import Client
 from txmq.client.consume import DEAD_LETTER, Later, PushConsumer
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.errors import ConfigError, LocalProtocolError, UsageError
 from txmq.message import Message, Queue
 from txmq.protocol import command, headers
 from txmq.protocol.codes import PullFlag, RequestCode
-from txmq_broker.testing import embedded
 
 SEND_BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 
@@ -641,31 +638,6 @@ async def test_a_strategy_that_fails_leaves_queues_as_they_are(stage):
 
 
 # The real loop
-
-
-def test_plain_functions_run_in_threads_with_the_callers_context():
-    async def scenario():
-        async with embedded() as broker, Client(broker.names) as client:
-            await client.admin.create_topic(TOPIC, queues=1)
-            await client.admin.send(Message(topic=TOPIC, body=b"0"))
-            got = asyncio.get_running_loop().create_future()
-            loop = asyncio.get_running_loop()
-            consumer = PushConsumer(GROUP, client, ConsumerSettings(start=StartFrom.FIRST))
-
-            @consumer.on(TOPIC)
-            def read(message):
-                loop.call_soon_threadsafe(got.set_result, threading.current_thread().name)
-
-            async with consumer, asyncio.timeout(10):
-                assert (await got).startswith(f"txmq-{GROUP}")
-            assert (
-                await client.admin.committed_offset(
-                    GROUP, (await client.session.route(TOPIC)).readable[0]
-                )
-                == 1
-            )
-
-    asyncio.run(scenario())
 
 
 @acting()

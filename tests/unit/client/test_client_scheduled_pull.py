@@ -9,8 +9,7 @@ import pytest
 from tests.unit.client.pull_stage import GROUP, SOON, TOPIC, bodies, numbered, staged, until
 from txmq.client.consume import PullContext, ScheduledPull
 from txmq.errors import LocalProtocolError, UsageError
-from txmq.message import Message, Queue
-from txmq_broker.testing import embedded
+from txmq.message import Queue
 
 
 def reading(found, delay_s=1.0):
@@ -236,21 +235,3 @@ def test_what_cannot_work_is_refused():
     schedule.on(TOPIC)(reading([]))
     with pytest.raises(UsageError, match="has a task"):
         schedule.on(TOPIC)(reading([]))
-
-
-def test_it_works_with_an_embedded_broker():
-    async def scenario():
-        async with embedded() as broker:
-            schedule, found = ScheduledPull(GROUP, broker.names), []
-            schedule.on(TOPIC)(reading(found, 0.01))
-            async with schedule:
-                admin = schedule.consumer.client.admin
-                await admin.create_topic(TOPIC, queues=2)
-                for number in range(20):
-                    await admin.send(Message(topic=TOPIC, body=b"%d" % number))
-                async with asyncio.timeout(30):
-                    while len(found) < 20:
-                        await asyncio.sleep(0.01)
-            assert sorted(map(int, found)) == list(range(20))
-
-    asyncio.run(scenario())

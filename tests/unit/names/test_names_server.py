@@ -16,8 +16,6 @@ from txmq.errors import DamagedFile, InternalError, TopicNotFound, UsageError
 from txmq.protocol.bodies import RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
 from txmq.remoting.pool import ConnectionPool
-from txmq.runtime.clock import SystemClock
-from txmq.runtime.network import SystemNetwork
 from txmq_broker.names.server import NameServer
 
 PLACE = ("10.0.0.5", 9876)
@@ -221,20 +219,3 @@ def test_the_door_is_shut_and_every_timer_gone_at_the_end():
 def test_it_is_entered_before_it_is_opened():
     with pytest.raises(UsageError):
         in_world(lambda: NameServer(MemoryNetwork(), LoopClock()).open(*PLACE))
-
-
-def test_it_serves_real_sockets():
-    async def main():
-        network, clock = SystemNetwork(), SystemClock()
-        async with NameServer(network, clock) as server:
-            await server.open("127.0.0.1", 0)
-            pool = ConnectionPool(network, clock)
-            peer = await pool.connection("{}:{}".format(*server.address))
-            await ask(peer, Code.REGISTER_BROKER, registration(), body=BODY)
-
-            found = TopicRoute.read((await route(peer)).body)
-
-            assert found.queue_datas[0].broker_name == "broker-a"
-            await pool.close()
-
-    asyncio.run(main())

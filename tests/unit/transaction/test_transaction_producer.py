@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import logging
 
 import pytest
 
@@ -548,16 +547,3 @@ def test_what_it_is_given_is_looked_at_at_once():
     for wrong in ({"check_workers": 0}, {"timeout_s": 0}, {"check_queue": -1}, {"stop_s": -1}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             TransactionSettings(**wrong)
-
-
-def test_a_program_without_a_broker_is_told_so(caplog):
-    caplog.set_level(logging.CRITICAL)
-
-    async def scenario():
-        settings = TransactionSettings(timeout_s=0.2, retries=0)
-        async with TransactionProducer("g", "127.0.0.1:1", Bank(), settings) as producer:
-            with pytest.raises(Exception, match="127.0.0.1:1") as told:
-                await producer.send_in_transaction(message())
-            assert told.value.effect is Effect.NONE
-
-    asyncio.run(scenario())

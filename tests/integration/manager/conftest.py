@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture(params=["sqlite", "postgres"])
 def bank(request, tmp_path):
     """A bank in a database of its own."""
-    from tests.unit.transaction.manager_stage import Bank
+    from tests.integration.manager.manager_stage import Bank
 
     with contextlib.ExitStack() as stack:
         if request.param == "sqlite":

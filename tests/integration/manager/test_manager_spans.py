@@ -7,7 +7,14 @@ import pytest
 from opentelemetry.trace import StatusCode
 
 import txmq.blocking
-from tests.unit.transaction.manager_stage import GROUP, TOPIC, Order, on_stage, take, take_plainly
+from tests.integration.manager.manager_stage import (
+    GROUP,
+    TOPIC,
+    Order,
+    on_stage,
+    take,
+    take_plainly,
+)
 from tests.unit.transaction.spans_stage import NINE, Spans, below_now
 from txmq import Client, Message, TransactionManager
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 from sqlalchemy import create_engine
 
-from tests.unit.transaction.manager_stage import (
+from tests.integration.manager.manager_stage import (
     COMMITTED,
     GROUP,
     NOT_KNOWN,

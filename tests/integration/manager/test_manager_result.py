@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from tests.unit.transaction.manager_stage import (
+from tests.integration.manager.manager_stage import (
     COMMITTED,
     NOT_KNOWN,
     ROLLED_BACK,

@@ -1,0 +1,28 @@
+"""A transaction producer on the sockets of this machine."""
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.unit.transaction.producing_stage import (
+    Bank,
+    message,
+)
+from txmq.errors import (
+    Effect,
+)
+from txmq.transaction import TransactionProducer, TransactionSettings
+
+
+def test_a_program_without_a_broker_is_told_so(caplog):
+    caplog.set_level(logging.CRITICAL)
+
+    async def scenario():
+        settings = TransactionSettings(timeout_s=0.2, retries=0)
+        async with TransactionProducer("g", "127.0.0.1:1", Bank(), settings) as producer:
+            with pytest.raises(Exception, match="127.0.0.1:1") as told:
+                await producer.send_in_transaction(message())
+            assert told.value.effect is Effect.NONE
+
+    asyncio.run(scenario())

@@ -1,0 +1,31 @@
+"""The name server on the sockets of this machine."""
+
+import asyncio
+
+from tests.unit.names.names_peer import (
+    registration,
+)
+from tests.unit.names.test_names_server import BODY, ask, route
+from txmq.protocol.bodies import TopicRoute
+from txmq.protocol.codes import RequestCode as Code
+from txmq.remoting.pool import ConnectionPool
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.network import SystemNetwork
+from txmq_broker.names.server import NameServer
+
+
+def test_it_serves_real_sockets():
+    async def main():
+        network, clock = SystemNetwork(), SystemClock()
+        async with NameServer(network, clock) as server:
+            await server.open("127.0.0.1", 0)
+            pool = ConnectionPool(network, clock)
+            peer = await pool.connection("{}:{}".format(*server.address))
+            await ask(peer, Code.REGISTER_BROKER, registration(), body=BODY)
+
+            found = TopicRoute.read((await route(peer)).body)
+
+            assert found.queue_datas[0].broker_name == "broker-a"
+            await pool.close()
+
+    asyncio.run(main())

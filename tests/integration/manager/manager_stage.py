@@ -30,6 +30,7 @@ SOON = BrokerSettings(
     store=StoreSettings(flush="async"),
     transaction=CheckBackSettings(timeout=Duration(0.3), check_interval=Duration(0.2)),
 )
+PATIENT = BrokerSettings(store=StoreSettings(flush="async"))
 
 
 @dataclass
@@ -129,14 +130,14 @@ class Stage:
                 await asyncio.sleep(0.02)
 
 
-def on_stage(scenario):
+def on_stage(scenario, settings=SOON):
     """Make a test of an async function of a :class:`Stage`, on the database of a fixture."""
 
     @functools.wraps(scenario)
     def test(bank):
         async def play():
             async with (
-                embedded(SOON) as broker,
+                embedded(settings) as broker,
                 Client(broker.names) as client,
                 contextlib.AsyncExitStack() as closing,
             ):
@@ -146,3 +147,8 @@ def on_stage(scenario):
 
     test.__signature__ = inspect.signature(test, follow_wrapped=False)
     return test
+
+
+def on_patient_stage(scenario):
+    """The same with a broker that checks nothing while the test runs, however slow the machine."""
+    return on_stage(scenario, PATIENT)

@@ -14,6 +14,7 @@ from tests.integration.manager.manager_stage import (
     ROLLED_BACK,
     TOPIC,
     Order,
+    on_patient_stage,
     on_stage,
     take,
     take_plainly,
@@ -264,7 +265,7 @@ async def test_a_block_of_code_is_a_transaction(stage):
     assert await stage.open() == []
 
 
-@on_stage
+@on_patient_stage
 async def test_who_is_cancelled_rolls_back_at_once(stage):
     async def endless(session, order):
         await take(session, order)

@@ -118,5 +118,5 @@ def test_a_url_of_nothing_known_is_told(tmp_path):
     class Other:
         url = "mongodb://bank"
 
-    with pytest.raises(ReconcileRefused, match="icbc: its URL begins with"):
+    with pytest.raises(ReconcileRefused, match="icbc: its URL must begin with"):
         extract_day(rules_of(tmp_path, bank_of(Other)), DAY, take_log=no_log)

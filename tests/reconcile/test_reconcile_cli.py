@@ -71,7 +71,7 @@ def test_what_is_wrongly_called_is_no_verdict(wrong):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "where are the rules? write --config recon.toml, or set the variable"),
+        ((), "the rules are missing; write --config recon.toml, or set TXMQ_RECONCILE_CONFIG"),
         (("--config", "missing.toml"), "the rules cannot be read"),
         (("--config", "RULES", "--from", "2026-03-01"), "or --from and --to for several"),
         (
@@ -82,7 +82,7 @@ def test_what_is_wrongly_called_is_no_verdict(wrong):
             ("--config", "RULES", "--extract", "e", "--reuse-extract"),
             "--extract names the one extract of one date",
         ),
-        (("--config", "RULES", "--spark", "x=1"), "'x=1' is no setting of Spark's"),
+        (("--config", "RULES", "--spark", "x=1"), "'x=1' is not a setting of Spark's"),
         (("breaks", "--config", "RULES", "--class", "bad-luck"), "class 'bad-luck' does not exist"),
     ],
     ids=lambda name: " ".join(name) if isinstance(name, tuple) else "",

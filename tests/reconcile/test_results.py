@@ -123,7 +123,7 @@ def test_tables_that_were_changed_since_are_told(spark, results, tmp_path):
     with pytest.raises(ReconcileRefused, match=told):
         results.verify(run)
     for name in ("closed", "totals"):  # Of one the run says nothing, and one is not there.
-        with pytest.raises(ReconcileRefused, match=f"{name} of 2026-11-20 are not what"):
+        with pytest.raises(ReconcileRefused, match=f"{name} of 2026-11-20 changed since run"):
             results.verify(run, [name])
 
 

@@ -578,6 +578,6 @@ def test_what_spark_has_read_is_compared_with_the_money_that_was_extracted(first
     found = stage.results().written_tables(WEDNESDAY, done.run_id, contents)
 
     assert judge(found, stage.rules, manifest, contents) == done.result
-    told = f"the sum of CNY was {read - 1} when it was extracted, and is {read} of what Spark has"
+    told = f"the sum of CNY was {read - 1} when it was extracted, and is {read} in the rows"
     with pytest.raises(ReconcileRefused, match=told):
         judge(found, stage.rules, replace(manifest, sources=(icbc, *others)), contents)

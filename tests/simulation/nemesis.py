@@ -312,7 +312,7 @@ class SlowReader(asyncio.Protocol):
                 sub_version=0,
                 subscription="*",
             )
-            transport.write(command.request(RequestCode.PULL_MESSAGE, number, pull))
+            transport.write(command.encode(RequestCode.PULL_MESSAGE, number, pull))
 
     def connection_lost(self, exc) -> None:
         self._transport = None

@@ -26,7 +26,7 @@ from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
-from txmq.runtime.threads import Runner
+from txmq.runtime.tasks import Runner
 from txmq.transaction import story
 from txmq.transaction.checks import CheckAnswerer
 from txmq.transaction.listener import (

@@ -20,9 +20,9 @@ from txmq.errors import (
     TransactionFailed,
     TransactionGroupWrong,
 )
-from txmq.protocol.decision import DecisionKind, DecisionSource
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import Postmark, tail_of
+from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.quantity import quantity
 from txmq_broker.config import CheckBackSettings
 from txmq_broker.core.arrival import HalfArrival

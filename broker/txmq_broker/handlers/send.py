@@ -13,7 +13,7 @@ from txmq.errors import (
     TopicNotFound,
 )
 from txmq.limits import GROUP_CHARS_MAX, SPAN_BYTES_MAX
-from txmq.protocol import answers, batch, properties, recall
+from txmq.protocol import batch, properties, recall, templates
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
 from txmq.protocol.headers import SendMessage, SendMessageV2
@@ -139,7 +139,7 @@ class SendHandlers:
             topic.put_count += 1
             topic.put_bytes += len(body)
             offset_id = b"%b%016X" % (self._store_host_hex, position)
-            answer = answers.sent(request, offset_id, number, offset, unique)
+            answer = templates.sent(request, offset_id, number, offset, unique)
         if not request.flag & ONEWAY:
             self._flusher.staged(connection, request, answer)
         return None
@@ -172,7 +172,7 @@ class SendHandlers:
         )
         if not request.flag & ONEWAY:
             offset_id = b"%b%016X" % (self._store_host_hex, position)
-            answer = answers.sent(request, offset_id, number, offset, half.unique)
+            answer = templates.sent(request, offset_id, number, offset, half.unique)
             give = self._flusher.staged if is_new else self._flusher.follow
             give(connection, request, answer)
         return None
@@ -198,7 +198,7 @@ class SendHandlers:
         )
         if not request.flag & ONEWAY:
             offset_id = b"%b%016X" % (self._store_host_hex, position)
-            answer = answers.sent_delayed(request, offset_id, number, offset, unique, handle)
+            answer = templates.sent_delayed(request, offset_id, number, offset, unique, handle)
             self._flusher.staged(connection, request, answer)
         return None
 
@@ -241,7 +241,7 @@ class SendHandlers:
         ]
         topic.put_count += len(items)
         topic.put_bytes += len(request.body)
-        return answers.sent(request, self._offset_ids(positions), number, offset, first_unique)
+        return templates.sent(request, self._offset_ids(positions), number, offset, first_unique)
 
     def _offset_ids(self, positions: list[int]) -> bytes:
         # offset_id inlined for all positions at once, because this runs for every message.

@@ -17,17 +17,16 @@ from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import (
+from txmq.protocol.record import Postmark, Record
+from txmq.protocol.span import (
+    HEAD_BYTES,
     REASON_BYTES_MAX,
     Decision,
     DecisionKind,
     DecisionSource,
     marker_of,
 )
-from txmq.protocol.record import Postmark, Record
-from txmq.protocol.span import HEAD_BYTES
 from txmq.protocol.topics import PARKED_TOPIC
-from txmq_broker.store.consume_queue import ENTRY, ConsumeQueue
 from txmq_broker.store.half_reader import HIDDEN, HalfReader, moved
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.pending_transactions import (
@@ -36,7 +35,7 @@ from txmq_broker.store.pending_transactions import (
     PendingTransactions,
     transaction_key,
 )
-from txmq_broker.store.queue_store import QueueStore
+from txmq_broker.store.queue_store import ENTRY, ConsumeQueue, QueueStore
 
 __all__ = ["Closing", "HalfStore", "Opening", "RecentDecision"]
 

@@ -8,11 +8,10 @@ import pytest
 from tests.unit.store.shelf import rewrite
 from txmq.errors import CorruptRecord
 from txmq.testing import MemoryDisk
-from txmq_broker.store.consume_queue import ENTRY, ConsumeQueue
 from txmq_broker.store.delay_lines import LineState
 from txmq_broker.store.index_file import IndexFile, LogRange, draft, indexed_segments, path_of
-from txmq_broker.store.key_index import KeyIndex
 from txmq_broker.store.pending_transactions import Changes
+from txmq_broker.store.queue_store import ENTRY, ConsumeQueue, KeyIndex
 
 LOG = 7
 

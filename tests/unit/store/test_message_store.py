@@ -15,7 +15,7 @@ from txmq.protocol.span import HEAD_BYTES
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk
 from txmq_broker.handlers.offsets import offset_by_time
-from txmq_broker.store.consume_queue import ENTRY
+from txmq_broker.store.queue_store import ENTRY
 
 BIG = b"x" * 1500
 

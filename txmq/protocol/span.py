@@ -28,6 +28,7 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Record, unpack
 
 __all__ = [
+    "CHECKSUM_AT",
     "FOLDER",
     "HEAD_BYTES",
     "LOSS",
@@ -42,7 +43,6 @@ __all__ = [
     "DecisionSource",
     "Found",
     "SpanHead",
-    "checksum_in",
     "decided_ms_of",
     "found_in",
     "head",
@@ -215,6 +215,8 @@ MAGIC: Final = 0x7478_6D71
 _FIELDS: Final = Struct(">IIQqqII")
 _CHECK: Final = Struct(">I")
 HEAD_BYTES: Final = _FIELDS.size + _CHECK.size
+CHECKSUM_AT: Final = 32
+"""Where a head holds the payload's checksum, in four bytes."""
 
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
 
@@ -253,12 +255,6 @@ def head(log: int, position: int, durable: int, payload: bytes, records: int) ->
         HEAD_BYTES + len(payload), MAGIC, log, position, durable, crc32(payload), records
     )
     return fields + _CHECK.pack(crc32(fields))
-
-
-def checksum_in(data: bytes) -> int:
-    """The payload's checksum in a head that was just encoded."""
-    checksum: int = _FIELDS.unpack_from(data)[5]
-    return checksum
 
 
 def read_head(data: bytes, at: int, position: int) -> SpanHead | None:

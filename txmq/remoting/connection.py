@@ -408,9 +408,11 @@ class Connection(asyncio.Protocol):
             raise ConnectionLost(f"{self.address} is closed")
         if waiter is not None:
             self._exchange.add(opaque, waiter, deadline)
+            if self._timer is None or deadline < self._timer_at:
+                self._watch()
         self._out += pieces
         if is_urgent:
-            self._end_turn()
+            self.flush()
             return
         self._posted_bytes += len(pieces[-1])
         self._is_posted_to = True
@@ -435,7 +437,6 @@ class Connection(asyncio.Protocol):
     def _end_turn(self) -> None:
         self._is_flush_due = False
         self.flush()
-        self._watch()
 
     async def request(
         self,

@@ -183,7 +183,8 @@ class Coordinator:
         offset, position = header.tran_state_table_offset, header.commit_log_offset
         halves = self.halves
         key = transaction_key(header.msg_id or header.transaction_id or "")
-        half = halves.pending.find(key)
+        packed = halves.pending.table.get(key)
+        half = None if packed is None else halves.pending.unpack(packed)
         is_open = True
         if half is None or half.offset != offset or half.position != position:
             # Clients may change the id; offset and position always come from the broker.

@@ -43,6 +43,7 @@ _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
 _CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _TRANSACTION_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
+_LONG_NAMES: Final = int(RequestCode.SEND_MESSAGE)
 
 
 class SendHandlers:
@@ -72,21 +73,19 @@ class SendHandlers:
         """Return the handler of each request code."""
         return {
             RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send_v2,
-            RequestCode.SEND_BATCH_MESSAGE: self.send_v2,
+            RequestCode.SEND_MESSAGE_V2: self.send,
+            RequestCode.SEND_BATCH_MESSAGE: self.send,
         }
 
-    def send(self, connection: Connection, request: Command) -> bytes | None:
-        """10: store a message; the header has long names."""
-        return self._take(connection, request, request.read(SendMessage))
-
-    def send_v2(self, connection: Connection, request: Command) -> bytes | None:
-        """310 and 320: store a message or a batch; the header has single letters as names."""
-        return self._take(connection, request, request.read(SendMessageV2))
-
-    def _take(  # noqa: C901  the hot path: a call for each check would cost every message
-        self, connection: Connection, request: Command, header: SendMessage
+    def send(  # noqa: C901  the hot path: a call for each check would cost every message
+        self, connection: Connection, request: Command
     ) -> bytes | None:
+        """10, 310 and 320: store a message or a batch.
+
+        The fields of 10 have long names, those of 310 and 320 single letters.
+        """
+        has_long_names = request.code == _LONG_NAMES
+        header = request.read(SendMessage if has_long_names else SendMessageV2)
         now_ms = self._flusher.turn_ms()
         group = header.producer_group
         if len(group) > GROUP_CHARS_MAX or not group.isprintable():

@@ -70,11 +70,11 @@ class ConsumeQueue:
     __slots__ = (
         "_blocks",
         "_firsts",
-        "_tail",
         "floor",
         "has_jumped",
         "next_offset",
         "number",
+        "tail",
         "tail_first",
         "topic",
     )
@@ -86,7 +86,9 @@ class ConsumeQueue:
         self.next_offset = floor
         self._blocks: list[Block] = []
         self._firsts: list[int] = []
-        self._tail = bytearray()
+        self.tail = bytearray()
+        """The visible entries that no index file holds yet, packed as :data:`ENTRY`; a writer adds
+        here."""
         self.tail_first = floor
         self.has_jumped = False
         """True if the next chunk must hold this queue's next offset although it has no entry."""
@@ -100,16 +102,12 @@ class ConsumeQueue:
     @property
     def max_offset(self) -> int:
         """The offset behind the newest message that may be read."""
-        return max(self.tail_first + len(self._tail) // ENTRY.size, self.floor)
+        return max(self.tail_first + len(self.tail) // ENTRY.size, self.floor)
 
     @property
     def tail_count(self) -> int:
         """Entries that no index file holds yet."""
-        return len(self._tail) // ENTRY.size
-
-    def publish(self, entries: bytes) -> None:
-        """Make the next messages visible; their entries are packed as :data:`ENTRY`."""
-        self._tail += entries
+        return len(self.tail) // ENTRY.size
 
     def restore(self, offset: int, entry: Entry) -> bool:
         """Take a record found in the log; false if it does not follow the last one.
@@ -118,18 +116,18 @@ class ConsumeQueue:
         """
         if offset < self.floor:
             return True
-        expected = self.tail_first + len(self._tail) // ENTRY.size
+        expected = self.tail_first + len(self.tail) // ENTRY.size
         if offset != expected:
-            if self._tail or self._blocks or offset < expected:
+            if self.tail or self._blocks or offset < expected:
                 return False
             self.tail_first = offset
-        self._tail += ENTRY.pack(*entry)
+        self.tail += ENTRY.pack(*entry)
         self.next_offset = offset + 1
         return True
 
     def add_block(self, block: Block) -> None:
         """Take entries found in an index file."""
-        assert not self._tail, "a block cannot follow entries that are newer"
+        assert not self.tail, "a block cannot follow entries that are newer"
         self._blocks.append(block)
         self._firsts.append(block.first)
         self.tail_first = max(block.first + block.entries, self.floor)
@@ -137,7 +135,7 @@ class ConsumeQueue:
 
     def jump(self, offset: int) -> None:
         """Go on at a later offset: those before it were given, and their messages are lost."""
-        assert not self._tail, "entries before a gap have to be in an index file"
+        assert not self.tail, "entries before a gap have to be in an index file"
         self.tail_first = self.next_offset = offset
         self.has_jumped = True
 
@@ -153,7 +151,7 @@ class ConsumeQueue:
 
     def tail_before(self, position: int) -> bytes:
         """The entries of the tail that lie before a position of the log."""
-        tail = self._tail
+        tail = self.tail
         low, high = 0, len(tail) // ENTRY.size
         while low < high:
             middle = (low + high) // 2
@@ -166,7 +164,7 @@ class ConsumeQueue:
     def saved(self, block: Block) -> None:
         """Forget the entries of the tail that a block now holds."""
         assert block.first == self.tail_first, "blocks are saved in order"
-        del self._tail[: block.entries * ENTRY.size]
+        del self.tail[: block.entries * ENTRY.size]
         self._blocks.append(block)
         self._firsts.append(block.first)
         self.tail_first += block.entries
@@ -196,7 +194,7 @@ class ConsumeQueue:
         first = self.tail_first
         if offset >= first:
             start = (offset - first) * ENTRY.size
-            data = bytes(self._tail[start : start + count * ENTRY.size])
+            data = bytes(self.tail[start : start + count * ENTRY.size])
         else:
             at = bisect_right(self._firsts, offset) - 1
             if at < 0:
@@ -218,7 +216,7 @@ class ConsumeQueue:
             if block.segment < segment:
                 continue
             yield from _marked(block.file.read(block.at, block.entries * ENTRY.size), mark)
-        yield from _marked(bytes(self._tail), mark)
+        yield from _marked(bytes(self.tail), mark)
 
 
 def _marked(data: bytes, mark: bytes) -> Iterator[Entry]:
@@ -456,7 +454,7 @@ class QueueStore:
         positions: list[int] = []
         pack = ENTRY.pack
         for queue, position, size, tags_code, checksum, key_hashes in staged:
-            queue.publish(pack(position, size, tags_code, checksum))
+            queue.tail += pack(position, size, tags_code, checksum)
             for hashed in key_hashes:
                 keys.append(hashed)
                 positions.append(position)

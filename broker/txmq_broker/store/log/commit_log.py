@@ -21,12 +21,12 @@ from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import (
+    CHECKSUM_AT,
     HEAD_BYTES,
     LOSS,
     MARKER,
     MARKER_BYTES,
     SpanHead,
-    checksum_in,
     decided_ms_of,
     head,
 )
@@ -279,7 +279,8 @@ class CommitLog:
             # Also where the write failed: the new file stays, and the one before it is complete.
             if tail != segments.files[-1:] and self.durable < start:
                 self.unsynced += tail
-        self._unmarked.append((start, segments.end, checksum_in(span_head)))
+        checksum = int.from_bytes(span_head[CHECKSUM_AT : CHECKSUM_AT + 4], "big")
+        self._unmarked.append((start, segments.end, checksum))
         return segments.end
 
     def files_to_sync(self) -> list[File]:

@@ -28,10 +28,8 @@ from txmq.protocol.headers import (
     SendMessage,
     TopicSettings,
 )
-from txmq.protocol.message_id import split_offset_id
-from txmq.protocol.record import Record
-from txmq.remoting.connection import Connection
-from txmq.remoting.pool import ConnectionPool
+from txmq.protocol.record import Record, split_offset_id
+from txmq.remoting.connection import Connection, ConnectionPool
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
 

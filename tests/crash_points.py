@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any, Final, NamedTuple
 
 from txmq.limits import SPAN_BYTES_MAX
-from txmq.protocol.decision import DecisionKind
+from txmq.protocol.span import DecisionKind
 from txmq.remoting.connection import Connection
 from txmq_broker.core.coordinator import Coordinator
 from txmq_broker.handlers.pull import PullHandlers
@@ -21,11 +21,10 @@ from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.store.checkpoints import Checkpoints
-from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.delay_store import DelayStore
 from txmq_broker.store.half_store import HalfStore
-from txmq_broker.store.key_index import KeyIndex
 from txmq_broker.store.log.commit_log import CommitLog
+from txmq_broker.store.queue_store import ConsumeQueue, KeyIndex
 
 __all__ = [
     "CHECK",

@@ -38,7 +38,7 @@ from txmq.client.consume.subscription import ANY_TAG
 from txmq.client.values import SendResult
 from txmq.errors import ConfigError, UsageError
 from txmq.message import Message, Queue, ReceivedMessage
-from txmq.runtime.threads import Threads
+from txmq.runtime.tasks import Threads
 from txmq.transaction.listener import CallerThread, TransactionListener
 from txmq.transaction.manager import TransactionBlock, signed
 from txmq.transaction.message import Keys, MadeFrom, Properties, Text

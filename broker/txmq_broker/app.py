@@ -13,10 +13,9 @@ from typing import Final, Protocol, Self
 
 from txmq.errors import InternalError, ServiceUnavailable, StoreError, WriteFailed
 from txmq.protocol.bodies import TopicConfigs
-from txmq.remoting.connection import Connection
+from txmq.remoting.connection import Connection, ConnectionPool, split_address
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
-from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy

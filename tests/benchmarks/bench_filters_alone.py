@@ -11,8 +11,7 @@ import sys
 import time
 
 from txmq.protocol.java import string_hash
-from txmq.protocol.message_id import host_bytes
-from txmq.protocol.record import property_text_of, tail_of, topic_field
+from txmq.protocol.record import host_bytes, property_text_of, tail_of, topic_field
 from txmq.testing import MemoryDisk, SeededEntropy
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.fetch import FetchOutcome, fetch

@@ -8,7 +8,7 @@ from txmq.limits import GROUPS_PER_CLIENT_MAX, LAX_HEADER_BYTES_MAX, SUBSCRIPTIO
 from txmq.protocol import batch, fastjson
 from txmq.protocol.bodies import Heartbeat, ProducerRegistration
 from txmq.protocol.headers import PullMessage, SendMessageV2
-from txmq.remoting.pool import ConnectionPool
+from txmq.remoting.connection import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.core import topics as topic_table
@@ -101,8 +101,7 @@ def test_a_filter_of_endless_length_is_refused(ask):
 
 def test_a_long_header_is_read_only_where_it_is_strict_json():
     from txmq.errors import RemoteProtocolError
-    from txmq.protocol.command import decode
-    from txmq.protocol.frame import JSON, Frame
+    from txmq.protocol.command import JSON, Frame, decode
 
     padding = " " * LAX_HEADER_BYTES_MAX
 

@@ -7,7 +7,7 @@ from txmq.errors import MessageIllegal
 from txmq.limits import PROPERTIES_BYTES_MAX
 from txmq.protocol import properties
 from txmq_broker.core.arrival import examine, examine_all
-from txmq_broker.store.key_index import topic_seed
+from txmq_broker.store.queue_store import topic_seed
 
 SEED = topic_seed("T")
 CLUSTER = "CLUSTER\x01c1\x02"

@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.pending_transactions import Half, PendingTransactions
+from txmq_broker.store.queue_store import ConsumeQueue
 
 QUEUES = [ConsumeQueue(topic, number) for topic in "TU" for number in (0, 1)]
 STEP = 64 << 20

@@ -38,11 +38,10 @@ from txmq.protocol import (
     record,
 )
 from txmq.protocol.bodies import MessageQueue, QueueStats, queue_map, read_queue_map
-from txmq.protocol.command import decode, encode
+from txmq.protocol.command import BINARY, JSON, Frame, FrameReader, decode, encode
 from txmq.protocol.compression import compress, decompress
-from txmq.protocol.frame import BINARY, JSON, Frame, FrameReader
-from txmq.protocol.message_id import split_offset_id
-from txmq.remoting.pool import split_address
+from txmq.protocol.record import split_offset_id
+from txmq.remoting.connection import split_address
 
 
 def read_stream(data):

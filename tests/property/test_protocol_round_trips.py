@@ -27,18 +27,17 @@ from tests.property.protocol_strategies import (
 from txmq.errors import ProtocolError, RemoteProtocolError
 from txmq.protocol import batch, fastjson, header_binary, java_properties, properties, record
 from txmq.protocol.bodies import MessageQueue, OffsetPair, queue_map, read_queue_map
-from txmq.protocol.command import answer, decode, encode
+from txmq.protocol.command import BINARY, JSON, Frame, FrameReader, answer, decode, encode, frame
 from txmq.protocol.compression import compress, decompress
-from txmq.protocol.frame import BINARY, JSON, Frame, FrameReader, frame
 from txmq.protocol.java import string_hash
-from txmq.protocol.message_id import (
+from txmq.protocol.record import (
     host_bytes,
     host_text,
     offset_id,
     split_offset_id,
     unique_id,
 )
-from txmq.remoting.pool import split_address
+from txmq.remoting.connection import split_address
 
 KINDS = st.sampled_from([JSON, BINARY])
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.unit.store.shelf import Placed, Shelf, Sizes
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
-from txmq.protocol.decision import DecisionKind
+from txmq.protocol.span import DecisionKind
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy
 from txmq_broker.store import half_store

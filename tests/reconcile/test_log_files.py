@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from tests.reconcile.log_stage import Taken, dump, order
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
-from txmq.protocol.decision import DecisionKind
-from txmq.protocol.span import HEAD_BYTES, head, name_of
+from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
 from txmq.reconcile.log.files import LogFiles
 from txmq.reconcile.log.raw import read_log
 from txmq.reconcile.log.spans import LogStretch, find_start, records_from

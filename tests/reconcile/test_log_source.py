@@ -4,8 +4,7 @@ import pytest
 
 from tests.reconcile.log_stage import order
 from tests.unit.store.shelf import Shelf, Sizes
-from txmq.protocol.decision import DecisionKind
-from txmq.protocol.span import HEAD_BYTES
+from txmq.protocol.span import HEAD_BYTES, DecisionKind
 from txmq.reconcile.log.raw import RawRecord, read_log
 from txmq.reconcile.log.source import LogSource, register
 from txmq.runtime.disk import LocalDisk

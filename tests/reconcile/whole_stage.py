@@ -16,7 +16,7 @@ import msgspec
 
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.checked_body import pack
-from txmq.protocol.decision import DecisionKind
+from txmq.protocol.span import DecisionKind
 from txmq.reconcile.job import run
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.results import Results, open_results

@@ -10,7 +10,7 @@ from tests.simulation.mix import Mix, TransactionMix, kib
 from tests.simulation.runs import CHECKERS, run_seed
 from txmq.config import Size
 from txmq.errors import TransactionGroupWrong
-from txmq.protocol.decision import DecisionKind, DecisionSource
+from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq_broker.core.coordinator import Coordinator, TransactionStatus
 from txmq_broker.core.transaction import Event, State
 from txmq_broker.handlers.transactions import TransactionHandlers

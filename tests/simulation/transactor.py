@@ -48,9 +48,8 @@ from txmq.protocol.headers import (
     SendAnswer,
     SendMessageV2,
 )
-from txmq.protocol.message_id import split_offset_id
-from txmq.remoting.connection import Connection, no_service
-from txmq.remoting.pool import ConnectionPool
+from txmq.protocol.record import split_offset_id
+from txmq.remoting.connection import Connection, ConnectionPool, no_service
 from txmq.testing import World
 
 __all__ = ["ANSWER_S", "Half", "Transactor"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.store.shelf import Shelf
 from txmq.errors import CorruptRecord
-from txmq.protocol.decision import DecisionKind
+from txmq.protocol.span import DecisionKind
 from txmq.testing import simulate
 from txmq_broker.config import RetentionSettings, TopicDefaults
 from txmq_broker.core.admission import Admission

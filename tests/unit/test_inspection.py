@@ -7,8 +7,7 @@ import pytest
 from tests.unit.store.shelf import LOG, Shelf, rewrite
 from txmq.errors import CorruptRecord, ForeignFile, LogTooShort
 from txmq.protocol.checked_body import pack
-from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
-from txmq.protocol.span import HEAD_BYTES, head
+from txmq.protocol.span import HEAD_BYTES, Decision, DecisionKind, DecisionSource, head
 from txmq.testing import SeededEntropy
 from txmq_broker.inspection.directory_inspection import Inspection
 from txmq_broker.inspection.log_records import Selection, select

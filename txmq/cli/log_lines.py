@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from txmq.errors import ConfigError, RemoteProtocolError
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.message_id import host_text
+from txmq.protocol.record import host_text
 
 if TYPE_CHECKING:
     from txmq.protocol.record import Record

@@ -21,7 +21,7 @@ from txmq.cli.common import FAILED, WRONGLY_CALLED, fail
 from txmq.cli.output import flush, note_lines, say
 from txmq.config import ForeignName, load
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
-from txmq.remoting.pool import split_address
+from txmq.remoting.connection import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.memory import keep_freed_memory
 

@@ -37,8 +37,7 @@ from txmq.protocol.headers import (
     ResetOffset,
     TopicAndGroup,
 )
-from txmq.protocol.message_id import host_bytes
-from txmq.protocol.record import Record, unpack
+from txmq.protocol.record import Record, host_bytes, unpack
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock

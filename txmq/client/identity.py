@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from txmq.protocol.message_id import unique_id
+from txmq.protocol.record import unique_id
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 

@@ -14,8 +14,15 @@ from contextlib import contextmanager
 from typing import Self
 
 from txmq.client.identity import UniqueIds
-from txmq.client.queue_choice import QueueRotation
-from txmq.client.routes import FRESH_S, TEMPLATE, TEMPLATE_QUEUES_MAX, Route, RouteTable, route_of
+from txmq.client.routes import (
+    FRESH_S,
+    TEMPLATE,
+    TEMPLATE_QUEUES_MAX,
+    QueueRotation,
+    Route,
+    RouteTable,
+    route_of,
+)
 from txmq.errors import (
     BrokerRefused,
     ConfigError,
@@ -30,8 +37,7 @@ from txmq.protocol.bodies import TopicRoute
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import Header, RouteQuery
-from txmq.remoting.connection import Connection, Service, no_service
-from txmq.remoting.pool import ConnectionPool, split_address
+from txmq.remoting.connection import Connection, ConnectionPool, Service, no_service, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork

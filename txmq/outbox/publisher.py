@@ -9,7 +9,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from txmq.client.queue_choice import queue_of_key
+from txmq.client.routes import queue_of_key
 from txmq.client.send.producer import Producer
 from txmq.errors import (
     BatchCutShort,

@@ -21,7 +21,7 @@ from txmq.outbox.statements import relay_statements
 from txmq.outbox.table import Outbox
 from txmq.outbox.tally import Backlog
 from txmq.quantity import quantity
-from txmq.runtime.threads import Threads
+from txmq.runtime.tasks import Threads
 
 __all__ = ["BeatResult", "OutboxStore", "Page"]
 

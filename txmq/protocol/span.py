@@ -7,35 +7,202 @@ distinguish a tail torn by a crash, which it may cut, from damage to acknowledge
 may not: a bad span that a later head declares durable is damage.
 
 Every head carries the random number of its log, so recovery recognizes files of another broker.
+
+Beside messages a span holds markers, each with the decision about a half message, and the records
+of losses that an operator accepted. RocketMQ writes a committed message a second time and an op
+message beside it. Here the body stays where the half message put it. The marker is both the
+decision and the committed message's entry in its queue; readers find the body through it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import IntEnum
 from struct import Struct
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Self, TypeAlias
+
+import msgspec
 
 from txmq.errors import CorruptRecord, RemoteProtocolError
 from txmq.protocol.checksum import crc32
-from txmq.protocol.decision import MARKER, Decision
-from txmq.protocol.loss import LOSS, AcceptedLoss
 from txmq.protocol.record import Record, unpack
 
 __all__ = [
+    "CHECKSUM_AT",
     "FOLDER",
     "HEAD_BYTES",
+    "LOSS",
     "MAGIC",
+    "MARKER",
+    "MARKER_BYTES",
+    "REASON_BYTES_MAX",
     "SUFFIX",
+    "AcceptedLoss",
+    "Decision",
+    "DecisionKind",
+    "DecisionSource",
     "Found",
     "SpanHead",
-    "checksum_in",
+    "decided_ms_of",
     "found_in",
     "head",
     "heads_in",
+    "marker_of",
     "name_of",
     "read_head",
     "start_in",
 ]
+
+_MARKER_MAGIC: Final = 0x7478_6D6B
+"""``txmk``; no record of RocketMQ's starts like this."""
+
+MARKER: Final = _MARKER_MAGIC.to_bytes(4, "big")
+"""The bytes after the size in every marker."""
+
+_MARKER_FIELDS: Final = Struct(">IIqqqqqBBH")
+MARKER_BYTES: Final = _MARKER_FIELDS.size
+_DECIDED_AT: Final = 40
+REASON_BYTES_MAX: Final = 1024
+"""The operator's name and reason; callers refuse longer texts."""
+
+
+class DecisionKind(IntEnum):
+    """The decision about a half message."""
+
+    COMMITTED = 1
+    ROLLED_BACK = 2
+    PARKED = 3
+
+
+class DecisionSource(IntEnum):
+    """The origin of a decision."""
+
+    PRODUCER = 1
+    CHECK = 2
+    OPERATOR = 3
+    BROKER = 4
+
+
+_KINDS: Final = {int(kind): kind for kind in DecisionKind}
+_SOURCES: Final = {int(source): source for source in DecisionSource}
+"""Every pulled committed message needs its marker decoded, and calling an enum is slow."""
+
+
+class Decision(NamedTuple):
+    """The contents of a marker."""
+
+    kind: DecisionKind
+    source: DecisionSource
+    offset: int
+    """The marker's offset in the op queue."""
+    half_position: int
+    half_offset: int
+    queue_offset: int
+    """The committed message's offset in its queue; -1 if this marker adds no message."""
+    decided_ms: int
+    reason: str = ""
+
+    def pack(self) -> bytes:
+        """The bytes to store."""
+        return marker_of(*self[:-1], self.reason.encode())
+
+    @classmethod
+    def unpack(cls, data: bytes, position: int) -> Decision:
+        """Decode a marker; bytes after it are ignored. ``position`` is its position in the log.
+
+        Raises:
+            CorruptRecord: The bytes are not a valid marker.
+        """
+        if len(data) < MARKER_BYTES:
+            raise CorruptRecord(position, "a marker ends in the middle")
+        (
+            size,
+            magic,
+            offset,
+            half_position,
+            half_offset,
+            queue_offset,
+            decided_ms,
+            kind,
+            source,
+            length,
+        ) = _MARKER_FIELDS.unpack_from(data)
+        text = data[MARKER_BYTES : MARKER_BYTES + length]
+        if magic != _MARKER_MAGIC or size != MARKER_BYTES + length or len(text) != length:
+            raise CorruptRecord(position, "a marker's length or magic number is wrong")
+        try:
+            return cls(
+                _KINDS[kind],
+                _SOURCES[source],
+                offset,
+                half_position,
+                half_offset,
+                queue_offset,
+                decided_ms,
+                text.decode(),
+            )
+        except (KeyError, UnicodeDecodeError) as error:
+            raise CorruptRecord(position, f"a marker is broken: {error!r}") from error
+
+
+def marker_of(
+    kind: int,
+    source: int,
+    offset: int,
+    half_position: int,
+    half_offset: int,
+    queue_offset: int,
+    decided_ms: int,
+    reason: bytes,
+) -> bytes:
+    """Encode the fields of a :class:`Decision`; a plain function, as every END needs it."""
+    fields = _MARKER_FIELDS.pack(
+        MARKER_BYTES + len(reason), _MARKER_MAGIC, offset, half_position, half_offset, queue_offset,
+        decided_ms, kind, source, len(reason),
+    )  # fmt: skip
+    return fields + reason
+
+
+def decided_ms_of(data: bytes) -> int:
+    """The time in a marker, without decoding the rest."""
+    return int.from_bytes(data[_DECIDED_AT : _DECIDED_AT + 8], "big")
+
+
+_LOSS_MAGIC: Final = 0x7478_6C73
+LOSS: Final = _LOSS_MAGIC.to_bytes(4, "big")
+"""The bytes after the size in every record of a loss."""
+
+_LOSS_HEAD: Final = Struct(">II")
+
+
+class AcceptedLoss(NamedTuple):
+    """A missing part of the log, and the offsets at which its queues continue."""
+
+    accepted_ms: int
+    end: int
+    """The end of the log according to the evidence; the log really ended at this record."""
+    reason: str
+    """The operator's reason."""
+    offsets: dict[str, dict[int, int]]
+    """The next offset of each queue that may have lost messages, by topic and queue."""
+
+    def pack(self) -> bytes:
+        """The bytes to store."""
+        text = msgspec.json.encode(self)
+        return _LOSS_HEAD.pack(_LOSS_HEAD.size + len(text), _LOSS_MAGIC) + text
+
+    @classmethod
+    def unpack(cls, data: bytes, position: int) -> Self:
+        """Decode a record; ``position`` is its position in the log.
+
+        Raises:
+            CorruptRecord: The bytes are not a valid record of a loss.
+        """
+        try:
+            return msgspec.json.decode(data[_LOSS_HEAD.size :], type=cls)
+        except msgspec.MsgspecError as error:
+            raise CorruptRecord(position, f"the record of a loss is broken: {error}") from error
+
 
 FOLDER: Final = "log"
 """The folder of the log's files in a broker's directory."""
@@ -48,6 +215,8 @@ MAGIC: Final = 0x7478_6D71
 _FIELDS: Final = Struct(">IIQqqII")
 _CHECK: Final = Struct(">I")
 HEAD_BYTES: Final = _FIELDS.size + _CHECK.size
+CHECKSUM_AT: Final = 32
+"""Where a head holds the payload's checksum, in four bytes."""
 
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
 
@@ -86,12 +255,6 @@ def head(log: int, position: int, durable: int, payload: bytes, records: int) ->
         HEAD_BYTES + len(payload), MAGIC, log, position, durable, crc32(payload), records
     )
     return fields + _CHECK.pack(crc32(fields))
-
-
-def checksum_in(data: bytes) -> int:
-    """The payload's checksum in a head that was just encoded."""
-    checksum: int = _FIELDS.unpack_from(data)[5]
-    return checksum
 
 
 def read_head(data: bytes, at: int, position: int) -> SpanHead | None:

@@ -1,7 +1,8 @@
-"""One end of a stream: it reads and writes requests and answers.
+"""One end of a stream, which reads and writes requests and answers; and a client's pool of them.
 
 :class:`Exchange` is the pure table of unanswered requests; :class:`Connection` moves bytes between
-that table, a transport and the service.
+that table, a transport and the service. :class:`ConnectionPool` has one connection for each
+address, opened on demand and reopened after a loss.
 
 A request takes plain calls on bytes: cut the frame, decode it, call the service, collect the
 answers to everything that arrived together, write them in one go. A service may also answer later,
@@ -13,20 +14,39 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import socket
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from txmq.errors import ConnectionLost, RemoteProtocolError, RequestTimeout, TransportError, refusal
+from txmq.errors import (
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    RemoteProtocolError,
+    RequestTimeout,
+    TransportError,
+    refusal,
+)
 from txmq.limits import CONNECTION_BACKLOG_BYTES, PUSH_BACKLOG_BYTES
 from txmq.protocol import command as commands
 from txmq.protocol.codes import SUCCESS
-from txmq.protocol.command import Command
-from txmq.protocol.frame import Frame, FrameReader
+from txmq.protocol.command import Command, Frame, FrameReader
 from txmq.protocol.headers import Header
-from txmq.protocol.message_id import host_bytes
+from txmq.protocol.record import host_bytes
 from txmq.runtime.clock import Clock
+from txmq.runtime.network import Network
 
-__all__ = ["Connection", "Exchange", "PendingResponse", "Service", "Waiter", "no_service"]
+__all__ = [
+    "NO_SERVER",
+    "Connection",
+    "ConnectionPool",
+    "Exchange",
+    "PendingResponse",
+    "Service",
+    "Waiter",
+    "no_service",
+    "split_address",
+]
 
 log = logging.getLogger(__name__)
 
@@ -388,9 +408,11 @@ class Connection(asyncio.Protocol):
             raise ConnectionLost(f"{self.address} is closed")
         if waiter is not None:
             self._exchange.add(opaque, waiter, deadline)
+            if self._timer is None or deadline < self._timer_at:
+                self._watch()
         self._out += pieces
         if is_urgent:
-            self._end_turn()
+            self.flush()
             return
         self._posted_bytes += len(pieces[-1])
         self._is_posted_to = True
@@ -415,7 +437,6 @@ class Connection(asyncio.Protocol):
     def _end_turn(self) -> None:
         self._is_flush_due = False
         self.flush()
-        self._watch()
 
     async def request(
         self,
@@ -455,3 +476,112 @@ class Connection(asyncio.Protocol):
         for waiter in self._exchange.expired(self._clock.monotonic()):
             waiter.failed(RequestTimeout(f"{self.address} did not answer in time"))
         self._watch()
+
+
+CONNECT_TIMEOUT_S: Final = 3.0
+"""How long a connection may take to open, as in stock clients."""
+
+NO_SERVER: Final = "no server listens there"
+"""The error text for a refused connection."""
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; an IPv6 host may be in brackets.
+
+    Raises:
+        ConfigError: The text does not have that form.
+    """
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{text!r} is not an address; write host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _why(error: Exception) -> str:
+    """Why the connection failed, in words for the author of the address."""
+    if isinstance(error, ConnectionRefusedError):
+        return NO_SERVER
+    if isinstance(error, socket.gaierror | UnicodeError):
+        said = getattr(error, "strerror", None) or error
+        return f"{said}; write host:port, several separated by ';'"
+    return str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
+
+
+class ConnectionPool:
+    """Shared connections by address.
+
+    Args:
+        network: Opens the streams.
+        clock: The source of time.
+        service: Answers requests from the other side.
+        on_open: Called with the address and the connection after each opening.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        clock: Clock,
+        service: Service = no_service,
+        on_open: Callable[[str, Connection], None] | None = None,
+    ) -> None:
+        self._network = network
+        self._clock = clock
+        self._service = service
+        self._on_open = on_open
+        self._opening: dict[str, asyncio.Task[Connection]] = {}
+        self._open: dict[str, Connection] = {}
+
+    def ready(self, address: str) -> Connection | None:
+        """The connection to an address, if one is open."""
+        found = self._open.get(address)
+        return found if found is not None and found.is_open else None
+
+    async def connection(self, address: str) -> Connection:
+        """An open connection to an address.
+
+        Raises:
+            ConnectFailed: No server listens there, or the network failed. Nothing was sent.
+            ConfigError: The address is malformed.
+        """
+        found = self.ready(address)
+        if found is not None:
+            return found
+        opening = self._opening.get(address)
+        if opening is None:
+            opening = asyncio.ensure_future(self._connect(address))
+            self._opening[address] = opening
+            opening.add_done_callback(lambda task: self._settle(address, task))
+        # Shielded: one cancelled caller must not cancel the connection for the others.
+        return await asyncio.shield(opening)
+
+    async def _connect(self, address: str) -> Connection:
+        host, port = split_address(address)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                made = await self._network.connect(
+                    lambda: Connection(self._clock, self._service), host, port
+                )
+        except (OSError, TimeoutError, UnicodeError) as error:
+            # UnicodeError: the name resolver raises it for an invalid host name.
+            raise ConnectFailed(f"cannot connect to {address}: {_why(error)}") from error
+        self._open[address] = made
+        if self._on_open is not None:
+            self._on_open(address, made)
+        return made
+
+    def _settle(self, address: str, task: asyncio.Task[Connection]) -> None:
+        del self._opening[address]
+        if not task.cancelled():
+            task.exception()  # Retrieved, in case every caller was cancelled.
+
+    def opened(self) -> list[Connection]:
+        """The open connections."""
+        return [connection for connection in self._open.values() if connection.is_open]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for opening in list(self._opening.values()):
+            opening.cancel()
+        for connection in self._open.values():
+            connection.close()
+        self._open.clear()

@@ -21,8 +21,7 @@ from txmq.limits import HUNG_CHECKS_MAX
 from txmq.message import ReceivedMessage
 from txmq.protocol.headers import CheckState
 from txmq.remoting.connection import Connection
-from txmq.runtime.tasks import Tasks
-from txmq.runtime.threads import Threads
+from txmq.runtime.tasks import Tasks, Threads
 from txmq.transaction.end import EndAnswer, EndSender
 from txmq.transaction.listener import LocalAnswer, TransactionListener
 from txmq.transaction.run import ActiveCount, ListenerMethod

@@ -25,7 +25,7 @@ from txmq.errors import (
 from txmq.message import Queue
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import CheckState, EndTransaction
-from txmq.protocol.message_id import position_in
+from txmq.protocol.record import position_in
 from txmq.remoting.connection import Connection
 from txmq.runtime.backoff import Backoff
 from txmq.transaction.settings import TransactionSettings

@@ -14,7 +14,7 @@ from txmq import background
 from txmq.client.values import SendResult, SendStatus
 from txmq.errors import UsageError
 from txmq.message import Message, ReceivedMessage
-from txmq.runtime.threads import Job, run_job
+from txmq.runtime.tasks import Job, run_job
 from txmq.transaction.state import LocalTransactionState
 
 __all__ = [

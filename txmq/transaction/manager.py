@@ -33,8 +33,7 @@ from txmq.message import Message
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
-from txmq.runtime.tasks import Tasks
-from txmq.runtime.threads import Runner
+from txmq.runtime.tasks import Runner, Tasks
 from txmq.transaction.listener import LocalAnswer
 from txmq.transaction.message import Keys, MadeFrom, MessageTemplate, Properties, Text
 from txmq.transaction.producer import TransactionProducer

@@ -26,7 +26,7 @@ from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
-from txmq.runtime.threads import Runner
+from txmq.runtime.tasks import Runner
 from txmq.transaction import story
 from txmq.transaction.checks import CheckAnswerer
 from txmq.transaction.listener import (
@@ -214,7 +214,9 @@ class TransactionProducer(Producer):
         runs = self._runs
         if runs is None or self._sender is None:
             raise self._not_open()
-        self.client.session.owner.check()
+        owner = self.client.session.owner
+        if not owner.is_current:
+            owner.check()
         if runs.is_closing:
             raise UsageError(f"this {self._noun} closes, and begins no more transactions")
         is_followed = self._hooks is not None or story.log.isEnabledFor(logging.DEBUG)
@@ -234,11 +236,13 @@ class TransactionProducer(Producer):
         return await self.new_run(message).prepare()
 
     async def _send_half(self, message: Message, xid: str) -> SendResult:
-        sending = self._open()
+        sender = self._sender
+        if sender is None:
+            raise self._not_open()
         if self._hooks is None:
-            return await sending.send_half(message, None)
+            return await sender.send_half(message, None)
         with self.stories.inside(xid):
-            return await self._hooks.send(sending.send_half, message, None)
+            return await self._hooks.send(sender.send_half, message, None)
 
     def half_of(self, message: Message, xid: str = "") -> Message:
         """The encoded half message.

@@ -31,9 +31,8 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.message import Message
-from txmq.protocol.message_id import position_in
-from txmq.runtime.tasks import Tasks
-from txmq.runtime.threads import Runner, Threads
+from txmq.protocol.record import position_in
+from txmq.runtime.tasks import Runner, Tasks, Threads
 from txmq.transaction.end import EndAnswer, EndSender
 from txmq.transaction.listener import (
     HalfMessage,

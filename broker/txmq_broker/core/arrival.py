@@ -20,7 +20,7 @@ from txmq.protocol import java, properties
 from txmq.protocol.checksum import crc32
 from txmq_broker.core.client_names import producer_group_fault
 from txmq_broker.store.half_reader import seconds_in
-from txmq_broker.store.key_index import key_hash
+from txmq_broker.store.queue_store import key_hash
 
 __all__ = [
     "Arrival",

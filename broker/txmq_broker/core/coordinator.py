@@ -20,9 +20,9 @@ from txmq.errors import (
     TransactionFailed,
     TransactionGroupWrong,
 )
-from txmq.protocol.decision import DecisionKind, DecisionSource
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import Postmark, tail_of
+from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.quantity import quantity
 from txmq_broker.config import CheckBackSettings
 from txmq_broker.core.arrival import HalfArrival
@@ -183,7 +183,8 @@ class Coordinator:
         offset, position = header.tran_state_table_offset, header.commit_log_offset
         halves = self.halves
         key = transaction_key(header.msg_id or header.transaction_id or "")
-        half = halves.pending.find(key)
+        packed = halves.pending.table.get(key)
+        half = None if packed is None else halves.pending.unpack(packed)
         is_open = True
         if half is None or half.offset != offset or half.position != position:
             # Clients may change the id; offset and position always come from the broker.

@@ -18,8 +18,8 @@ from txmq.protocol.checksum import crc32
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.filters import Filter
 from txmq_broker.core.filter.tags import TagFilter
-from txmq_broker.store.consume_queue import ConsumeQueue, Entry
 from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.queue_store import ConsumeQueue, Entry
 
 __all__ = ["FetchOutcome", "FetchResult", "fetch"]
 

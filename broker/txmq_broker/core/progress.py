@@ -9,8 +9,8 @@ from txmq.protocol.bodies import ConsumeTimeSpan, MessageQueue, OffsetPair, Queu
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.topics import Topic, Topics
-from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.queue_store import ConsumeQueue
 
 __all__ = ["NO_CORRECTION", "ConsumeProgress"]
 

@@ -16,8 +16,8 @@ from txmq_broker.config import DelaySettings
 from txmq_broker.core.topics import Topic, Topics
 from txmq_broker.store.delay_lines import WHEEL_LINES, Line
 from txmq_broker.store.due_messages import Due
-from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
 from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.queue_store import key_hash, keys_in, topic_seed
 
 __all__ = ["DueTime", "Schedule"]
 

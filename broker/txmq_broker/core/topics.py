@@ -21,10 +21,9 @@ from txmq.protocol.topics import (
     WHEEL_TOPIC,
 )
 from txmq_broker.config import BrokerSettings, TopicDefaults
-from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.delay_lines import WHEEL_QUEUES
-from txmq_broker.store.key_index import topic_seed
 from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.queue_store import ConsumeQueue, topic_seed
 
 __all__ = ["TEMPLATE", "Topic", "Topics", "check_name", "queue_counts"]
 

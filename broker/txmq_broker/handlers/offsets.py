@@ -20,8 +20,8 @@ from txmq.remoting.dispatch import Handler
 from txmq_broker.core.client_names import check_client_id, check_consumer_group
 from txmq_broker.core.topics import check_name
 from txmq_broker.parts import Parts
-from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.queue_store import ConsumeQueue
 
 __all__ = ["OffsetHandlers", "offset_by_time"]
 

@@ -39,7 +39,7 @@ from txmq_broker.core.progress import ConsumeProgress
 from txmq_broker.core.statistics import MINUTE_S
 from txmq_broker.core.topics import Topic
 from txmq_broker.parts import Parts
-from txmq_broker.store.consume_queue import ConsumeQueue, Entry
+from txmq_broker.store.queue_store import ConsumeQueue, Entry
 
 __all__ = ["ProgressHandlers"]
 

@@ -20,7 +20,7 @@ from txmq.errors import (
     TxmqError,
 )
 from txmq.limits import HELD_FILTERS_CHARS_MAX, PULL_BYTES_MAX, WOKEN_TOGETHER_MAX
-from txmq.protocol import answers, command
+from txmq.protocol import command, templates
 from txmq.protocol.bodies import SubscriptionData
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.command import Command
@@ -35,8 +35,8 @@ from txmq_broker.core.filter.filters import Filter
 from txmq_broker.core.held_pulls import HeldPulls
 from txmq_broker.core.topics import Topic
 from txmq_broker.parts import Parts
-from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.message_store import Span
+from txmq_broker.store.queue_store import ConsumeQueue
 
 __all__ = ["PullHandlers"]
 
@@ -193,7 +193,7 @@ class PullHandlers:
         else:
             self._missed.total += 1
         bounds = (found.next_offset, queue.min_offset, queue.max_offset)
-        return answers.pulled(pull.request, code, bounds, found.outcome.value, found.records)
+        return templates.pulled(pull.request, code, bounds, found.outcome.value, found.records)
 
     def _has_room(self, pull: HeldPull) -> bool:
         # A held filter takes about as much memory as its text.

@@ -12,7 +12,7 @@ from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.parts import Parts
-from txmq_broker.store.key_index import keys_in
+from txmq_broker.store.queue_store import keys_in
 
 __all__ = ["QueryHandlers"]
 

@@ -40,14 +40,14 @@ from txmq.protocol.headers import (
     SendMessageV2,
     TopicAndGroup,
 )
-from txmq.protocol.message_id import position_in
+from txmq.protocol.record import position_in
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.clients import Member
 from txmq_broker.core.topics import Topic
 from txmq_broker.handlers.offsets import offset_by_time
 from txmq_broker.parts import Parts
-from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.queue_store import ConsumeQueue
 
 __all__ = ["RelayHandlers"]
 

@@ -13,7 +13,7 @@ from txmq.errors import (
     TopicNotFound,
 )
 from txmq.limits import GROUP_CHARS_MAX, SPAN_BYTES_MAX
-from txmq.protocol import answers, batch, properties, recall
+from txmq.protocol import batch, properties, recall, templates
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command
 from txmq.protocol.headers import SendMessage, SendMessageV2
@@ -43,6 +43,7 @@ _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
 _CLIENTS_BITS: Final = ~int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _TRANSACTION_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
+_LONG_NAMES: Final = int(RequestCode.SEND_MESSAGE)
 
 
 class SendHandlers:
@@ -72,21 +73,19 @@ class SendHandlers:
         """Return the handler of each request code."""
         return {
             RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send_v2,
-            RequestCode.SEND_BATCH_MESSAGE: self.send_v2,
+            RequestCode.SEND_MESSAGE_V2: self.send,
+            RequestCode.SEND_BATCH_MESSAGE: self.send,
         }
 
-    def send(self, connection: Connection, request: Command) -> bytes | None:
-        """10: store a message; the header has long names."""
-        return self._take(connection, request, request.read(SendMessage))
-
-    def send_v2(self, connection: Connection, request: Command) -> bytes | None:
-        """310 and 320: store a message or a batch; the header has single letters as names."""
-        return self._take(connection, request, request.read(SendMessageV2))
-
-    def _take(  # noqa: C901  the hot path: a call for each check would cost every message
-        self, connection: Connection, request: Command, header: SendMessage
+    def send(  # noqa: C901  the hot path: a call for each check would cost every message
+        self, connection: Connection, request: Command
     ) -> bytes | None:
+        """10, 310 and 320: store a message or a batch.
+
+        The fields of 10 have long names, those of 310 and 320 single letters.
+        """
+        has_long_names = request.code == _LONG_NAMES
+        header = request.read(SendMessage if has_long_names else SendMessageV2)
         now_ms = self._flusher.turn_ms()
         group = header.producer_group
         if len(group) > GROUP_CHARS_MAX or not group.isprintable():
@@ -139,7 +138,7 @@ class SendHandlers:
             topic.put_count += 1
             topic.put_bytes += len(body)
             offset_id = b"%b%016X" % (self._store_host_hex, position)
-            answer = answers.sent(request, offset_id, number, offset, unique)
+            answer = templates.sent(request, offset_id, number, offset, unique)
         if not request.flag & ONEWAY:
             self._flusher.staged(connection, request, answer)
         return None
@@ -172,7 +171,7 @@ class SendHandlers:
         )
         if not request.flag & ONEWAY:
             offset_id = b"%b%016X" % (self._store_host_hex, position)
-            answer = answers.sent(request, offset_id, number, offset, half.unique)
+            answer = templates.sent(request, offset_id, number, offset, half.unique)
             give = self._flusher.staged if is_new else self._flusher.follow
             give(connection, request, answer)
         return None
@@ -198,7 +197,7 @@ class SendHandlers:
         )
         if not request.flag & ONEWAY:
             offset_id = b"%b%016X" % (self._store_host_hex, position)
-            answer = answers.sent_delayed(request, offset_id, number, offset, unique, handle)
+            answer = templates.sent_delayed(request, offset_id, number, offset, unique, handle)
             self._flusher.staged(connection, request, answer)
         return None
 
@@ -241,7 +240,7 @@ class SendHandlers:
         ]
         topic.put_count += len(items)
         topic.put_bytes += len(request.body)
-        return answers.sent(request, self._offset_ids(positions), number, offset, first_unique)
+        return templates.sent(request, self._offset_ids(positions), number, offset, first_unique)
 
     def _offset_ids(self, positions: list[int]) -> bytes:
         # offset_id inlined for all positions at once, because this runs for every message.

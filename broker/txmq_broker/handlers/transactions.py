@@ -19,11 +19,9 @@ from txmq.errors import (
 )
 from txmq.protocol import properties
 from txmq.protocol import record as records
-from txmq.protocol.answers import done
 from txmq.protocol.bodies import OpenTransactions, TransactionEntry
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command, answer
-from txmq.protocol.decision import REASON_BYTES_MAX, DecisionSource
 from txmq.protocol.headers import (
     DecideTransaction,
     EndTransaction,
@@ -31,7 +29,9 @@ from txmq.protocol.headers import (
     NamedTransaction,
     ResumeCheck,
 )
-from txmq.protocol.message_id import position_in
+from txmq.protocol.record import position_in
+from txmq.protocol.span import REASON_BYTES_MAX, DecisionSource
+from txmq.protocol.templates import done
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.coordinator import TransactionStatus

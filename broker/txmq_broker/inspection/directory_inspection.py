@@ -30,17 +30,17 @@ from txmq_broker.names.server import FILES as NAMES_FILES
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store import index_file as checkpoint
 from txmq_broker.store.checked_file import CheckedFile
-from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.evidence import Evidence, Missing, QueueOffsets, compare
 from txmq_broker.store.index_check import QueueKey
 from txmq_broker.store.index_file import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
-from txmq_broker.store.log.high_water import PATH as HIGH_WATER
-from txmq_broker.store.log.high_water import HighWater
+from txmq_broker.store.log.commit_log import PATH as HIGH_WATER
+from txmq_broker.store.log.commit_log import HighWater
 from txmq_broker.store.log.identity import PATH as IDENTITY
 from txmq_broker.store.log.identity import known_log, log_to_read
 from txmq_broker.store.log.reader import LogReader
 from txmq_broker.store.log.segments import Extent
 from txmq_broker.store.log.segments import path_of as log_path_of
+from txmq_broker.store.queue_store import ConsumeQueue
 
 __all__ = ["Inspection"]
 

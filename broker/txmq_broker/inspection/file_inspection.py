@@ -10,12 +10,12 @@ from txmq.protocol.span import Found
 from txmq.protocol.topics import HALF_TOPIC
 from txmq_broker.inspection.findings import Finding, OffsetRange, Severity, joined_offsets
 from txmq_broker.inspection.record_inspection import RecordInspection
-from txmq_broker.store.consume_queue import ENTRY
 from txmq_broker.store.index_check import QueueKey, RangeEntries, indexed
 from txmq_broker.store.index_file import Chunk, IndexFile, path_of
 from txmq_broker.store.log.reader import Gap, WholeSpan
 from txmq_broker.store.log.segments import Extent
 from txmq_broker.store.log.segments import path_of as log_path_of
+from txmq_broker.store.queue_store import ENTRY
 
 __all__ = ["FileInspection"]
 

@@ -10,14 +10,12 @@ from txmq.errors import CorruptRecord
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision
-from txmq.protocol.loss import AcceptedLoss
 from txmq.protocol.record import Record
-from txmq.protocol.span import Found
+from txmq.protocol.span import AcceptedLoss, Decision, Found
 from txmq.protocol.topics import WAITING_TOPICS, WHEEL_TOPIC
 from txmq_broker.store.delay_lines import WHEEL_LINES
-from txmq_broker.store.key_index import keys_in
 from txmq_broker.store.log.reader import Gap, LogReader, Piece
+from txmq_broker.store.queue_store import keys_in
 
 __all__ = ["Broken", "Item", "LogRecord", "RecordKind", "Selection", "committed_message", "select"]
 

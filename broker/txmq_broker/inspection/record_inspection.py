@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision, DecisionKind
-from txmq.protocol.loss import AcceptedLoss
 from txmq.protocol.record import Record
-from txmq.protocol.span import Found
+from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, Found
 from txmq_broker.inspection.findings import Finding, InspectionSummary, OffsetRange, Severity
 from txmq_broker.store.index_check import Indexed, QueueKey
 from txmq_broker.store.log.reader import Gap, LogReader, WholeSpan

@@ -142,7 +142,7 @@ class Flusher:
                 raise BrokerBusy("[PCBUSY] too much waits for the disk; try again")
             if self._clock.monotonic() - self._waiting[0].since > STUCK_S:
                 raise BrokerBusy("[PCBUSY] the disk is slow; try again")
-        self._turn_end = log_.end + SPAN_BYTES_MAX
+        self._turn_end = log_.segments.end + SPAN_BYTES_MAX
         self._turn_ms = self._plan_turn()
         return self._turn_ms
 
@@ -270,10 +270,11 @@ class Flusher:
 
     async def _sync_log(self) -> bool:
         log_ = self._store.log
-        return log_.durable == log_.end or await self._synced(self._begin_sync())
+        return log_.durable == log_.segments.end or await self._synced(self._begin_sync())
 
     def _begin_sync(self) -> RunningSync:
-        files, end = self._store.log.files_to_sync(), self._store.log.end
+        log_ = self._store.log
+        files, end = log_.files_to_sync(), log_.segments.end
         return RunningSync(self._disk.sync_soon(files), files, end, len(self._waiting))
 
     async def _synced(self, syncing: RunningSync) -> bool:

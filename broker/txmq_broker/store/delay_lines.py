@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from txmq.protocol.topics import SCHEDULE_TOPIC, WHEEL_TOPIC
-from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.due_messages import LINES_MAX, NOWHERE
-from txmq_broker.store.queue_store import QueueStore
+from txmq_broker.store.queue_store import ConsumeQueue, QueueStore
 
 __all__ = [
     "LEVELS_MAX",

@@ -17,12 +17,10 @@ from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark, Record
 from txmq.protocol.topics import WAITING_TOPICS
-from txmq_broker.store.consume_queue import Entry
 from txmq_broker.store.delay_lines import RECALLS, DelayLines, Line, LineState
 from txmq_broker.store.due_messages import Due, DueMessages, LinePlace, split_where, where_of
-from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
 from txmq_broker.store.log.commit_log import CommitLog
-from txmq_broker.store.queue_store import QueueStore
+from txmq_broker.store.queue_store import Entry, QueueStore, key_hash, keys_in, topic_seed
 
 __all__ = ["DelayStore", "Delayed"]
 

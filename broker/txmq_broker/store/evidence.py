@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from txmq.protocol.decision import MARKER_BYTES
 from txmq.protocol.record import SMALLEST
-from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq.protocol.span import MARKER_BYTES
 from txmq_broker.store.index_file import Chunk
-from txmq_broker.store.log.high_water import PATH as HIGH_WATER
-from txmq_broker.store.log.high_water import Mark
+from txmq_broker.store.log.commit_log import PATH as HIGH_WATER
+from txmq_broker.store.log.commit_log import Mark
+from txmq_broker.store.queue_store import ConsumeQueue
 
 __all__ = ["Evidence", "Missing", "QueueOffsets", "compare", "new_offsets"]
 

@@ -16,14 +16,19 @@ from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import MARKER, MARKER_BYTES, REASON_BYTES_MAX, Decision, DecisionKind
 from txmq.protocol.record import Record
+from txmq.protocol.span import MARKER, MARKER_BYTES, REASON_BYTES_MAX, Decision, DecisionKind
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
-from txmq_broker.store.consume_queue import ConsumeQueue, Entry
-from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.pending_transactions import Half
-from txmq_broker.store.queue_store import QueueStore
+from txmq_broker.store.queue_store import (
+    ConsumeQueue,
+    Entry,
+    QueueStore,
+    key_hash,
+    keys_in,
+    topic_seed,
+)
 
 __all__ = [
     "HIDDEN",

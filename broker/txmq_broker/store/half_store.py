@@ -17,17 +17,16 @@ from txmq.protocol import java, properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import (
+from txmq.protocol.record import Postmark, Record
+from txmq.protocol.span import (
+    HEAD_BYTES,
     REASON_BYTES_MAX,
     Decision,
     DecisionKind,
     DecisionSource,
     marker_of,
 )
-from txmq.protocol.record import Postmark, Record
-from txmq.protocol.span import HEAD_BYTES
 from txmq.protocol.topics import PARKED_TOPIC
-from txmq_broker.store.consume_queue import ENTRY, ConsumeQueue
 from txmq_broker.store.half_reader import HIDDEN, HalfReader, moved
 from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.pending_transactions import (
@@ -36,7 +35,7 @@ from txmq_broker.store.pending_transactions import (
     PendingTransactions,
     transaction_key,
 )
-from txmq_broker.store.queue_store import QueueStore
+from txmq_broker.store.queue_store import ENTRY, ConsumeQueue, QueueStore
 
 __all__ = ["Closing", "HalfStore", "Opening", "RecentDecision"]
 
@@ -210,15 +209,16 @@ class HalfStore(HalfReader):
         """The span is safe: put its half messages and decisions into effect."""
         pending = self.pending
         if halves:
-            opening, open_ = self.opening, pending.open
+            opening, table = self.opening, pending.table
             for key, _, _, data, _ in halves:
                 del opening[key]
-                open_(key, data)
-            self.half_queue.publish(b"".join([half[4] for half in halves]))
+                table[key] = data  # A new one is never parked.
+            self.half_queue.tail += b"".join([half[4] for half in halves])
             pending.opened.extend([half[1] for half in halves])
         if not markers:
             return
-        self._make_room()
+        if len(self.recent) >= RECENT_TRANSACTIONS // 2:
+            self.older, self.recent = self.recent, {}
         closing, recent, close = self.closing, self.recent, pending.close
         closings, closed = pending.closings, pending.closed
         for key, at, half, kind, _ in markers:
@@ -232,11 +232,7 @@ class HalfStore(HalfReader):
                 closings.append(at)
                 closed.append(half.position)
                 recent[key] = half.offset << 2 | kind
-        self.op_queue.publish(b"".join([marker[4] for marker in markers]))
-
-    def _make_room(self) -> None:
-        if len(self.recent) >= RECENT_TRANSACTIONS // 2:
-            self.older, self.recent = self.recent, {}
+        self.op_queue.tail += b"".join([marker[4] for marker in markers])
 
     # Recovery
 
@@ -311,7 +307,8 @@ class HalfStore(HalfReader):
         while offset < queue.max_offset:
             entries = queue.read(offset, RECALLED_TRANSACTIONS)
             offset = queue.next_kept(offset + len(entries))
-            self._make_room()
+            if len(self.recent) >= RECENT_TRANSACTIONS // 2:
+                self.older, self.recent = self.recent, {}
             for entry in entries:
                 # A reader of a damaged message gets the error.
                 with suppress(CorruptRecord):

@@ -15,17 +15,22 @@ from txmq.errors import CorruptRecord
 from txmq.protocol import java, properties
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision, DecisionKind
-from txmq.protocol.loss import AcceptedLoss
 from txmq.protocol.record import Record
-from txmq.protocol.span import Found
+from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, Found
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, WAITING_TOPICS
-from txmq_broker.store.consume_queue import ENTRY, Entry
 from txmq_broker.store.half_reader import HIDDEN
 from txmq_broker.store.index_file import Chunk, IndexFile
-from txmq_broker.store.key_index import HASH_BYTES, POSITION_BYTES, key_hash, keys_in, topic_seed
 from txmq_broker.store.log.reader import LogReader
 from txmq_broker.store.pending_transactions import PendingTransactions
+from txmq_broker.store.queue_store import (
+    ENTRY,
+    HASH_BYTES,
+    POSITION_BYTES,
+    Entry,
+    key_hash,
+    keys_in,
+    topic_seed,
+)
 
 __all__ = ["Compared", "HalfFinder", "Indexed", "QueueKey", "RangeEntries", "indexed"]
 

@@ -25,10 +25,9 @@ from txmq.errors import ForeignFile
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import name_of
 from txmq.runtime.disk import NO_ROOM, Disk, File
-from txmq_broker.store.consume_queue import ENTRY, Block, ConsumeQueue
 from txmq_broker.store.delay_lines import LineState
-from txmq_broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun
 from txmq_broker.store.pending_transactions import Changes
+from txmq_broker.store.queue_store import ENTRY, ENTRY_BYTES, Block, ConsumeQueue, KeyIndex, KeyRun
 from txmq_broker.store.sealed_bytes import SealedBytes
 
 __all__ = [

@@ -15,16 +15,13 @@ from txmq.runtime.disk import Disk, Lock
 from txmq.runtime.entropy import Entropy
 from txmq_broker.config import StoreSettings
 from txmq_broker.store.checkpoints import Checkpoints
-from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.delay_store import Delayed, DelayStore
 from txmq_broker.store.evidence import Evidence, QueueOffsets
 from txmq_broker.store.half_store import Closing, HalfStore, Opening
 from txmq_broker.store.index_file import indexed_segments
-from txmq_broker.store.key_index import key_hash, topic_seed
-from txmq_broker.store.log.commit_log import CommitLog
-from txmq_broker.store.log.high_water import HighWater
+from txmq_broker.store.log.commit_log import CommitLog, HighWater
 from txmq_broker.store.log.identity import log_identity
-from txmq_broker.store.queue_store import QueueStore, Staged
+from txmq_broker.store.queue_store import ConsumeQueue, QueueStore, Staged, key_hash, topic_seed
 from txmq_broker.store.start import Recovery, Start
 
 __all__ = ["MessageStore", "Span"]

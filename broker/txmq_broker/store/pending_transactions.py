@@ -13,7 +13,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from txmq.limits import KEYS_PER_MESSAGE_MAX
-from txmq_broker.store.consume_queue import ConsumeQueue
+from txmq_broker.store.queue_store import ConsumeQueue
 
 __all__ = ["Changes", "Half", "PendingTransactions", "transaction_key"]
 

@@ -1,18 +1,337 @@
-"""The consume queues of all topics and the key index, and how a record of the log enters them."""
+"""The consume queues of all topics and the key index, and how a record of the log enters them.
+
+A queue has for each message its position in the log, its size and its tag's hash. Its entries stay
+in memory until a checkpoint has put them into an index file; after that the queue keeps only the
+place of their block. Offsets are assigned when a record is staged and become visible when it is
+published, so no reader sees a message that a crash could still take back.
+
+The key index has a hash and a position for each key, in memory until a checkpoint saves them. Its
+entries stay in the order of the log and are not sorted, because messages are frequent and searches
+rare. A search is one pass over the hashes of a run, at the speed of memory. Hashes collide, so the
+reader of the record compares the key itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from struct import Struct
+from typing import Final, NamedTuple, TypeAlias
 
+from txmq.limits import KEYS_PER_MESSAGE_MAX
+from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
 from txmq.protocol.record import Postmark
-from txmq_broker.store.consume_queue import ENTRY, ConsumeQueue
-from txmq_broker.store.key_index import KeyIndex
 from txmq_broker.store.log.commit_log import CommitLog
+from txmq_broker.store.sealed_bytes import SealedBytes
 
-__all__ = ["QueueStore", "Staged"]
+__all__ = [
+    "ENTRY",
+    "ENTRY_BYTES",
+    "Block",
+    "ConsumeQueue",
+    "Entry",
+    "KeyIndex",
+    "KeyRun",
+    "QueueStore",
+    "Staged",
+    "key_hash",
+    "keys_in",
+    "topic_seed",
+]
+
+ENTRY: Final = Struct(">qiqI")
+_CODE: Final = Struct(">q")
+_CODE_AT: Final = 12
+
+
+Entry: TypeAlias = tuple[int, int, int, int]
+"""One message of a queue: its position in the log, its size, its tag's hash, its checksum.
+
+The checksum is over every byte of the record, also those that the record's own leaves out."""
+
+
+class Block(NamedTuple):
+    """A run of entries in an index file."""
+
+    first: int
+    entries: int
+    segment: int
+    file: SealedBytes
+    at: int
+
+
+class ConsumeQueue:
+    """The entries of one queue, oldest to newest."""
+
+    __slots__ = (
+        "_blocks",
+        "_firsts",
+        "floor",
+        "has_jumped",
+        "next_offset",
+        "number",
+        "tail",
+        "tail_first",
+        "topic",
+    )
+
+    def __init__(self, topic: str, number: int, floor: int = 0) -> None:
+        self.topic = topic
+        self.number = number
+        self.floor = floor
+        self.next_offset = floor
+        self._blocks: list[Block] = []
+        self._firsts: list[int] = []
+        self.tail = bytearray()
+        """The visible entries that no index file holds yet, packed as :data:`ENTRY`; a writer adds
+        here."""
+        self.tail_first = floor
+        self.has_jumped = False
+        """True if the next chunk must hold this queue's next offset although it has no entry."""
+
+    @property
+    def min_offset(self) -> int:
+        """The offset of the oldest kept message, or of the next one if the queue is empty."""
+        first = self._firsts[0] if self._firsts else self.tail_first
+        return max(first, self.floor)
+
+    @property
+    def max_offset(self) -> int:
+        """The offset behind the newest message that may be read."""
+        return max(self.tail_first + len(self.tail) // ENTRY.size, self.floor)
+
+    @property
+    def tail_count(self) -> int:
+        """Entries that no index file holds yet."""
+        return len(self.tail) // ENTRY.size
+
+    def restore(self, offset: int, entry: Entry) -> bool:
+        """Take a record found in the log; false if it does not follow the last one.
+
+        Only the first message of all may start anywhere: those before it were deleted.
+        """
+        if offset < self.floor:
+            return True
+        expected = self.tail_first + len(self.tail) // ENTRY.size
+        if offset != expected:
+            if self.tail or self._blocks or offset < expected:
+                return False
+            self.tail_first = offset
+        self.tail += ENTRY.pack(*entry)
+        self.next_offset = offset + 1
+        return True
+
+    def add_block(self, block: Block) -> None:
+        """Take entries found in an index file."""
+        assert not self.tail, "a block cannot follow entries that are newer"
+        self._blocks.append(block)
+        self._firsts.append(block.first)
+        self.tail_first = max(block.first + block.entries, self.floor)
+        self.next_offset = self.tail_first
+
+    def jump(self, offset: int) -> None:
+        """Go on at a later offset: those before it were given, and their messages are lost."""
+        assert not self.tail, "entries before a gap have to be in an index file"
+        self.tail_first = self.next_offset = offset
+        self.has_jumped = True
+
+    def next_kept(self, offset: int) -> int:
+        """Return the first offset outside a gap, from this one on; at most the next new one."""
+        if offset >= self.tail_first:
+            return offset
+        at = bisect_right(self._firsts, offset) - 1
+        if at >= 0 and offset < self._firsts[at] + self._blocks[at].entries:
+            return offset
+        later = (block.first for block in self._blocks[at + 1 :] if block.entries)
+        return next(later, self.tail_first)
+
+    def tail_before(self, position: int) -> bytes:
+        """The entries of the tail that lie before a position of the log."""
+        tail = self.tail
+        low, high = 0, len(tail) // ENTRY.size
+        while low < high:
+            middle = (low + high) // 2
+            if ENTRY.unpack_from(tail, middle * ENTRY.size)[0] < position:
+                low = middle + 1
+            else:
+                high = middle
+        return bytes(tail[: low * ENTRY.size])
+
+    def saved(self, block: Block) -> None:
+        """Forget the entries of the tail that a block now holds."""
+        assert block.first == self.tail_first, "blocks are saved in order"
+        del self.tail[: block.entries * ENTRY.size]
+        self._blocks.append(block)
+        self._firsts.append(block.first)
+        self.tail_first += block.entries
+        self.has_jumped = False
+
+    def drop_before_segment(self, segment: int) -> None:
+        """Forget the blocks of segments that were deleted."""
+        kept = [block for block in self._blocks if block.segment >= segment]
+        if len(kept) != len(self._blocks):
+            self._blocks = kept
+            self._firsts = [block.first for block in kept]
+
+    def min_offset_from(self, segment: int) -> int:
+        """The oldest offset once the segments before this one are deleted."""
+        for block in self._blocks:
+            if block.segment >= segment:
+                return max(block.first, self.floor)
+        return max(self.tail_first, self.floor)
+
+    def raise_floor(self, offset: int) -> None:
+        """Forget everything before an offset that was published, and never assign a smaller one."""
+        assert offset <= self.max_offset, "the write of a later offset may still fail"
+        self.floor = max(self.floor, offset)
+
+    def read(self, offset: int, count: int) -> list[Entry]:
+        """Up to ``count`` entries from an offset on; at least one where the offset is visible."""
+        first = self.tail_first
+        if offset >= first:
+            start = (offset - first) * ENTRY.size
+            data = bytes(self.tail[start : start + count * ENTRY.size])
+        else:
+            at = bisect_right(self._firsts, offset) - 1
+            if at < 0:
+                return []
+            block = self._blocks[at]
+            inside = offset - block.first
+            count = min(count, block.entries - inside)
+            if count <= 0:
+                return []
+            data = block.file.read(block.at + inside * ENTRY.size, count * ENTRY.size)
+        return list(ENTRY.iter_unpack(data))
+
+    def with_code(self, code: int, segment: int) -> Iterator[Entry]:
+        """The entries from a segment on that have this code in the place of a tag's hash, oldest
+        first: a search.
+        """
+        mark = _CODE.pack(code)
+        for block in self._blocks:
+            if block.segment < segment:
+                continue
+            yield from _marked(block.file.read(block.at, block.entries * ENTRY.size), mark)
+        yield from _marked(bytes(self.tail), mark)
+
+
+def _marked(data: bytes, mark: bytes) -> Iterator[Entry]:
+    at = data.find(mark)
+    while at >= 0:
+        if at % ENTRY.size == _CODE_AT:
+            yield ENTRY.unpack_from(data, at - _CODE_AT)
+        at = data.find(mark, at + 1)
+
+
+HASH_BYTES: Final = 4
+POSITION_BYTES: Final = 8
+ENTRY_BYTES: Final = HASH_BYTES + POSITION_BYTES
+
+
+def topic_seed(topic: str) -> int:
+    """The initial value of the hashes of one topic's keys."""
+    return crc32(topic.encode() + b"#")
+
+
+def key_hash(seed: int, key: str) -> int:
+    """The hash of one key of a topic."""
+    return crc32(key.encode(), seed)
+
+
+class KeyRun(NamedTuple):
+    """Entries in an index file: first all hashes, then all positions."""
+
+    first_ms: int
+    last_ms: int
+    segment: int
+    file: SealedBytes
+    at: int
+    entries: int
+
+
+class KeyIndex:
+    """All runs that are saved, and the one that is growing."""
+
+    def __init__(self) -> None:
+        self._runs: list[KeyRun] = []
+        self._hashes = array("I")
+        self._positions = array("Q")
+
+    def extend(self, hashes: Iterable[int], positions: Iterable[int]) -> None:
+        """Note the keys of many records, in the order of the log."""
+        self._hashes.extend(hashes)
+        self._positions.extend(positions)
+
+    def before(self, position: int) -> tuple[int, bytes]:
+        """The growing run's entries before a position, counted and as an index file holds them."""
+        count = bisect_left(self._positions, position)
+        hashes, positions = self._hashes[:count], self._positions[:count]
+        if sys.byteorder == "little":
+            hashes.byteswap()
+            positions.byteswap()
+        return count, hashes.tobytes() + positions.tobytes()
+
+    def saved(self, run: KeyRun) -> None:
+        """Forget the oldest entries of the growing run, which a saved one now holds."""
+        del self._hashes[: run.entries]
+        del self._positions[: run.entries]
+        self._runs.append(run)
+
+    def add_run(self, run: KeyRun) -> None:
+        """Take a run found in an index file."""
+        self._runs.append(run)
+
+    def drop_before_segment(self, segment: int) -> None:
+        """Forget the runs of segments that were deleted."""
+        self._runs = [run for run in self._runs if run.segment >= segment]
+
+    def positions(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Yield the positions of records with this hash, newest first, in a range of time.
+
+        Raises:
+            CorruptRecord: An index file differs from what was written.
+        """
+        # A message may name a key twice; its position is returned once.
+        mark = hashed.to_bytes(HASH_BYTES, sys.byteorder)
+        numbers = _numbers_of(mark, self._hashes.tobytes())
+        yield from dict.fromkeys([self._positions[number] for number in numbers])
+        for run in reversed(self._runs):
+            if run.first_ms <= end_ms and run.last_ms >= begin_ms:
+                yield from dict.fromkeys(_search(run, hashed))
+
+
+def _search(run: KeyRun, hashed: int) -> list[int]:
+    hashes = run.file.read(run.at, run.entries * HASH_BYTES)
+    positions_at = run.at + run.entries * HASH_BYTES
+    found: list[int] = []
+    for number in _numbers_of(hashed.to_bytes(HASH_BYTES, "big"), hashes):
+        data = run.file.read(positions_at + number * POSITION_BYTES, POSITION_BYTES)
+        found.append(int.from_bytes(data, "big"))
+    return found
+
+
+def _numbers_of(mark: bytes, hashes: bytes) -> Iterator[int]:
+    """The numbers of the hashes that equal this one, last first."""
+    at = hashes.rfind(mark)
+    while at >= 0:
+        if at % HASH_BYTES == 0:
+            yield at // HASH_BYTES
+        at = hashes.rfind(mark, 0, at + HASH_BYTES - 1)
+
+
+def keys_in(text: str) -> list[str]:
+    """The words by which a message with these properties is found: its unique key and its keys."""
+    unique = properties.find(text, properties.UNIQUE_KEY)
+    words = properties.find(text, properties.KEYS)
+    keys = [unique] if unique else []
+    if words:
+        keys += words.split(" ")[:KEYS_PER_MESSAGE_MAX]
+    return keys
+
 
 Staged: TypeAlias = tuple[ConsumeQueue, int, int, int, int, tuple[int, ...]]
 """A record on its way to the disk: its queue; the position, size, tag's hash and checksum of its
@@ -135,7 +454,7 @@ class QueueStore:
         positions: list[int] = []
         pack = ENTRY.pack
         for queue, position, size, tags_code, checksum, key_hashes in staged:
-            queue.publish(pack(position, size, tags_code, checksum))
+            queue.tail += pack(position, size, tags_code, checksum)
             for hashed in key_hashes:
                 keys.append(hashed)
                 positions.append(position)

@@ -13,10 +13,8 @@ from txmq.errors import CorruptRecord, DiskFull, LogTooShort
 from txmq.protocol import java, properties
 from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision
-from txmq.protocol.loss import AcceptedLoss
 from txmq.protocol.record import Record
-from txmq.protocol.span import HEAD_BYTES, Found, read_head
+from txmq.protocol.span import HEAD_BYTES, AcceptedLoss, Decision, Found, read_head
 from txmq.protocol.topics import WAITING_TOPICS
 from txmq.runtime.disk import NO_ROOM, Disk
 from txmq_broker.store.checkpoints import Checkpoints
@@ -24,13 +22,11 @@ from txmq_broker.store.delay_store import DelayStore
 from txmq_broker.store.evidence import Evidence, Missing, QueueOffsets, compare, new_offsets
 from txmq_broker.store.half_store import HalfStore
 from txmq_broker.store.index_file import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
-from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
-from txmq_broker.store.log.commit_log import CommitLog
-from txmq_broker.store.log.high_water import Mark
+from txmq_broker.store.log.commit_log import CommitLog, Mark
 from txmq_broker.store.log.segments import Extent, cut_folder, keep_aside
 from txmq_broker.store.log.segments import path_of as log_path_of
 from txmq_broker.store.log.spans import REPAIR_COMMAND, Scan, scan
-from txmq_broker.store.queue_store import QueueStore
+from txmq_broker.store.queue_store import QueueStore, key_hash, keys_in, topic_seed
 
 __all__ = ["Recovery", "Start"]
 

@@ -17,7 +17,7 @@ from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPI
 from txmq import blocking
 from txmq.config import Duration
 from txmq.errors import OutcomeUnknown, RollBack
-from txmq.runtime.threads import Threads
+from txmq.runtime.tasks import Threads
 from txmq.transaction import TransactionProducer, TransactionState
 from txmq.transaction import TransactionSettings as Settings
 from txmq.transaction.listener import CallerThread

@@ -13,8 +13,7 @@ from txmq.message import Queue
 from txmq.protocol import batch, bodies, command, headers
 from txmq.protocol.bodies import MessageQueue, queue_map
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.message_id import host_bytes
-from txmq.protocol.record import Record, pack, unpack
+from txmq.protocol.record import Record, host_bytes, pack, unpack
 from txmq.remoting.listener import Listener
 
 SYSTEM_ERROR, NOT_SUPPORTED, NO_TOPIC, NOT_FOUND, OFFLINE = 1, 3, 17, 22, 206

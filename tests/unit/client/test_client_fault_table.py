@@ -1,6 +1,6 @@
 import pytest
 
-from txmq.client.queue_choice import FAILED_S, FaultTable
+from txmq.client.routes import FAILED_S, FaultTable
 from txmq.limits import FAULTS_MAX
 
 NOW = 1_000.0

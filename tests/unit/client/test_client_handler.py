@@ -10,7 +10,7 @@ import pytest
 from txmq.client.consume.handler import BoundHandler
 from txmq.errors import UsageError
 from txmq.message import Later
-from txmq.runtime.threads import Threads
+from txmq.runtime.tasks import Threads
 
 MESSAGE = SimpleNamespace(id="m", topic="T", offset=7, attempts=0)
 

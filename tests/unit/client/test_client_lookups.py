@@ -3,7 +3,7 @@ import pytest
 from tests.unit.client.client_stage import staged
 from txmq.errors import InternalError, LocalProtocolError, NotFound, TopicNotFound
 from txmq.message import Message
-from txmq.protocol.message_id import host_bytes, offset_id
+from txmq.protocol.record import host_bytes, offset_id
 
 
 def message(*keys, body=b"x", **more):

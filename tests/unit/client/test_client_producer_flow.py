@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.unit.client.producer_stage import message, produced, refuse, silent, stored_as
-from txmq.client.queue_choice import queue_of_key
+from txmq.client.routes import queue_of_key
 from txmq.client.values import SendStatus
 from txmq.errors import (
     BrokerBusy,

@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.queue_choice import FaultTable, QueueRotation
-from txmq.client.routes import Route
+from txmq.client.routes import FaultTable, QueueRotation, Route
 from txmq.errors import NoPermission
 from txmq.message import Queue
 

@@ -13,8 +13,7 @@ from txmq.limits import MESSAGE_BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, TOPIC_CHAR
 from txmq.message import Message, Queue
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.message_id import host_bytes
-from txmq.protocol.record import Record
+from txmq.protocol.record import Record, host_bytes
 
 HOST = host_bytes("10.0.0.1", 10911)
 

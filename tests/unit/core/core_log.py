@@ -3,8 +3,7 @@
 from txmq.protocol import properties
 from txmq.protocol.bodies import TopicConfig, TopicConfigs
 from txmq.protocol.java import string_hash
-from txmq.protocol.message_id import host_bytes
-from txmq.protocol.record import tail_of, topic_field
+from txmq.protocol.record import host_bytes, tail_of, topic_field
 from txmq.testing import MemoryDisk, SeededEntropy
 from txmq_broker.config import BrokerSettings, StoreSettings, TopicDefaults
 from txmq_broker.core.topics import Topics, system_topics

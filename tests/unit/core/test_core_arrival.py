@@ -6,7 +6,7 @@ from txmq.protocol import properties
 from txmq.protocol.java import string_hash
 from txmq.protocol.record import real_place
 from txmq_broker.core.arrival import as_half, examine, examine_all, is_marked_half, refuse_delay
-from txmq_broker.store.key_index import key_hash, topic_seed
+from txmq_broker.store.queue_store import key_hash, topic_seed
 
 SEED = topic_seed("T")
 CLUSTER = "CLUSTER\x01c1\x02"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from txmq.limits import CHECKS_MAX, CHECKS_PER_PRODUCER_MAX
-from txmq_broker.core import checks as module
-from txmq_broker.core.checks import Checks, OpenCheck
+from txmq_broker.services import checker as module
+from txmq_broker.services.checker import Checks, OpenCheck
 
 LATE_S = 0.05
 EVERYTHING = 1 << 40

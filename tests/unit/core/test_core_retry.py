@@ -4,9 +4,8 @@ import pytest
 
 from txmq.limits import PROPERTIES_BYTES_MAX, REASON_CHARS_MAX
 from txmq.protocol.bodies import GroupConfig
-from txmq.protocol.message_id import host_bytes
 from txmq.protocol.properties import parse, render
-from txmq.protocol.record import Record
+from txmq.protocol.record import Record, host_bytes
 from txmq_broker.config import DelaySettings
 from txmq_broker.core.clients import ConsumerGroup, Member
 from txmq_broker.core.retry import (

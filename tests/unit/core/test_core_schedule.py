@@ -9,7 +9,7 @@ from txmq.limits import PROPERTIES_BYTES_MAX
 from txmq.protocol import properties
 from txmq.protocol import record as records
 from txmq.protocol.bodies import TopicConfig, TopicConfigs
-from txmq.protocol.message_id import host_bytes
+from txmq.protocol.record import host_bytes
 from txmq.protocol.topics import SCHEDULE_TOPIC, WHEEL_TOPIC
 from txmq_broker.config import BrokerSettings, DelaySettings, TopicDefaults
 from txmq_broker.core.schedule import DueTime, Schedule

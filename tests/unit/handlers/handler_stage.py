@@ -19,7 +19,7 @@ from txmq.protocol.bodies import (
     SubscriptionData,
 )
 from txmq.protocol.codes import PullFlag, RequestCode
-from txmq.protocol.frame import JSON
+from txmq.protocol.command import JSON
 from txmq.protocol.headers import (
     OffsetAnswer,
     OffsetCommit,
@@ -32,8 +32,7 @@ from txmq.protocol.headers import (
     TopicSettings,
 )
 from txmq.protocol.java import string_hash
-from txmq.remoting.connection import PendingResponse
-from txmq.remoting.pool import ConnectionPool
+from txmq.remoting.connection import ConnectionPool, PendingResponse
 from txmq.testing import World
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, StoreSettings, TopicDefaults

@@ -5,7 +5,7 @@ import pytest
 from tests.unit.handlers.handler_stage import consumer, pulling, sending
 from txmq.protocol import command as commands
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.frame import BINARY, JSON, Frame
+from txmq.protocol.command import BINARY, JSON, Frame
 from txmq_broker.app import Broker
 
 ALL = """

@@ -18,7 +18,7 @@ from txmq.protocol.bodies import (
     TopicConfig,
 )
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import ClientGroups, GroupHeader, NamedGroup, TopicHeader
 
 BEAT, LEAVE, IDS, CHANGED, CHECK = 34, 35, 38, 40, 46

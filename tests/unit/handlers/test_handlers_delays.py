@@ -25,7 +25,7 @@ from txmq.protocol.headers import (
     SendAnswer,
     TopicHeader,
 )
-from txmq.protocol.message_id import position_in
+from txmq.protocol.record import position_in
 from txmq.testing import Loss
 from txmq_broker.config import BrokerSettings, DelaySettings, StoreSettings
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.handlers.handler_stage import in_world
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, GroupConfigs
-from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import DeleteGroup, NamedGroup
 
 PUT, GET_ALL, DELETE, PUT_ALL, GET = 200, 201, 207, 225, 352

@@ -6,7 +6,7 @@ from tests.unit.handlers.handler_stage import in_world, queue, with_topics
 from txmq.limits import YOUNG_LOG_BYTES
 from txmq.protocol.bodies import ConsumerOffsets, LockedQueues, LockRequest
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import (
     OffsetAnswer,
     OffsetByTime,

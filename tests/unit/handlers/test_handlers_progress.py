@@ -21,7 +21,7 @@ from txmq.protocol.bodies import (
     read_queue_map,
 )
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import (
     BrokerStatsQuery,
     CloneOffset,

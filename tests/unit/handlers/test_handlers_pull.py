@@ -20,7 +20,7 @@ from txmq.config import Duration
 from txmq.limits import PULL_SCAN_MAX
 from txmq.protocol.bodies import GroupConfig
 from txmq.protocol.codes import PullFlag, RequestCode
-from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import TopicHeader
 from txmq_broker.config import StoreSettings
 

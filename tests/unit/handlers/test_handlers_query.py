@@ -7,10 +7,9 @@ import pytest
 
 from tests.unit.handlers.handler_stage import in_world
 from txmq.protocol import record as records
-from txmq.protocol.command import fields_of
-from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.command import BINARY, JSON, fields_of
 from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer, SendAnswer
-from txmq_broker.store.key_index import key_hash, topic_seed
+from txmq_broker.store.queue_store import key_hash, topic_seed
 
 BY_KEY, BY_ID = 12, 33
 ERROR, NO_TOPIC, NOT_FOUND = 1, 17, 22

@@ -10,8 +10,7 @@ from txmq.protocol import command as commands
 from txmq.protocol import fastjson, properties
 from txmq.protocol import record as records
 from txmq.protocol.bodies import Heartbeat, read_queue_map, with_queue_map
-from txmq.protocol.command import fields_of
-from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.command import BINARY, JSON, fields_of
 from txmq.protocol.headers import (
     ConsumeDirectly,
     ConsumerStatusQuery,

@@ -14,8 +14,8 @@ from tests.unit.handlers.transaction_stage import COMMIT, DURABLE, HALVES, end, 
 from txmq.protocol.bodies import GroupConfig
 from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.headers import SendBack
-from txmq.protocol.message_id import position_in
 from txmq.protocol.properties import parse
+from txmq.protocol.record import position_in
 from txmq.testing import Loss
 
 BACK, SEND = RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE

@@ -20,12 +20,11 @@ from tests.unit.handlers.handler_stage import (
 from txmq.protocol import batch, properties
 from txmq.protocol.bodies import GroupConfig, TopicConfig
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import DeleteGroup, SendAnswer, SendMessage, SendMessageV2, TopicHeader
-from txmq.protocol.message_id import host_text, position_in
-from txmq.protocol.record import unpack
+from txmq.protocol.record import host_text, position_in, unpack
 from txmq_broker.config import StoreSettings
-from txmq_broker.store.key_index import keys_in
+from txmq_broker.store.queue_store import keys_in
 
 SEND, SEND_V2, BATCH = 10, 310, 320
 HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.unit.handlers.handler_stage import SETTINGS, in_world, sending, with_topics
 from txmq.config import Duration, Size
 from txmq.protocol import java_properties
-from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import BrokerConfigAnswer
 from txmq_broker.config import RetentionSettings, StoreSettings, TopicDefaults
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.handlers.handler_stage import in_world, with_topics
 from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames
-from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import TopicHeader, TopicSettings
 
 PUT, GET_ALL, DELETE, SYSTEM, GET = 17, 21, 215, 305, 351

@@ -45,7 +45,7 @@ from txmq.protocol.headers import (
 )
 from txmq.protocol.span import FOLDER, SUFFIX, name_of
 from txmq.testing import Loss
-from txmq_broker.core import checks
+from txmq_broker.services import checker
 from txmq_broker.store import half_store
 
 HOUR = 3600.0
@@ -653,8 +653,8 @@ def test_after_a_restart_somebody_of_the_group_is_asked():
 
 
 def test_one_group_that_says_nothing_holds_up_no_other(monkeypatch):
-    monkeypatch.setattr(checks, "CHECKS_MAX", 8)
-    monkeypatch.setattr(checks, "CHECKS_PER_PRODUCER_MAX", 4)
+    monkeypatch.setattr(checker, "CHECKS_MAX", 8)
+    monkeypatch.setattr(checker, "CHECKS_PER_PRODUCER_MAX", 4)
 
     async def main(life):
         silent = [await producer(life, None, "silent") for _ in range(3)]

@@ -7,7 +7,7 @@ import selectors
 
 from txmq.protocol import command as commands
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
-from txmq.protocol.frame import FrameReader
+from txmq.protocol.command import FrameReader
 from txmq.protocol.headers import BrokerRegistration
 from txmq.remoting.connection import Connection
 

@@ -4,8 +4,7 @@ import pytest
 
 from tests.unit.names.names_peer import Peer
 from txmq.errors import RemoteProtocolError, TopicNotFound, UnknownRefusal, WriteFailed
-from txmq.protocol.command import answer
-from txmq.protocol.frame import BINARY, JSON
+from txmq.protocol.command import BINARY, JSON, answer
 from txmq.protocol.headers import TopicHeader
 from txmq.remoting.dispatch import Dispatcher
 

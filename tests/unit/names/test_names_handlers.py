@@ -8,7 +8,7 @@ import pytest
 from tests.unit.names.names_peer import Peer, SetClock, offer, registration
 from txmq.protocol.bodies import QueueRoute, RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
-from txmq.protocol.frame import BINARY
+from txmq.protocol.command import BINARY
 from txmq.remoting.dispatch import Dispatcher
 from txmq_broker.names.handlers import NameHandlers
 from txmq_broker.names.key_values import KeyValues

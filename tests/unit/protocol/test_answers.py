@@ -1,11 +1,10 @@
-"""The answers of txmq.protocol.answers are written by hand; they say what the slow way says."""
+"""The answers of txmq.protocol.templates are written by hand; they say what the slow way says."""
 
 import pytest
 
-from txmq.protocol.answers import done, pulled, sent, sent_delayed
-from txmq.protocol.command import Command, answer, decode
-from txmq.protocol.frame import BINARY, JSON, FrameReader
+from txmq.protocol.command import BINARY, JSON, Command, FrameReader, answer, decode
 from txmq.protocol.headers import PullAnswer, SendAnswer
+from txmq.protocol.templates import done, pulled, sent, sent_delayed
 
 OFFSET_ID = "0A00000100002A9F0000000000000400"
 LARGE = 2**63 - 1

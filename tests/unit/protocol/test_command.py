@@ -7,8 +7,18 @@ import pytest
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import HEADER_FIELDS_MAX
 from txmq.protocol import header_binary
-from txmq.protocol.command import ONEWAY, VERSION, Command, answer, decode, encode
-from txmq.protocol.frame import BINARY, JSON, Frame, FrameReader
+from txmq.protocol.command import (
+    BINARY,
+    JSON,
+    ONEWAY,
+    VERSION,
+    Command,
+    Frame,
+    FrameReader,
+    answer,
+    decode,
+    encode,
+)
 from txmq.protocol.headers import (
     EndTransaction,
     OffsetAnswer,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from txmq.errors import CorruptRecord, RemoteProtocolError
 from txmq.protocol import record as records
-from txmq.protocol.decision import (
+from txmq.protocol.span import (
     MARKER,
     MARKER_BYTES,
     REASON_BYTES_MAX,

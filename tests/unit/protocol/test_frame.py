@@ -1,4 +1,4 @@
-"""Facts of txmq.protocol.frame: where one frame ends and the next begins."""
+"""Facts of txmq.protocol.command: where one frame ends and the next begins."""
 
 import tracemalloc
 
@@ -6,7 +6,7 @@ import pytest
 
 from txmq.errors import LocalProtocolError, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
-from txmq.protocol.frame import BINARY, JSON, Frame, FrameReader, frame
+from txmq.protocol.command import BINARY, JSON, Frame, FrameReader, frame
 from txmq.quantity import quantity
 
 FIRST = bytes.fromhex("0000000a 00000002") + b"{}" + b"body"

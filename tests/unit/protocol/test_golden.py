@@ -47,9 +47,8 @@ from txmq.protocol.bodies import (
     TopicRoute,
     read_queue_map,
 )
-from txmq.protocol.command import Command, answer, decode, encode
+from txmq.protocol.command import BINARY, JSON, Command, FrameReader, answer, decode, encode
 from txmq.protocol.fastjson import loads
-from txmq.protocol.frame import BINARY, JSON, FrameReader
 from txmq.protocol.headers import (
     BrokerRegistration,
     CheckState,

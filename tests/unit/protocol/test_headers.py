@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from txmq.errors import RemoteProtocolError
-from txmq.protocol.command import decode, fields_of
-from txmq.protocol.frame import JSON, Frame
+from txmq.protocol.command import JSON, Frame, decode, fields_of
 from txmq.protocol.headers import (
     ClientGroups,
     OffsetQuery,

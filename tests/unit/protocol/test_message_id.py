@@ -1,9 +1,9 @@
-"""Facts of txmq.protocol.message_id, with ids out of RocketMQ's own tests."""
+"""Facts of txmq.protocol.record, with ids out of RocketMQ's own tests."""
 
 import pytest
 
 from txmq.errors import RemoteProtocolError
-from txmq.protocol.message_id import (
+from txmq.protocol.record import (
     host_bytes,
     host_text,
     offset_id,
@@ -11,7 +11,7 @@ from txmq.protocol.message_id import (
     split_offset_id,
     unique_id,
 )
-from txmq.remoting.pool import split_address
+from txmq.remoting.connection import split_address
 
 ID_V4 = "645100FA00002A9F000000489A3AA09E"
 ID_V6 = "24084004018081003FAA1DDE2B3F898A00002A9F0000000000000CA0"

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from txmq.errors import LocalProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import command
-from txmq.protocol.frame import FrameReader
+from txmq.protocol.command import FrameReader
 from txmq.protocol.headers import SendMessageV2
-from txmq.protocol.sends import SendHeaderTemplate, quoted
+from txmq.protocol.templates import SendHeaderTemplate, quoted
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 numbers = st.integers(0, 2**31 - 1)

@@ -3,10 +3,12 @@
 import pytest
 
 from txmq.errors import CorruptRecord
-from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
 from txmq.protocol.record import Record, pack
 from txmq.protocol.span import (
     HEAD_BYTES,
+    Decision,
+    DecisionKind,
+    DecisionSource,
     SpanHead,
     found_in,
     head,

@@ -4,7 +4,7 @@ import asyncio
 from functools import wraps
 
 from txmq.protocol import command as commands
-from txmq.protocol.frame import FrameReader
+from txmq.protocol.command import FrameReader
 from txmq.remoting.connection import Connection, no_service
 from txmq.remoting.listener import Listener
 from txmq.testing import simulate

@@ -462,7 +462,7 @@ async def test_each_end_knows_where_the_other_is(world):
 
 
 def _one(data):
-    from txmq.protocol.frame import FrameReader
+    from txmq.protocol.command import FrameReader
 
     (part,) = FrameReader().feed(data)
     return part

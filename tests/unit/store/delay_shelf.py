@@ -8,7 +8,7 @@ from txmq.protocol import record as records
 from txmq.protocol.record import tail_of, topic_field
 from txmq_broker.store.delay_lines import Line
 from txmq_broker.store.due_messages import Due
-from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
+from txmq_broker.store.queue_store import key_hash, keys_in, topic_seed
 
 __all__ = ["DelayShelf"]
 

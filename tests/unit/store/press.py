@@ -6,8 +6,7 @@ import asyncio
 
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol import command as commands
-from txmq.protocol.command import Command
-from txmq.protocol.frame import FrameReader
+from txmq.protocol.command import Command, FrameReader
 from txmq.remoting.connection import Connection
 from txmq.testing import SimulatedClock
 from txmq_broker.core.admission import Admission

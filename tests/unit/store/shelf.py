@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from txmq.protocol import java, properties
 from txmq.protocol import record as records
-from txmq.protocol.decision import DecisionKind, DecisionSource
 from txmq.protocol.record import tail_of, topic_field
+from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.testing import MemoryDisk, SeededEntropy
 from txmq_broker.core.fetch import FetchOutcome, fetch
-from txmq_broker.store.key_index import key_hash, keys_in, topic_seed
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.pending_transactions import transaction_key
+from txmq_broker.store.queue_store import key_hash, keys_in, topic_seed
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 START_MS = 1_700_000_000_000

@@ -8,11 +8,10 @@ import pytest
 from tests.unit.store.shelf import rewrite
 from txmq.errors import CorruptRecord
 from txmq.testing import MemoryDisk
-from txmq_broker.store.consume_queue import ENTRY, ConsumeQueue
 from txmq_broker.store.delay_lines import LineState
 from txmq_broker.store.index_file import IndexFile, LogRange, draft, indexed_segments, path_of
-from txmq_broker.store.key_index import KeyIndex
 from txmq_broker.store.pending_transactions import Changes
+from txmq_broker.store.queue_store import ENTRY, ConsumeQueue, KeyIndex
 
 LOG = 7
 
@@ -31,7 +30,7 @@ def indexes(topics=("T",), numbers=(0, 1), first=0):
         for number in numbers:
             queue = ConsumeQueue(topic, number, floor=number)
             for _ in range(3):
-                queue.publish(ENTRY.pack(at, 10, -at, 7 * at))
+                queue.tail += ENTRY.pack(at, 10, -at, 7 * at)
                 keys.extend([at % 3], [at])
                 at += 10
             queues.append(queue)

@@ -9,7 +9,7 @@ from txmq.errors import CorruptRecord, DiskFull, ForeignFile, LogTooShort
 from txmq.protocol.span import HEAD_BYTES
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts
 from txmq_broker.core.fetch import FetchOutcome, fetch
-from txmq_broker.store.log.high_water import PATH as HIGH_WATER
+from txmq_broker.store.log.commit_log import PATH as HIGH_WATER
 from txmq_broker.store.log.identity import PATH as IDENTITY
 
 ONE_FILE = Sizes(segment_size=1 << 20)

@@ -14,7 +14,7 @@ from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import TxmqError
 from txmq.protocol import command as commands
 from txmq.protocol.command import Command
-from txmq.protocol.decision import DecisionKind
+from txmq.protocol.span import DecisionKind
 from txmq.protocol.topics import HALF_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 from txmq_broker.services.keeper import Keeper

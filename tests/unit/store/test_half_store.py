@@ -8,12 +8,12 @@ from tests.unit.store.press import Press
 from tests.unit.store.shelf import START_MS, Shelf, Sizes
 from txmq.errors import CorruptRecord, DiskFull, WriteFailed
 from txmq.protocol import record as records
-from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
+from txmq.protocol.span import Decision, DecisionKind, DecisionSource
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 from txmq_broker.config import RetentionSettings
 from txmq_broker.store.half_store import RecentDecision
-from txmq_broker.store.log.high_water import PATH as HIGH_WATER
+from txmq_broker.store.log.commit_log import PATH as HIGH_WATER
 from txmq_broker.store.pending_transactions import transaction_key
 from txmq_broker.store.retention import decide as retain
 

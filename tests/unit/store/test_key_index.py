@@ -7,7 +7,14 @@ import pytest
 from txmq.limits import KEYS_PER_MESSAGE_MAX
 from txmq.protocol import properties
 from txmq.testing import MemoryDisk
-from txmq_broker.store.key_index import ENTRY_BYTES, KeyIndex, KeyRun, key_hash, keys_in, topic_seed
+from txmq_broker.store.queue_store import (
+    ENTRY_BYTES,
+    KeyIndex,
+    KeyRun,
+    key_hash,
+    keys_in,
+    topic_seed,
+)
 from txmq_broker.store.sealed_bytes import SealedBytes
 
 FOREVER = (0, 1 << 60)

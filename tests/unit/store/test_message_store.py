@@ -15,7 +15,7 @@ from txmq.protocol.span import HEAD_BYTES
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk
 from txmq_broker.handlers.offsets import offset_by_time
-from txmq_broker.store.consume_queue import ENTRY
+from txmq_broker.store.queue_store import ENTRY
 
 BIG = b"x" * 1500
 
@@ -270,7 +270,7 @@ def test_memory_does_not_grow_with_what_is_saved(shelf):
         shelf.checkpoint()
 
     queue = shelf.store.find_queue("T", 0)
-    assert len(queue._tail) < ENTRY.size
+    assert len(queue.tail) < ENTRY.size
     assert len(shelf.store.queues.keys._positions) == 0
     assert len(shelf.store.checkpoints.file_ms) == len(shelf.log_files())
     while len(shelf.store.checkpoints.completed_files()):

@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from txmq_broker.store.consume_queue import ConsumeQueue
 from txmq_broker.store.pending_transactions import (
     Changes,
     Half,
     PendingTransactions,
     transaction_key,
 )
+from txmq_broker.store.queue_store import ConsumeQueue
 
 T, U = ConsumeQueue("T", 0), ConsumeQueue("U", 3)
 MANY = 20_000

@@ -14,14 +14,13 @@ from txmq.errors import (
     StoreError,
 )
 from txmq.protocol import record as records
-from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
 from txmq.protocol.record import Record
-from txmq.protocol.span import HEAD_BYTES, head
+from txmq.protocol.span import HEAD_BYTES, Decision, DecisionKind, DecisionSource, head
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts
 from txmq_broker.store.index_file import path_of
-from txmq_broker.store.log.high_water import PATH as HIGH_WATER
+from txmq_broker.store.log.commit_log import PATH as HIGH_WATER
 from txmq_broker.store.pending_transactions import transaction_key
 
 ONE_FILE = Sizes(segment_size=1 << 20)

@@ -47,8 +47,7 @@ from txmq.protocol.headers import (
     SendMessageV2,
     TimestampAnswer,
 )
-from txmq.protocol.message_id import position_in, split_offset_id
-from txmq.protocol.record import unpack
+from txmq.protocol.record import position_in, split_offset_id, unpack
 from txmq.protocol.topics import DLQ, RETRY
 
 __all__ = ["DeadLetterCalls", "DeadLetters"]

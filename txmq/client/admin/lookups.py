@@ -11,8 +11,7 @@ from txmq.message import ReceivedMessage
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import fields_of
 from txmq.protocol.headers import MessagePosition, MessageQuery
-from txmq.protocol.message_id import split_offset_id
-from txmq.protocol.record import unpack, unpack_all
+from txmq.protocol.record import split_offset_id, unpack, unpack_all
 
 __all__ = ["LookupCalls"]
 

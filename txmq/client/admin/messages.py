@@ -34,7 +34,7 @@ from txmq.protocol.command import Command
 from txmq.protocol.headers import PullAnswer, PullMessage, RecallAnswer, RecallMessage
 from txmq.protocol.recall import RecallHandle
 from txmq.protocol.record import unpack_all
-from txmq.protocol.sends import SendHeaderTemplate
+from txmq.protocol.templates import SendHeaderTemplate
 from txmq.remoting.connection import PendingResponse
 
 __all__ = ["ANY_TAG", "MessageCalls"]

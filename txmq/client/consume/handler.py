@@ -15,7 +15,7 @@ from txmq.client.observe.hooks import HandlerHooks
 from txmq.errors import KeyConflict, KeyInProgress, UsageError, VersionGap
 from txmq.limits import FAILED_MESSAGES_MAX
 from txmq.message import DEAD_LETTER, Later, ReceivedMessage
-from txmq.runtime.threads import Threads
+from txmq.runtime.tasks import Threads
 
 __all__ = [
     "BatchHandler",

@@ -33,7 +33,7 @@ from txmq.protocol.topics import RETRY
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
-from txmq.runtime.threads import Threads
+from txmq.runtime.tasks import Threads
 
 __all__ = ["PushConsumer"]
 

@@ -27,7 +27,7 @@ from txmq.limits import FAULTS_MAX
 from txmq.message import Message, ReceivedMessage
 from txmq.protocol import properties
 from txmq.protocol.command import Command
-from txmq.protocol.message_id import split_offset_id
+from txmq.protocol.record import split_offset_id
 
 __all__ = ["HandlerTrace", "SendTrace"]
 

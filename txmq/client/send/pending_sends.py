@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from txmq.client.queue_choice import FaultTable, QueueRotation
-from txmq.client.routes import TEMPLATE, Route
+from txmq.client.routes import TEMPLATE, FaultTable, QueueRotation, Route
 from txmq.client.send_request import Envelope, result_of, results_of
 from txmq.client.session import Session
 from txmq.client.settings import ProducerSettings
@@ -37,7 +36,7 @@ from txmq.errors import (
 from txmq.limits import FORMS_MAX
 from txmq.message import Queue
 from txmq.protocol.command import Command
-from txmq.protocol.sends import SendHeaderTemplate
+from txmq.protocol.templates import SendHeaderTemplate
 from txmq.remoting.connection import Connection
 from txmq.runtime.tasks import Tasks
 

@@ -18,7 +18,7 @@ from txmq.client.names import check_name
 from txmq.client.observe.hooks import SendHook, SendHooks
 from txmq.client.observe.message_trace import SendTrace
 from txmq.client.observe.trace_sender import Tracer, trace_group
-from txmq.client.queue_choice import queue_of_key
+from txmq.client.routes import queue_of_key
 from txmq.client.send.pending_sends import PendingSends
 from txmq.client.send.request_reply import Requester
 from txmq.client.send.sender import Sender

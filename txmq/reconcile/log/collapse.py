@@ -12,10 +12,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
-from txmq.protocol.loss import AcceptedLoss
 from txmq.protocol.record import Record
-from txmq.protocol.span import Found
+from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.flows import FailureRow, Flows, MessageRow, printable_text
 from txmq.reconcile.rules import DayWindow

@@ -17,8 +17,15 @@ from typing import Final, NamedTuple, Self
 from txmq.errors import ReconcileRefused
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
-from txmq.protocol.decision import MARKER, MARKER_BYTES, decided_ms_of
-from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
+from txmq.protocol.span import (
+    FOLDER,
+    HEAD_BYTES,
+    MARKER,
+    MARKER_BYTES,
+    decided_ms_of,
+    read_head,
+    start_in,
+)
 
 __all__ = ["LogFile", "LogFiles", "OpenFile", "files_of"]
 

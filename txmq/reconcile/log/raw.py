@@ -9,9 +9,7 @@ from typing import Final, NamedTuple
 from txmq.errors import ReconcileRefused
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.decision import Decision, DecisionKind, DecisionSource
-from txmq.protocol.loss import AcceptedLoss
-from txmq.protocol.span import Found
+from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.files import OpenFile, files_of
 from txmq.reconcile.log.spans import LogStretch, records_from

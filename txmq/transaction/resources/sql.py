@@ -24,7 +24,7 @@ from txmq.databases.sources import AsyncPool, DjangoConnection, Pool, adapter_of
 from txmq.errors import ConfigError, DatabaseFailed, LimitExceeded, ResourceError, UsageError
 from txmq.limits import FENCE_ROWS_REMOVED, RESOURCE_THREADS, XID_CHARS_MAX
 from txmq.runtime.entropy import Entropy, SystemEntropy
-from txmq.runtime.threads import Threads
+from txmq.runtime.tasks import Threads
 from txmq.transaction.resources import steps
 from txmq.transaction.resources.check_batches import CheckBatches
 from txmq.transaction.resources.fence import COMMITTED, ROLLED_BACK, Fence, check_horizon_s

@@ -17,7 +17,7 @@ from txmq.errors import DatabaseFailed
 from txmq.limits import XA_THREADS
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.entropy import Entropy
-from txmq.runtime.threads import Threads
+from txmq.runtime.tasks import Threads
 from txmq.transaction.resources import two_phase
 from txmq.transaction.resources.prepared import can_name, gid_of
 from txmq.transaction.resources.sql import SQLResource

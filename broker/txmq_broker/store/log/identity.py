@@ -15,7 +15,7 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
 from txmq.runtime.disk import Disk
 from txmq.runtime.entropy import Entropy
-from txmq_broker.store.log.high_water import log_of as log_of_mark
+from txmq_broker.store.log.commit_log import log_of as log_of_mark
 from txmq_broker.store.log.segments import path_of
 
 __all__ = ["PATH", "known_log", "log_identity", "log_to_read"]

@@ -14,10 +14,17 @@ from typing import Final, NamedTuple, TypeAlias
 from txmq.errors import CorruptRecord, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX, SPAN_BYTES_MAX
 from txmq.protocol import record as records
-from txmq.protocol.decision import MARKER, MARKER_BYTES, decided_ms_of
-from txmq.protocol.loss import LOSS
 from txmq.protocol.record import Record
-from txmq.protocol.span import HEAD_BYTES, Found, found_in, read_head
+from txmq.protocol.span import (
+    HEAD_BYTES,
+    LOSS,
+    MARKER,
+    MARKER_BYTES,
+    Found,
+    decided_ms_of,
+    found_in,
+    read_head,
+)
 from txmq.runtime.disk import Disk
 from txmq_broker.store.log.segments import Extent, Segments
 from txmq_broker.store.log.spans import durable_behind, span_at, whole_behind

@@ -171,8 +171,10 @@ class ClusterClient(Lifecycle):
         )
         addresses = {**self._beaten, **dict.fromkeys(self._addresses())}
         # Started one by one: if the loop is already closed, every task has an awaiter.
-        told = [asyncio.ensure_future(self._tell_goodbye(address, header)) for address in addresses]
-        await asyncio.gather(*told)
+        tasks = [
+            asyncio.ensure_future(self._tell_goodbye(address, header)) for address in addresses
+        ]
+        await asyncio.gather(*tasks)
 
     def _table_of(self, member: ClientMember) -> dict[str, ClientMember]:
         is_producer = isinstance(member.registration(), ProducerRegistration)

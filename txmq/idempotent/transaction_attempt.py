@@ -42,7 +42,7 @@ class TransactionAttempt(Attempt[S]):
         """The session for the work.
 
         Raises:
-            UsageError: There is no work to do.
+            UsageError: The caller gives no work.
         """
         if self.verdict is not Verdict.FIRST:
             raise UsageError(f"there is nothing to do: this key is {self.verdict.value}")

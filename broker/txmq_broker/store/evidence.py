@@ -78,7 +78,7 @@ def compare(evidence: Evidence, start: int, end: int, reach: int, path: str) -> 
         evidence: The facts from other files.
         start: The log's first byte.
         end: Behind its last whole span.
-        reach: Behind its last byte; what lies between the two is no whole span.
+        reach: The position after its last byte; the bytes between the two are not a whole span.
         path: Its newest file, for messages.
     """
     ends = f"{path} is damaged at {end}" if reach > end else f"{path} ends at {end}"

@@ -256,9 +256,9 @@ class QueueAssignment:
         self.lose(fetcher.queue)
 
     async def _start_of(self, queue: Queue) -> int:
-        told = self._starts.get(queue)
-        if told is not None:
-            return told
+        stored = self._starts.get(queue)
+        if stored is not None:
+            return stored
         admin, clock = self.client.admin, self.client.session.clock
         is_new = queue.topic in self._settled
         return await begin_at(queue, self.offsets, self.settings, admin, clock, is_new=is_new)

@@ -63,7 +63,7 @@ class PullConsumer(Lifecycle):
         entropy: Gives randomness, likewise.
 
     Raises:
-        LocalProtocolError: It is no name for a group.
+        LocalProtocolError: The group name is invalid.
         LimitExceeded: The name is too long.
         ConfigError: ``names`` names no server.
     """

@@ -360,5 +360,5 @@ class PushConsumer(Lifecycle):
         handler = self._find(message)
         if handler is None:
             raise UsageError(f"topic {message.topic} has no handler here")
-        said = await handler([message])
-        return said if isinstance(said, Later) else None
+        verdict = await handler([message])
+        return verdict if isinstance(verdict, Later) else None

@@ -206,11 +206,11 @@ class _SendSpans:
             "txmq.transaction.is_after_check": end.is_after_check,
         })  # fmt: skip
 
-        def told(word: str) -> None:
+        def record_reply(word: str) -> None:
             span.set_attribute("txmq.transaction.reply", word)
             span.end()
 
-        return told
+        return record_reply
 
     def begin_transaction(self, topic: str, xid: str) -> TransactionHook:
         about = {**self._who, "messaging.message.id": xid}

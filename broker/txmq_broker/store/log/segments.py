@@ -84,7 +84,7 @@ class Segments:
         """Open the files of the log; files with other names are ignored.
 
         A crash may have taken the end of a file and left the next one, so a file that ends before
-        the next begins is no damage yet: that is for recovery to judge (:meth:`goes_on_at`).
+        the next begins does not count as damage: recovery judges it (:meth:`goes_on_at`).
 
         Args:
             tidy: Remove what a failed write left behind, and refuse another log's files. A reader
@@ -203,7 +203,7 @@ class Segments:
         """Write at the end, in a new file where the current one is full and nothing has to stay.
 
         Raises:
-            DiskFull: There is no room. The log ends where it did.
+            DiskFull: The disk is full. The end of the log is unchanged.
             WriteFailed: The disk refused. The log ends where it did.
         """
         try:

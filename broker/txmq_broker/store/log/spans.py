@@ -45,7 +45,7 @@ def scan(
         found: Takes each record: read, its position, and as it lies in the log.
 
     Raises:
-        CorruptRecord: A span is damaged that was durable, or holds what is no record.
+        CorruptRecord: A durable span is damaged, or holds an invalid record.
     """
     at, count, last = start, 0, None
     while at < extent.end:

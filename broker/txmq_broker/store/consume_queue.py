@@ -1,8 +1,8 @@
 """One queue of a topic: for each message its position in the log, its size and its tag's hash.
 
-Entries stay in memory until a checkpoint has put them into an index file; after that the queue
-keeps only the place of their block. Offsets are assigned when a record is staged and become visible
-when it is published, so no reader sees a message that a crash could still take back.
+Entries stay in memory until a checkpoint saves them in an index file; then the queue keeps only the
+place of their block. Offsets are assigned when a record is staged and become visible when it is
+published, so no reader sees a message that a crash could still lose.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CODE_AT: Final = 12
 Entry: TypeAlias = tuple[int, int, int, int]
 """One message of a queue: its position in the log, its size, its tag's hash, its checksum.
 
-The checksum is over every byte of the record, also those that the record's own leaves out."""
+The checksum covers every byte of the record; the record's own checksum covers only its body."""
 
 
 class Block(NamedTuple):
@@ -62,7 +62,7 @@ class ConsumeQueue:
         self._tail = bytearray()
         self.tail_first = floor
         self.has_jumped = False
-        """True if the next chunk must hold this queue's next offset although it has no entry."""
+        """True if the next chunk must hold this queue's next offset even without new entries."""
 
     @property
     def min_offset(self) -> int:
@@ -72,12 +72,12 @@ class ConsumeQueue:
 
     @property
     def max_offset(self) -> int:
-        """The offset behind the newest message that may be read."""
+        """The offset after the newest readable message."""
         return max(self.tail_first + len(self._tail) // ENTRY.size, self.floor)
 
     @property
     def tail_count(self) -> int:
-        """Entries that no index file holds yet."""
+        """The number of entries that no index file holds yet."""
         return len(self._tail) // ENTRY.size
 
     def publish(self, entries: bytes) -> None:
@@ -85,9 +85,9 @@ class ConsumeQueue:
         self._tail += entries
 
     def restore(self, offset: int, entry: Entry) -> bool:
-        """Take a record found in the log; false if it does not follow the last one.
+        """Add a record found in the log; return false if it does not follow the last one.
 
-        Only the first message of all may start anywhere: those before it were deleted.
+        Only the first record may have any offset, because earlier messages may be deleted.
         """
         if offset < self.floor:
             return True
@@ -101,7 +101,7 @@ class ConsumeQueue:
         return True
 
     def add_block(self, block: Block) -> None:
-        """Take entries found in an index file."""
+        """Add entries found in an index file."""
         assert not self._tail, "a block cannot follow entries that are newer"
         self._blocks.append(block)
         self._firsts.append(block.first)
@@ -109,7 +109,9 @@ class ConsumeQueue:
         self.next_offset = self.tail_first
 
     def jump(self, offset: int) -> None:
-        """Go on at a later offset: those before it were given, and their messages are lost."""
+        """Continue at a later offset: the offsets before it were assigned, and their messages are
+        lost.
+        """
         assert not self._tail, "entries before a gap have to be in an index file"
         self.tail_first = self.next_offset = offset
         self.has_jumped = True
@@ -125,7 +127,7 @@ class ConsumeQueue:
         return next(later, self.tail_first)
 
     def tail_before(self, position: int) -> bytes:
-        """The entries of the tail that lie before a position of the log."""
+        """The tail's entries before a position of the log."""
         tail = self._tail
         low, high = 0, len(tail) // ENTRY.size
         while low < high:
@@ -137,7 +139,7 @@ class ConsumeQueue:
         return bytes(tail[: low * ENTRY.size])
 
     def saved(self, block: Block) -> None:
-        """Forget the entries of the tail that a block now holds."""
+        """Drop the tail's entries that a block now holds."""
         assert block.first == self.tail_first, "blocks are saved in order"
         del self._tail[: block.entries * ENTRY.size]
         self._blocks.append(block)
@@ -146,7 +148,7 @@ class ConsumeQueue:
         self.has_jumped = False
 
     def drop_before_segment(self, segment: int) -> None:
-        """Forget the blocks of segments that were deleted."""
+        """Drop the blocks of deleted segments."""
         kept = [block for block in self._blocks if block.segment >= segment]
         if len(kept) != len(self._blocks):
             self._blocks = kept
@@ -160,12 +162,12 @@ class ConsumeQueue:
         return max(self.tail_first, self.floor)
 
     def raise_floor(self, offset: int) -> None:
-        """Forget everything before an offset that was published, and never assign a smaller one."""
+        """Drop all entries before a published offset, and never assign a smaller one."""
         assert offset <= self.max_offset, "the write of a later offset may still fail"
         self.floor = max(self.floor, offset)
 
     def read(self, offset: int, count: int) -> list[Entry]:
-        """Up to ``count`` entries from an offset on; at least one where the offset is visible."""
+        """Up to ``count`` entries from an offset on; at least one if the offset is visible."""
         first = self.tail_first
         if offset >= first:
             start = (offset - first) * ENTRY.size
@@ -183,8 +185,8 @@ class ConsumeQueue:
         return list(ENTRY.iter_unpack(data))
 
     def with_code(self, code: int, segment: int) -> Iterator[Entry]:
-        """The entries from a segment on that have this code in the place of a tag's hash, oldest
-        first: a search.
+        """Search for entries from a segment on that have this code instead of a tag's hash, oldest
+        first.
         """
         mark = _CODE.pack(code)
         for block in self._blocks:

@@ -47,7 +47,7 @@ class KeyRun(NamedTuple):
 
 
 class KeyIndex:
-    """All runs that are saved, and the one that is growing."""
+    """All saved runs, and the growing run."""
 
     def __init__(self) -> None:
         self._runs: list[KeyRun] = []
@@ -60,7 +60,9 @@ class KeyIndex:
         self._positions.extend(positions)
 
     def before(self, position: int) -> tuple[int, bytes]:
-        """The growing run's entries before a position, counted and as an index file holds them."""
+        """The growing run's entries before a position: their number, and their bytes for an index
+        file.
+        """
         count = bisect_left(self._positions, position)
         hashes, positions = self._hashes[:count], self._positions[:count]
         if sys.byteorder == "little":
@@ -69,24 +71,24 @@ class KeyIndex:
         return count, hashes.tobytes() + positions.tobytes()
 
     def saved(self, run: KeyRun) -> None:
-        """Forget the oldest entries of the growing run, which a saved one now holds."""
+        """Drop the oldest entries of the growing run, because a saved run now holds them."""
         del self._hashes[: run.entries]
         del self._positions[: run.entries]
         self._runs.append(run)
 
     def add_run(self, run: KeyRun) -> None:
-        """Take a run found in an index file."""
+        """Add a run found in an index file."""
         self._runs.append(run)
 
     def drop_before_segment(self, segment: int) -> None:
-        """Forget the runs of segments that were deleted."""
+        """Drop the runs of deleted segments."""
         self._runs = [run for run in self._runs if run.segment >= segment]
 
     def positions(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Yield the positions of records with this hash, newest first, in a range of time.
 
         Raises:
-            CorruptRecord: An index file differs from what was written.
+            CorruptRecord: An index file differs from the written bytes.
         """
         # A message may name a key twice; its position is returned once.
         mark = hashed.to_bytes(HASH_BYTES, sys.byteorder)

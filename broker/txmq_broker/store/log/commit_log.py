@@ -19,11 +19,11 @@ __all__ = ["CommitLog"]
 
 _SIZE_MAGIC: Final = Struct(">II")
 _READ_AT_ONCE: Final = 2048
-"""Most records are smaller, and one read costs half of two."""
+"""Most records are smaller, so one read is enough; it costs half as much as two."""
 
 
 class CommitLog:
-    """Appends spans, reads records, and notes in the high-water mark how much is durable.
+    """Appends spans, reads records, and records the durable end in the high-water mark.
 
     Attributes:
         last_ms: The time stamp of the newest record; time stamps in a log never go back.
@@ -46,7 +46,7 @@ class CommitLog:
         self.resume()
 
     def resume(self) -> None:
-        """Continue where the files end, which are durable up to there."""
+        """Continue at the end of the files, which are durable up to there."""
         self._unmarked.clear()
         self.staged.clear()
         self._records = 0
@@ -58,7 +58,7 @@ class CommitLog:
 
     @property
     def start(self) -> int:
-        """The position of the oldest byte that is kept."""
+        """The position of the oldest kept byte."""
         return self.segments.start
 
     @property
@@ -67,27 +67,27 @@ class CommitLog:
         return self.segments.end
 
     def file_at(self, position: int) -> int:
-        """Return the position at which the file that holds another one begins."""
+        """Return the start of the file that holds a position."""
         return self.segments.extent_at(position).start
 
     # Appending
 
     @property
     def staged_bytes(self) -> int:
-        """The number of bytes that wait to be written."""
+        """The number of staged bytes."""
         return self.next_position - self.segments.end - HEAD_BYTES
 
     def stage(self, pieces: tuple[bytes, ...], size: int) -> None:
-        """Take a record whose bytes say that it lies at :attr:`next_position`."""
+        """Stage a record; its bytes must name :attr:`next_position` as its position."""
         self.staged += pieces
         self._records += 1
         self.next_position += size
 
     def write(self, *, stay: bool = False) -> int:
-        """Write what is staged as one span and return where it ends.
+        """Write the staged records as one span and return its end.
 
         Args:
-            stay: True if it has to lie in the file that is being written, however large that grows.
+            stay: True if it must lie in the current file, even beyond that file's limit.
 
         Raises:
             DiskFull: The disk is full. Nothing of the span is part of the log.
@@ -103,19 +103,19 @@ class CommitLog:
             segments.append(span_head + payload, stay=stay)
         finally:
             self.next_position = segments.end + HEAD_BYTES
-            # Also where the write failed: the new file stays, and the one before it is complete.
+            # Even if the write failed: the new file stays, and the one before it is complete.
             if tail != segments.files[-1:] and self.durable < start:
                 self.unsynced += tail
         self._unmarked.append((start, segments.end, checksum_in(span_head)))
         return segments.end
 
     def files_to_sync(self) -> list[File]:
-        """The files that hold writes not known to be durable, oldest first."""
+        """The files with writes that may not be durable yet, oldest first."""
         return [*self.unsynced, *self.segments.files[-1:]]
 
     def synced(self, files: list[File], end: int) -> None:
-        """Note that these files were synced when the log ended at ``end``."""
-        # The last of them was being written: if it is complete by now, it has grown since.
+        """Record that these files were synced when the log ended at ``end``."""
+        # The last of them may have grown since the sync began.
         completed = files[:-1]
         self.unsynced = [file for file in self.unsynced if file not in completed]
         self.durable = max(self.durable, end)
@@ -150,6 +150,6 @@ class CommitLog:
         return records.stored_ms_of(data) if len(data) == records.SMALLEST else None
 
     def close(self) -> None:
-        """Close the files; what is staged is lost."""
+        """Close the files; staged records are lost."""
         self.segments.close()
         self.high_water.close()

@@ -1,9 +1,8 @@
-"""The high-water mark: how far the log was durable, noted beside it after every sync.
+"""The high-water mark: the log's durable end, written beside the log after every sync.
 
-The log alone does not show that its newest file was cut: it looks like a shorter log. The mark
-shows it. It is written without a sync of its own, so it survives the death of the process, and
-after a power cut it may be older than the log; it never claims more than what was durable. A clean
-stop syncs it.
+A log whose newest file was cut looks like a shorter log; the mark reveals the cut. The mark is
+written without a sync, so it survives the death of the process, and after a power cut it may be
+older than the log. It never claims more than was durable. A clean stop syncs it.
 
 The file has two slots that are written in turn, so that a torn write leaves the other one.
 """
@@ -28,11 +27,11 @@ _MAGIC: Final = 0x7478_6D68
 _FIELDS: Final = Struct(">IQqqqqIqBB")
 _CHECK: Final = Struct(">I")
 _SLOT_BYTES: Final = 512
-"""A sector of its own for each slot: a torn write cannot take both."""
+"""Each slot has its own sector: a torn write cannot destroy both."""
 
 
 class Mark(NamedTuple):
-    """A state of the log that was durable."""
+    """A durable state of the log."""
 
     oldest: int
     """The position at which the log began."""
@@ -41,16 +40,16 @@ class Mark(NamedTuple):
     end: int
     """The position at which its last span, and with it the log, ends."""
     checksum: int
-    """The last span's, from its head."""
+    """The checksum in the last span's head."""
     accepted: int = 0
-    """Up to where a loss was accepted: tables that were saved before may name more of the log."""
+    """The end of the last accepted loss: tables saved before it may refer to later positions."""
     is_async: bool = False
     """True if messages were published before they were durable."""
     is_clean: bool = False
-    """True if the broker was stopped cleanly there."""
+    """True if the broker stopped cleanly in this state."""
 
     def is_of(self, head: SpanHead | None) -> bool:
-        """Return true if this is the head of the last span that the mark knows."""
+        """Return true if this is the head of the last span in the mark."""
         known = (self.end, self.checksum)
         return head is not None and (head.position + head.size, head.checksum) == known
 
@@ -67,7 +66,7 @@ class HighWater:
         self.mark: Mark | None = None
 
     def load(self) -> None:
-        """Read the mark; a file that is missing or damaged in both slots leaves none.
+        """Read the mark; there is no mark if the file is missing or both slots are damaged.
 
         Raises:
             ForeignFile: It was written for another log.
@@ -88,7 +87,7 @@ class HighWater:
                 self._sequence, self.mark = sequence, mark
 
     def damaged_slots(self) -> list[int]:
-        """Return the places of the slots that were written and are not whole."""
+        """Return the places of the damaged slots."""
         if self._file is None:
             return []
         blank = bytes(_SLOT_BYTES)
@@ -101,7 +100,7 @@ class HighWater:
         return damaged
 
     def advance(self, mark: Mark) -> None:
-        """Note a state that is durable; it need not be noted durably itself."""
+        """Record a durable state; the record itself need not be durable."""
         if self.mark is not None:
             mark = mark._replace(accepted=self.mark.accepted)
         self.mark = mark
@@ -113,7 +112,7 @@ class HighWater:
             self._is_failing = False
 
     def settle(self, mark: Mark) -> None:
-        """Put a state in the place of all that was noted before, durably.
+        """Replace all recorded states by one, durably.
 
         Raises:
             OSError: The disk refused.
@@ -149,7 +148,7 @@ class HighWater:
 
 
 def log_of(disk: Disk) -> int | None:
-    """The log that the file was written for, where it can be read."""
+    """The log that the file belongs to, if it can be read."""
     try:
         file = disk.open(PATH)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The consume queues of all topics and the key index, and how a record of the log enters them."""
+"""The consume queues of all topics and the key index, and the adding of records to both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txmq_broker.store.log.commit_log import CommitLog
 __all__ = ["QueueStore", "Staged"]
 
 Staged: TypeAlias = tuple[ConsumeQueue, int, int, int, int, tuple[int, ...]]
-"""A record on its way to the disk: its queue; the position, size, tag's hash and checksum of its
+"""A record that is not durable yet: its queue; the position, size, tag's hash and checksum of its
 entry there; and the hashes of its keys.
 """
 
@@ -37,7 +37,7 @@ class QueueStore:
     # Queues
 
     def queue(self, topic: str, number: int) -> ConsumeQueue:
-        """A queue, made when first named."""
+        """A queue, created on first use."""
         numbers = self._queues.get(topic)
         if numbers is None:
             numbers = self._queues[topic] = {}
@@ -48,27 +48,29 @@ class QueueStore:
         return found
 
     def find_queue(self, topic: str, number: int) -> ConsumeQueue | None:
-        """A queue that was named before."""
+        """A queue that exists already."""
         return self._queues.get(topic, {}).get(number)
 
     def end_of(self, topic: str, number: int) -> int | None:
-        """The offset behind a queue's newest message; ``None`` if the queue does not exist."""
+        """The offset after a queue's newest message; ``None`` if the queue does not exist."""
         found = self.find_queue(topic, number)
         return None if found is None else found.max_offset
 
     def queues_of(self, topic: str) -> list[ConsumeQueue]:
-        """A topic's queues that were ever named."""
+        """A topic's existing queues."""
         return list(self._queues.get(topic, {}).values())
 
     def all_queues(self) -> Iterator[ConsumeQueue]:
-        """Every queue that was ever named."""
+        """All existing queues."""
         for numbers in self._queues.values():
             yield from numbers.values()
 
     def name_queues(
         self, floors: Mapping[str, Mapping[int, int]], topics: Mapping[str, int]
     ) -> None:
-        """Make the queues that tables name: with the floors, and by each topic's queue count."""
+        """Create the queues of the saved tables: those with floors, and each topic's number of
+        queues.
+        """
         self.floors = floors
         for topic, numbers in floors.items():
             for number in numbers:
@@ -89,7 +91,7 @@ class QueueStore:
         tags_code: int,
         key_hashes: tuple[int, ...],
     ) -> tuple[int, int]:
-        """Stage one record and return the queue offset and the log position it has from now on.
+        """Stage one record and return its queue offset and its log position.
 
         ``tail`` is topic and properties as :func:`txmq.protocol.record.tail_of` writes them.
         This runs once for every message, so the arguments are positional and there is no object
@@ -101,7 +103,7 @@ class QueueStore:
         head, size = records.head_of(
             queue.number, flag, offset, position, postmark, body, len(tail)
         )
-        # Only now: a record that cannot be packed must not leave a gap behind.
+        # Assigned last: a record that cannot be packed must not leave a gap.
         queue.next_offset = offset + 1
         log.last_ms = postmark[3]
         log.stage((head, body, tail), size)
@@ -125,7 +127,7 @@ class QueueStore:
         self.staged.append((queue, position, size, tags_code, checksum, key_hashes))
 
     def take_back(self, staged: list[Staged]) -> None:
-        """The write failed: free the offsets again."""
+        """Free the offsets again, because the write failed."""
         for entry in staged:
             entry[0].next_offset -= 1
 
@@ -142,21 +144,21 @@ class QueueStore:
         self.keys.extend(keys, positions)
 
     def restore_keys(self, hashes: Sequence[int], position: int) -> None:
-        """Take the keys of a record found at a position of the log."""
+        """Add the keys of a record found at a position of the log."""
         self.keys.extend(hashes, [position] * len(hashes))
 
     # Retention
 
     def floors_from(self, segment: int) -> dict[str, dict[int, int]]:
-        """Each queue's oldest offset once the segments before this one are deleted."""
+        """Each queue's oldest offset after the deletion of the segments before this one."""
         floors: dict[str, dict[int, int]] = {}
         for queue in self.all_queues():
-            if queue.max_offset:  # A queue that never held a message starts at 0 all the same.
+            if queue.max_offset:  # A queue that never held a message also starts at 0.
                 floors.setdefault(queue.topic, {})[queue.number] = queue.min_offset_from(segment)
         return floors
 
     def drop_before_segment(self, segment: int) -> None:
-        """Forget the entries and keys of segments that were deleted."""
+        """Drop the entries and keys of deleted segments."""
         self.keys.drop_before_segment(segment)
         for queue in self.all_queues():
             queue.drop_before_segment(segment)
@@ -166,9 +168,8 @@ class QueueStore:
         """Hide a topic's messages for good; returns the floors that hide them after a restart."""
         floors: dict[int, int] = {}
         for queue in self.queues_of(topic):
-            # Messages on their way to the disk count as sent afterwards. Their write may still
-            # fail; their offsets would be given again, and a floor above them would hide those
-            # messages.
+            # Messages that are not durable yet count as sent afterwards. If their write fails,
+            # their offsets are assigned again, and a floor above them would hide the new messages.
             queue.raise_floor(queue.max_offset)
             floors[queue.number] = queue.floor
         return floors

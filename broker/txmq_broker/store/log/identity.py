@@ -57,7 +57,7 @@ def log_identity(disk: Disk, entropy: Entropy, *, has_indexes: bool = False) -> 
 
 
 def known_log(disk: Disk) -> tuple[int | None, bool]:
-    """The log that a directory's files name, if any does, and whether the identity file is whole.
+    """The log that a directory's files name, if any, and whether the identity file is intact.
 
     Raises:
         ForeignFile: The identity file belongs to another directory.
@@ -72,7 +72,7 @@ def known_log(disk: Disk) -> tuple[int | None, bool]:
 
 
 def log_to_read(disk: Disk) -> int:
-    """The log that a reader takes the files of a directory for; 0 where no file names one."""
+    """The log of a directory's files, for readers; 0 if no file names one."""
     kept, repeated = _named(disk)
     if kept is not None and not _is_foreign(kept, repeated):
         return kept

@@ -19,7 +19,7 @@ __all__ = ["txmq_broker"]
 
 @pytest.fixture
 def txmq_broker() -> Iterator[BrokerThread]:
-    """A separate broker for this test: ``.names`` is for clients, ``.address`` is the broker itself."""
+    """A separate broker for this test: ``.names`` is for clients, ``.address`` names the broker."""
     from txmq_broker.testing import BrokerThread
 
     with BrokerThread() as running:

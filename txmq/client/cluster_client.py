@@ -221,7 +221,7 @@ class ClusterClient(Lifecycle):
         return list(dict.fromkeys([*routed, *self._met.values()]))
 
     async def _meet_brokers(self) -> bool:
-        """Find every broker that may check this client's transactions; returns whether any is new.
+        """Find every broker that may check this client's transactions; return whether any is new.
 
         Other members of the group, or this one before a restart, may have sent through any broker.
         """
@@ -309,7 +309,7 @@ class ClusterClient(Lifecycle):
             await asyncio.sleep(self.settings.heartbeat_s)
             addresses = self._addresses()
             self._beaten = {address: None for address in self._beaten if address in addresses}
-            self._to_beat = +self._to_beat  # Connections that are no longer counted.
+            self._to_beat = +self._to_beat  # Drops zero counts.
             await self.beat()
 
     # Routes

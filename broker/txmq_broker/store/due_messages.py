@@ -98,7 +98,7 @@ class DueMessages:
         return self._seconds[0] * _MS if self._seconds else None
 
     def first(self, now_ms: int) -> Due | None:
-        """The first message that is due now; ``None`` if there is none."""
+        """The first message that is due now, or ``None``."""
         if not self._now:
             # Messages of a second that has not begun are due after all others.
             if not self._seconds or self._seconds[0] * _MS > now_ms:

@@ -57,7 +57,7 @@ SWAPS = {
     ast.FloorDiv: ast.Mult,
 }
 UNTOUCHED = (ast.JoinedStr, ast.AnnAssign, ast.arg)
-"""Texts, and annotations: a change in there is no change of what the program does."""
+"""Texts and annotations: a change there does not change what the program does."""
 
 
 class Mutant(NamedTuple):
@@ -206,7 +206,7 @@ def survives(mutant: Mutant) -> bool:
 
 
 def refuse_uncommitted(mutants: list[Mutant]) -> None:
-    """A file is restored to what it was; with changes of its own nobody could check that.
+    """Refuse files with uncommitted changes: git could not show that each was restored.
 
     Raises:
         SystemExit: A file has uncommitted changes.

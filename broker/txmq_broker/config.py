@@ -236,8 +236,8 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
     """Where clients reach it."""
 
     advertise: str = ""
-    """The address clients are told, where it differs from ``listen``; numeric, as records need
-    it.
+    """The address that clients use if it differs from ``listen``; numeric, because records need
+    a number.
     """
 
     names_listen: str = "127.0.0.1:9876"

@@ -45,7 +45,7 @@ class Identity:
             packed = host_bytes(shown_host, shown_port)
         except ValueError as error:
             raise ConfigError(
-                f"{shown_host!r} is no numeric address; {HOW_TO_ADVERTISE}"
+                f"{shown_host!r} is not a numeric address; {HOW_TO_ADVERTISE}"
             ) from error
         if not any(packed[:-4]):
             raise ConfigError(f"{shown_host} is every address of this machine; {HOW_TO_ADVERTISE}")

@@ -144,15 +144,15 @@ def _listen_port(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str,
 
 def _client_address(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
     del notice
-    told = _numeric(value)
+    address = _numeric(value)
     host, port = split_address(so_far("listen"))
-    if str(told) == host:
+    if str(address) == host:
         return {}
-    if told.is_loopback:
-        return {"listen": _joined(str(told), port)}
+    if address.is_loopback:
+        return {"listen": _joined(str(address), port)}
     # As RocketMQ does: clients come by this address, wherever it is translated to ours.
-    every = "::" if told.version == 6 else "0.0.0.0"  # noqa: S104  # bindAddress can say less
-    return {"listen": _joined(every, port), "advertise": _joined(str(told), port)}
+    every = "::" if address.version == 6 else "0.0.0.0"  # noqa: S104  # bindAddress can say less
+    return {"listen": _joined(every, port), "advertise": _joined(str(address), port)}
 
 
 def _bind_address(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:

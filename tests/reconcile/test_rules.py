@@ -125,7 +125,7 @@ def test_a_variable_stands_for_a_secret(tmp_path):
         ('"17:00"', '"25:00"', "cut_off"),
         ('"Asia/Shanghai"', '"Asia/Nowhere"', "zone"),
         ("[day]", '[day]\ngrace = "soon"', "grace"),
-        ("[money.CNY]", "[money.yuan]", "no currency"),
+        ("[money.CNY]", "[money.yuan]", "not a currency"),
         ('name = "icbc"\n', 'name = "log"\n', "none is called log"),
         ("debit =", "debits =", "kinds"),
         ('topic = "transfers"', "", "topic"),

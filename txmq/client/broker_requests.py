@@ -238,8 +238,8 @@ class BrokerRequests:
             log.exception("a handler failed with message %s", message.id)
             result, remark = _RAISED, f"{type(error).__name__}: {error}"
         spent_ms = int((self._clock.monotonic() - since) * 1000)
-        told = ConsumedDirectly(consumer.is_orderly, True, result, remark, spent_ms)
-        connection.send(answer(request, body=told.write()))
+        consumed = ConsumedDirectly(consumer.is_orderly, True, result, remark, spent_ms)
+        connection.send(answer(request, body=consumed.write()))
         connection.flush()
 
     def _consumer(self, group: str) -> Consuming:

@@ -171,8 +171,10 @@ class ClusterClient(Lifecycle):
         )
         addresses = {**self._beaten, **dict.fromkeys(self._addresses())}
         # Started one by one: if the loop is already closed, every task has an awaiter.
-        told = [asyncio.ensure_future(self._tell_goodbye(address, header)) for address in addresses]
-        await asyncio.gather(*told)
+        tasks = [
+            asyncio.ensure_future(self._tell_goodbye(address, header)) for address in addresses
+        ]
+        await asyncio.gather(*tasks)
 
     def _table_of(self, member: ClientMember) -> dict[str, ClientMember]:
         is_producer = isinstance(member.registration(), ProducerRegistration)
@@ -219,7 +221,7 @@ class ClusterClient(Lifecycle):
         return list(dict.fromkeys([*routed, *self._met.values()]))
 
     async def _meet_brokers(self) -> bool:
-        """Find every broker that may check this client's transactions; returns whether any is new.
+        """Find every broker that may check this client's transactions; return whether any is new.
 
         Other members of the group, or this one before a restart, may have sent through any broker.
         """
@@ -307,7 +309,7 @@ class ClusterClient(Lifecycle):
             await asyncio.sleep(self.settings.heartbeat_s)
             addresses = self._addresses()
             self._beaten = {address: None for address in self._beaten if address in addresses}
-            self._to_beat = +self._to_beat  # Connections that are no longer counted.
+            self._to_beat = +self._to_beat  # Drops zero counts.
             await self.beat()
 
     # Routes

@@ -1,4 +1,4 @@
-"""``start()`` and ``stop()`` for what ``async with`` opens and closes."""
+"""``start()`` and ``stop()`` for objects that ``async with`` opens and closes."""
 
 from __future__ import annotations
 

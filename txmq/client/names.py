@@ -22,7 +22,7 @@ def check_name(kind: str, name: str, limit: int = TOPIC_CHARS_MAX) -> None:
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise LocalProtocolError(
-            f"{name!r} is no name for a {kind}; use letters, digits, '_', '-', '%' and '|'"
+            f"{name!r} is not a valid {kind} name; use letters, digits, '_', '-', '%' and '|'"
         )
     if len(name) > limit:
         raise LimitExceeded(f"the length of a {kind}'s name", limit, len(name))

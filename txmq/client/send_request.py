@@ -222,12 +222,12 @@ def _add_delay(message: Message, named: dict[str, str]) -> None:
         properties.DELIVER_AT: ("deliver_at_ms", message.deliver_at_ms),
         properties.DELIVER_AFTER: ("deliver_after_s", message.deliver_after_s),
     }
-    asked = {name: said for name, said in wanted.items() if said[1] is not None}
-    if len(asked) > 1 or any(name in named for name in properties.DELAYS):
+    given = {name: option for name, option in wanted.items() if option[1] is not None}
+    if len(given) > 1 or any(name in named for name in properties.DELAYS):
         raise LocalProtocolError(
             "a message is delayed in one way: delay_level, deliver_at_ms or deliver_after_s"
         )
-    for name, (field, value) in asked.items():
+    for name, (field, value) in given.items():
         if not isinstance(value, int) or value < 0:
             raise LocalProtocolError(f"{field} is a whole number from 0 on, not {value!r}")
         named[name] = str(value)
@@ -266,12 +266,12 @@ def result_of(answer: Command, queue: Queue, own_id: str) -> SendResult:
     if status is None or (code and not answer.field_map()):
         # A broker returns the place of a stored message, whatever the status.
         raise refusal(code, answer.remark or "")
-    told = answer.read(SendAnswer)
-    if told.queue_id != queue.number:
-        queue = Queue(queue.topic, queue.broker, told.queue_id)
-    offset = QueueOffset(told.queue_offset)
+    sent = answer.read(SendAnswer)
+    if sent.queue_id != queue.number:
+        queue = Queue(queue.topic, queue.broker, sent.queue_id)
+    offset = QueueOffset(sent.queue_offset)
     return SendResult(
-        status, queue, offset, own_id, told.msg_id, told.transaction_id, told.recall_handle
+        status, queue, offset, own_id, sent.msg_id, sent.transaction_id, sent.recall_handle
     )
 
 
@@ -280,7 +280,7 @@ def results_of(answer: Command, queue: Queue, ids: tuple[str, ...]) -> list[Send
 
     Raises:
         RemoteProtocolError: The answer is invalid.
-        BrokerRefused: The broker refused; the leaf says whether they are stored all the same.
+        BrokerRefused: The broker refused; the subclass says whether it stored the messages anyway.
     """
     whole = result_of(answer, queue, ids[0])
     if len(ids) == 1:
@@ -288,10 +288,10 @@ def results_of(answer: Command, queue: Queue, ids: tuple[str, ...]) -> list[Send
     places: Sequence[str] = whole.offset_id.split(",")
     if len(places) != len(ids):
         places = [""] * len(ids)
-    status, stored, first, told = whole.status, whole.queue, whole.offset, whole.transaction_id
+    status, stored, first, xid = whole.status, whole.queue, whole.offset, whole.transaction_id
     offsets = map(QueueOffset, range(first, first + len(ids)))
     return [
-        SendResult(status, stored, offset, own_id, place, told)
+        SendResult(status, stored, offset, own_id, place, xid)
         for offset, own_id, place in zip(offsets, ids, places, strict=True)
     ]
 

@@ -187,8 +187,8 @@ class Session:
             except BrokerRefused as error:
                 self._names_at = at
                 if isinstance(error, RequestNotSupported):
-                    said = error.remark.strip()
-                    text = f"{said}; is {self.names[at]} a name server, and not a broker?"
+                    remark = error.remark.strip()
+                    text = f"{remark}; is {self.names[at]} a name server, and not a broker?"
                     raise RequestNotSupported(text) from error
                 raise
             self._names_at = at
@@ -196,7 +196,7 @@ class Session:
         assert failed is not None, "a session has at least one name server"
         if len(self.names) == 1:
             raise failed
-        text = f"none of the name servers {';'.join(self.names)} answers; the last said: {failed}"
+        text = f"none of the name servers {';'.join(self.names)} answers; the last error: {failed}"
         raise ConnectFailed(text) from failed
 
     async def tell_names(self, code: int, header: Fields = None) -> None:

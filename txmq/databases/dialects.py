@@ -87,27 +87,29 @@ def set_lock_timeout(kind: str, wait_ms: int) -> str:
     return restore_lock_timeout(kind, (wait_ms,))
 
 
-def restore_lock_timeout(kind: str, said: tuple[object, ...]) -> str:
+def restore_lock_timeout(kind: str, values: tuple[object, ...]) -> str:
     """The statement that sets the lock timeouts read by :data:`LOCK_TIMEOUTS`: rows, and in MySQL
     tables.
     """
     if kind == "mysql":
-        return f"SET SESSION innodb_lock_wait_timeout = {said[0]}, lock_wait_timeout = {said[1]}"
-    return f"PRAGMA busy_timeout = {said[0]}"
+        return (
+            f"SET SESSION innodb_lock_wait_timeout = {values[0]}, lock_wait_timeout = {values[1]}"
+        )
+    return f"PRAGMA busy_timeout = {values[0]}"
 
 
-def doubts(kind: str, said: tuple[object, ...]) -> str | None:
+def doubts(kind: str, values: tuple[object, ...]) -> str | None:
     """Why a commit of this session may be lost, and the remedy; ``None`` if commits are durable."""
     if kind == "postgresql":
-        if said[1]:
+        if values[1]:
             return "this server is a standby and takes no writes; name the primary"
-        if said[0] == "off":
+        if values[0] == "off":
             return (
                 "synchronous_commit is off: a crash of the server forgets commits that were "
                 "acknowledged; ALTER ROLE ... SET synchronous_commit = on"
             )
     elif kind == "mysql":
-        flush, has_log, log_sync = (str(value) for value in said)
+        flush, has_log, log_sync = (str(value) for value in values)
         if flush not in {"1", "3"}:
             return (
                 "innodb_flush_log_at_trx_commit is not 1: a crash of the server forgets commits "
@@ -121,8 +123,8 @@ def doubts(kind: str, said: tuple[object, ...]) -> str | None:
                 "acknowledged; set it to 1"
             )
     else:
-        wanted = 2 if str(said[1]).lower() == "wal" else 1
-        if int(str(said[0])) < wanted:
+        wanted = 2 if str(values[1]).lower() == "wal" else 1
+        if int(str(values[0])) < wanted:
             return (
                 "PRAGMA synchronous is too low: a power cut forgets commits that were "
                 "acknowledged; set it to FULL"

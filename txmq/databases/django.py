@@ -87,7 +87,9 @@ class DjangoAdapter:
 
     async def execute_outside(self, statement: str) -> None:
         """See :meth:`DatabaseAdapter.execute_outside`; only adapters that can prepare need it."""
-        raise UsageError(f"through Django nothing is said outside of transactions: {statement}")
+        raise UsageError(
+            f"Django's connection cannot run a statement outside a transaction: {statement}"
+        )
 
 
 def _refuse_used(session: Any) -> None:

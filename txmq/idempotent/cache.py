@@ -1,8 +1,8 @@
-"""A fast but forgetful guard in front of a table: it is asked first, and the table decides.
+"""A fast guard in front of a table: it may forget keys, and the table decides.
 
-The cache may say "done" only about keys that are done in the table. So it learns a key after the
-commit, or when the table itself says that the key is done, and never otherwise. If the cache
-forgets a key, the only cost is a query to the table.
+The cache may say "done" only about keys that are done in the table. So it stores a key only after
+the commit, or when the table reports the key as done. If the cache forgets a key, the only cost is
+a query to the table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Outage:
     """Remembers that the cache did not answer; shared by all attempts.
 
     Args:
-        clock: Where the time comes from.
+        clock: Gives the time.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -175,7 +175,7 @@ class CachedAttempt(Attempt[S]):
         try:
             await self._inner.end(error)
         except BaseException:
-            # Even if the commit may have succeeded: the next attempt then asks the table.
+            # Even after a commit that may have succeeded: then the next attempt queries the table.
             await self._release()
             raise
         if self.is_abandoned:

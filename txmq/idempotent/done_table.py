@@ -81,7 +81,7 @@ class DoneTable:
         )
         self.old = old.with_for_update(skip_locked=True)
         self.remove_old = {
-            # A removal waits for no lock, so it takes part in no deadlock.
+            # A removal does not wait for locks, so it cannot be part of a deadlock.
             "postgresql": delete(self.table).where(tuple_(done.scope, done.done_key).in_(self.old)),
             "sqlite": delete(self.table).where(tuple_(done.scope, done.done_key).in_(old)),
         }
@@ -106,7 +106,8 @@ class DoneTable:
         )
         columns = ["scope", "done_key", "fingerprint", "done_ms"]
         if kind == "postgresql":
-            # Without the lock it would wait for the attempt at work, and occupy a connection.
+            # Without the lock this statement would wait for the running attempt, and occupy a
+            # connection.
             rows = rows.where(text(_LOCK), text(TURN))
             statement = _postgresql.insert(self.table).from_select(columns, rows)
             return statement.on_conflict_do_nothing().returning(literal_column(TRANSACTION))

@@ -47,8 +47,9 @@ P = ParamSpec("P")
 log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX: Final = 3
-"""How often a function is called at once when the database undoes its work in favour of another
-transaction. After that the error is raised, and the message is delivered again later."""
+"""The number of immediate calls of a function while the database undoes its work in favour of
+another transaction. After that the error is raised, and the message is delivered again later.
+"""
 
 Payload: TypeAlias = bytes | bytearray | memoryview | str | None
 
@@ -96,7 +97,7 @@ class Attempt(DualContext["Attempt[S]"], Generic[S]):
         """Claim the key if it is free.
 
         Raises:
-            Exception: What the guard's library raises; nothing was done.
+            Exception: Any error of the guard's library; nothing was done.
         """
 
     @abstractmethod
@@ -106,7 +107,7 @@ class Attempt(DualContext["Attempt[S]"], Generic[S]):
         Raises:
             OutcomeUnknown: The work may be done or not; the next attempt will know.
             LeaseLost: The work is done, but another attempt may do it again.
-            Exception: Why the work could not be committed; nothing of it remains.
+            Exception: The reason why the work was not committed; nothing of it remains.
         """
 
     def is_undone_for_others(self, error: Exception) -> bool:
@@ -116,7 +117,7 @@ class Attempt(DualContext["Attempt[S]"], Generic[S]):
         return failure(error) is Failure.RETRY
 
     def abandon(self) -> None:
-        """Leave everything as a killed process would; for tests, which then leave the block."""
+        """Leave the same state as a killed process; for tests, which then leave the block."""
         self.is_abandoned = True
 
 
@@ -134,8 +135,8 @@ class Guard(Protocol[K_contra, S]):
         Args:
             key: Identifies the work.
             scope: The namespace of the key: the same key in another scope is other work.
-            payload: What came with the key: another payload under the same key is a conflict.
-                Without a payload nothing is compared.
+            payload: The data that came with the key: another payload under the same key is a
+                conflict. Without a payload nothing is compared.
 
         Raises:
             UsageError: The key is invalid.
@@ -206,7 +207,7 @@ class Guarded:
 
 
 class _Postponed(Exception):
-    """The function asks for a later call, so nothing is done."""
+    """The function requests a later call, so its work is undone."""
 
     def __init__(self, later: Later) -> None:
         super().__init__(later)
@@ -274,8 +275,8 @@ def idempotent(
     Args:
         guard: Knows which keys are done.
         key: Returns the key; called with the arguments of the call, without the session.
-        payload: Returns what came with the key, likewise; by default the ``body`` of the first
-            argument, if it has one. Another payload under the same key is refused.
+        payload: Returns the data that came with the key, likewise; by default the ``body`` of the
+            first argument, if it has one. Another payload under the same key is refused.
         scope: The namespace of the key; by default the function's name with its module. Give one
             explicitly if the function may be renamed while messages can still return, or if it has
             no name of its own: a lambda, a partial, an object, ``_``.
@@ -289,7 +290,7 @@ def idempotent(
         KeyConflict: From a call: the key was used for another payload. Consumers of txmq send the
             message to the dead letters.
         OutcomeUnknown: From a call: the work may be done or not; call again.
-        Exception: From a call: what the function or the guard's library raised; nothing was done.
+        Exception: From a call: any error of the function or the guard's library; nothing was done.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -427,7 +428,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def _scope_of(function: Callable[..., Any]) -> str:
-    # Two functions with the same scope by chance would skip each other's work.
+    # Two functions that have the same scope by chance would skip each other's work.
     if getattr(function, "__name__", "_") in {"<lambda>", "_"}:
         raise ConfigError(f"{_name_of(function)} has no name of its own: give it a scope")
     return _name_of(function)
@@ -441,7 +442,9 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _program(module: str) -> str:
-    """A program's name, the same whether it is run, imported, or started by multiprocessing."""
+    """A program's name; it is the same if the program is run, imported, or started by
+    multiprocessing.
+    """
     main = sys.modules.get(module)
     if (spec := getattr(main, "__spec__", None)) is not None:
         return str(spec.name).removesuffix(".__main__")

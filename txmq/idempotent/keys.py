@@ -1,4 +1,4 @@
-"""Which texts are valid keys, and how long keys must be remembered. Pure."""
+"""The rules for keys, and the time for which keys must be remembered. Pure."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def redelivery_horizon_s(
     retries_s: float = 4 * 3600.0 + 46 * 60.0,
     longest_stop_s: float = 24 * 3600.0,
 ) -> float:
-    """How long after it was handled a message can be delivered again; with the defaults four days
-    and five hours.
+    """The longest time between the handling of a message and its next delivery; with the defaults
+    four days and five hours.
 
     A message can return while its broker keeps it (``kept_s``, a broker's ``fileReservedTime``):
     an operator resets an offset, a new consumer group starts, a dead letter is sent again. Its last

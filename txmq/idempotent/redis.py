@@ -1,4 +1,4 @@
-"""The guard outside the database: a key of Redis, held by a lease during the work.
+"""The guard outside the database: a key in Redis, held by a lease during the work.
 
 The value of a key shows its state: ``p:token:fingerprint`` during the work, with the lease as its
 time to live, then ``d:token:fingerprint:result``. The token identifies the attempt that holds the
@@ -79,10 +79,10 @@ _LOST: Final = {
 class RedisGuard:
     """A guard in Redis, outside the transaction of the work.
 
-    It is fast, needs no database, and guards work of any kind. But the key and the work are in two
-    places, and no transaction covers both. It separates simultaneous deliveries and stops later
-    ones, as long as Redis remembers the key and the lease lasts. The work is done twice, without a
-    prior sign, if
+    It is fast, needs no database, and guards work of any kind. But the key and the work are in
+    different systems, and no transaction covers both. It separates simultaneous deliveries and
+    stops later ones, as long as Redis remembers the key and the lease lasts. The work is done
+    twice, without a prior sign, if
 
     - Redis evicts the key, is flushed, or restarts without its data;
     - Redis fails over to a replica that has not received the key;
@@ -102,11 +102,12 @@ class RedisGuard:
     Args:
         client: A client of redis-py, blocking or asyncio, for one server, sentinels or a cluster.
             You close it.
-        lease_s: How long the function may take. In front of a table it is only the time until the
+        lease_s: The time limit of the function. In front of a table it is only the time until the
             key of a dead process is free.
-        keep_s: How long done keys are remembered; :func:`redelivery_horizon_s` by default.
-        horizon_s: How long messages can be delivered again, if not that long. In front of a table
-            any value works, because the table remembers.
+        keep_s: The time for which done keys are remembered; :func:`redelivery_horizon_s` by
+            default.
+        horizon_s: The time for which messages can be delivered again, if shorter. In front of a
+            table any value works, because the table remembers.
         prefix: The beginning of its keys. Each database that shares a Redis needs a prefix of its
             own, for example each service or each stage: "done" holds for one database only.
         clock: Where the time comes from.
@@ -168,9 +169,8 @@ class RedisGuard:
 
         Redis answers alone for keys that are done or at work. The table handles all others: the
         work and its row are committed together, and only then Redis learns of it. So Redis may
-        forget, hang or be down at any moment, and the work is still done exactly once; only the
-        saving is lost. If Redis does not answer, it is bypassed for a second, with one line in the
-        log.
+        forget, hang or be down at any moment, and the work is still done exactly once, only more
+        slowly. If Redis does not answer, it is bypassed for a second, with one line in the log.
 
         One case remains. If the database returns to an older state, from a backup or by a failover
         that loses commits, Redis still marks lost work as done. Then remove the keys with this

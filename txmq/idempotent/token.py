@@ -27,7 +27,7 @@ _BODY_BYTES: Final = _TIME_BYTES + _CHANCE_BYTES
 SECRET_BYTES_MIN: Final = 16
 
 CLOCKS_APART_MS: Final = 60_000
-"""How far the clocks of processes that share a secret may differ."""
+"""The maximum clock difference between processes that share a secret."""
 
 
 class TokenGuard(Generic[S, H]):
@@ -44,9 +44,10 @@ class TokenGuard(Generic[S, H]):
         secret: Accept only tokens issued with this secret: 16 or more unguessable bytes, the same
             in all processes that accept them. Without a secret, callers can forge tokens with any
             time of issue.
-        good_for_s: How long after its issue a token is accepted, for the first or a repeated call.
-        clock: Where the time comes from.
-        entropy: Where randomness comes from.
+        good_for_s: The time after its issue for which a token is accepted, in the first or a
+            repeated call.
+        clock: Gives the time.
+        entropy: Gives randomness.
 
     Raises:
         ConfigError: The secret is too short, or no token would ever be accepted.

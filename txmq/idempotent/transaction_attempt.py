@@ -28,7 +28,7 @@ class TransactionAttempt(Attempt[S]):
 
     Args:
         adapter: The database.
-        witness: Writes its row first, or raises :class:`NothingToDo`.
+        witness: Inserts its row first, or raises :class:`NothingToDo`.
     """
 
     def __init__(self, adapter: DatabaseAdapter[S], witness: GuardRow) -> None:
@@ -42,7 +42,7 @@ class TransactionAttempt(Attempt[S]):
         """The session for the work.
 
         Raises:
-            UsageError: There is no work to do.
+            UsageError: The caller gives no work.
         """
         if self.verdict is not Verdict.FIRST:
             raise UsageError(f"there is nothing to do: this key is {self.verdict.value}")
@@ -76,7 +76,7 @@ class TransactionAttempt(Attempt[S]):
         """Run statements after the function's work and before the commit."""
 
     def _is_open(self) -> bool:
-        # Otherwise the end raises a clearer error than the next statement would.
+        # Otherwise skip them: the end raises a clearer error than these statements would.
         return self._inner.db.status() in {SessionStatus.OPEN, SessionStatus.UNSURE}
 
 

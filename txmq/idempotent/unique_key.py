@@ -69,10 +69,10 @@ class UniqueKeyTable(Generic[S]):
 
     The row of a key is inserted before the work, in the same database transaction. Both are
     committed, or neither is: no crash, lost answer or simultaneous second delivery leaves the work
-    half done. It does not cover what the function does outside its session.
+    half done. It does not cover effects of the function outside its session.
 
-    It loses what the database loses: commits that the database acknowledged and lost, and rows that
-    :meth:`clean` removed while their message could still be delivered again.
+    Work can be repeated in two cases: the database lost an acknowledged commit, or :meth:`clean`
+    removed a row whose message could still be delivered again.
 
     An attempt at a key that another attempt works on gets ``IN_PROGRESS`` at once; on MySQL after a
     second; on SQLite, where one transaction writes at a time, after the driver's time-out.
@@ -153,7 +153,7 @@ class UniqueKeyTable(Generic[S]):
         await self._in_thread(self.verify_here())
 
     async def verify_here(self) -> None:
-        """The same in this thread; it raises what :meth:`verify` does."""
+        """The same in this thread; it raises the errors of :meth:`verify`."""
         done, trial = self._done, secrets.token_hex(16)
         try:
             # Closing rolls back what is not committed.
@@ -184,15 +184,16 @@ class UniqueKeyTable(Generic[S]):
     ) -> int:
         """Remove the rows of old keys, in batches; call it from time to time.
 
-        It waits for no lock, and other transactions wait for it no longer than one batch takes.
+        It does not wait for locks, and other transactions wait for one batch at most.
 
         Args:
             older_than_s: The age from which rows are removed, by the database's clock.
-            horizon_s: How long messages can be delivered again; see :func:`redelivery_horizon_s`.
-            batch: How many rows one database transaction removes.
+            horizon_s: The time for which messages can be delivered again; see
+                :func:`redelivery_horizon_s`.
+            batch: The number of rows that one database transaction removes.
 
         Returns:
-            How many rows were removed.
+            The number of removed rows.
 
         Raises:
             ConfigError: Messages of this age can still be delivered again.
@@ -330,7 +331,7 @@ class KeyRow:
 
     async def is_ours(self, db: DatabaseSession[Any]) -> bool:
         """True if the session is still in the transaction that inserted the row."""
-        # Not by the row: after a commit inside, a stored result would make it look like ours.
+        # Do not check the row: after a commit inside, a stored result would make it look like ours.
         return bool((await db.execute(SAME, transaction=self._transaction)).rows)
 
     async def is_committed(self, db: DatabaseSession[Any]) -> bool:

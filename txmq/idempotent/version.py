@@ -74,7 +74,7 @@ class VersionGuard(Generic[S]):
 
     Before the first version there is no row: the function inserts it with that version, and the
     guard checks that it did. Use a plain INSERT: under MySQL's READ COMMITTED two functions may
-    work on the first version at once, and the second INSERT is what undoes one of them.
+    work on the first version at once, and the second INSERT undoes one of them.
 
     The guard does not compare payloads: another message with the same version is ``DONE``, never
     ``CONFLICT``. So one owner must count the versions. It stores no results. If a row is deleted,
@@ -90,7 +90,7 @@ class VersionGuard(Generic[S]):
             :class:`VersionGap`; consumers of txmq deliver the message again later. ``wait``: wait
             for the missing versions, without a connection, then do the same. ``accept``: skip the
             missing versions for good, because the newest state contains them.
-        wait_s: How long ``wait`` waits.
+        wait_s: The longest time of ``wait``.
         first: The version of a new row.
         clock: Where the time comes from.
 
@@ -272,7 +272,7 @@ class VersionGuard(Generic[S]):
 
 
 class VersionWait:
-    """How an attempt waits for missing versions.
+    """The wait of an attempt for missing versions.
 
     Args:
         wait_s: How long.
@@ -286,7 +286,7 @@ class VersionWait:
         self._is_blocking = is_blocking
 
     def until(self) -> float:
-        """When a wait that begins now ends."""
+        """The end of a wait that begins now."""
         return self._clock.monotonic() + self.wait_s
 
     async def pause(self, seconds: float, until: float) -> bool:

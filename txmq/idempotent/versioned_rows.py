@@ -184,7 +184,7 @@ class VersionedRows:
     async def bump_to(
         self, kind: str, execute: Execute, place: RowVersion, statement: Any
     ) -> BumpResult:
-        """Run the statement, and find out why if it changed no row.
+        """Run the statement; if it changed no row, find the reason.
 
         Raises:
             VersionGap: An earlier version has not arrived yet.
@@ -208,7 +208,7 @@ class VersionedRows:
                     return BumpResult(
                         verdict, is_new=True, transaction=await _transaction_id(kind, execute)
                     )
-                # Otherwise two attempts insert the row, and one of them works in vain.
+                # Otherwise two attempts insert the row, and the work of one is wasted.
                 await execute(_LOCK, txmq_lock=self._lock(place))
                 is_locked = True
         raise DatabaseFailed(

@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 REMOVED_TOGETHER: Final = 2_000
 LINGER_S: Final = 0.01
-"""No caller waits for a row to be deleted, and one commit is cheaper than ten."""
+"""Deletes wait this long to share a commit: no caller waits for them."""
 
 
 class PublishedRows:
-    """The rows that are published and still in the table."""
+    """The published rows that are still in the table."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
@@ -70,7 +70,7 @@ class RowRemover:
     Args:
         published: The rows.
         store: The database.
-        backoff: How long to wait after a failure.
+        backoff: The pauses after failures.
         missed: Called when some rows were gone already, or belong to another relay.
     """
 
@@ -96,7 +96,7 @@ class RowRemover:
         self._wanted.set()
 
     def forget(self, row_id: int) -> None:
-        """Ignore a row that was put aside: the current read may still return it."""
+        """Ignore a row that was set aside: the current read may still return it."""
         self._published.gone.add(row_id)
 
     async def wait(self) -> None:

@@ -1,11 +1,11 @@
-"""The rows that a relay has at hand, and those of them that may be sent now. Pure.
+"""The rows in a relay's memory, and those of them that may be sent now. Pure.
 
 In one lane the order of the ids is the order of the commits: once a row is visible, all earlier
-rows of its lane are visible too. So a lane is known up to the last row that was taken in. A later
-row is taken in only if no row can be between: the read began at that last row, or a second read
-looked for rows between. A lane for which this does not hold, or with more rows than there is room
-for, is "behind": it is fetched by itself, from its known position. A lane without rows at hand can
-be forgotten at any time; the only cost is one more look.
+rows of its lane are visible too. So a lane is known up to its last loaded row. A later row is
+loaded only if no row can be between: the read began at that last row, or a second read looked for
+rows between. A lane is "behind" if neither holds, or if it has too many rows: the relay then
+fetches it separately, from its known position. A lane without rows in memory can be dropped at any
+time; the only cost is one more read.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from txmq.message import Message
 __all__ = ["LanePosition", "Lanes", "OutboxRow", "RowBatch"]
 
 TROUBLE_REST_S: Final = 1.0
-"""How long a lane rests whose topic is in trouble and has used its share of the room."""
+"""How long a lane rests if its topic is in trouble and has used its share of the memory."""
 
 _by_id: Final = attrgetter("id")
 
 
 @dataclass(slots=True, eq=False)
 class OutboxRow:
-    """A row at hand."""
+    """A row in memory."""
 
     id: int
     slot: int
@@ -42,9 +42,9 @@ class OutboxRow:
     is_alone: bool = field(default=False, kw_only=True)
     """True if it must be sent alone."""
     problem: str = field(default="", kw_only=True)
-    """Why the row holds no message."""
+    """The reason why the row holds no message; empty otherwise."""
     attempts: int = field(default=0, init=False)
-    """How many failures its message may have caused."""
+    """The number of failures that its message may have caused."""
 
 
 class LanePosition(NamedTuple):
@@ -75,14 +75,14 @@ class LaneState:
 
 
 class Lanes:
-    """The rows at hand of a relay's slots.
+    """The rows in memory of a relay's slots.
 
     Args:
-        rows_max: How many rows may be at hand.
-        lane_rows_max: How many of one lane.
-        batch_rows: How many rows may be sent together.
-        batch_bytes: How many bytes may be sent together; one row may exceed it.
-        bytes_max: How many bytes may be at hand.
+        rows_max: The maximum number of rows in memory.
+        lane_rows_max: The maximum for one lane.
+        batch_rows: The maximum number of rows in one request.
+        batch_bytes: The maximum size of one request; one row may exceed it.
+        bytes_max: The maximum number of bytes in memory.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class Lanes:
         self._ready: dict[str, dict[str, None]] = {}
         self._turns: dict[tuple[str, bool], None] = {}
         self.bytes = 0
-        """The bytes of the bodies at hand."""
+        """The bytes of the bodies in memory."""
         self.has_left_some = False
-        """True if rows without a lane were passed over; only a sweep finds them again."""
+        """True if rows without a lane were skipped; only a sweep finds them again."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -157,15 +157,15 @@ class Lanes:
         """True if no row of a slot is being sent."""
         return not self._flying_of[slot]
 
-    # Taking in
+    # Loading
 
     @property
     def room(self) -> int:
-        """How many more rows may be taken in."""
+        """The number of rows that may still be loaded."""
         return max(0, self._rows_max - len(self._rows))
 
     def holds(self, row_id: int) -> bool:
-        """True if a row is at hand, or rests."""
+        """True if a row is in memory, or rests."""
         return row_id in self._rows or row_id in self._resting
 
     def known(self, low: int, high: int) -> list[int]:
@@ -174,13 +174,13 @@ class Lanes:
         return at_hand + [row_id for row_id in self._resting if low < row_id <= high]
 
     def behind(self) -> list[str]:
-        """The lanes that are behind, and so are fetched by themselves."""
+        """The lanes that are behind and are therefore fetched separately."""
         return list(self._behind)
 
     def gaps(self, rows: Sequence[OutboxRow], low: int) -> list[LanePosition]:
         """The lanes of these rows, all after ``low``, that may have unseen rows before it.
 
-        Read those lanes after these rows were read; then take in all rows by ``add(..., 0)``.
+        Read those lanes after these rows; then load all rows by ``add(..., 0)``.
         """
         found: dict[str, LanePosition] = {}
         if low > 0:
@@ -200,11 +200,11 @@ class Lanes:
                 self._set_behind(self._lane(position.slot, position.lane))
 
     def add(self, rows: Iterable[OutboxRow], low: int, now: float) -> int:
-        """Take in rows that were read; returns how many.
+        """Load rows that were read; return their number.
 
         Args:
             rows: In the order of their ids; of each lane, all rows from ``low`` to its last one.
-            low: Where the read began; 0 if no row can have been left out.
+            low: The start of the read; 0 if no row can be missing.
             now: The time.
         """
         before = len(self._rows)
@@ -227,7 +227,7 @@ class Lanes:
         if lane.is_behind:
             return
         if row.id <= lane.seen:
-            # The row was put aside, and an operator has repaired it since.
+            # The row was set aside, and an operator has repaired it.
             self._keep(row)
             if lane.rows:
                 self._unready(lane.rows[0].topic, lane.name)
@@ -247,7 +247,7 @@ class Lanes:
         """True if this topic is in trouble, and all such topics use so much room that they would
         hold up others.
         """
-        # Each topic keeps one row, whose send shows when the trouble is over.
+        # Each topic keeps one row; its send shows when the trouble is over.
         if topic not in self._paused or not self._of_topic[topic]:
             return False
         rows = sum(self._of_topic[paused] for paused in self._paused)
@@ -255,11 +255,11 @@ class Lanes:
         return 2 * rows >= self._rows_max or 2 * size >= self._bytes_max
 
     def wanted(self, now: float, count: int) -> list[LanePosition]:
-        """Lanes to fetch: they are behind and have no rows at hand."""
+        """Lanes to fetch: they are behind and have no rows in memory."""
         found = []
         for name in list(islice(self._behind, 4 * count)):
             lane = self._lanes[name]
-            # A lane moves to the end once it was considered.
+            # A considered lane moves to the end.
             del self._behind[name]
             self._behind[name] = None
             if not lane.rows and not lane.flying and lane.rests_until <= now:
@@ -276,10 +276,10 @@ class Lanes:
         *,
         is_cut: bool,
     ) -> int:
-        """Take in the rows of lanes that were fetched by themselves; returns how many.
+        """Load the rows of lanes that were fetched separately; return their number.
 
         Args:
-            positions: The lanes, and where the read began.
+            positions: The lanes, and the start of each read.
             rows: Their rows from there, in the order of their ids.
             now: The time.
             is_cut: Whether there may be more rows.
@@ -316,15 +316,15 @@ class Lanes:
         self._paused.pop(topic, None)
 
     def is_paused(self, topic: str, now: float) -> bool:
-        """True if a topic has to wait."""
+        """True if a topic must wait."""
         return self._paused.get(topic, 0.0) > now
 
     def paused_until(self) -> float | None:
-        """When the first pause of a topic with rows ends."""
+        """The end of the first pause of a topic with rows."""
         return min((self._paused.get(topic, 0.0) for topic, _ in self._turns), default=None)
 
     def take(self, now: float) -> RowBatch | None:
-        """Rows that may be sent now. A lane gives no more rows until all its rows have landed."""
+        """Rows that may be sent now. A lane gives no more rows until all its sends have ended."""
         for topic, is_laned in list(self._turns):
             if self._paused.get(topic, 0.0) > now:
                 continue
@@ -361,7 +361,7 @@ class Lanes:
     def _take_from(
         self, waiting: deque[OutboxRow], topic: str, rows: list[OutboxRow], size: int
     ) -> tuple[list[OutboxRow], int]:
-        """Extend a batch by the first waiting rows that may travel with it."""
+        """Extend a batch by the first waiting rows that may share its request."""
         while waiting and waiting[0].topic == topic and len(rows) < self._batch_rows:
             row = waiting[0]
             if rows and (row.is_alone or size + row.size > self._batch_bytes):
@@ -372,7 +372,7 @@ class Lanes:
                 break
         return rows, size
 
-    # Landing
+    # Ends of sends
 
     def is_ours(self, row: OutboxRow) -> bool:
         """True if this row is in flight, and its slot is still held."""
@@ -413,7 +413,9 @@ class Lanes:
                 self._turns.setdefault((row.topic, False))
 
     def rest(self, row: OutboxRow, until: float) -> None:
-        """Let a row wait whose message no broker takes, together with its lane if it has one."""
+        """Block a row because every broker refuses its message, together with its lane if it has
+        one.
+        """
         if not self.is_ours(row):
             return
         lane = self._end_flight(row)
@@ -426,7 +428,7 @@ class Lanes:
             self._resting[row.id] = until
 
     def wake_resting(self, now: float) -> None:
-        """End the rest of rows whose time has come; a sweep finds them."""
+        """End the rests that are over; a sweep finds the rows again."""
         for row_id in [row_id for row_id, until in self._resting.items() if until <= now]:
             del self._resting[row_id]
             self.has_left_some = True
@@ -442,7 +444,7 @@ class Lanes:
             lane.flying -= 1
         return lane
 
-    # Inside
+    # Internals
 
     def _keep(self, row: OutboxRow) -> None:
         self._rows[row.id] = row

@@ -1,4 +1,4 @@
-"""Sends rows to a broker in batches and in order, and decides what follows a failure."""
+"""Sends rows to a broker in batches and in order, and handles failures."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ LONGEST_PAUSE_S: Final = 5.0
 
 
 class SendFailure(Enum):
-    """The cause of a failed send, which decides what follows."""
+    """The cause of a failed send, which decides how to handle it."""
 
     MESSAGE = "message"
-    """The message: brokers will refuse it for ever."""
+    """The message: brokers will always refuse it."""
     TOPIC = "topic"
     """The topic: brokers refuse all its messages until an operator changes something."""
     UNCERTAIN = "uncertain"
@@ -60,7 +60,7 @@ class SendFailure(Enum):
 
 
 def classify(error: BaseException) -> SendFailure:
-    """The cause of a failed send, by what was raised. Pure."""
+    """The cause of a failed send, from its error. Pure."""
     if isinstance(error, LocalProtocolError | LimitExceeded | MessageIllegal):
         return SendFailure.MESSAGE
     if isinstance(error, TopicNotFound | NoPermission):
@@ -90,15 +90,15 @@ class PublisherCounts:
 
 
 class Publisher:
-    """Sends the rows that the lanes let go.
+    """Sends the rows that the lanes release.
 
     Args:
-        lanes: The rows at hand.
+        lanes: The rows in memory.
         slots: The leased slots.
         producer: Sends the messages.
-        store: Where the reason of a permanent failure is recorded.
+        store: Records the reason of a permanent failure.
         remover: Deletes published rows.
-        settings: The size of batches, and what to do with messages that every broker refuses.
+        settings: The size of batches, and the handling of messages that every broker refuses.
         clock: Where the time comes from.
         entropy: Where randomness comes from.
         send_ended: Called when a batch has ended, sent or not.
@@ -133,7 +133,7 @@ class Publisher:
         return len(self._tasks)
 
     def send(self) -> None:
-        """Start to send what may be sent now."""
+        """Start all sends that are possible now."""
         while len(self._tasks) < self._settings.sends_max:
             now = self._clock.monotonic()
             if not self._slots.are_safe(now + self._producer.settings.timeout_s):
@@ -265,7 +265,7 @@ class Publisher:
         self._lanes.give_back(rows)
 
     async def _give_up(self, row: OutboxRow, error: BaseException) -> None:
-        """Apply ``on_poison`` to a message that no broker takes."""
+        """Apply ``on_poison`` to a message that every broker refuses."""
         self.counts.failed += 1
         why = properties.one_line(f"{type(error).__name__}: {error}", REASON_CHARS_MAX)
         name = f"row {row.id} for topic {row.topic}" + (f", lane {row.lane}" if row.lane else "")

@@ -3,8 +3,8 @@
 Ids are assigned before the commit, so rows with lower ids than the highest id read may still
 appear. Forward reads start from that highest id. One sweep rereads the ids of the last half second,
 many times a second; another rereads all ids before. During a transaction that lasts for hours the
-database cannot clear deleted rows away, and a sweep walks over all of them. So each sweep has a
-small share of the time and no more.
+database cannot clear deleted rows away, and a sweep passes all of them. So each sweep has a limited
+share of the time.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _ID_MAX: Final = 2**62
 
 
 class SweepPace:
-    """When a sweep is due: as often as its share of the time allows.
+    """The schedule of a sweep: as often as its share of the time allows.
 
     Args:
-        share: The part of the time that it may take.
-        often_s: The interval after a notification or when rows were passed over.
+        share: The share of the time that it may take.
+        often_s: The interval after a notification or after skipped rows.
         seldom_s: The interval otherwise.
     """
 
@@ -56,7 +56,7 @@ class SweepPace:
         return now - self._ended >= pause_s
 
     def record(self, began: float, ended: float) -> None:
-        """Note when a sweep ran."""
+        """Record the time of a sweep."""
         self._ended, self._took_s = ended, ended - began
 
 
@@ -82,12 +82,12 @@ class OutboxReader:
 
     Args:
         store: The database.
-        lanes: The rows at hand.
+        lanes: The rows in memory.
         slots: The slots whose rows are read.
         published: Published rows, which a read may still return.
-        settings: How many rows and bytes may be at hand.
+        settings: The maximum number of rows and bytes in memory.
         clock: Where the time comes from.
-        mark: How messages name the outbox.
+        mark: The outbox's name in log lines.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class OutboxReader:
         self._recent = SweepPace(0.05, 0.005, 0.25)
         self._all = SweepPace(0.05, 0.02, 1.0)
         self.has_more = False
-        """True if the last look left rows unread, as far as it could know."""
+        """True if the last look probably left rows unread."""
         self.restart()
 
     def restart(self) -> None:
@@ -119,7 +119,7 @@ class OutboxReader:
         self._marks: deque[tuple[float, int]] = deque()
 
     async def look(self, *, has_reason: bool) -> int:
-        """Read as many rows as there is room for; returns how many are new or were passed over.
+        """Read as many rows as fit; return the number of new and skipped ones.
 
         Args:
             has_reason: Whether a notification announced rows.
@@ -171,7 +171,7 @@ class OutboxReader:
         self.has_more = self.has_more or page.is_cut
         rows = self._rows(page, turns)
         await self._take_in(rows, low)
-        return len(rows)  # Also passed-over rows: others may follow those of a topic in trouble.
+        return len(rows)  # Includes skipped rows: others may follow those of a topic in trouble.
 
     async def _sweep(self, pace: SweepPace, low: int, high: int) -> int:
         count, size = self._room
@@ -187,7 +187,7 @@ class OutboxReader:
             self._lanes.has_left_some = self.has_more = True
         taken = await self._take_in(self._rows(page, turns), low)
         if pace is self._all:
-            # If passed-over rows alone filled the page, the next sweep starts after them.
+            # If skipped rows alone filled the page, the next sweep starts after them.
             is_stuck = page.is_cut and page.rows and not taken
             self._swept = int(page.rows[-1][0]) if is_stuck else 0
         return taken

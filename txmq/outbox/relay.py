@@ -56,7 +56,7 @@ class Relay(Lifecycle):
             ``django.db.connection``.
         names: The name servers, ``host:port`` separated by ``;``, or a client or an open producer
             to share.
-        settings: How it works.
+        settings: The settings.
         outbox: The tables.
         clock: Where the time comes from.
         entropy: Where randomness comes from.

@@ -17,7 +17,7 @@ OnPoison: TypeAlias = Literal["block", "skip", "dead_letter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
-    """How a relay works. Durations are seconds, sizes bytes.
+    """A relay's settings. Durations are seconds, sizes bytes.
 
     Raises:
         ConfigError: A value is out of range, or two values contradict each other.
@@ -25,14 +25,15 @@ class RelaySettings:
 
     on_poison: OnPoison = "block"
     """What happens to a row whose message brokers refuse for good. "block": its lane waits until an
-    operator repairs or deletes the row. "skip": the row is put aside, marked with the reason, and
-    its lane continues. "dead_letter": its message goes to another topic."""
+    operator repairs or deletes the row. "skip": the row is set aside with the reason, and its lane
+    continues. "dead_letter": its message goes to another topic.
+    """
     dead_letter_topic: str = ""
     """The topic for "dead_letter"."""
     attempts_max: Annotated[int, Meta(ge=1)] = 16
-    """How often a broker may refuse a message for a reason that may pass, until the refusal counts
-    as final. An error in the message itself is final at once. An unreachable or busy broker never
-    counts."""
+    """The number of refusals for a temporary reason after which the refusal counts as final. An
+    error in the message itself is final at once. An unreachable or busy broker never counts.
+    """
     blocked_s: Annotated[float, Meta(ge=0.001)] = 60.0
     """The interval at which a blocked row is sent again."""
     group: str = "txmq_relay"
@@ -43,7 +44,7 @@ class RelaySettings:
     poll_s: Annotated[float, Meta(ge=0.001)] = 1.0
     """The longest interval between two looks for rows."""
     rows_max: Annotated[int, Meta(ge=1)] = 4_000
-    """Rows in memory."""
+    """The maximum number of rows in memory."""
     bytes_max: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
     """Bytes of bodies in memory; one body may exceed it."""
     batch_rows: Annotated[int, Meta(ge=1)] = 500

@@ -17,7 +17,7 @@ __all__ = ["SlotChange", "Slots", "fair_share"]
 
 
 def fair_share(living: int) -> int:
-    """How many slots one of ``living`` relays may hold."""
+    """The number of slots that one of ``living`` relays may hold."""
     return -(-SLOTS // max(1, living))
 
 
@@ -34,7 +34,7 @@ class Slots:
     """The slots of one relay.
 
     Args:
-        lease_s: How long a lease lasts.
+        lease_s: The duration of a lease.
     """
 
     def __init__(self, lease_s: float) -> None:
@@ -59,12 +59,12 @@ class Slots:
         return dict(self._held)
 
     def renew(self, held: Collection[int], living: int, asked_at: float) -> SlotChange:
-        """Take over what the database says after a renewal.
+        """Apply the database's answer after a renewal.
 
         Args:
             held: The slots this relay holds.
-            living: How many relays are alive.
-            asked_at: When the renewal was sent, by the clock of :meth:`are_safe`.
+            living: The number of living relays.
+            asked_at: The time at which the renewal was sent, by the clock of :meth:`are_safe`.
         """
         self._until = asked_at + self._lease_s
         lost, taken = set(self._held) - set(held), set(held) - set(self._held)

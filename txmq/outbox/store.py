@@ -44,7 +44,7 @@ class Page(NamedTuple):
 
 
 class BeatResult(NamedTuple):
-    """The answer to a heartbeat: the slots this relay holds, and how many relays are alive."""
+    """The answer to a heartbeat: this relay's slots, and the number of living relays."""
 
     held: set[int]
     living: int
@@ -58,7 +58,7 @@ class OutboxStore:
         adapter: The database.
         token: Identifies the relay.
         lease_s: How long a lease lasts.
-        answer_s: How long the database may take to answer.
+        answer_s: The time limit for the database's answer.
     """
 
     def __init__(
@@ -158,15 +158,17 @@ class OutboxStore:
     # Completion
 
     async def remove(self, ids: Sequence[int]) -> int:
-        """Delete rows of this relay's slots; returns how many existed."""
+        """Delete rows of this relay's slots; return the number that existed."""
         return await self._change("remove", *self._by_index, ids=self._list(ids))
 
     async def put_aside(self, row_id: int, problem: str) -> bool:
-        """Mark a row whose message no broker takes; returns whether this relay still has it."""
+        """Mark a row because every broker refuses its message; return whether this relay still has
+        it.
+        """
         return await self._change("put_aside", id=row_id, problem=problem) > 0
 
     async def note(self, row_id: int, problem: str) -> None:
-        """Record why a row waits."""
+        """Record the reason why a row waits."""
         await self._change("note", id=row_id, problem=problem)
 
     async def _change(self, name: str, *first: str, **values: object) -> int:
@@ -221,7 +223,7 @@ class OutboxStore:
     # Figures
 
     async def waiting(self) -> Backlog:
-        """How many rows the outbox holds now."""
+        """The number of rows in the outbox now."""
 
         async def count(db: DatabaseSession[Any]) -> Backlog:
             rows, oldest_ms, failed = (await db.execute(self._statements["waiting"])).rows[0]
@@ -272,8 +274,8 @@ class OutboxStore:
                 for statement in first:
                     await db.execute(statement)
                 result = await work(db)
-                # Also of a read: after a rollback psycopg forgets the service's prepared
-                # statements on the connection.
+                # Reads commit too: after a rollback psycopg drops the service's prepared statements
+                # on the connection.
                 await db.commit(is_last=True)
                 return result
             finally:

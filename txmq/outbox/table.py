@@ -1,8 +1,8 @@
 """The outbox: a table of messages that wait to be published.
 
 A row is inserted in a transaction of the application and deleted once its message is published.
-Only a row whose message no broker takes is ever updated. The rows are spread over a fixed number of
-slots, which the relays share. In one lane the order of the ids is the order of the commits.
+A row is updated only if every broker refuses its message. The rows are spread over a fixed number
+of slots, which the relays share. In one lane the order of the ids is the order of the commits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from txmq.runtime.entropy import Entropy, SystemEntropy
 __all__ = ["LANES", "SLOTS", "Outbox"]
 
 LANES: Final = SLOTS * SLOTS * 16
-"""Rows that MySQL's writers lock to wait for each other; PostgreSQL has locks without rows."""
+"""The number of rows that MySQL's writers lock to wait for each other; PostgreSQL has locks without
+rows.
+"""
 
 _VACUUM: Final = "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000"
 """Every inserted row is soon deleted. So vacuum runs by the number of dead rows and not by their
@@ -47,11 +49,11 @@ share of the table, which is empty most of the time and long after a relay was d
 
 
 class Outbox:
-    """The tables of an outbox, and how messages are added to it.
+    """The tables of an outbox; adds messages to it.
 
     Args:
         name: The outbox table; the other tables append ``_slot``, ``_relay`` and ``_lane``.
-        schema: Where the tables are; by default where the session looks first.
+        schema: The tables' schema; by default the session's first one.
         metadata: Your own, so that a tool such as Alembic sees the tables.
         notifies: Whether a commit notifies relays on PostgreSQL. A transaction that notifies
             cannot be prepared for a two-phase commit.
@@ -175,7 +177,7 @@ class Outbox:
         return lines
 
     def ddl(self, dialect: str) -> list[str]:
-        """The statements that make the tables, for ``postgresql``, ``mysql`` or ``sqlite``.
+        """The statements that create the tables, for ``postgresql``, ``mysql`` or ``sqlite``.
 
         Raises:
             ConfigError: The dialect is a different one.
@@ -241,10 +243,10 @@ def _rows(name: str, schema: str | None, metadata: MetaData) -> Table:
         Column("problem", _long_text()),
         schema=schema,
         mysql_engine="InnoDB",
-        # A reused id could be deleted by a relay that still means the first row.
+        # A relay that refers to the deleted row could delete a new row with a reused id.
         sqlite_autoincrement=True,
     )  # fmt: skip
-    # Relays read on by the primary key, and find the rows before another in its lane by this index.
+    # Relays read forward by the primary key, and find a lane's earlier rows by this index.
     has_lane = table.c.lane.is_not(None)
     Index(
         f"{name}_read", table.c.slot, table.c.lane, table.c.id,

@@ -18,7 +18,7 @@ class RelayTally:
     deferred: int = 0
     """Rows whose send failed for now; they are sent again."""
     failed: int = 0
-    """Times that no broker would take a row's message."""
+    """The number of times that every broker refused a row's message."""
     dead_letters: int = 0
     """Of these, messages sent to the dead-letter topic."""
     lost_leases: int = 0
@@ -38,4 +38,4 @@ class Backlog:
     oldest_s: float
     """The age of the oldest of them; 0 if there are none."""
     failed: int
-    """Rows that were put aside."""
+    """Rows that were set aside."""

@@ -25,8 +25,8 @@ class WakeUp:
     """The pauses between looks.
 
     Args:
-        most_s: The longest pause. It also holds for a relay that listens: one notification may
-            stand for many transactions, and the others commit a little later, or much later.
+        most_s: The longest pause. It also applies to a relay that listens: one notification may
+            announce many transactions, and some of them commit later.
     """
 
     def __init__(self, most_s: float) -> None:
@@ -36,7 +36,7 @@ class WakeUp:
         self._is_notified = False
 
     def notify(self) -> None:
-        """A notification says that there are rows."""
+        """Note a notification of new rows."""
         self._is_notified = True
         self._pause_s = FIRST_PAUSE_S
         self._woken.set()
@@ -54,8 +54,8 @@ class WakeUp:
         """Wait until it is time to look again.
 
         Args:
-            count: How many rows the last look found.
-            has_more: Whether there are more rows, and room for them.
+            count: The number of rows that the last look found.
+            has_more: Whether there are more rows, and memory for them.
         """
         if count:
             self._pause_s = FIRST_PAUSE_S

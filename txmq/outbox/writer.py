@@ -44,11 +44,12 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 MOMENT_MS: Final = 5
-"""Within one moment a single transaction notifies for all. With 8 writers at once this measured two
-to three times as many commits a second as a notification from each."""
+"""Within one moment a single transaction notifies for all. With 8 concurrent writers this allowed
+two to three times as many commits a second as a notification from each.
+"""
 
 _PLACE: Final[Mapping[str, str]] = MappingProxyType({"nth": "INT", "begins": "INT", "size": "INT"})
-"""The row's number in the statement, and where its body is among the bodies."""
+"""The row's number in the statement, and the place of its body among the bodies."""
 
 _BODIES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -98,8 +99,8 @@ class OutboxWriter:
 
     Args:
         rows: Its table.
-        lanes: The table whose rows MySQL's writers lock, and how many rows it has.
-        channel: Where relays are notified; ``None`` for no notifications.
+        lanes: The table whose rows MySQL's writers lock, and its number of rows.
+        channel: The channel of notifications; ``None`` for none.
         clock: For the messages' ids.
         entropy: Likewise.
     """

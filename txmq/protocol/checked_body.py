@@ -44,7 +44,7 @@ def unpack(name: str, data: bytes) -> CheckedBody:
 
     Args:
         name: The name under which the file was packed.
-        data: All of the file.
+        data: The whole file.
 
     Raises:
         RemoteProtocolError: The file differs from what :func:`pack` wrote; the text says how.

@@ -25,8 +25,9 @@ Key: TypeAlias = "str | ObjectKey"
 Value: TypeAlias = "bool | int | float | str | list[Value] | dict[Key, Value] | None"
 
 NOT_STRICT: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for text that is not strict JSON of the wanted type; broken UTF-8 and deep
-nesting raise Python's errors. Callers that catch these try :func:`loads` next."""
+"""The errors of msgspec for text that is not strict JSON of the wanted type; invalid UTF-8 and deep
+nesting raise Python's errors. Callers that catch them try :func:`loads` next.
+"""
 
 BYTES_MAX: Final = 1024 * 1024
 """The limit for this reader, which takes a second for it; msgspec reads 16 MiB in 0.1 s. The

@@ -112,7 +112,7 @@ def unique_id(address: bytes, process: int, seed: int, month_ms: int, count: int
     Args:
         address: Four bytes that identify this machine.
         process: The process id.
-        seed: Any number that is constant in one process.
+        seed: A number that is constant in one process.
         month_ms: Milliseconds since this month began.
         count: The number of ids before this one.
     """

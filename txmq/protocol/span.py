@@ -221,7 +221,7 @@ CHECKSUM_AT: Final = 32
 _MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
 
 Found: TypeAlias = Record | Decision | AcceptedLoss
-"""An item of a span."""
+"""A record in a span."""
 
 
 class SpanHead(NamedTuple):
@@ -262,7 +262,7 @@ def read_head(data: bytes, at: int, position: int) -> SpanHead | None:
 
     Args:
         data: Bytes of the log.
-        at: Where in ``data`` to look.
+        at: The index in ``data``.
         position: That index's position in the log; a head for another position is invalid.
     """
     if at + HEAD_BYTES > len(data):

@@ -73,7 +73,7 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
     """When a business date ends. One that ends at 17:00 begins at 17:00 on the day before; one that
     ends at 00:00 is a calendar day."""
     grace: str = "2h"
-    """A transfer in flight for no longer than this at the end of the day is no break."""
+    """A transfer that is in flight at the end of the day for at most this long is not a break."""
     weekend: frozenset[Weekday] = frozenset({"saturday", "sunday"})
     """Days of the week that do not count for the age of a break."""
     holidays: frozenset[date] = frozenset()
@@ -414,7 +414,7 @@ def _duplicates(names: Iterable[str]) -> list[str]:
 def _of_the_money(rules: Rules) -> Iterator[str]:
     for currency in rules.money:
         if _CURRENCY.fullmatch(currency) is None:
-            yield f"{currency!r} is no currency; write one such as CNY"
+            yield f"{currency!r} is not a currency; write one such as CNY"
 
 
 def _ms(moment: datetime) -> int:

@@ -502,8 +502,8 @@ def _why(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return NO_SERVER
     if isinstance(error, socket.gaierror | UnicodeError):
-        said = getattr(error, "strerror", None) or error
-        return f"{said}; write host:port, several separated by ';'"
+        cause = getattr(error, "strerror", None) or error
+        return f"{cause}; write host:port, several separated by ';'"
     return str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
 
 

@@ -1,7 +1,7 @@
 """Simulated time, network, disks and machines: tests that are fast, ruthless and repeatable.
 
-Give your program the ports of a simulated machine in place of the real ones, and let things happen
-to it. A seed decides everything that is left to chance, and the same seed gives the same run::
+Give your program the ports of a simulated machine instead of the real ones, and inject faults. One
+seed decides all random choices, and the same seed gives the same run::
 
     from txmq.testing import World, simulate
 
@@ -24,7 +24,7 @@ to it. A seed decides everything that is left to chance, and the same seed gives
         for seed in range(100):
             simulate(scenario, seed)
 
-Ask a machine for its ``network`` and ``disk`` again after a restart: the old ports died with it.
+After a restart, get ``network`` and ``disk`` from the machine again: the old ports are dead.
 """
 
 from txmq.testing.clock import SimulatedClock

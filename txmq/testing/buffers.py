@@ -1,8 +1,8 @@
 """The bytes that one end of a connection has sent and received, with the system's buffers.
 
-The receiving side acknowledges bytes when its protocol has taken them. The window bounds the bytes
-that are sent and not acknowledged; the rest waits in the sender's buffer, whose high-water mark
-pauses the writer. So a reader that pauses slows the writer, as with TCP.
+The receiving side acknowledges bytes when its protocol has taken them. The window limits the sent
+and unacknowledged bytes; the rest waits in the sender's buffer, whose high-water mark pauses the
+writer. So a reader that pauses slows the writer, as with TCP.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SendBuffer:
         self._ended = False
 
     def push(self) -> None:
-        """Send what the window allows, cut into pieces at arbitrary bytes."""
+        """Send as many bytes as the window allows, cut into pieces at arbitrary places."""
         window = self._ways.conditions.window
         while self.waiting and self.travelling < window:
             size = min(self._piece(), len(self.waiting), window - self.travelling)
@@ -50,8 +50,8 @@ class SendBuffer:
             self.travelling += size
             self.wire.send(piece)
         if self.waiting and self.wire.is_idle():
-            # Everything sent has arrived, and the reader takes nothing. A probe finds out whether
-            # the peer still exists: a restarted host knows nothing of this connection.
+            # All sent bytes have arrived, and the reader has paused. A probe finds out whether the
+            # peer still exists: a restarted host does not know this connection.
             self.wire.send(b"")
         if self.ending and not self.waiting and not self._ended:
             self._ended = True

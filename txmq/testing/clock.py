@@ -7,14 +7,14 @@ import asyncio
 __all__ = ["SimulatedClock"]
 
 EPOCH_MS = 1_700_000_000_000
-"""The wall time at virtual second 0: some day in November 2023."""
+"""The wall time at virtual second 0: a day in November 2023."""
 
 
 class SimulatedClock:
     """An :class:`txmq.runtime.Clock` over an event loop's time.
 
     The monotonic clock is the loop's, so that timers and deadlines agree. The wall clock starts
-    right and is then as wrong as :meth:`jump` and :meth:`drift` make it.
+    right; :meth:`jump` and :meth:`drift` make it wrong.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, epoch_ms: int = EPOCH_MS) -> None:
@@ -32,12 +32,14 @@ class SimulatedClock:
         return round(self._wall_now() * 1000)
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock forward, or back where negative."""
+        """Set the wall clock forward, or back if negative."""
         self._rebase()
         self._wall_s += seconds
 
     def drift(self, rate: float) -> None:
-        """Let the wall clock gain this many seconds per second from now on, or lose them."""
+        """Make the wall clock gain this many seconds per second from now on, or lose them if
+        negative.
+        """
         self._rebase()
         self._rate = 1.0 + rate
 

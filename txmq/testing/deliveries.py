@@ -1,7 +1,7 @@
 """Tests of handlers: each message comes several times, out of order and concurrently, and consumers
 die in the middle.
 
-A test of a handler, with the database that it works in::
+A test of a handler and its database::
 
     from txmq.testing.deliveries import Deliveries, received
 
@@ -37,10 +37,12 @@ __all__ = ["Deliveries", "DeliveryAttempt", "End", "Killed", "Point", "Report", 
 M = TypeVar("M")
 
 CRASHES_MAX: Final = 0.9
-"""With a larger share a message would be retried for ever."""
+"""With a larger share a message could be retried for ever."""
 
 _TOGETHER: Final = 0.5
-"""The share of a message's deliveries that come in a row, so that callers get them concurrently."""
+"""The share of a message's deliveries that come one after the other, so that callers get them
+concurrently.
+"""
 
 
 def received(
@@ -72,24 +74,24 @@ class Deliveries(Generic[M]):
 
     A delivery is over when the handler has returned and its caller has survived. If the caller
     died, or the handler raised or returned :class:`txmq.Later`, the message comes again after
-    others, with ``attempts`` counted up. If another caller works on its key, or a version before it
-    is missing, the delivery rests a little longer each time. After 16 failures it is given up, as a
-    consumer would.
+    others, with ``attempts`` counted up. If another caller works on its key, or an earlier version
+    is missing, the delivery waits a little longer each time. After 16 failures it counts as stuck,
+    because a consumer would give up.
 
     The seed decides the order of messages and where callers die. Threads and databases add their
     own timing, so a run does not repeat to the last step.
 
     Args:
-        messages: What to deliver: messages as handlers get them, see :func:`received`, or other
-            arguments of your function.
-        times: How often each message comes.
-        seed: Decides everything that is left to chance.
-        callers: How many callers run concurrently.
+        messages: The messages to deliver, see :func:`received`, or other arguments of your
+            function.
+        times: The number of deliveries of each message.
+        seed: Decides all random choices.
+        callers: The number of concurrent callers.
         crashes: The share of attempts in which the caller dies, from 0 to 0.9.
-        patience_s: How long a delivery may rest in all because it is not its turn. If your guard
-            has leases, it must be longer than the lease of a consumer that died.
-        key: The key that is to have one effect; by default the key of the handler's guard, or the
-            message's ``key`` if it has no guard.
+        patience_s: The total time that a delivery may wait for its turn. If your guard has leases,
+            it must be longer than the lease of a consumer that died.
+        key: Returns the key that must have exactly one effect; by default the key of the handler's
+            guard, or the message's ``key`` without a guard.
 
     Raises:
         ConfigError: There is nothing to deliver, or a number is out of range.
@@ -125,7 +127,7 @@ class Deliveries(Generic[M]):
 
         Args:
             handler: The function.
-            pause: Called with seconds when a caller has nothing to do.
+            pause: Called with seconds when a caller must wait.
 
         Returns:
             The report; it checks the effects.
@@ -189,7 +191,9 @@ class Deliveries(Generic[M]):
         )
 
     def _shuffle(self, handler: Callable[[M], object]) -> list[ScheduledDelivery]:
-        """All deliveries in order: some of a message in a row, others anywhere."""
+        """All deliveries in order: some of a message's deliveries are adjacent, the others
+        anywhere.
+        """
         key = self._key or _key_of(handler)
         chance = SeededEntropy(self._seed).fork("order")
         placed: list[tuple[float, ScheduledDelivery]] = []

@@ -1,4 +1,4 @@
-"""The inside of a :class:`MemoryDisk`: its files, its faults, and which handles are still valid."""
+"""The state of a :class:`MemoryDisk`: its files, its faults, and its valid handles."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Device", "DiskEvent", "MemoryFile", "MemoryLock"]
 
 
 class DiskEvent(NamedTuple):
-    """Something that is about to happen to a disk.
+    """An operation that a disk is about to execute.
 
     ``kind`` is ``create``, ``write``, ``truncate``, ``rename``, ``link``, ``remove``,
-    ``sync`` or ``sync folder``; the last has the path whose name it makes durable.
+    ``sync`` or ``sync folder``; the path of the last is the name that it makes durable.
     """
 
     number: int
@@ -45,7 +45,7 @@ class Device:
         self._last_write: tuple[str, int, int] | None = None
 
     def clone(self) -> Device:
-        """An independent twin: nothing open, no lock, no hook."""
+        """An independent copy without open files, lock and hook."""
         twin = Device(self.entropy.fork(f"clone-{self.events}"))
         twin.faults = self.faults.copy()
         twin.tree = self.tree.copy()
@@ -54,7 +54,7 @@ class Device:
         return twin
 
     def check(self, generation: int | None = None) -> None:
-        """Raise if the machine is gone, or has crashed since a handle was taken."""
+        """Raise if the machine is dead, or has crashed since a handle was opened."""
         if self.unplugged:
             raise PowerCut
         if generation is not None and generation != self.generation:
@@ -82,7 +82,7 @@ class Device:
         self.check(generation)
 
     def create(self, path: str) -> Pages:
-        """Make an empty file; its name is not durable yet."""
+        """Create an empty file; its name is not durable yet."""
         self.announce("create", path)
         self.faults.check("write")
         pages = Pages()
@@ -122,13 +122,13 @@ class Device:
         pages.settle(staged)
 
     def sync_folder(self, path: str) -> None:
-        """Make durable that a name exists, or that it does not."""
+        """Make the existence or the removal of a name durable."""
         self.announce("sync folder", path)
         self.faults.check("sync")
         self.tree.keep(path)
 
     def _room(self, pages: Pages, position: int, size: int) -> int:
-        """How many of the bytes to be written fit on the disk."""
+        """The number of bytes of a write that fit on the disk."""
         if self.faults.capacity is None:
             return size
         free = (self.faults.capacity - self.tree.allocated()) // PAGE
@@ -147,7 +147,7 @@ class MemoryFile:
         self._closed = False
 
     def check(self) -> None:
-        """Raise if the file cannot be used any more."""
+        """Raise if the file is no longer usable."""
         self._device.check(self._generation)
         if self._closed:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self.path)

@@ -1,8 +1,8 @@
 """A disk in memory that fails the way disks fail.
 
-What is written and what is durable are kept apart, page by page. ``crash`` keeps everything that
-was synced and an arbitrary part of the rest. ``clone`` is cheap, so a test can look at every point
-at which the power might go; :func:`power_cuts` does exactly that.
+It separates written from durable bytes, page by page. ``crash`` keeps all synced bytes and an
+arbitrary part of the rest. ``clone`` is cheap, so a test can examine every point at which the power
+may fail; :func:`power_cuts` does that.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _BOUNDLESS = 1 << 40
 
 
 class MemoryDisk:
-    """An :class:`txmq.runtime.Disk` without a machine under it.
+    """An :class:`txmq.runtime.Disk` without a machine.
 
     Args:
         entropy: Decides how much of a failing write is done, how long a sync takes and, unless
-            :meth:`crash` gets its own, what a crash leaves.
+            :meth:`crash` gets its own, which bytes a crash keeps.
     """
 
     def __init__(self, entropy: SeededEntropy | None = None) -> None:
@@ -102,7 +102,7 @@ class MemoryDisk:
     def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
         """See :meth:`txmq.runtime.Disk.sync_soon`.
 
-        Bytes written while it runs are not covered: the port promises no more than that.
+        Bytes written while it runs are not covered, as the port defines it.
         """
         return asyncio.ensure_future(self._sync_all(files))
 
@@ -128,14 +128,14 @@ class MemoryDisk:
             raise
         file.pages.settle(staged)
 
-    # --- what can go wrong ---
+    # --- faults ---
 
     @property
     def on_write(self) -> Callable[[DiskEvent], None] | None:
         """Called before every operation that changes the disk.
 
         It may clone the disk, crash the machine, or raise ``PowerCut`` to stop the writer; in the
-        last two cases the operation does not happen.
+        last two cases the operation is not executed.
         """
         return self._device.hook
 
@@ -145,9 +145,9 @@ class MemoryDisk:
 
     @property
     def capacity(self) -> int | None:
-        """How many bytes fit, in whole pages; nothing means no limit.
+        """The number of bytes that fit, in whole pages; ``None`` means no limit.
 
-        A write beyond it does what fits and raises ``ENOSPC``.
+        A larger write stores the bytes that fit and raises ``ENOSPC``.
         """
         return self._device.faults.capacity
 
@@ -156,12 +156,12 @@ class MemoryDisk:
         self._device.faults.capacity = size
 
     def slow_sync(self, low_s: float, high_s: float | None = None) -> None:
-        """Let every ``sync_soon`` take this long from now on, or anything between the two."""
+        """Make every ``sync_soon`` take this long from now on, or any time between the two."""
         self._device.faults.sync_low_s = low_s
         self._device.faults.sync_high_s = low_s if high_s is None else high_s
 
     def fail_next_sync(self, times: int = 1, error: int = errno.EIO) -> None:
-        """Let the next syncs fail, of files or folders.
+        """Make the next syncs of files or folders fail.
 
         The unsynced pages then read as before but count as clean: a later sync succeeds without
         them and a crash may take them. That is how Linux treats a failed fsync.
@@ -169,14 +169,14 @@ class MemoryDisk:
         self._device.faults.fail("sync", times, error)
 
     def fail_writes(self, times: int | None = None, error: int = errno.EIO) -> None:
-        """Let every change of files fail, so many times or until :meth:`repair`.
+        """Make every change of files fail, so many times or until :meth:`repair`.
 
-        With ``EROFS`` the disk acts as if remounted read-only: nothing of a write is done.
+        With ``EROFS`` the disk acts as if remounted read-only: a write stores nothing.
         """
         self._device.faults.fail("write", times, error)
 
     def fail_reads(self, times: int | None = None, error: int = errno.EIO) -> None:
-        """Let reads fail, so many times or until :meth:`repair`."""
+        """Make reads fail, so many times or until :meth:`repair`."""
         self._device.faults.fail("read", times, error)
 
     def repair(self) -> None:
@@ -192,13 +192,13 @@ class MemoryDisk:
         self._pages(path).flip(position, bit)
 
     def crash(self, entropy: SeededEntropy | None = None, loss: Loss = Loss.ANY) -> None:
-        """Lose power and come back: synced bytes are kept, and an arbitrary part of the rest.
+        """Lose power and return: the disk keeps synced bytes and an arbitrary part of the rest.
 
-        Files and locks taken before raise ``StaleHandleError`` from now on. Failures end.
+        Files and locks opened before raise ``StaleHandleError`` from now on. Injected failures end.
 
         Args:
             entropy: Decides what is lost; by default the disk's own.
-            loss: What may be lost at all.
+            loss: The bytes that may be lost.
         """
         entropy = entropy or self._device.entropy
         if loss is Loss.ANY:
@@ -210,11 +210,11 @@ class MemoryDisk:
 
     @property
     def events(self) -> int:
-        """How many operations have changed the disk so far."""
+        """The number of operations that have changed the disk."""
         return self._device.events
 
     def durable(self, path: str) -> bytes:
-        """The content of a file if everything unsynced were lost.
+        """The content of a file after the loss of all unsynced bytes.
 
         Raises:
             FileNotFoundError: The file does not exist.
@@ -222,13 +222,14 @@ class MemoryDisk:
         return self._pages(path).durable()
 
     def clone(self) -> MemoryDisk:
-        """An independent disk in the same state, with no file open, no lock and no hook."""
+        """An independent disk in the same state, without open files, lock and hook."""
         twin = MemoryDisk()
         twin._device = self._device.clone()
         return twin
 
     def succeed(self) -> MemoryDisk:
-        """Hand over to a twin, with the hook; every use of this object raises ``PowerCut`` then.
+        """Move the state and the hook to a new object; every later use of this one raises
+        ``PowerCut``.
 
         So the handles of a dead program cannot reach the disk of the next program.
         """
@@ -247,11 +248,11 @@ class MemoryDisk:
 def power_cuts(
     disk: MemoryDisk, work: Callable[[MemoryDisk], object]
 ) -> Iterator[tuple[DiskEvent | None, MemoryDisk]]:
-    """Every point of some work at which the power may fail.
+    """Every point at which the power may fail during some work.
 
-    The work runs once, on a clone. Each operation on the disk gives a pair: the event, and the disk
-    just before it. The last pair has no event: the work is done. No disk is crashed yet; call
-    ``crash`` on each, once or with several seeds.
+    The work runs once, on a clone. Each operation on the disk yields a pair: the event, and the
+    disk just before it. The last pair has no event, because the work is done. The disks are not
+    crashed yet; call ``crash`` on each, once or with several seeds.
     """
     points: list[tuple[DiskEvent | None, MemoryDisk]] = []
     worked = disk.clone()

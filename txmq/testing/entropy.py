@@ -1,4 +1,4 @@
-"""Chance that repeats itself: everything follows from one seed."""
+"""Repeatable randomness: all values follow from one seed."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class SeededEntropy:
         return self._random.randbytes(size)
 
     def chance(self, probability: float) -> bool:
-        """True if something of this probability happens now."""
+        """True with this probability."""
         return self._random.random() < probability
 
     def fork(self, name: str) -> SeededEntropy:
-        """An independent source, which depends on the seed and the name, not on earlier draws.
+        """An independent source that depends on the seed and the name, not on earlier draws.
 
-        Parts that draw from their own forks do not disturb each other: a new draw in one part
-        does not change the numbers of the others.
+        Parts with their own forks are independent: a new draw in one part does not change the
+        numbers of the others.
         """
         return SeededEntropy(f"{self._seed}/{name}")

@@ -18,7 +18,7 @@ __all__ = [
 
 
 class SimulationError(AssertionError):
-    """A run failed; the note on the error says how to repeat it."""
+    """A run failed; the error's note says how to repeat it."""
 
 
 class DeadlockError(SimulationError):
@@ -26,7 +26,7 @@ class DeadlockError(SimulationError):
 
 
 class LivelockError(SimulationError):
-    """Tasks keep running and no virtual time passes."""
+    """Tasks keep running, but no virtual time passes."""
 
 
 class VirtualTimeoutError(SimulationError):
@@ -42,7 +42,7 @@ class UnhandledError(SimulationError):
 
 
 class NotRepeatableError(SimulationError):
-    """Two runs of one seed went different ways."""
+    """Two runs with one seed differ."""
 
 
 class RealWorldError(RuntimeError):
@@ -54,9 +54,9 @@ class MachineCrashedError(Exception):
 
 
 class StaleHandleError(OSError):
-    """The disk crashed after this file or lock was taken."""
+    """The disk crashed after this file or lock was opened."""
 
 
-# Not an error of the program but the end of it: code that catches Exception must not survive it.
+# It ends the program and is not one of its errors: code that catches Exception must not survive it.
 class PowerCut(BaseException):
-    """The machine is gone, right here. A disk hook may raise it to stop the writer."""
+    """The machine lost power at this point. A disk hook may raise it to stop the writer."""

@@ -15,12 +15,12 @@ Operation = Literal["read", "write", "sync"]
 
 @dataclass(slots=True)
 class Faults:
-    """The faults of one disk. At first it has none, and is boundless and instant.
+    """The faults of one disk: at first none, unlimited and instant.
 
     Attributes:
-        capacity: Bytes the disk holds, in whole pages; nothing means no limit.
+        capacity: The disk's size in bytes, in whole pages; ``None`` means no limit.
         sync_low_s: The least virtual time that ``sync_soon`` takes.
-        sync_high_s: The most that it takes; chance decides between the two.
+        sync_high_s: The most that it takes; the actual time is random.
     """
 
     capacity: int | None = None
@@ -29,19 +29,19 @@ class Faults:
     _failing: dict[Operation, tuple[int | None, int]] = field(default_factory=dict)
 
     def fail(self, operation: Operation, times: int | None, error: int) -> None:
-        """Let the next operations of a kind fail; without a number, until :meth:`repair`."""
+        """Make the next operations of a kind fail; without a number, until :meth:`repair`."""
         self._failing[operation] = (times, error)
 
     def repair(self) -> None:
-        """Let nothing fail any more. Capacity and speed stay as they are."""
+        """End all failures. Capacity and speed stay as they are."""
         self._failing.clear()
 
     def copy(self) -> Faults:
-        """An independent twin."""
+        """An independent copy."""
         return replace(self, _failing=self._failing.copy())
 
     def sync_s(self, entropy: SeededEntropy) -> float:
-        """How long the next sync takes."""
+        """The duration of the next sync."""
         if self.sync_high_s <= self.sync_low_s:
             return self.sync_low_s
         return self.sync_low_s + (self.sync_high_s - self.sync_low_s) * entropy.fraction()

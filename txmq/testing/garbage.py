@@ -1,4 +1,4 @@
-"""When cyclic garbage is collected around a run, so that worlds do not outlive their runs."""
+"""Collects cyclic garbage around runs, so that worlds do not outlive their runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from contextlib import contextmanager
 __all__ = ["COLLECTOR"]
 
 OBJECTS_LEFT_MAX = 50_000
-"""Finished runs may leave so many objects, about ten busy worlds, before the next run collects.
-A collection scans the whole process; before each run it would cost more than the run."""
+"""The number of objects that finished runs may leave before the next run collects: about ten busy
+worlds. A collection scans the whole process; before each run it would cost more than the run.
+"""
 
 
 class _Collector:
@@ -21,19 +22,19 @@ class _Collector:
 
     @contextmanager
     def on_schedule(self) -> Iterator[None]:
-        """Inside this context, only the run collects, and only objects that it has made."""
+        """Inside this context, only the run collects, and only objects that it created."""
         if self._left >= OBJECTS_LEFT_MAX:
             self._left = 0
             gc.collect()
         was_enabled = gc.isenabled()
         gc.disable()
-        # Older objects do not belong to the run; leaving them out makes collecting cheap.
+        # Older objects do not belong to the run; without them a collection is cheap.
         gc.freeze()
         try:
             yield
         finally:
-            # Programs are full of cycles, and Python takes unfrozen objects for old ones: it would
-            # rarely scan them again, and their memory would pile up.
+            # Programs have many cycles, and Python treats unfrozen objects as old: it would rarely
+            # scan them again, and memory would grow.
             gc.collect()
             # If the run failed, its error still holds its objects.
             self._left += len(gc.get_objects())
@@ -43,4 +44,4 @@ class _Collector:
 
 
 COLLECTOR = _Collector()
-"""One for the process, as there is one heap."""
+"""One for the process, because it has one heap."""

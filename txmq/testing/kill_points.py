@@ -1,4 +1,4 @@
-"""Consumers that die in the middle of a message: the points, and a guard that dies at one.
+"""The points at which consumers die during a message, and a guard that dies at one.
 
 No process dies: the attempt is abandoned, which leaves the same state as a killed process, and
 :class:`Killed` is raised through the handler, so that no code after the point runs.
@@ -17,7 +17,7 @@ __all__ = ["Killed", "Point", "guarded_of", "mortal", "points_of"]
 
 
 class Point(Enum):
-    """Where a consumer dies."""
+    """A point at which a consumer dies."""
 
     CALLED = "before its handler was called"
     CLAIMED = "after the claim, before the function"
@@ -28,7 +28,7 @@ class Point(Enum):
     """P16."""
 
 
-# Not an error of the program but the end of it: code that catches Exception must not survive it.
+# It ends the program and is not one of its errors: code that catches Exception must not survive it.
 class Killed(BaseException):
     """A consumer dies at this point."""
 
@@ -44,7 +44,7 @@ def guarded_of(handler: object) -> Guarded | None:
 
 
 def points_of(handler: object) -> tuple[Point, ...]:
-    """The points where a handler can die; inside the handler only if it has a guard."""
+    """The points at which a handler can die; inside it only if it has a guard."""
     if guarded_of(handler) is None:
         return Point.CALLED, Point.ENDED
     return Point.CLAIMED, Point.WORKED, Point.ENDED

@@ -1,8 +1,8 @@
 """A deterministic asyncio event loop on virtual time.
 
-The loop is asyncio's own ``SelectorEventLoop`` over a selector that waits by moving a counter. So
-plain asyncio code runs in it unchanged, thousands of times faster than real time, and every run is
-the same:
+The loop is asyncio's own ``SelectorEventLoop`` over a selector that waits by advancing a counter.
+So plain asyncio code runs in it unchanged, thousands of times faster than real time, and every run
+is the same:
 
 - tasks and futures hash by their number in this loop. ``TaskGroup`` and ``asyncio.wait`` walk sets,
   and by default the order would follow memory addresses;
@@ -43,13 +43,13 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 TURNS_AT_ONE_MOMENT_MAX = 1_000_000
-"""More turns without any time passing are a livelock; a busy simulation needs some thousands."""
+"""More turns at one virtual time are a livelock; a busy simulation needs some thousands."""
 
 TURNS_PER_COLLECTION = 50_000
-"""How often cyclic garbage is collected: it bounds memory and must cost nothing."""
+"""The turns between two collections of cyclic garbage, which limit memory and must be cheap."""
 
 CLOSE_ATTEMPTS_MAX = 100
-"""How often the loop closes a dead coroutine again that awaits in its ``finally``."""
+"""How often the loop closes a dead coroutine again if it awaits in its ``finally``."""
 
 
 class SimulatedTask(asyncio.Task[T]):
@@ -59,7 +59,7 @@ class SimulatedTask(asyncio.Task[T]):
         self.number = loop.next_number()
         context: Context | None = options.get("context")
         self.program = PROGRAM.get() if context is None else context.get(PROGRAM)
-        # asyncio's own names count on from run to run within a process.
+        # asyncio's own names continue to count from run to run within a process.
         options["name"] = options.get("name") or f"task-{self.number}"
         self._label = options["name"]
         super().__init__(coro, loop=loop, **options)
@@ -112,7 +112,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.set_task_factory(self._make_task)
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Virtual seconds since the loop was created."""
         return self._now
 
     def next_number(self) -> int:
@@ -125,7 +125,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
         Args:
             main: The task to wait for.
-            within: How many virtual seconds it may take.
+            within: The maximum of virtual seconds.
 
         Raises:
             DeadlockError: Everything waits and nothing is scheduled.
@@ -134,7 +134,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         """
         self._deadline = self._now + within
         main.add_done_callback(lambda _: self.stop())
-        # The error it may end with holds the frames it came through; from 3.13 on, this one too.
+        # Its error may hold the frames it passed; from Python 3.13 on, this one too.
         del main
         with real_world_closed():
             self.run_forever()
@@ -142,7 +142,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
             gc.collect()
 
     def tasks(self) -> list[SimulatedTask[Any]]:
-        """All tasks that still exist, oldest first, the finished ones included."""
+        """All tasks that still exist, including finished ones, oldest first."""
         return sorted(self._tasks.values(), key=lambda task: task.number)
 
     def pending(self) -> list[SimulatedTask[Any]]:
@@ -150,7 +150,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return [task for task in self.tasks() if not task.done()]
 
     def freeze(self) -> None:
-        """Keep the tasks of dead programs as they are until the loop is closed.
+        """Keep the tasks of dead programs unchanged until the loop is closed.
 
         If one of them became garbage, Python would close its coroutine, and a dead program's
         ``finally`` blocks would run in the middle of the simulation.
@@ -207,7 +207,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         func: Callable[[Unpack[Ts]], T],
         *args: *Ts,  # noqa: ARG002
     ) -> asyncio.Future[T]:
-        """Refuse: a thread would bring real time and real order into the run.
+        """Refuse, because a thread would bring real time and order into the run.
 
         Raises:
             RealWorldError: Always.
@@ -215,16 +215,16 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         raise RealWorldError(f"simulated code used a thread for {func!r}")
 
     def close(self) -> None:
-        """Close the loop and every coroutine that was left; their programs must be dead by now.
+        """Close the loop and every remaining coroutine; their programs must be dead by now.
 
-        Closing a coroutine runs its ``finally`` blocks, but with nothing to act on: the loop is
-        closed and so are the ports. What they raise is dropped.
+        Closing a coroutine runs its ``finally`` blocks, but they have no effect: the loop and the
+        ports are closed. Errors from them are dropped.
         """
         if self.is_closed():
             return
         left = self.pending()
         self._frozen.clear()
-        # The loop's own method, by which the loop would hold itself for ever.
+        # The loop's own method; with it the loop would hold a reference to itself for ever.
         self.set_task_factory(None)
         super().close()
         with warnings.catch_warnings():
@@ -278,7 +278,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return "".join(f"\n  {line}" for line in waits(alive))
 
     def _settle(self) -> None:
-        """Let what was cancelled at the very end finish; no time passes."""
+        """Let tasks that were cancelled at the end finish; no time passes."""
         for _ in range(10):
             self.call_soon(self.stop)
             self.run_forever()

@@ -1,8 +1,8 @@
 """A machine: four ports, the programs that run on them, and the power switch.
 
 A crash stops every program of the machine at once: no ``finally`` block, callback or timer runs.
-The machine gets new ports and the old ones are dead, so that a dead program cannot touch the disk
-or the network again.
+The machine gets new ports and the old ones are dead, so that a dead program cannot use the disk or
+the network again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Machine:
-    """A machine of a :class:`World`, which makes it.
+    """A machine of a :class:`World`, which creates it.
 
     Attributes:
         clock: The :class:`txmq.runtime.Clock` port; its wall clock can be jumped.
@@ -63,7 +63,7 @@ class Machine:
         return self.network.alive
 
     def run(self, main: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
-        """Start a program: a task that dies with the machine, and everything it starts does too.
+        """Start a program: a task that dies with the machine, like everything that it starts.
 
         Returns:
             A task outside the machine. It ends as the program ends, or with
@@ -92,7 +92,7 @@ class Machine:
         """Cut the power: programs stop at once, peers receive nothing, unsynced bytes may be lost.
 
         Args:
-            loss: What may be lost of the bytes that were not synced.
+            loss: The unsynced bytes that may be lost.
 
         Raises:
             PowerCut: A program of this machine called it, and ends here.
@@ -117,13 +117,13 @@ class Machine:
         self._stop_caller()
 
     def restart(self) -> None:
-        """Bring a crashed machine back, with nothing running; crash it first if it is up."""
+        """Restart a machine without any program; if it is up, crash it first."""
         if self.is_up:
             self.crash()
         self._boot()
 
     def halt(self, *, silently: bool = True) -> None:
-        """Stop every program at once and leave the machine down; the disk loses nothing.
+        """Stop every program at once and leave the machine down; the disk keeps all bytes.
 
         Args:
             silently: Whether peers receive nothing; see :meth:`SimulatedNetwork.crash`.
@@ -150,7 +150,7 @@ class Machine:
             program.pause()
 
     def resume(self) -> None:
-        """Let its programs go on; timers that are overdue fire now."""
+        """Let its programs continue; overdue timers fire now."""
         self._loop.trace.record("resume", self.name)
         self._paused = False
         for program in self._programs:
@@ -186,6 +186,6 @@ class Machine:
             return task.result()
         me = asyncio.current_task()
         assert me is not None
-        # The scenario wanted the crash: an error that it does not retrieve is not a failure.
+        # The scenario caused the crash, so an error that it does not retrieve is not a failure.
         me.add_done_callback(asyncio.Task.exception)
         raise MachineCrashedError(f"{self.name} went down under {program.name}")

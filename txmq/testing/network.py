@@ -26,7 +26,7 @@ P = TypeVar("P", bound=asyncio.Protocol)
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104  compared with, never bound
 _HERE = ("127.0.0.1", "localhost", "::1")
 _FIRST_PORT = 32768
-"""The first port that the system chooses itself, as on Linux."""
+"""The first port that the system chooses by itself, as on Linux."""
 
 
 class _Connection(NamedTuple):
@@ -43,12 +43,12 @@ class _Connection(NamedTuple):
 
 
 class SimulatedNetwork:
-    """All hosts, and the ways between them.
+    """All hosts, and the paths between them.
 
     Args:
-        loop: Whose time it is.
-        entropy: Decides latencies and where the stream of bytes is cut.
-        conditions: How good the network is.
+        loop: The event loop that provides the time.
+        entropy: Decides the latencies and the places at which the byte stream is cut.
+        conditions: The quality of the network.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class SimulatedNetwork:
         """The address of a host, given by address or by name."""
         return self._names.get(host, host)
 
-    # --- what can go wrong ---
+    # --- faults ---
 
     def partition(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Close the way from one host to another; unless one_way, the way back as well.
+        """Close the path from one host to another; unless ``one_way``, the path back too.
 
-        Connections stay, but nothing arrives. What is sent meanwhile is held and arrives after
-        :meth:`heal`, unless the sender gives up before (``Conditions.give_up_s``).
+        Connections stay, but no packet arrives. Packets sent meanwhile arrive after :meth:`heal`,
+        unless the sender gives up before (``Conditions.give_up_s``).
         """
         a, b = self.resolve(a), self.resolve(b)
         self._trace.record("partition", a, b, one_way)
@@ -102,7 +102,7 @@ class SimulatedNetwork:
                 self.partition(host, other)
 
     def heal(self, a: str | None = None, b: str | None = None) -> None:
-        """Open the ways between two hosts, or all ways of one, or simply all."""
+        """Open the paths between two hosts, all paths of one host, or all paths."""
         wanted = {self.resolve(host) for host in (a, b) if host is not None}
         self._trace.record("heal", *sorted(wanted))
         for way in [way for way in self.ways.closed if wanted <= set(way)]:
@@ -110,12 +110,12 @@ class SimulatedNetwork:
         self._reconsider()
 
     def slow(self, a: str, b: str, extra_s: float) -> None:
-        """Let every packet between two hosts, in both directions, take so much longer."""
+        """Delay every packet between two hosts, in both directions."""
         a, b = self.resolve(a), self.resolve(b)
         self.ways.extra_s[a, b] = self.ways.extra_s[b, a] = extra_s
 
     def cut(self, a: str, b: str) -> None:
-        """Reset all connections between two hosts; both sides learn it at once."""
+        """Reset all connections between two hosts; both sides notice at once."""
         hosts = frozenset((self.resolve(a), self.resolve(b)))
         self._trace.record("cut", *sorted(hosts))
         for connection in list(self._connections.values()):
@@ -125,12 +125,12 @@ class SimulatedNetwork:
                     transport.lose(errno.ECONNRESET)
 
     def crash(self, host: str, *, silently: bool = True) -> None:
-        """Take a host down: its port is dead, its listeners and connections are gone.
+        """Stop a host: its port is dead, and it loses its listeners and connections.
 
         Args:
             host: Its address or name.
-            silently: Whether it goes as by a power cut: peers notice only when they send, and a
-                connect has no answer until :meth:`host` brings it back. Otherwise it goes as by
+            silently: Whether it stops as by a power cut: peers notice only when they send, and
+                connects get no answer until :meth:`host` brings it back. Otherwise it stops as by
                 ``kill -9``: the peers' connections end or are reset, and connects are refused.
         """
         address = self.resolve(host)
@@ -153,7 +153,7 @@ class SimulatedNetwork:
         self._hosts.clear()
         self._connections.clear()
 
-    # --- what ports call ---
+    # --- called by ports ---
 
     async def dial(self, port: HostNetwork, factory: Callable[[], P], host: str, number: int) -> P:
         """Connect a host to an address; see :meth:`txmq.runtime.Network.connect`.
@@ -224,7 +224,8 @@ class SimulatedNetwork:
         return connection
 
     def _last_word(self) -> PacketMark:
-        # A killed process's kernel closes its sockets: an end, or a reset where bytes were unread.
+        # The kernel closes a killed process's sockets: with an end, or with a reset if bytes are
+        # unread.
         return PacketMark.END if self.ways.entropy.chance(0.5) else PacketMark.RESET
 
     def _reconsider(self) -> None:
@@ -271,7 +272,7 @@ class HostNetwork:
         return await self._network.dial(self, factory, host, port)
 
     def free_port(self) -> int:
-        """A port number that nothing on this host listens on."""
+        """A port number without a listener on this host."""
         while True:
             self._next_port += 1
             if self._next_port > 65535:

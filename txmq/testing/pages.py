@@ -1,4 +1,4 @@
-"""Two versions of one file's bytes: as the system shows them, and as they are durable.
+"""Two versions of one file's bytes: the visible and the durable one.
 
 The unit is a page of 4096 bytes, as in an operating system's page cache. Pages are immutable
 ``bytes`` and a missing page is zeros, so a copy of a file is a copy of two dicts, and "unchanged
@@ -21,22 +21,22 @@ _ZEROS = bytes(PAGE)
 
 
 class Loss(Enum):
-    """The written bytes that a crash takes, among those not synced yet."""
+    """The part of the unsynced bytes that a crash loses."""
 
     ANY = "any"
-    """One of the others, by chance."""
+    """One of the others, at random."""
     NOTHING = "nothing"
     """Nothing: the system had written everything back in time."""
     EVERYTHING = "everything"
     """All of it."""
     TAIL = "tail"
-    """The last write from some byte of it on."""
+    """The last write, from one of its bytes on."""
     PAGES = "pages"
-    """Each page for itself is kept, lost, torn, zeroed or garbage; the length is any in between."""
+    """Each page is kept, lost, torn, zeroed or garbage; the length is any in between."""
 
 
 class Staged(NamedTuple):
-    """The state that becomes durable when a sync ends that has begun."""
+    """The state that becomes durable at the end of a running sync."""
 
     number: int
     pages: dict[int, bytes | None]
@@ -59,7 +59,7 @@ class Pages:
         self._settled = 0
 
     def copy(self) -> Pages:
-        """An independent twin."""
+        """An independent copy."""
         twin = Pages()
         twin.size, twin.safe_size = self.size, self.safe_size
         twin._now, twin._safe = self._now.copy(), self._safe.copy()
@@ -68,15 +68,15 @@ class Pages:
         return twin
 
     def allocated(self) -> int:
-        """How many pages the file occupies; holes occupy none."""
+        """The number of pages that the file occupies; holes occupy none."""
         return len(self._now)
 
     def missing(self, position: int, size: int) -> list[int]:
-        """The pages that a write there would have to allocate."""
+        """The pages that a write there must allocate."""
         return [page for page in _pages_of(position, size) if page not in self._now]
 
     def read(self, position: int, size: int) -> bytes:
-        """The bytes as the system shows them."""
+        """The visible bytes."""
         size = max(0, min(size, self.size - position))
         first = position // PAGE
         whole = b"".join(self._now.get(page, _ZEROS) for page in _pages_of(position, size))
@@ -84,13 +84,13 @@ class Pages:
         return whole[start : start + size]
 
     def durable(self) -> bytes:
-        """The whole file as it would be if all unsynced bytes were lost."""
+        """The whole file after the loss of all unsynced bytes."""
         pages = -(-self.safe_size // PAGE)
         whole = b"".join(self._safe.get(page, _ZEROS) for page in range(pages))
         return whole[: self.safe_size]
 
     def write(self, position: int, data: bytes) -> None:
-        """Put bytes in place, not durable yet."""
+        """Write bytes; they are not durable yet."""
         done = 0
         for page in _pages_of(position, len(data)):
             start = position + done - page * PAGE
@@ -102,7 +102,7 @@ class Pages:
             self.size = max(self.size, position + len(data))
 
     def truncate(self, size: int) -> None:
-        """Cut or extend with zeros, not durable yet."""
+        """Cut the file or extend it with zeros; this is not durable yet."""
         if size < self.size:
             whole, rest = divmod(size, PAGE)
             for page in sorted(self._now):
@@ -124,14 +124,14 @@ class Pages:
             self._safe[page] = self._now[page]
 
     def stage(self) -> Staged:
-        """Begin a sync of everything written so far."""
+        """Begin a sync of all bytes written so far."""
         self._staged += 1
         return Staged(self._staged, {page: self._now.get(page) for page in self._dirty}, self.size)
 
     def settle(self, staged: Staged) -> None:
         """End a sync with success. Bytes written since it began are still not durable."""
         if staged.number < self._settled:
-            return  # a later sync was faster, and covered everything that this one did
+            return  # a later sync was faster, and covered all bytes of this one
         self._settled = staged.number
         self.safe_size = staged.size
         for page, content in staged.pages.items():
@@ -150,11 +150,11 @@ class Pages:
         self._dirty -= doomed
 
     def crash(self, entropy: SeededEntropy, loss: Loss, last: tuple[int, int] | None) -> None:
-        """Lose power: what remains becomes what is shown and what is durable.
+        """Lose power: the remaining bytes become the visible and the durable version.
 
         Args:
             entropy: Decides what is lost.
-            loss: What may be lost; the caller resolves ``Loss.ANY``.
+            loss: The kind of loss; the caller resolves ``Loss.ANY``.
             last: Position and size of the last write, if it went to this file.
         """
         assert loss is not Loss.ANY
@@ -203,7 +203,7 @@ class Pages:
                 return self._fill(page, entropy.token(PAGE))
 
     def _fill(self, page: int, filling: bytes) -> bytes:
-        """The page, with a filling in all bytes that no sync has made durable."""
+        """The page, with a filling in all bytes that are not durable."""
         old, new = self._safe.get(page, _ZEROS), self._now.get(page, _ZEROS)
         promised = max(0, min(self.safe_size - page * PAGE, PAGE))
         if old[:promised] == new[:promised]:

@@ -1,7 +1,7 @@
-"""Pytest fixtures: a real broker for the test that asks for one.
+"""Pytest fixtures: a real broker for each test that requests it.
 
-Installed with txmq; nothing has to be imported. Needs the extra ``txmq[broker]`` only where the
-fixture is used.
+pytest finds them without an import. Only tests that use the fixture need the extra
+``txmq[broker]``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ __all__ = ["txmq_broker"]
 
 @pytest.fixture
 def txmq_broker() -> Iterator[BrokerThread]:
-    """A broker of this test's own: ``.names`` is what a client needs, ``.address`` the broker
-    itself.
-    """
+    """A separate broker for this test: ``.names`` is for clients, ``.address`` names the broker."""
     from txmq_broker.testing import BrokerThread
 
     with BrokerThread() as running:

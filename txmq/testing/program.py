@@ -1,4 +1,4 @@
-"""Which program the running code belongs to, and what that means for everything it starts.
+"""The program of the running code, which everything that the code starts inherits.
 
 The program is a context variable, so tasks, callbacks and timers inherit it. The simulated loop
 wraps each of them in a :class:`ProgramStep`, which runs only while the program lives and is not
@@ -20,7 +20,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Program:
-    """Tasks and callbacks that live and die together, as one operating system process does."""
+    """Tasks and callbacks that live and die together, like an operating system process."""
 
     __slots__ = ("_held", "alive", "finished", "name")
 
@@ -31,23 +31,23 @@ class Program:
         self._held: list[ProgramStep] | None = None
 
     def kill(self) -> None:
-        """Never let anything of it run again."""
+        """Never run any of its code again."""
         self.alive = False
         self._held = None
 
     def pause(self) -> None:
-        """Hold back everything of it that comes due."""
+        """Hold back all its steps that come due."""
         if self._held is None:
             self._held = []
 
     def resume(self) -> None:
-        """Go on, first with what was held back, in the order in which it came due."""
+        """Continue, first with the steps that were held back, in the order of their due times."""
         held, self._held = self._held or [], None
         for step in held:
             step.again()
 
     def holds(self, step: ProgramStep) -> bool:
-        """True if the program stands still; then it takes the step later."""
+        """True if the program is paused; then it takes the step later."""
         if self._held is None:
             return False
         self._held.append(step)
@@ -55,7 +55,7 @@ class Program:
 
 
 class ProgramStep:
-    """A callback of a program, and the handle by which it can still be cancelled."""
+    """A callback of a program, and the handle that cancels it."""
 
     __slots__ = ("_args", "_callback", "_program", "context", "handle")
 
@@ -90,7 +90,7 @@ class ProgramStep:
                 raise
 
     def again(self) -> None:
-        """Take the step in the next turn, in the context in which it was to be taken."""
+        """Take the step in the next turn, in its original context."""
         asyncio.get_running_loop().call_soon(self, context=self.context)
 
 

@@ -1,9 +1,9 @@
-"""Keeps simulated code off the real world: threads, sockets, processes and blocking sleeps.
+"""Prevents simulated code from using threads, sockets, processes and blocking sleeps.
 
-Sockets and processes announce themselves to an audit hook. The hook is installed when the first
-simulation starts and cannot be taken out again (Python offers no way), so it does nothing unless
-the thread that raised the event is simulating. Threads and sleeps announce themselves in newer
-Pythons only; so two functions are replaced while a simulation runs.
+Sockets and processes announce themselves to an audit hook. The first simulation installs the hook.
+Python cannot remove it again, so it has no effect unless the thread that raised the event is
+simulating. Threads and sleeps raise audit events only in newer Pythons, so two functions are
+replaced while a simulation runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running a scenario from its seed, and again to see that it goes the same way."""
+"""Run a scenario from its seed, and run it again to check that both runs are equal."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def simulate(
     conditions: Conditions | None = None,
     twice: bool = False,
 ) -> T:
-    """Run a scenario in a world of its own.
+    """Run a scenario in a new world.
 
     Args:
         scenario: An async function of the world.
-        seed: Decides everything that is left to chance.
-        timeout: How many virtual seconds it may take.
-        conditions: How good the network is.
+        seed: Decides all random choices.
+        timeout: The maximum of virtual seconds.
+        conditions: The quality of the network.
         twice: Run it again and compare.
 
     Raises:

@@ -12,11 +12,11 @@ from txmq.quantity import quantity
 __all__ = ["DeliveryAttempt", "End", "Report"]
 
 _KEYS_SHOWN: Final = 5
-"""For how many keys an error lists all attempts; the first few show what is wrong."""
+"""The number of keys for which an error lists all attempts; a few show the mistake."""
 
 
 class End(Enum):
-    """How an attempt to deliver a message ended."""
+    """The end of an attempt to deliver a message."""
 
     ACKNOWLEDGED = "acknowledged"
     LATER = "to come again later"
@@ -37,11 +37,11 @@ class DeliveryAttempt(NamedTuple):
     copy: int
     """The number of the delivery, from 1."""
     attempt: int
-    """The number of attempts at this delivery before."""
+    """The number of earlier attempts at this delivery."""
     caller: int
     end: End
     words: str = ""
-    """Where it was killed, or what it raised or returned."""
+    """The place at which it was killed, or the error or result."""
 
     def __str__(self) -> str:
         """The text for errors."""

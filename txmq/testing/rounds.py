@@ -1,5 +1,4 @@
-"""Deliveries that callers share until each has succeeded: which is next, and how each attempt
-ended.
+"""The deliveries that callers share until each has succeeded: the order, and the ends of attempts.
 
 This module neither waits nor calls handlers, so threads and tasks can use it alike.
 """
@@ -26,24 +25,24 @@ from txmq.testing.reports import DeliveryAttempt, End, Report
 __all__ = ["Call", "Rounds", "ScheduledDelivery"]
 
 RETRIES_MAX: Final = 16
-"""How often a delivery may fail and come again: as often as a group's messages do."""
+"""The maximum number of repeats of a failed delivery, as for a group's messages."""
 
 REST_S: Final = 0.002
 """The first rest of a delivery; each further one is twice as long."""
 
 TURN_REST_MAX_S: Final = 0.25
-"""The longest rest of a delivery that waits for its turn: little longer than a lease."""
+"""The longest rest of a delivery that waits for its turn: a little longer than a lease."""
 
 RETRY_REST_MAX_S: Final = 0.05
 """The longest rest after a failure: an error that persists is reported soon."""
 
 LOOK_S: Final = 0.002
-"""When to look again while other callers have all deliveries that are left."""
+"""The pause while other callers have all remaining deliveries."""
 
 
 @dataclass(slots=True)
 class ScheduledDelivery:
-    """A message on its way; it has one caller at a time."""
+    """A delivery of a message; it has one caller at a time."""
 
     message: Any
     key: Hashable
@@ -55,7 +54,7 @@ class ScheduledDelivery:
     rested_s: float = 0.0
 
     def rest_s(self, end: End, patience_s: float) -> float | None:
-        """How long it rests after such an end; None if it does not come again."""
+        """The rest after such an end; ``None`` if it does not come again."""
         if end is End.KILLED:
             return 0.0
         if end is End.RAISED:
@@ -78,7 +77,7 @@ class Rounds:
         deliveries: The deliveries in their order.
         seed: Decides which callers are killed, and where.
         crashes: The share of attempts that are killed.
-        patience_s: How long a delivery may rest in all because it is not its turn.
+        patience_s: The total time that a delivery may wait for its turn.
     """
 
     def __init__(
@@ -143,7 +142,7 @@ class Rounds:
                 self._stuck.append(attempted)
 
     def stop(self, error: BaseException) -> None:
-        """Deliver nothing more, because of an error that no consumer survives."""
+        """Stop all deliveries because of an error that no consumer survives."""
         with self._lock:
             self._at_work -= 1
             self._fatal = self._fatal or error
@@ -210,7 +209,7 @@ class Call:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Record how it ended."""
+        """Record its end."""
         if error is not None:
             if not _is_survived(error):
                 self._rounds.stop(error)
@@ -222,7 +221,7 @@ class Call:
 
 
 def _is_survived(error: BaseException) -> bool:
-    """True if a consumer goes on after an error; a killed one ends only this delivery."""
+    """True if a consumer survives an error; a killed one ends only this delivery."""
     if isinstance(error, asyncio.CancelledError):
         try:
             task = asyncio.current_task()

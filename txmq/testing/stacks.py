@@ -1,4 +1,4 @@
-"""Descriptions of what waiting tasks wait for."""
+"""Descriptions of waiting tasks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Trace:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def record(self, label: str, *facts: object) -> None:
-        """Add an event at the present virtual time."""
+        """Add an event at the current virtual time."""
         text = f"{self._now:.9f} {label} {' '.join(map(str, facts))}"
         self._hash.update(text.encode())
         if self._keep:
@@ -39,7 +39,7 @@ class Trace:
         return self._hash.hexdigest()
 
     def difference(self, other: Trace) -> str | None:
-        """Where another trace first differs from this one, or nothing; both must keep events."""
+        """The first difference from another trace, if any; both must keep events."""
         for index, (mine, theirs) in enumerate(zip_longest(self.events, other.events)):
             if mine != theirs:
                 return f"event {index}: {mine!r} in one run, {theirs!r} in the other"

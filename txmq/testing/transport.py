@@ -46,7 +46,7 @@ class SimulatedTransport(asyncio.Transport):
         self._protocol: asyncio.BaseProtocol | None = None
         self._giving_up: asyncio.TimerHandle | None = None
 
-    # --- what protocols call ---
+    # --- called by protocols ---
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """See :meth:`asyncio.WriteTransport.write`.
@@ -136,7 +136,7 @@ class SimulatedTransport(asyncio.Transport):
         assert self._protocol is not None
         return self._protocol
 
-    # --- what the network calls ---
+    # --- called by the network ---
 
     def attach(self, protocol: asyncio.BaseProtocol) -> None:
         """Give the connection to the program that opened or accepted it."""
@@ -145,7 +145,7 @@ class SimulatedTransport(asyncio.Transport):
         self._schedule()
 
     def arrived(self, packet: Packet) -> None:
-        """Take a packet off the wire."""
+        """Receive a packet from the wire."""
         if self._state is _State.GONE:
             if isinstance(packet, bytes):
                 self._outgoing.wire.send(PacketMark.RESET)
@@ -169,7 +169,7 @@ class SimulatedTransport(asyncio.Transport):
             self._end(OSError(error, os.strerror(error)))
 
     def drop_packets(self) -> None:
-        """Lose what is on the wire from here."""
+        """Lose the packets that this end has sent."""
         self._outgoing.wire.cut()
 
     def vanish(self, last: PacketMark | None) -> None:
@@ -184,7 +184,7 @@ class SimulatedTransport(asyncio.Transport):
         return self._state is _State.GONE
 
     def way_closed(self) -> None:
-        """Start the timeout if bytes are under way and the way is closed."""
+        """Start the timeout if bytes are in flight and the path is closed."""
         if (
             self._giving_up is None
             and self._outgoing.travelling
@@ -195,7 +195,7 @@ class SimulatedTransport(asyncio.Transport):
             )
 
     def way_opened(self) -> None:
-        """Send again what was held."""
+        """Send the held bytes again."""
         if self._outgoing.wire.is_open() and self._giving_up is not None:
             self._giving_up.cancel()
             self._giving_up = None
@@ -225,7 +225,7 @@ class SimulatedTransport(asyncio.Transport):
         if self._state is not _State.CLOSING or self._outgoing.waiting:
             return
         if self._incoming.received:
-            # Closing with bytes unread is a reset, as Linux does it.
+            # Closing with unread bytes is a reset, as on Linux.
             self._outgoing.wire.send(PacketMark.RESET)
         else:
             self._outgoing.ending = True

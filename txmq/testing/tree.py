@@ -1,4 +1,4 @@
-"""Two versions of a directory tree: the names that exist, and those that survive a crash.
+"""Two versions of a directory tree: the existing names, and the names that survive a crash.
 
 It knows names and contents, but no faults and no handles. ``keep`` makes a name durable, like an
 fsync of its folder; before that, a crash may leave the old state of the name or the new one.
@@ -23,7 +23,7 @@ class Tree:
         self._folders: dict[str, None] = {}
 
     def copy(self) -> Tree:
-        """An independent twin; two names of one file stay two names of one file."""
+        """An independent copy; two names of one file stay two names of one file."""
         twin = Tree()
         copies: dict[int, Pages] = {}
         for source, target in ((self._now, twin._now), (self._safe, twin._safe)):
@@ -49,7 +49,7 @@ class Tree:
         return sorted({path[len(start) :].split("/")[0] for path in inside})
 
     def put(self, path: str, pages: Pages) -> None:
-        """Give a file a name, and the name its folders."""
+        """Give a file a name, and create the name's folders."""
         parts = path.split("/")[:-1]
         for depth in range(1, len(parts) + 1):
             self._folders["/".join(parts[:depth])] = None
@@ -60,18 +60,18 @@ class Tree:
         self._now.pop(path, None)
 
     def keep(self, path: str) -> None:
-        """Make durable that the name exists, or that it does not."""
+        """Make the existence or the removal of a name durable."""
         if path in self._now:
             self._safe[path] = self._now[path]
         else:
             self._safe.pop(path, None)
 
     def allocated(self) -> int:
-        """How many bytes the files occupy, in whole pages."""
+        """The number of bytes that the files occupy, in whole pages."""
         return sum(pages.allocated() for pages in self._now.values()) * PAGE
 
     def crash(self, entropy: SeededEntropy, loss: Loss, last: tuple[str, int, int] | None) -> None:
-        """Lose power: chance decides which names and bytes that were not durable are left."""
+        """Lose power: which names and bytes survive that were not durable is random."""
         for path in sorted({*self._now, *self._safe}):
             if self._now.get(path) is not self._safe.get(path):
                 self._settle_name(path, lost=_lost(entropy, loss))

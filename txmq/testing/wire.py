@@ -1,7 +1,7 @@
-"""Ways between hosts, and one direction of one connection on such a way.
+"""Paths between hosts, and one direction of a connection on such a path.
 
-A wire delivers packets later, in their order. While its way is closed it holds them, as TCP does by
-sending again; when the way opens, they arrive a little later.
+A wire delivers packets with a delay and in order. While its path is closed it holds them, as TCP
+does by sending again; after the path opens, they arrive.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class PacketMark(Enum):
     END = "end"
     """No more bytes will come."""
     RESET = "reset"
-    """The connection is gone."""
+    """The connection is reset."""
 
 
 Packet = bytes | int | PacketMark
-"""Bytes, or how many bytes of the other direction were taken by the reader, or a mark."""
+"""Bytes, the number of acknowledged bytes of the other direction, or a mark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,13 @@ class Conditions:
     """The quality of the network.
 
     Attributes:
-        latency_s: The least time a packet travels.
-        jitter_s: The most it travels longer.
-        spike_chance: How likely a packet is late because it was lost and sent again.
-        spike_s: How late it then is.
-        window: Bytes of one direction that travel or wait unread before the sender has to wait.
-        connect_timeout_s: How long a connect tries a host that does not answer.
-        give_up_s: How long bytes are sent again without an answer before the connection is lost.
+        latency_s: The minimum time of a packet in flight.
+        jitter_s: The maximum additional time.
+        spike_chance: The probability that a packet is late because it was lost and sent again.
+        spike_s: The additional time of such a packet.
+        window: Unread bytes of one direction, after which the sender must wait.
+        connect_timeout_s: The timeout of a connect to a host that does not answer.
+        give_up_s: The time without an answer after which a connection is lost.
     """
 
     latency_s: float = 0.0002
@@ -55,7 +55,7 @@ class Conditions:
 
 
 class Ways:
-    """Which host can reach which, and how long that takes."""
+    """The open paths between hosts, and their latencies."""
 
     def __init__(self, loop: SimulatedLoop, entropy: SeededEntropy, conditions: Conditions) -> None:
         self.loop = loop
@@ -76,7 +76,7 @@ class Ways:
         return self.open(a, b) and self.open(b, a)
 
     def delay(self, source: str, target: str) -> float:
-        """How long one packet travels."""
+        """The travel time of one packet."""
         given = self.conditions
         delay = given.latency_s + given.jitter_s * self.entropy.fraction()
         if self.entropy.chance(given.spike_chance):
@@ -85,7 +85,7 @@ class Ways:
 
 
 class Wire:
-    """One direction of a connection. A packet that is late holds up those behind it."""
+    """One direction of a connection. A late packet delays those behind it."""
 
     __slots__ = ("_queue", "_timer", "_ways", "arrive", "source", "target")
 
@@ -108,23 +108,23 @@ class Wire:
         return not self._queue
 
     def send(self, packet: Packet) -> None:
-        """Give a packet to the wire."""
+        """Send a packet."""
         due = self._ways.loop.time() + self._ways.delay(self.source, self.target)
         self._queue.append((due, packet))
         self._arm()
 
     def cut(self) -> None:
-        """Lose everything that is on the wire."""
+        """Lose all packets on the wire."""
         self._queue.clear()
 
     def resume(self) -> None:
-        """Go on after the way was closed: what was held is sent again."""
+        """Continue after the path was closed: send the held packets again."""
         held_up = self._queue and self._timer is None
         if not held_up or not self._ways.open(self.source, self.target):
             return
         now = self._ways.loop.time()
         held = max(0.0, now - self._queue[0][0])
-        # The longer the way was closed, the longer TCP waits between its attempts.
+        # The longer the path was closed, the longer TCP waits between its attempts.
         again = now + self._ways.delay(self.source, self.target)
         again += self._ways.entropy.fraction() * min(held, 5.0)
         self._queue = deque((max(due, again), packet) for due, packet in self._queue)

@@ -27,19 +27,19 @@ T = TypeVar("T")
 
 
 class World:
-    """Everything a simulation consists of. It runs once.
+    """One simulation with all its parts; it runs once.
 
     Args:
-        seed: Decides everything that is left to chance.
-        scenario: What is simulated, for the line that repeats a failed run.
-        conditions: How good the network is.
-        keep_trace: Whether the trace keeps its events, for looking at them.
+        seed: Decides all random choices.
+        scenario: The name of the simulation, for the line that repeats a failed run.
+        conditions: The quality of the network.
+        keep_trace: Whether the trace keeps its events for inspection.
 
     Attributes:
         seed: As given.
         loop: The event loop, whose time is the world's.
         network: All hosts; partition, cut and slow them here.
-        entropy: Chance for the scenario's own decisions.
+        entropy: Randomness for the scenario's own decisions.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class World:
         return self.loop.time()
 
     def machine(self, name: str, address: str | None = None) -> Machine:
-        """The machine of this name; made when first asked for.
+        """The machine of this name, created on first use.
 
         Args:
             name: Also works as a host name on the network.
-            address: Where it is on the network; by default the next free one.
+            address: Its network address; by default the next free one.
         """
         if name not in self._machines:
             address = address or f"10.0.0.{len(self._machines) + 1}"
@@ -91,7 +91,7 @@ class World:
 
         Args:
             main: The scenario; it belongs to no machine.
-            timeout: How many virtual seconds it may take.
+            timeout: The maximum of virtual seconds.
 
         Raises:
             SimulationError: One of its kinds, see ``txmq.testing.failures``.
@@ -120,7 +120,7 @@ class World:
             self.close()
 
     def close(self) -> None:
-        """Kill what runs and close the loop; harmless when repeated.
+        """Kill all programs and close the loop; harmless if repeated.
 
         Objects of the programs are released; disks stay as they are.
         """

@@ -98,7 +98,7 @@ class TransactionRun:
     async def transact(
         self, arg: object, runner: Runner | None = None
     ) -> TransactionOutcome | None:
-        """Run the whole transaction. There is no outcome if it has no half message in the end.
+        """Run the whole transaction. Return ``None`` if no half message was sent.
 
         Args:
             arg: For the application.
@@ -229,7 +229,7 @@ class TransactionRun:
             self.runs.start_behind(self.finish(answer), self.xid)
 
     async def finish(self, answer: LocalAnswer) -> TransactionOutcome | None:
-        """Decide, and settle; there is no outcome if no half message was sent.
+        """Decide and settle; return ``None`` if no half message was sent.
 
         Raises:
             TransactionConflict: The transaction had been decided otherwise before.

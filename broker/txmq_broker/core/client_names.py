@@ -1,6 +1,6 @@
 """The rules for client ids and group names. Pure.
 
-Operators read these names in tables and in the log, and retry topics carry the names of consumer
+Operators read these names in tables and in the log, and retry topics contain the names of consumer
 groups.
 """
 

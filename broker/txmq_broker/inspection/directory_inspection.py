@@ -1,4 +1,4 @@
-"""The inspection of a stopped broker's directory: it finds everything that is damaged or lost.
+"""The inspection of a stopped broker's directory: it finds all damage and all losses.
 
 The inspection changes nothing. It reads the log once, span by span. Its memory grows with the
 number of queues and of open transactions, not with the log. A new kind of check is a new method of
@@ -47,7 +47,7 @@ __all__ = ["Inspection"]
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 _DRAFT: Final = ".new"
-"""The suffix of a small file until it is whole; a crash may leave one behind."""
+"""The suffix of a small file until it is complete; a crash may leave such a file."""
 
 
 QueueEnds: TypeAlias = Mapping[QueueKey, tuple[int, int]]
@@ -67,9 +67,9 @@ class Inspection:
         self.log_id = 0
         self.log = LogReader(disk, 0)
         self._beyond: list[tuple[str, Chunk]] = []
-        """Chunks of indexes that reach behind the log, with their files."""
+        """Index chunks that cover positions after the log's end, with their files."""
         self._lost_behind: list[OffsetRange] = []
-        """The messages that these chunks know behind the end of the log."""
+        """The messages after the log's end, according to these chunks."""
         self._end: int | None = None
         self._disk = disk
         self._committed: QueueOffsets = {}
@@ -160,7 +160,7 @@ class Inspection:
                 "unnoticed; the broker writes it again",
             )
         places, mark = self._high_water.damaged_slots(), self._high_water.mark
-        # A clean stop makes both durable; a power cut may tear the one that is being written.
+        # A clean stop makes both durable; a power cut may tear the newer one.
         is_torn = len(places) == 1 and mark is not None and not mark.is_clean
         for place in places:
             yield Finding(
@@ -270,7 +270,7 @@ class Inspection:
         )
 
     def _evidence(self, queues: QueueEnds) -> Iterator[Finding]:
-        """Compare the log with everything that knows how far it reached, as a start does."""
+        """Compare the log with all files that record its length, as a start does."""
         start, reach = self.log.start, self.log.end
         end = reach if self._end is None else self._end
         extents = self.log.extents()
@@ -313,7 +313,7 @@ class Inspection:
                 )
 
     def _ends(self, queues: QueueEnds) -> list[ConsumeQueue]:
-        """Every queue that a start would know, with its end."""
+        """Every queue that a start would load, with its end."""
         floors = self._floors or {}
         names = dict.fromkeys(queues)
         for topic, numbers in floors.items():
@@ -382,7 +382,7 @@ def _config_refusal(path: str, error: StoreError) -> Finding:
 
 
 def _config_faults(file: CheckedFile, owner: str) -> Iterator[Finding]:
-    """The faults of one of two copies, while the other one serves."""
+    """The faults of one of two copies while the other one is usable."""
     for path, fault in file.find_faults(owner):
         if not fault:
             yield Finding(

@@ -40,11 +40,11 @@ class FileInspection:
         self._indexed_to = extent.start
         self._differences: list[str] = []
         self.beyond: list[tuple[str, Chunk]] = []
-        """Chunks of the index that reach behind the log, with the file's path."""
+        """Chunks of the index that cover positions after the log's end, with the file's path."""
         self.lost_behind: list[OffsetRange] = []
-        """The messages that these chunks know behind the end of the log."""
+        """The messages after the log's end, according to these chunks."""
         self.torn_at: int | None = None
-        """The position at which a crash ended the log in this file."""
+        """The position in this file at which a crash ended the log."""
 
     def run(self) -> Iterator[Finding]:
         """All findings about the file."""
@@ -170,7 +170,7 @@ class FileInspection:
             )
 
     def _entries_behind(self, chunks: list[Chunk], end: int) -> Iterator[tuple[str, int, int, int]]:
-        """The offsets that chunks know and whose records end behind a position."""
+        """The offsets in chunks whose records end after a position."""
         assert self._index is not None, "the chunks were found in it"
         for chunk in chunks:
             for run, block in self._index.blocks(chunk):

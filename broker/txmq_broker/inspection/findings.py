@@ -1,4 +1,4 @@
-"""The findings of an inspection of a broker's directory, in the form that is shown and printed."""
+"""The findings of an inspection of a broker's directory, as commands show and print them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from txmq_broker.store.index_check import QueueKey
 __all__ = ["Finding", "InspectionSummary", "OffsetRange", "Severity", "joined_offsets"]
 
 _RANGES_MAX: Final = 1000
-"""Ranges of offsets that one finding names."""
+"""The maximum number of offset ranges in one finding."""
 
 
 class Severity(StrEnum):
@@ -22,9 +22,9 @@ class Severity(StrEnum):
     NOTE = "note"
     """Nothing is lost: a crash or an operator left this."""
     DAMAGE = "damage"
-    """Bytes differ from those that were written."""
+    """Bytes differ from the written ones."""
     LOSS = "loss"
-    """Bytes or messages are gone."""
+    """Bytes or messages are missing."""
 
 
 class OffsetRange(msgspec.Struct, gc=False):
@@ -51,15 +51,15 @@ class Finding(msgspec.Struct, kw_only=True, omit_defaults=True):
     size: int | None = None
     """Its size in bytes."""
     offsets: list[OffsetRange] = []
-    """The messages it concerns, as far as they are known."""
+    """The affected messages, if known."""
     refuses_start: bool = False
-    """True if the broker does not start with it."""
+    """True if it prevents the broker's start."""
     cut_at: int | None = None
     """The position at which to end the log so that the broker starts."""
     remove: str | None = None
     """The index file to delete as a repair."""
     is_acceptable: bool = False
-    """True if the broker can go on without what is lost, once an operator has accepted the loss."""
+    """True if the broker can start once an operator has accepted the loss."""
 
 
 class InspectionSummary(msgspec.Struct, kw_only=True):
@@ -81,7 +81,7 @@ class InspectionSummary(msgspec.Struct, kw_only=True):
 
 
 def joined_offsets(items: Iterable[tuple[str, int, int, int]]) -> list[OffsetRange]:
-    """Runs of offsets, joined where one follows the other."""
+    """Runs of offsets; adjacent ones are joined."""
     found: dict[QueueKey, list[OffsetRange]] = {}
     count = 0
     for topic, queue, first, last in items:

@@ -34,9 +34,9 @@ class RecordKind(StrEnum):
     DECISION = "decision"
     """The decision on a half message; a commit is also the message's place in its queue."""
     DELAYED = "delayed"
-    """A message that waits for its time; it is written again as a message when it is due."""
+    """A message that waits for its due time; then the broker writes it again as a message."""
     LOSS = "loss"
-    """A note that an operator accepted a loss; the queues it names go on behind it."""
+    """A loss that an operator accepted; the queues it names continue at later offsets."""
     RECALL = "recall"
     """The recall of a delayed message."""
 
@@ -48,22 +48,22 @@ class LogRecord(NamedTuple):
     position: int
     size: int
     topic: str
-    """The topic it concerns: of a decision its half message's, of a delayed message the final
-    one; empty if that cannot be read.
+    """Its topic: for a decision the half message's, for a delayed message the final one; empty if
+    unreadable.
     """
     queue: int
     offset: int
-    """Its place in that queue, or -1 where it has none there."""
+    """Its offset in that queue, or -1 if it has none."""
     time_ms: int
     """The time at which it was stored or decided."""
     record: Record | None
-    """The message; of a decision its half message, where that can be read."""
+    """The message; for a decision its half message, if readable."""
     decision: Decision | None
     loss: AcceptedLoss | None = None
 
     @property
     def unique(self) -> str:
-        """The id its producer gave it, which is also the id of its transaction."""
+        """The id from its producer, which is also the id of its transaction."""
         return self._property(properties.UNIQUE_KEY)
 
     @property
@@ -81,9 +81,7 @@ class LogRecord(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """A record that cannot be read, in a span whose checksum holds; the rest of the span is passed
-    over with it.
-    """
+    """An unreadable record in a span with a valid checksum; readers skip the rest of the span."""
 
     position: int
     end: int
@@ -106,7 +104,7 @@ class Selection(NamedTuple):
     start: int = 0
     """The position of the log at which to begin."""
     end: int = 1 << 62
-    """Before which position to stop."""
+    """The position at which to stop."""
 
     def wants(self, found: LogRecord) -> bool:
         """Return true if a record is selected."""
@@ -127,21 +125,22 @@ class Selection(NamedTuple):
 def select(
     log: LogReader, selection: Selection, progress: Callable[[int], None] = lambda _: None
 ) -> Iterator[Item]:
-    """The wanted records of a log in its order, and what had to be passed over between them.
+    """The wanted records of a log in order, and the skipped parts between them.
 
     Reading stops at a torn gap, where the broker would end the log.
 
     Args:
         log: An open log.
         selection: The wanted records.
-        progress: Called with the number of bytes that were read or passed over.
+        progress: Called with the number of bytes that were read or skipped.
     """
     extents = log.extents()
     for number, extent in enumerate(extents):
         after = extents[number + 1] if number + 1 < len(extents) else None
         if extent.start >= selection.end:
             return
-        # Times in a log never go back, so a file is older than what the next one begins with.
+        # Times in a log never decrease, so all records of a file are older than the next file's
+        # first one.
         until_ms = log.first_ms(after) if after is not None else None
         from_ms = log.first_ms(extent)
         is_early = until_ms is not None and until_ms < selection.since_ms

@@ -1,4 +1,4 @@
-"""The records of a log under inspection: each one is counted, and compared with those before it."""
+"""The records of a log under inspection: it counts each one and compares it with earlier ones."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RecordInspection:
     """The queues and transactions, as the records read so far describe them.
 
     Args:
-        log: The log that is read.
-        summary: Counts what is read.
+        log: The inspected log.
+        summary: The counters.
         floors: Offsets below which queues were emptied, by topic and queue; ``None`` if they
             cannot be read.
         has_mark: True if the high-water mark can be read.
@@ -45,23 +45,23 @@ class RecordInspection:
         self.queues: dict[QueueKey, tuple[int, int]] = {}
         """Each queue's next offset, and the position of its last message."""
         self.lost_halves: dict[int, Finding] = {}
-        """Half messages in damaged parts, each with its finding in case it was never decided."""
+        """Half messages in damaged parts, each with its finding if no decision follows."""
         self._floors = floors
         self._has_mark = has_mark
         self._progress = progress
         self._decided_lost: set[int] = set()
         """Half messages in damaged parts that a decision names."""
         self._open: dict[int, None] = {}
-        """The positions of half messages that are not decided."""
+        """The positions of undecided half messages."""
         self._gaps: list[tuple[int, int]] = []
 
     @property
     def open_transactions(self) -> int:
-        """Return the number of half messages that are not decided."""
+        """Return the number of undecided half messages."""
         return len(self._open)
 
     def take(self, found: Found, position: int, span: WholeSpan) -> Iterator[Finding]:
-        """Count a record, and check what it says about other records."""
+        """Count a record, and check its references to other records."""
         if isinstance(found, Decision):
             self.summary.decisions += 1
             yield from self._decision(found, position, span)
@@ -74,7 +74,7 @@ class RecordInspection:
             self.summary.messages += 1
 
     def _accepted(self, loss: AcceptedLoss, position: int) -> Finding:
-        """A loss that an operator accepted, from which on some queues go on at later offsets."""
+        """A loss that an operator accepted; some queues continue after it at later offsets."""
         lost: list[OffsetRange] = []
         for topic, numbers in loss.offsets.items():
             for number, offset in numbers.items():
@@ -115,7 +115,7 @@ class RecordInspection:
         else:
             kind = "decision-without-half"
             text = "no half message lies there"
-        # The broker looks for a half message only where the decision put it into a queue.
+        # The broker reads the half message only if the decision put it into a queue.
         is_needed = decision.queue_offset >= 0 and found is None
         yield Finding(
             kind=kind,
@@ -168,20 +168,20 @@ class RecordInspection:
         yield finding
 
     def _first_offset(self, entry: Indexed) -> int:
-        """The offset that a queue's first message of this log may have at most."""
+        """The highest valid offset of a queue's first message in this log."""
         if self.log.start == 0:
             return 0
         if self._floors is None or self._has_mark:
-            return entry.offset  # The mark knows where the log began.
-        # Older messages may lie there that a deleted topic hides.
+            return entry.offset  # The mark records the log's beginning.
+        # Older messages of a deleted topic may lie there.
         return min(self._floors.get(entry.queue[0], {}).get(entry.queue[1], 0), entry.offset)
 
     def note_gap(self, gap: Gap) -> None:
-        """Remember a part that could not be read."""
+        """Record an unreadable part."""
         self._gaps.append((gap.position, gap.end))
 
     def note_lost_half(self, position: int, gap: Gap) -> None:
-        """Remember a half message that cannot be read: if it is still open, the start needs it."""
+        """Record an unreadable half message: if it is still open, the start needs it."""
         if position in self._decided_lost:
             return
         start = gap.extent.start
@@ -205,7 +205,7 @@ class RecordInspection:
         return self.log.record_at(position)
 
     def gaps_in(self, start: int, end: int) -> list[tuple[int, int]]:
-        """The parts between two positions that could not be read."""
+        """The unreadable parts between two positions."""
         return [gap for gap in self._gaps if gap[0] < end and gap[1] > start]
 
     @property
@@ -214,12 +214,12 @@ class RecordInspection:
         return self._floors or {}
 
     def count_span(self, span: WholeSpan) -> None:
-        """Note that a span was read."""
+        """Count a span that was read."""
         self.summary.spans += 1
         self._progress(span.end - span.position)
 
     def skip(self, size: int) -> None:
-        """Note that bytes were passed over."""
+        """Count skipped bytes."""
         self._progress(size)
 
 

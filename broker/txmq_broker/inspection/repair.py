@@ -1,7 +1,7 @@
 """The repairs of a stopped broker's directory, each with the messages that it loses.
 
-A person chooses them. Every part that is cut from the log is first copied to a directory that the
-commands for logs can read: ``cut/POSITION-TIME/log``.
+A person chooses them. A repair copies every part that it cuts from the log to a directory that
+``txmq log`` can read: ``cut/POSITION-TIME/log``.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class RemoveIndex(NamedTuple):
     finding: Finding
 
     def loss(self, disk: Disk) -> RepairLoss:  # noqa: ARG002 - as a cut has it
-        """The messages of the file of the log that is missing; nothing where it is there."""
+        """The messages of the missing log file; nothing if the file exists."""
         offsets = self.finding.offsets
         count = sum(run.last - run.first + 1 for run in offsets)
         return RepairLoss(self.finding.size or 0 if offsets else 0, count, offsets)
 
     def carry_out(self, disk: Disk, now_ms: int) -> str | None:  # noqa: ARG002 - as a cut has it
-        """Delete it; nothing is kept of it.
+        """Delete it without a copy.
 
         Raises:
             OSError: The disk refused.
@@ -66,7 +66,7 @@ class Cut(NamedTuple):
     finding: Finding
 
     def loss(self, disk: Disk) -> RepairLoss:
-        """The loss behind the position, as far as the log can be read.
+        """The loss after the position, as far as the log is readable.
 
         Raises:
             OSError: The log cannot be read.
@@ -96,11 +96,11 @@ class Cut(NamedTuple):
             log.close()
 
     def carry_out(self, disk: Disk, now_ms: int) -> str | None:
-        """Keep what lies behind the position in a side directory, then end the log there; returns
-        the side directory.
+        """Copy the log after the position to a side directory, then end the log there; return the
+        side directory.
 
-        Every step is durable before the next one begins, and the last file goes first. Whatever
-        ends this in between leaves a log that the same repair can be carried out on again.
+        Every step is durable before the next one begins, and the last file is cut first. If the
+        repair is interrupted, it can be repeated.
 
         Raises:
             OSError: The disk refused.
@@ -121,7 +121,7 @@ class Cut(NamedTuple):
         return side
 
     def _cut_file(self, disk: Disk, extent: Extent) -> None:
-        # The indexes stay: they prove which offsets were given, so that none is given again.
+        # The indexes stay: they prove which offsets were assigned, so that none is assigned again.
         file = disk.open(log_path_of(extent.start))
         try:
             file.truncate(self.position - extent.start)
@@ -131,18 +131,18 @@ class Cut(NamedTuple):
 
 
 class AcceptLoss(NamedTuple):
-    """Go on without what is missing, as ``txmq serve --accept-loss`` does."""
+    """Accept the loss, as ``txmq serve --accept-loss`` does."""
 
     finding: Finding
 
     def loss(self, disk: Disk) -> RepairLoss:  # noqa: ARG002 - as a cut has it
-        """The loss that has happened already."""
+        """The loss that already happened."""
         offsets = self.finding.offsets
         count = sum(run.last - run.first + 1 for run in offsets)
         return RepairLoss(self.finding.size or 0, count, offsets)
 
     def carry_out(self, disk: Disk, now_ms: int) -> str | None:
-        """Record the loss in the log, so that no offset is given again.
+        """Record the loss in the log, so that no offset is assigned again.
 
         The directory must not be locked.
 
@@ -175,7 +175,7 @@ Repair: TypeAlias = Cut | RemoveIndex | AcceptLoss
 def plan(findings: Iterable[Finding]) -> list[Repair]:
     """The next repairs that let the broker start.
 
-    Each may make another one necessary, so look again after they are carried out.
+    Each may make another one necessary, so call this again after they are done.
     """
     repairs: list[Repair] = []
     cut: Cut | None = None
@@ -191,11 +191,11 @@ def plan(findings: Iterable[Finding]) -> list[Repair]:
                 cut = Cut(at, finding)
     if cut is not None:
         end = cut.position
-        # The cut removes the index files behind it, and what they were to be deleted for.
+        # The cut removes the later index files, and with them the reason to delete them.
         repairs = [repair for repair in repairs if not _is_behind(repair, end)]
         repairs.append(cut)
     if not repairs and accept is not None:
-        # Only after the other repairs it is known how much is lost in all.
+        # The total loss is known only after the other repairs.
         repairs.append(accept)
     return repairs
 

@@ -1,8 +1,8 @@
 """Check-back: asks producers for the state of their open transactions, and counts the checks.
 
 A check counts towards ``check_max`` once it has reached a producer: when the producer answers
-"unknown", or when it has not answered by the time of the next check although its connection has
-shown life since. An error with one transaction is logged, and the round goes on.
+"unknown", or when its connection is alive and it has not answered by the next check. An error with
+one transaction is logged, and the round continues.
 
 The schedule of the checks is in monotonic time, for any number of transactions. Transactions that
 come due together share a bucket, so a round costs only what is due. A transaction that was decided
@@ -288,14 +288,14 @@ class Checks(Generic[C]):
 log = logging.getLogger(__name__)
 
 STEP_S: Final = 60.0
-"""The longest time for which a transaction is put aside in one step."""
+"""The longest time for which one step postpones a transaction."""
 
 ROUND_MAX: Final = 500
 """Transactions checked in one round, before the loop runs other tasks."""
 
 
 class Checker:
-    """The check-back of one broker."""
+    """Checks one broker's open transactions."""
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ class Checker:
         self._immune_until: dict[int, float] = {}
 
     async def run(self) -> None:
-        """Check what is due, until cancelled."""
+        """Check due transactions until cancelled."""
         now = self._clock.monotonic()
         for key in self._pending:
             self._arm_first(key, now)
@@ -343,7 +343,7 @@ class Checker:
             self.checks.arm(key, now + self._coordinator.settings.timeout)
 
     def _arm_immune(self, key: int, seconds: int, now: float) -> bool:
-        # Step by step: a transaction that is decided early must not be remembered until the end.
+        # In small steps: a transaction that is decided early must not stay in memory until the end.
         if seconds > STEP_S:
             self._immune_until[key] = now + seconds
         return self.checks.arm(key, now + min(seconds, STEP_S))
@@ -373,7 +373,9 @@ class Checker:
                         self._has_time(half.group)
 
     def producers_seen(self, groups: Iterable[str]) -> None:
-        """Check what waits for a producer of these groups: one has sent a heartbeat."""
+        """Check the transactions that wait for a producer of these groups: one has sent a
+        heartbeat.
+        """
         for group in groups:
             if self.checks.found(group):
                 self._wake.set()
@@ -394,7 +396,8 @@ class Checker:
     def note_unknown(self, key: int) -> None:
         """Note that a producer answered a check with "unknown"."""
         if self.checks.settle(key) is None:
-            return  # It was never asked, or was asked again elsewhere before this answer came.
+            # There was no check, or another producer was asked before this answer came.
+            return
         self._coordinator.tally.checks_unknown += 1
         half = self._pending.find(key)
         if half is not None:
@@ -402,7 +405,7 @@ class Checker:
             self._spend(key, half)
 
     def recheck(self, key: int) -> None:
-        """Check a transaction now, with a fresh count of checks; an operator wants it."""
+        """Check a transaction now for an operator; its checks count from 0 again."""
         self._pending.count_checks(key, 0)
         self._forced.add(key)
         self.checks.arm_instead(key, self._clock.monotonic())
@@ -434,7 +437,7 @@ class Checker:
             self.checks.forget(key)
             return
         if key in halves.closing or key in halves.parking:
-            # The disk may still refuse it, and then the transaction is open as before.
+            # If the disk refuses the write, the transaction is open as before.
             self.checks.arm(key, now + interval)
             return
         if half.is_parked and key not in self._forced:
@@ -498,7 +501,7 @@ class Checker:
         start = half.offset % len(others) if others else 0
         line = [*first, *others[start:], *others[:start]]
         turn = half.checks % len(line) if line else 0
-        # Only as far as needed: a group may have thousands, and a million transactions.
+        # Stops early: a group may have thousands of producers and a million transactions.
         order = (*line[turn:], *line[:turn])
         able = (producer for producer in order if self._is_able(producer.connection))
         last: Member[Connection] | None = None

@@ -1,6 +1,6 @@
 """Delivers delayed messages to their topics when they are due.
 
-The messages of one round share one write, and the next round begins when that write is safe. Due
+The messages of one round share one write, and the next round begins when that write is durable. Due
 times are wall-clock times. The deliverer reads the clock every second, because no event says that
 the clock was set.
 """
@@ -29,7 +29,7 @@ LOOK_S: Final = 1.0
 
 
 class Deliverer:
-    """The delivery of one broker's delayed messages."""
+    """Delivers one broker's delayed messages."""
 
     def __init__(
         self, schedule: Schedule, delays: DelayStore, flusher: Flusher, clock: Clock
@@ -44,13 +44,13 @@ class Deliverer:
         self._is_refused = False
 
     async def run(self) -> None:
-        """Deliver what is due, until cancelled."""
+        """Deliver due messages until cancelled."""
         while True:
             now_ms = self._clock.wall_ms()
             try:
                 self.round(now_ms)
             except (ServiceUnavailable, OSError) as error:
-                # No message is lost: they wait until the disk accepts them.
+                # No message is lost: they wait until the disk accepts writes.
                 if not self._is_refused:
                     log.warning("messages that are due must wait: %s", error)
                 self._is_refused = True
@@ -59,10 +59,10 @@ class Deliverer:
             await self._sleep(self._pause(now_ms))
 
     def _pause(self, looked_ms: int) -> float:
-        """The seconds until the next look, unless a message is published before."""
+        """The seconds until the next look; a published message ends the wait."""
         next_ms = self._delays.next_ms()
         if self._delays.is_delivering or next_ms is None or next_ms <= looked_ms:
-            # Messages that were due at the last look and have not left wait for the disk.
+            # Messages that were due at the last look and are still here wait for the disk.
             self._sleeps_until = None
             return LOOK_S
         self._sleeps_until = next_ms
@@ -75,7 +75,7 @@ class Deliverer:
                 await self._wake.wait()
 
     def published(self, span: Span) -> None:
-        """Delayed messages, or their copies, are safe."""
+        """Handle a durable span of delayed messages or their copies."""
         delayed = span.delayed
         assert delayed is not None, "the span has no delayed message"
         until = self._sleeps_until
@@ -93,8 +93,8 @@ class Deliverer:
         delays = self._delays
         if delays.is_delivering or delays.first(now_ms) is None:
             return 0
-        # A round is one span, so it is written whole or not at all. It runs also while sends are
-        # refused: until these messages have left, no file of the log can be deleted.
+        # A round is one span, so it is written whole or not at all. It also runs while sends are
+        # refused: these messages keep old files of the log from being deleted.
         stored_ms = self._flusher.decision_ms()
         count = size = 0
         while count < DELIVERED_TOGETHER_MAX and size < DELIVERED_BYTES_MAX:
@@ -105,7 +105,7 @@ class Deliverer:
             try:
                 size += self._schedule.send(due, stored_ms)
             except (ServiceUnavailable, OSError):
-                raise  # The log still has it; it may be read later.
+                raise  # The log still has it, so a later read may succeed.
             except Exception as error:
                 # One bad message must not keep the others from being delivered.
                 if isinstance(error, CorruptRecord):

@@ -1,9 +1,9 @@
 """Group commit: all records staged in one turn of the event loop share one write and one sync.
 
-A turn ends when the loop calls the flusher again; then the span is written. With ``flush = "sync"``
-its answers wait until the disk confirms. Records staged meanwhile form the next span, which is
-written as soon as the disk is free. A failed sync stops the broker, because the state of the disk
-is then unknown.
+A turn ends when the loop calls the flusher again, which then writes the span. With
+``flush = "sync"`` its answers wait until the disk confirms. Records staged meanwhile form the next
+span, which is written as soon as the disk is free. A failed sync stops the broker, because the
+state of the disk is then unknown.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ STUCK_S: Final = 1.0
 """If a sync takes longer, the disk is behind: sends are refused until it catches up."""
 
 CHECKPOINT_RETRY_S: Final = 5.0
-"""The pause after a failed save of the indexes: each attempt lays out all of them again."""
+"""The pause after a failed save of the indexes, because each attempt builds all of them again."""
 
 
 Tickets: TypeAlias = dict[Connection, tuple[list[Command], list[bytes]]]
-"""The requests to answer once a span is safe, and their answers, by connection."""
+"""The requests to answer once a span is durable, and their answers, by connection."""
 
 
 class UnsyncedSpan(NamedTuple):
-    """A span that is written and not yet durable."""
+    """A span that is written but not durable yet."""
 
     span: Span
     tickets: Tickets
@@ -50,7 +50,7 @@ class UnsyncedSpan(NamedTuple):
 
 
 class RunningSync(NamedTuple):
-    """A sync that is running: what it makes durable, and how many of the waiting spans."""
+    """A running sync: the position it makes durable, and the number of its waiting spans."""
 
     done: Awaitable[None]
     files: list[File]
@@ -147,7 +147,7 @@ class Flusher:
         return self._turn_ms
 
     def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
-        """Send this answer once the records staged now are safe."""
+        """Send this answer once the records staged now are durable."""
         tickets = self._tickets.get(connection)
         if tickets is None:
             tickets = self._tickets[connection] = ([], [])
@@ -168,13 +168,13 @@ class Flusher:
             if self._failed:
                 raise
         if self._store.log.staged_bytes > SPAN_BYTES_MAX:
-            # Commits may write messages again, and markers rely on the limit of a span's length.
+            # Commits may copy messages, and markers rely on the limit of a span's length.
             self._end_turn()
         # This begins no turn, so the next send is still checked for admission.
         return self._plan_turn()
 
     def follow(self, connection: Connection, request: Command, answer: bytes) -> None:
-        """Send this answer once every record that is staged or written now is safe."""
+        """Send this answer once every record that is staged or written now is durable."""
         if self._store.log.staged:
             self.staged(connection, request, answer)
         elif self._waiting:
@@ -186,7 +186,7 @@ class Flusher:
             connection.flush()
 
     def _plan_turn(self) -> int:
-        """Have this turn end when the loop is free; returns the time stamp of its records."""
+        """End this turn when the loop is free; return the time stamp of its records."""
         if not self._turn_planned:
             self._turn_planned = True
             self._idle.clear()
@@ -196,7 +196,7 @@ class Flusher:
     # Turns
 
     def _end_turn(self) -> None:
-        """Write what is staged as one span, and begin its sync unless the disk is busy."""
+        """Write the staged records as one span, and begin its sync unless the disk is busy."""
         self._turn_planned = False
         self._turn_ms = 0
         log_ = self._store.log
@@ -257,7 +257,7 @@ class Flusher:
                 return
             self._syncing = None
             done = [self._waiting.popleft() for _ in range(syncing.covered)]
-            # The disk goes to work again before these answers are given.
+            # The next sync starts before these answers are sent.
             self._end_turn()
             for durable in done:
                 self._release(durable.span, durable.tickets)
@@ -284,7 +284,7 @@ class Flusher:
             self._fail(SyncFailed(f"the disk could not make the log durable: {error}"))
             return False
         if self._failed:
-            # Another sync met the failure. A file reports it once: the success of this one means
+            # Another sync failed. A file reports a failure once, so the success of this sync means
             # nothing.
             return False
         self._store.log.synced(syncing.files, syncing.end)
@@ -310,7 +310,7 @@ class Flusher:
         try:
             pending = self._store.checkpoints.begin(part)
         except (OSError, CorruptRecord) as error:
-            # Indexes can be made again; only the next restart takes longer.
+            # A start can rebuild indexes; only the next restart takes longer.
             log.warning("the indexes could not be saved: %s", error)
             self._checkpoint_after = self._clock.monotonic() + CHECKPOINT_RETRY_S
             return False

@@ -43,7 +43,7 @@ at most the messages that they reported in this time.
 
 
 class Housekeeping:
-    """The chores of one broker, and the floors that deleting leaves behind."""
+    """The chores of one broker, and the floors of its queues after deletions."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Housekeeping:
         self._statistics.forget_topic(name)
 
     def retain_now(self) -> None:
-        """Delete the old files of the log, whatever the hour.
+        """Delete the old files of the log at any hour.
 
         Raises:
             OSError: The disk refuses.
@@ -154,7 +154,7 @@ class Housekeeping:
         self._admit_halves(used > settings.refuse_halves_above, settings.refuse_halves_above)
         self._admit(verdict.refuse_sends, settings.refuse_above, used)
         if verdict.delete:
-            # Saved first: no offset may ever be given twice.
+            # Saved first: no offset may ever be assigned twice.
             floors = self._store.floors_after(verdict.delete)
             self._keeper.save_floors(floors, self._store.log.durable)
             self.floors = floors

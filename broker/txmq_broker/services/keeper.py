@@ -1,11 +1,11 @@
 """The small tables on disk: topics, groups, offsets and floors, each one checked JSON file.
 
-Topics, groups and floors are saved before a change is answered, and in two copies, so that one
-damaged file loses nothing. Offsets are saved every few seconds, and the file before them stays as
+Topics, groups and floors are saved in two copies before the broker confirms a change, so one
+damaged file loses nothing. Offsets are saved every few seconds, and the previous file stays as
 their predecessor. After a crash a group goes back to the saved offsets and receives some messages
 twice, as with RocketMQ.
 
-All four files exist from a directory's first start on, so a missing file was deleted.
+All four files exist after a directory's first start, so a missing file was deleted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Floors(Body):
 
     floors: dict[str, dict[int, int]] = {}
     log_end: int = 0
-    """The position up to which the log was durable then."""
+    """The log's durable end at that time."""
 
 
 class Keeper:
@@ -52,7 +52,7 @@ class Keeper:
     Attributes:
         owner: The identity of the directory, which every file carries; "" until it is known.
         is_new: True on the directory's first start; ``None`` until the files are read.
-        accepts_loss: True if a table without a whole file begins empty.
+        accepts_loss: True if a table without an intact file begins empty.
         has_lost: True if a table began empty for that reason.
     """
 
@@ -71,24 +71,24 @@ class Keeper:
         self._loaded: dict[CheckedFile, bytes] = {}
         self._log_end = 0
         self.is_incomplete = False
-        """True if :meth:`complete` failed and has yet to be repeated."""
+        """True if :meth:`complete` failed and must be repeated."""
 
     # Loading
 
     def topics(self) -> TopicConfigs:
-        """The topics that were saved."""
+        """The saved topics."""
         return self._load(self._topics, TopicConfigs)
 
     def groups(self) -> GroupConfigs:
-        """The groups that were saved."""
+        """The saved groups."""
         return self._load(self._groups, GroupConfigs)
 
     def offsets(self) -> ConsumerOffsets:
-        """The offsets that were saved."""
+        """The saved offsets."""
         return self._load(self._offsets, ConsumerOffsets)
 
     def floors(self) -> Floors:
-        """The floors that were saved."""
+        """The saved floors."""
         floors = self._load(self._floors, Floors)
         self._log_end = floors.log_end
         return floors
@@ -128,7 +128,7 @@ class Keeper:
         return data
 
     def _looks_new(self) -> bool:
-        # The floors are the last file that a first start writes, and it takes no message before.
+        # The floors are the last file that a first start writes; it accepts no message before.
         names = self._disk.names(_FOLDER)
         floors = [f"{_FOLDER}/{name}" for name in names]
         is_started = self._floors.path in floors or self._floors.predecessor in floors
@@ -139,7 +139,7 @@ class Keeper:
     def complete(
         self, topics: Topics, groups: Groups, offsets: Offsets, floors: dict[str, dict[int, int]]
     ) -> None:
-        """Write the files that are missing or damaged, or differ from what is in memory.
+        """Write the files that are missing or damaged, or differ from memory.
 
         Raises:
             OSError: The disk refuses one of them; the others are written all the same.
@@ -175,13 +175,13 @@ class Keeper:
         self._save(self._topics, topics.saved())
 
     def save_groups(self, groups: Groups) -> None:
-        """Save the groups where they have changed."""
+        """Save the groups if they have changed."""
         if groups.unsaved:
             self._save(self._groups, groups.saved())
             groups.unsaved = False
 
     def save_offsets(self, offsets: Offsets) -> None:
-        """Save the offsets where they have changed."""
+        """Save the offsets if they have changed."""
         if offsets.unsaved:
             self._save(self._offsets, offsets.saved())
             offsets.unsaved = False

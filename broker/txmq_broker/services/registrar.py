@@ -1,7 +1,7 @@
 """Registers the broker with every name server: at start, on every change, every 30 seconds, and
 when the connection to a name server breaks.
 
-Each name server has a task of its own, so one that does not answer does not delay the others.
+Each name server has its own task, so one that does not answer does not delay the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S: Final = 30.0
 RETRY_S: Final = 1.0
-"""The pause before a failed registration is repeated, or one whose connection broke."""
+"""The pause before the next registration after a failed one or a broken connection."""
 
 TIMEOUT_S: Final = 3.0
 
@@ -52,7 +52,7 @@ class Registrar:
         self._silent: set[str] = set()
 
     async def start(self) -> None:
-        """Register now, and again and again."""
+        """Register now, and repeat it periodically."""
         await asyncio.gather(*[self._register(name) for name in self._changed])
         self._tasks = [
             asyncio.create_task(self._keep_registering(name), name=f"registrar of {name}")
@@ -60,7 +60,7 @@ class Registrar:
         ]
 
     def changed(self) -> None:
-        """The topics have changed: register them now."""
+        """Register now, because the topics have changed."""
         for changed in self._changed.values():
             changed.set()
 
@@ -69,7 +69,7 @@ class Registrar:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        # All at once: those that do not answer must not use up the time there is to stop.
+        # All at once: unresponsive ones must not use up the time for stopping.
         await asyncio.gather(*[self._unregister(name) for name in self._changed])
 
     async def _keep_registering(self, name: str) -> None:

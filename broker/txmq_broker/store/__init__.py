@@ -1,8 +1,8 @@
 """The log and its indexes: synchronous, over the Disk port.
 
-No function in here waits or reads a clock; times are parameters and findings are return values. One
-append-only log holds every topic (:mod:`~txmq_broker.store.log`). Queues, the key index, half
+No function in here waits or reads a clock; the caller passes the time and receives the findings.
+One append-only log holds every topic (:mod:`~txmq_broker.store.log`). Queues, the key index, half
 messages and delayed messages only point into it (:mod:`queue_store`, :mod:`half_store`,
-:mod:`delay_store`). Their index files can be deleted: a start makes them again from the log
+:mod:`delay_store`). Their index files can be deleted: a start rebuilds them from the log
 (:mod:`checkpoints`, :mod:`start`).
 """

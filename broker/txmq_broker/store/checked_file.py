@@ -1,7 +1,7 @@
-"""A small file beside the log that is replaced whole, checked when it is read, and kept twice.
+"""A small file beside the log, with a checksum and a predecessor; each save replaces all of it.
 
-The file that a save replaces stays as its predecessor, ``topics.json.old``. Where nothing may be
-forgotten, the predecessor gets the same text as the file itself.
+A save keeps the replaced file as the predecessor, ``topics.json.old``. For tables that must not
+lose a change, the predecessor has the same text as the file itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CheckedFile:
 
         Args:
             disk: The directory that holds it.
-            path: Its path; the predecessor has the same with ``.old`` behind it.
+            path: Its path; the predecessor's path ends with ``.old``.
             is_doubled: True if the predecessor always has the same text as the file.
         """
         self.path = path
@@ -42,7 +42,7 @@ class CheckedFile:
 
     @property
     def is_complete(self) -> bool:
-        """True if the file and its predecessor were whole when they were last read or written."""
+        """True if the file and its predecessor were intact at the last read or write."""
         return self._is_whole and self._has_predecessor
 
     def load(self, owner: str) -> bytes | None:
@@ -54,7 +54,7 @@ class CheckedFile:
             owner: The identity of the directory's log, in hexadecimal; "" accepts the files of any.
 
         Raises:
-            DamagedFile: Neither of the two is whole.
+            DamagedFile: Neither of the two is intact.
             ForeignFile: The file belongs to another directory.
             OSError: The file cannot be opened.
         """
@@ -62,7 +62,7 @@ class CheckedFile:
         text, fault = self._read(self.path, owner)
         kept, kept_fault = self._read(self.predecessor, owner)
         self._is_whole = text is not None
-        # A copy that differs was left by a save that a crash cut short: the next one repairs it.
+        # A save that a crash interrupted leaves a different copy; the next save repairs it.
         self._has_predecessor = kept is not None and (not self._is_doubled or kept == text)
         if text is not None:
             if kept_fault:
@@ -84,9 +84,9 @@ class CheckedFile:
         return kept
 
     def find_faults(self, owner: str) -> list[tuple[str, str]]:
-        """Return the faults of the file and of its predecessor: the path and the fault of each.
+        """Return the faults of the file and of its predecessor, each with its path.
 
-        Only where both exist can one of them be missing; a file that was never saved has no fault.
+        A file that was never saved has no fault.
         """
         faults: list[tuple[str, str]] = []
         texts: list[bytes | None] = []
@@ -113,7 +113,7 @@ class CheckedFile:
         )
 
     def _read(self, path: str, owner: str) -> tuple[bytes | None, str]:
-        """The text of a file, or what is wrong with it; neither where the file does not exist."""
+        """The text of a file, or its fault; neither if the file does not exist."""
         try:
             file = self._disk.open(path)
         except FileNotFoundError:
@@ -143,13 +143,13 @@ class CheckedFile:
         """
         packed = pack(self._name, owner, data)
         if self._is_doubled and self._is_whole:
-            # First the copy: until the file itself is replaced, nothing has changed.
+            # The copy comes first: the change counts once the file itself is replaced.
             self._has_predecessor = False
             self._replace(self.predecessor, packed)
             self._has_predecessor = True
             self._replace(self.path, packed)
             return
-        # Only a whole file becomes the predecessor.
+        # Only an intact file becomes the predecessor.
         self._replace(self.path, packed, keep=self.predecessor if self._is_whole else None)
         self._has_predecessor = self._is_whole or (self._has_predecessor and not self._is_doubled)
         self._is_whole = True

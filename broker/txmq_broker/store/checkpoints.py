@@ -17,7 +17,7 @@ __all__ = ["Checkpoint", "Checkpoints"]
 
 
 class Checkpoint(NamedTuple):
-    """A chunk that is written and has yet to be synced."""
+    """A chunk that is written but not synced yet."""
 
     file: IndexFile
     chunk: Chunk
@@ -30,8 +30,8 @@ class Checkpoints:
         indexes: The open index files, by the start of their segment.
         checkpointed: The position up to which chunks cover the log.
         published: The position up to which readers see the log.
-        first_ms: The time stamp that the next chunk begins with.
-        file_ms: When the last message of each segment was stored.
+        first_ms: The time stamp at which the next chunk begins.
+        file_ms: The store time of each segment's last message.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Checkpoints:
         self.file_ms: dict[int, int] = {}
 
     def is_due(self) -> bool:
-        """Return true if enough was published since the last checkpoint, or a file is complete."""
+        """Return true if a checkpoint is due: enough was published, or a file is complete."""
         starts = self._log.segments.starts
         behind = self.published - self.checkpointed
         return behind >= self._every or (bool(starts) and starts[-1] > self.checkpointed)
@@ -64,8 +64,8 @@ class Checkpoints:
     def next_range(self) -> LogRange | None:
         """The part of the log that the next chunk will cover, or ``None`` if all is saved.
 
-        It ends where a segment does, so there may be more to save afterwards. It must be durable
-        before the chunk is begun: an index that outlives its log hides that something is missing.
+        It ends at a segment's end, so more may remain to be saved. It must be durable before the
+        chunk is written: an index that outlives its log hides a loss.
         """
         if self.published <= self.checkpointed:
             return None
@@ -130,7 +130,7 @@ class Checkpoints:
     # Retention
 
     def completed_files(self) -> list[Age]:
-        """The files that will never be written again and are fully indexed, oldest first."""
+        """The complete and fully indexed files, oldest first."""
         return [
             Age(extent.start, extent.end, self.file_ms.get(extent.start, self._log.last_ms))
             for extent in self._log.segments.extents()[:-1]

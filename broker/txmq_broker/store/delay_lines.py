@@ -1,8 +1,8 @@
 """The lines in which delayed messages wait: queues of two of the broker's own topics.
 
-Each delay level has a line, in the topic where stock tools look for it. Messages with a time of
-their own share the lines of the wheel with others that wait about as long. So delivered and waiting
-entries of a line lie apart, and a restart reads few delivered ones.
+Each delay level has a line, in the topic where stock tools look for it. Messages with an individual
+time share the lines of the wheel with messages that wait about as long. So each line separates
+delivered from waiting entries, and a restart reads few delivered ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 WHEEL_LINES: Final = 8
-"""Queues of the wheel topic that messages wait in; the queue behind them holds the recalls."""
+"""The queues of the wheel topic in which messages wait; the queue after them holds the recalls."""
 WHEEL_QUEUES: Final = WHEEL_LINES + 1
 
 LEVELS_MAX: Final = LINES_MAX // 2
-"""Delay levels there can be."""
+"""The maximum number of delay levels."""
 _WHEEL: Final = LEVELS_MAX
 """The number of the wheel's first line; those before it are the delay levels'."""
 RECALLS: Final = _WHEEL + WHEEL_LINES
@@ -41,13 +41,13 @@ class LineState(NamedTuple):
     number: int
     due_ms: int
     offset: int
-    """The last message that has left it."""
+    """The last message that left it."""
     first: int
     """Its oldest entry that may still wait."""
 
 
 class Line:
-    """A queue whose messages wait, and how far it has been emptied."""
+    """A queue of waiting messages, and the position up to which they have left."""
 
     __slots__ = ("first", "leaving", "left", "number", "queue", "saved")
 
@@ -55,20 +55,20 @@ class Line:
         self.number = number
         self.queue = queue
         self.first = queue.min_offset
-        """The oldest entry that may still wait, as far as the last checkpoint knows."""
+        """The oldest entry that may still wait, according to the last checkpoint."""
         self.saved = self.left = self.leaving = NOWHERE
-        """The last that left: as a checkpoint may have it, for certain, and on its way there."""
+        """The last message that left: in a checkpoint, durably, and as staged."""
 
 
 class DelayLines:
-    """The lines of one store, each made when it is first asked for."""
+    """The lines of one store, each created on first use."""
 
     def __init__(self, queues: QueueStore) -> None:
         self._queues = queues
         self._lines: dict[int, Line] = {}
 
     def line(self, number: int) -> Line:
-        """A line, made when first asked for."""
+        """A line, created on first use."""
         found = self._lines.get(number)
         if found is None:
             is_level = number < _WHEEL
@@ -82,7 +82,7 @@ class DelayLines:
         return self.line(_WHEEL + number)
 
     def line_of(self, topic: str, number: int) -> Line | None:
-        """The line that a queue is, if it is one."""
+        """The line of a queue; ``None`` if the queue is not a line."""
         if topic == SCHEDULE_TOPIC and 0 <= number < LEVELS_MAX:
             return self.line(number)
         if topic == WHEEL_TOPIC and 0 <= number < WHEEL_LINES:
@@ -90,7 +90,7 @@ class DelayLines:
         return None
 
     def levels(self) -> list[tuple[int, int, int]]:
-        """Of each delay level in use: its number, how many have left its line, how many came."""
+        """Each used delay level: its number, and how many messages left and joined its line."""
         return [
             (number + 1, line.left.offset + 1, line.queue.max_offset)
             for number, line in sorted(self._lines.items())

@@ -1,9 +1,9 @@
 """Delayed messages in the log.
 
 A delayed message is a record of one of the broker's own topics. Its properties name its real topic,
-and its field for the position of a prepared message holds its due time. When it is due it is
-written again, as an ordinary message of its real topic that names the place where it waited. These
-copies show which messages have left a line, so a restart neither forgets nor repeats one.
+and its field for the position of a prepared message holds its due time. When it is due, the store
+writes a copy: an ordinary message of the real topic that names the place in the line. The copies
+show which messages have left a line, so a restart neither loses nor repeats a message.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class DelayStore(DelayLines):
         self._left: list[Due] = []
         self._recalled: list[Due] = []
         self.has_staged = False
-        """True if a message is staged that joins, leaves, or is recalled."""
+        """True if a staged message joins a line, leaves one, or is recalled."""
         self._joins_ms = _NEVER
         self._unsafe: deque[int] = deque()
         self._leaving = 0
         self._marks: deque[tuple[int, dict[int, LinePlace]]] = deque()
         self._gone: set[int] = set()
-        """Places of recalled messages that may still be in a line."""
+        """The places of recalled messages that may still be in a line."""
         self._going: set[int] = set()
-        """The same, where the recall is not safe yet."""
+        """The same for recalls that are not durable yet."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -95,7 +95,7 @@ class DelayStore(DelayLines):
     def pass_over(self) -> None:
         """Skip the message of :meth:`first`, which cannot be delivered.
 
-        A restart finds it in its line again unless a message behind it has left.
+        A restart finds it in its line again unless a later message has left.
         """
         self._waiting.drop_first()
 
@@ -110,12 +110,12 @@ class DelayStore(DelayLines):
         self._recalled.append(due)
 
     def is_recalled(self, due: Due) -> bool:
-        """Return true if a message was recalled, as far as the store remembers."""
+        """Return true if the store remembers a recall of the message."""
         where = where_of(due.line, due.offset)
         return where in self._gone or where in self._going
 
     def was_recalled(self, due: Due, position: int) -> bool:
-        """Return true if the message that lies at a position was ever recalled: a search.
+        """Search for a recall of the message at a position; return true if one exists.
 
         Raises:
             CorruptRecord: An index file differs from what was written.
@@ -123,23 +123,23 @@ class DelayStore(DelayLines):
         where, segment = where_of(due.line, due.offset), self._log.file_at(position)
         return any(self.line(RECALLS).queue.with_code(where, segment))
 
-    # What is due
+    # Due messages
 
     @property
     def is_delivering(self) -> bool:
-        """True if messages that have left their lines are on their way to the disk.
+        """True if messages that left their lines are not durable yet.
 
-        No other message leaves before these are safe. Otherwise a crash could lose a message and
+        No other message leaves before these are durable. Otherwise a crash could lose a message and
         keep a later one of the same line, and the line would count both as delivered.
         """
         return self._leaving > 0
 
     def next_ms(self) -> int | None:
-        """Return the time at which to look for messages that are due."""
+        """Return the time of the next look for due messages."""
         return self._waiting.next_ms()
 
     def first(self, now_ms: int) -> Due | None:
-        """The first message that is due, if one may leave now."""
+        """The first due message, if one may leave now."""
         while (due := self._waiting.first(now_ms)) is not None:
             where = where_of(due.line, due.offset)
             if where in self._gone:
@@ -155,7 +155,7 @@ class DelayStore(DelayLines):
         """The record of a delayed message.
 
         Raises:
-            CorruptRecord: It is not what was stored.
+            CorruptRecord: It differs from the stored message.
             ServiceUnavailable: Its index cannot be read; the log still has the message.
         """
         try:
@@ -173,7 +173,7 @@ class DelayStore(DelayLines):
     # After the write
 
     def take_staged(self) -> Delayed:
-        """Return what was staged since the last call."""
+        """Return the changes that were staged since the last call."""
         staged = Delayed(self._joined, self._left, self._recalled)
         self._joined, self._left, self._recalled = [], [], []
         self._unsafe.append(self._joins_ms)
@@ -182,7 +182,7 @@ class DelayStore(DelayLines):
         return staged
 
     def take_back(self, staged: Delayed) -> None:
-        """The write failed: undo what was staged."""
+        """Undo the staged changes, because the write failed."""
         self._unsafe.pop()
         self._leaving -= len(staged.left)
         for due in staged.left:
@@ -192,7 +192,7 @@ class DelayStore(DelayLines):
         self._going -= {where_of(due.line, due.offset) for due in staged.recalled}
 
     def publish(self, staged: Delayed, end: int) -> None:
-        """The span, which ends at ``end``, is safe: put it into effect."""
+        """Apply the changes of a durable span that ends at ``end``."""
         self._unsafe.popleft()
         for due in staged.joined:
             self._waiting.add(*due)
@@ -210,14 +210,14 @@ class DelayStore(DelayLines):
     # Recovery
 
     def loaded(self, states: Iterable[LineState]) -> None:
-        """Take the states of the lines from a checkpoint."""
+        """Load the states of the lines from a checkpoint."""
         for state in states:
             line = self.line(state.number)
             line.saved = LinePlace(state.due_ms, state.offset)
             line.first = state.first
 
     def found(self, record: Record) -> None:
-        """Take a message found in the log: a delayed one, or the copy of a delivered one.
+        """Add a message found in the log: a delayed one, or the copy of a delivered one.
 
         Other records that name a prepared message are ignored.
         """
@@ -226,17 +226,17 @@ class DelayStore(DelayLines):
             return
         data = self._log.bytes_at(record.prepared_position)
         if data is None:
-            return  # Its file was deleted, after every message in it had left.
+            return  # Its file was deleted after all its messages had left.
         try:
             waited, _ = records.unpack(data)
         except RemoteProtocolError:
-            return  # Damaged; it could not be delivered either.
+            return  # A damaged message cannot be delivered anyway.
         line = self.line_of(waited.topic, waited.queue_id)
         if line is not None:
             line.saved = max(line.saved, LinePlace(waited.prepared_position, waited.queue_offset))
 
     def recovered(self) -> None:
-        """Find the messages that still wait, now that the end of the log is known."""
+        """Find the waiting messages, now that the end of the log is known."""
         recalls = self.line(RECALLS)
         recalled = [entry[2] for _, entry in _entries(recalls)]
         self._gone = {where for where in recalled if not self._is_behind(where)}
@@ -257,20 +257,20 @@ class DelayStore(DelayLines):
             for number, place in self._marks.popleft()[1].items():
                 line = self._lines[number]
                 line.saved = max(line.saved, place)
-        # The recalls come last: they are kept for as long as what they recall may be met.
+        # The recalls come last: they are kept as long as their messages may be read.
         for number in sorted(self._lines):
             self._advance(self._lines[number], end)
         return [LineState(line.number, *line.saved, line.first) for line in self._lines.values()]
 
     def _advance(self, line: Line, end: int) -> None:
         for offset, entry in _entries(line):
-            # A crash may lose entries behind the end, and their offsets are then given again.
+            # A crash may lose entries after the end; their offsets are then assigned again.
             if entry[0] >= end or not self._is_over(line, offset, entry[2]):
                 return
             line.first = offset + 1
 
     def _is_over(self, line: Line, offset: int, code: int) -> bool:
-        """Return true if an entry of a line is no longer needed; its recall is forgotten then."""
+        """Return true if an entry of a line is no longer needed; then also drop its recall."""
         if line.number == RECALLS:
             where = code
             is_over = self._is_behind(where)

@@ -1,10 +1,10 @@
 """Delayed messages in memory: eight bytes for each message, so that millions may wait.
 
 A message waits in a line, which is a queue of one of the broker's own topics. Its entry there holds
-its due time, so a start can read all of this from the lines again. Messages leave a line in the
-order of their due times; among equal ones the first to come leaves first. So the place of the last
-message that left shows that all before it have left too, which makes a restart exact. For the same
-reason no message may join a line if it is due before one that has left.
+its due time, so a start can read the lines and rebuild this table. Messages leave a line in the
+order of their due times; equal ones leave in the order of arrival. So the place of the last message
+that left shows that all earlier ones have left too, which makes a restart exact. For the same
+reason a message must not join a line from which a later one has already left.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LinePlace(NamedTuple):
 
 
 NOWHERE: Final = LinePlace(-1, -1)
-"""Before everything."""
+"""A place before all others."""
 
 
 class Due(NamedTuple):
@@ -78,7 +78,7 @@ class DueMessages:
         return self._count
 
     def add(self, due_ms: int, line: int, offset: int) -> None:
-        """Take a message."""
+        """Add a message."""
         second, ms = divmod(due_ms, _MS)
         where = where_of(line, offset)
         self._count += 1
@@ -92,13 +92,13 @@ class DueMessages:
         bucket.append(ms << _WHERE_BITS | where)
 
     def next_ms(self) -> int | None:
-        """Return the time at which to look again: the first due time, or up to a second before."""
+        """Return the time of the next look: the first due time, or up to a second before."""
         if self._now:
             return self._now[0] >> _WHERE_BITS
         return self._seconds[0] * _MS if self._seconds else None
 
     def first(self, now_ms: int) -> Due | None:
-        """The first that is due now, if one is."""
+        """The first message that is due now, or ``None``."""
         if not self._now:
             # Messages of a second that has not begun are due after all others.
             if not self._seconds or self._seconds[0] * _MS > now_ms:
@@ -119,6 +119,6 @@ class DueMessages:
         self._begun = second
 
     def drop_first(self) -> None:
-        """Forget the message of :meth:`first`."""
+        """Remove the message of :meth:`first`."""
         heapq.heappop(self._now)
         self._count -= 1

@@ -1,8 +1,8 @@
-"""Evidence about the log in other files: where it must begin and end, and which offsets it gave.
+"""Evidence in other files about the log: its beginning, its end, and the assigned offsets.
 
-A log whose newest file was cut looks like a shorter log that is whole. Appending to it would give
-offsets a second time, and groups whose committed offset lies beyond would lose what comes next. So
-a start compares the log with every file that knows better.
+A log whose newest file was cut looks like a shorter intact log. New messages would get offsets that
+were assigned before, and groups with a later committed offset would miss those messages. So a start
+compares the log with every file that records its length.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Evidence", "Missing", "QueueOffsets", "compare", "new_offsets"]
 
 _SHOWN: Final = 5
 _SMALLEST: Final = min(SMALLEST, MARKER_BYTES)
-"""Every offset that was given takes at least so many bytes of the log."""
+"""Each assigned offset takes at least this many bytes of the log."""
 
 QueueOffsets = Mapping[str, Mapping[int, int]]
 """Offsets by topic and queue."""
@@ -32,7 +32,7 @@ class Evidence(NamedTuple):
 
     mark: Mark | None
     chunks: list[tuple[str, Chunk]]
-    """The chunks of indexes that reach behind the end of the log, with their files."""
+    """The index chunks that cover positions after the end of the log, with their files."""
     floors_end: int
     """The position up to which the log was durable when the floors were saved."""
     committed: QueueOffsets
@@ -45,15 +45,15 @@ class Missing(NamedTuple):
     """The part that the log lost, by the evidence."""
 
     front: tuple[int, int] | None
-    """From where to where it is missing at the beginning."""
+    """The start and end of the part that is missing at the beginning."""
     end: int
-    """The position at which it ended; its own end if nothing is missing there."""
+    """The position at which it ended before; its current end if nothing is missing there."""
     proofs: tuple[str, ...]
     """The proofs, one sentence for each."""
     offsets: dict[str, dict[int, int]]
     """The next offset of each queue that is known to have lost messages."""
     is_of_log: bool
-    """True if a file that follows the log says so, and not offsets alone."""
+    """True if a file that follows the log proves it; false if only offsets do."""
 
     def describe(self, end: int) -> str:
         """The loss in words, for a log that ends at a position."""
@@ -72,13 +72,13 @@ class Missing(NamedTuple):
 
 
 def compare(evidence: Evidence, start: int, end: int, reach: int, path: str) -> Missing | None:
-    """Return the part that a log from ``start`` to ``end`` has lost; ``None`` if it is whole.
+    """Return the part that a log from ``start`` to ``end`` has lost; ``None`` if it is complete.
 
     Args:
         evidence: The facts from other files.
         start: The log's first byte.
-        end: Behind its last whole span.
-        reach: Behind its last byte; what lies between the two is no whole span.
+        end: The position after its last intact span.
+        reach: The position after its last byte; the bytes between the two are not a whole span.
         path: Its newest file, for messages.
     """
     ends = f"{path} is damaged at {end}" if reach > end else f"{path} ends at {end}"
@@ -126,10 +126,10 @@ def _compare_offsets(evidence: Evidence, offsets: dict[str, dict[int, int]]) -> 
 
 
 def new_offsets(missing: Missing, evidence: Evidence, end: int) -> dict[str, dict[int, int]]:
-    """Return the next offset of each queue, so that no offset is given a second time.
+    """Return the next offset of each queue, so that no offset is assigned twice.
 
-    Behind the last chunk of an index no file names the queues of the lost messages. So every
-    queue goes on as far as if all lost bytes had held its own messages.
+    After the last index chunk, no file names the queues of the lost messages. So the next offset of
+    each queue allows for the case that all lost bytes held its messages.
     """
     known_to = max([chunk.part.end for _, chunk in evidence.chunks], default=end)
     unknown = max(0, missing.end - max(end, known_to))
@@ -137,7 +137,7 @@ def new_offsets(missing: Missing, evidence: Evidence, end: int) -> dict[str, dic
     found = {topic: dict(numbers) for topic, numbers in missing.offsets.items()}
     before = 0 if missing.front is None else -(-(missing.front[1] - missing.front[0]) // _SMALLEST)
     for queue in evidence.queues if lost or before else ():
-        # If the log has messages of a queue, their offsets show how many lay before them.
+        # If the log has messages of a queue, their offsets show the number of earlier messages.
         is_empty = queue.next_offset == queue.floor
         _raise(found, queue.topic, queue.number, queue.next_offset + (before if is_empty else 0))
     for numbers in found.values():

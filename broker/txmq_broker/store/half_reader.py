@@ -1,8 +1,7 @@
 """Half messages and decisions as readers see them, built from the records of the log.
 
-An entry with an inverted checksum names a record that readers see in another form: a half message
-under the half topic, a marker under the op topic, or a committed message, whose entry names the
-marker.
+An entry has an inverted checksum if readers see its record in another form: a half message under
+the half topic, a marker under the op topic, or a committed message, whose entry names the marker.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = [
 ]
 
 HIDDEN: Final = 0xFFFFFFFF
-"""Inverts the checksum of an entry whose record readers see in another form."""
+"""Inverts the checksum of an entry if readers see its record in another form."""
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
@@ -65,7 +64,7 @@ class HalfReader:
         self.op_queue = ConsumeQueue(OP_TOPIC, 0)
 
     def begin(self) -> None:
-        """Take the two queues, once their floors are known."""
+        """Set the two queues once their floors are known."""
         self.half_queue = self._queues.queue(HALF_TOPIC, 0)
         self.op_queue = self._queues.queue(OP_TOPIC, 0)
 
@@ -117,7 +116,7 @@ class HalfReader:
         return half, unique
 
     def decision_on(self, half: Half) -> Decision | None:
-        """The last marker that names a half message; the search begins in the half's file."""
+        """The last marker of a half message; the search begins in the half message's file."""
         found = None
         for entry in self.op_queue.with_code(half.offset, self._log.file_at(half.position)):
             found = self._decision_at(entry)
@@ -148,10 +147,11 @@ class HalfReader:
         return msgspec.structs.replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS)
 
     def shown(self, queue: ConsumeQueue, entry: Entry) -> bytes:
-        """The record that a reader of a queue gets for an entry with an inverted checksum.
+        """The record for an entry with an inverted checksum, in the form that readers of a queue
+        see.
 
         Raises:
-            CorruptRecord: The bytes there differ from what was stored.
+            CorruptRecord: The bytes there differ from the stored ones.
         """
         position, size, _, checksum = entry
         if queue.topic == OP_TOPIC:
@@ -215,7 +215,7 @@ class HalfReader:
     def entry_at(self, position: int, head: bytes) -> tuple[ConsumeQueue, Entry] | None:
         """The queue and entry of the record with this head at a position.
 
-        Strangers choose the position, so the queue's entry must agree.
+        Clients choose the position, so the queue's entry must agree.
         """
         if head[4:8] != MARKER:
             return self._entry_if(self.half_queue, records.queue_offset_of(head), position)
@@ -246,7 +246,7 @@ class HalfReader:
 
 
 def seconds_in(text: str | None) -> int:
-    """The seconds for which the producer wants no check; 0 leaves it to the broker."""
+    """The seconds for which the producer wants no check; 0 leaves the choice to the broker."""
     if text is None or not text.isascii() or not text.isdecimal():
         return 0
     return min(int(text[:10]), 0xFFFF_FFFF)

@@ -44,13 +44,13 @@ _COMMITTED, _ROLLED_BACK, _PARKED = (
     DecisionKind.ROLLED_BACK,
     DecisionKind.PARKED,
 )
-"""Used for every END; looking up a member of an enum is slow."""
+"""Used for every END, because looking up an enum member is slow."""
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 
 
 class RecentDecision(NamedTuple):
-    """A transaction that was decided not long ago."""
+    """A recently decided transaction."""
 
     offset: int
     position: int
@@ -58,12 +58,12 @@ class RecentDecision(NamedTuple):
 
 
 Opening: TypeAlias = tuple[int, int, int, bytes, bytes]
-"""A half message on its way to the disk: its transaction's key, its position, for how many seconds
-its producer is not asked, its packed form, and its entry in the half queue.
+"""A half message that is not durable yet: its transaction's key, its position, the seconds without
+checks, its packed form, and its entry in the half queue.
 """
 
 Closing: TypeAlias = tuple[int, int, Half, DecisionKind, bytes]
-"""A marker on its way to the disk: its transaction's key, its position, the half message, the
+"""A marker that is not durable yet: its transaction's key, its position, the half message, the
 decision, and its entry in the op queue.
 """
 
@@ -75,17 +75,17 @@ class HalfStore(HalfReader):
         super().__init__(log, queues)
         self.pending = PendingTransactions()
         self.opening: dict[int, bytes] = {}
-        """Half messages that are staged or written and not safe yet, packed."""
+        """Half messages that are staged or written but not durable yet, packed."""
         self.closing: dict[int, DecisionKind] = {}
-        """Decisions that are staged or written and not safe yet."""
+        """Decisions that are staged or written but not durable yet."""
         self.parking: set[int] = set()
-        """Transactions whose parking is staged or written and not safe yet."""
+        """Transactions whose parking is staged or written but not durable yet."""
         self.must_stay = False
         """True if a staged record must lie in the file that is being written now."""
         self.recent: dict[int, int] = {}
         """The last decisions: the half message's offset and the kind of decision, as one number."""
         self.older: dict[int, int] = {}
-        """The decisions before those; they are forgotten together."""
+        """The decisions before those; they are dropped together."""
         self.staged: list[Opening] = []
         self.markers: list[Closing] = []
         self._open: dict[int, bool] = {}
@@ -137,10 +137,10 @@ class HalfStore(HalfReader):
         now_ms: int,
         reason: str = "",
     ) -> None:
-        """Stage the decision on an open transaction, with the message or copy that follows from it.
+        """Stage the decision on an open transaction, with the message or copy that it needs.
 
         Raises:
-            CorruptRecord: The half message cannot be read, where it has to be.
+            CorruptRecord: The half message must be copied and cannot be read.
         """
         log, op_queue = self._log, self.op_queue
         assert not reason or len(reason.encode()) <= REASON_BYTES_MAX, "a reason was not checked"
@@ -193,7 +193,7 @@ class HalfStore(HalfReader):
     # After the write
 
     def take_back(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
-        """The write failed: undo what was staged."""
+        """Undo the staged changes, because the write failed."""
         for key, _, _, data, _ in halves:
             del self.opening[key]
             self.pending.drop(data)
@@ -206,7 +206,7 @@ class HalfStore(HalfReader):
                 del self.closing[key]
 
     def publish(self, halves: Sequence[Opening], markers: Sequence[Closing]) -> None:
-        """The span is safe: put its half messages and decisions into effect."""
+        """Apply the half messages and decisions of a durable span."""
         pending = self.pending
         if halves:
             opening, table = self.opening, pending.table
@@ -237,7 +237,7 @@ class HalfStore(HalfReader):
     # Recovery
 
     def found_half(self, record: Record, data: bytes) -> bool:
-        """Take a half message found in the log; false if it does not follow the last one."""
+        """Add a half message found in the log; return false if it does not follow the last one."""
         tag = properties.find(record.properties, properties.TAGS)
         code = java.string_hash(tag) if tag else 0
         entry = (record.position, len(data), code, crc32(data) ^ HIDDEN)
@@ -246,7 +246,7 @@ class HalfStore(HalfReader):
         return self.half_queue.restore(record.queue_offset, entry)
 
     def found_decision(self, decision: Decision, position: int, data: bytes) -> bool:
-        """Take a marker found in the log; false if it does not follow the last one."""
+        """Apply a marker found in the log; return false if it does not follow the last one."""
         if decision.kind is _PARKED:
             if decision.half_position in self._open:
                 self._open[decision.half_position] = True
@@ -268,7 +268,7 @@ class HalfStore(HalfReader):
         return True
 
     def loaded(self, changes: Changes) -> None:
-        """Take the changes that a checkpoint holds for a part of the log."""
+        """Apply a checkpoint's changes for a part of the log."""
         self._open |= dict.fromkeys(changes.opened, False)
         for position in changes.parked:
             if position in self._open:
@@ -281,7 +281,7 @@ class HalfStore(HalfReader):
 
         Args:
             start: Half messages before it were lost, and the loss was accepted.
-            end: Behind the log's last byte.
+            end: The position after the log's last byte.
 
         Raises:
             CorruptRecord: One of them cannot be read.
@@ -322,7 +322,7 @@ class HalfStore(HalfReader):
     # Reading
 
     def find_done(self, key: int) -> RecentDecision | None:
-        """Return how a transaction was decided, if that was not long ago."""
+        """Return a transaction's decision, if it is recent."""
         packed = self.recent.get(key, self.older.get(key))
         if packed is None:
             return None

@@ -1,8 +1,8 @@
 """The comparison of index files with the log while it is read.
 
-The entries of a part of the log are collected until the end of the chunk that covers the part, then
-compared with the chunk and forgotten. So only one chunk's entries are in memory, however long the
-log is.
+The check collects the entries of a part of the log until the end of the chunk that covers it,
+compares them with the chunk, and drops them. So only one chunk's entries are in memory, however
+long the log is.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Indexed(NamedTuple):
     keys: tuple[int, ...]
     """The hashes by which the record is found."""
     must_have_keys: bool
-    """True if the broker always writes these keys; those of its own records it may leave out."""
+    """True if the broker always writes these keys; it may omit the keys of its own records."""
 
 
 class Compared(NamedTuple):
@@ -63,7 +63,7 @@ class Compared(NamedTuple):
 
 
 HalfFinder: TypeAlias = Callable[[int], tuple[Record, bytes] | None]
-"""Gives the half message at a position, or nothing where it cannot be read."""
+"""Returns the half message at a position, or ``None`` if it cannot be read."""
 
 
 def indexed(find_half: HalfFinder, found: Found, position: int, data: bytes) -> Iterator[Indexed]:
@@ -118,14 +118,14 @@ class RangeEntries:
         self._changes = PendingTransactions()
 
     def add(self, entry: Indexed) -> None:
-        """Take an entry."""
+        """Add an entry."""
         self._entries.setdefault(entry.queue, {})[entry.offset] = ENTRY.pack(*entry.entry)
         keys = self._keys if entry.must_have_keys else self._optional_keys
         for hashed in entry.keys:
             keys.add(hashed << _POSITION_BITS | entry.entry[0])
 
     def note(self, found: Found, position: int) -> None:
-        """Take the change of a record to the open transactions."""
+        """Add a record's change to the open transactions."""
         if isinstance(found, Decision):
             if found.kind is DecisionKind.PARKED:
                 self._changes.note_parked(position, found.half_position)
@@ -145,7 +145,7 @@ class RangeEntries:
 
         Args:
             index: The file of the chunk.
-            chunk: The chunk; its body is whole.
+            chunk: The chunk; its body is intact.
             gaps: Parts of the log that could not be read, by start and end.
             floors: Offsets below which entries may have been left out, by topic and queue.
 
@@ -198,7 +198,7 @@ class RangeEntries:
                     "where the log has no such message"
                 )
             elif expected is None:
-                # A commit without a copy: the marker is here, and its half message is lost.
+                # A commit without a copy: the marker exists, and its half message is lost.
                 result.lost.append((queue, offset, position))
             else:
                 result.differences.append(

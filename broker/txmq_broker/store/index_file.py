@@ -1,9 +1,9 @@
 """Index files: one beside each segment of the log, a row of chunks, each covering a part of it.
 
-A chunk holds the consume-queue entries and keys of its part, which half messages it left open,
-decided or parked, and how far the lines of those that wait were emptied at its end. The last whole
-chunk of a file shows how far that segment is indexed, so the index files are the only checkpoint.
-Deleting them costs a scan of the log, nothing else.
+A chunk holds the consume-queue entries and keys of its part, the half messages that were opened,
+decided or parked in it, and the states of the lines of delayed messages at its end. The last intact
+chunk of a file shows up to where that segment is indexed, so the index files are the only
+checkpoint. If they are deleted, a start scans the log and rebuilds them.
 
     chunk   head · queues · lines · entries · keys · halves
     head    size, magic, checksum of head, queues and lines, the log, checksum of the rest,
@@ -53,7 +53,7 @@ _HEAD_READ: Final = 4096
 
 
 class LogRange(NamedTuple):
-    """A part of the log, and two times between which its messages were stored."""
+    """A part of the log, and the time range in which its messages were stored."""
 
     start: int
     end: int
@@ -71,7 +71,7 @@ class QueueRun(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A chunk as found in a file: what it covers and where its parts lie."""
+    """A chunk found in a file: the part it covers, and the places of its contents."""
 
     at: int
     size: int
@@ -117,7 +117,7 @@ def draft(
     changes: Changes,
     lines: Sequence[LineState],
 ) -> tuple[bytes, Chunk]:
-    """A chunk for a part of the log, from what is in memory; placed at 0 of its file."""
+    """A chunk for a part of the log, built from memory; its place in the file is still 0."""
     table: list[bytes] = []
     entries: list[bytes] = []
     runs: list[QueueRun] = []
@@ -161,17 +161,18 @@ class IndexFile:
         self.segment = segment
         self._log_id = log_id
         self.beyond: list[Chunk] = []
-        """Whole heads of chunks that cannot be used: each still proves how far the log reached."""
+        """Intact heads of unusable chunks: each still proves how long the log was."""
         self.file: File = disk.open(path_of(segment), create=True)
         self.size = 0
         self._unhardened: Chunk | None = None
         self._bodies: dict[int, SealedBytes] = {}
 
     def load(self, end: int) -> list[Chunk]:
-        """The whole chunks up to the log's end, in order; :meth:`trim` cuts off what follows them.
+        """The intact chunks up to the log's end, in order; :meth:`trim` removes the bytes after
+        them.
 
-        Only the last chunk can have been torn by a crash, so only its body is checked here; those
-        of the others are when they are first read.
+        A crash can tear only the last chunk, so only its body is checked here; the bodies of the
+        others are checked at their first read.
 
         Raises:
             ForeignFile: It indexes another log.
@@ -191,7 +192,9 @@ class IndexFile:
         return chunks
 
     def trim(self) -> None:
-        """Cut off what follows the chunks that are used; a full disk does so before it writes."""
+        """Remove the bytes after the used chunks; on a full disk this happens before the next
+        write.
+        """
         try:
             self._cut()
         except OSError as error:
@@ -200,7 +203,7 @@ class IndexFile:
         self.beyond.clear()
 
     def is_whole(self, chunk: Chunk) -> bool:
-        """Return true if what follows a chunk's head is what was written."""
+        """Return true if the bytes after a chunk's head are as written."""
         return self._body(chunk).is_whole()
 
     def is_unfinished(self, at: int) -> bool:
@@ -225,10 +228,10 @@ class IndexFile:
         return is_whole
 
     def harden(self, chunk: Chunk) -> None:
-        """Make a chunk durable that was found here, whatever became of the sync it once had.
+        """Make a found chunk durable, because its earlier sync may have failed.
 
-        A full disk may refuse that. The chunk can be read meanwhile, and is made durable before
-        another one is written behind it.
+        A full disk may refuse that. The chunk is readable meanwhile, and is made durable before
+        another one is written after it.
         """
         self._unhardened = chunk
         try:
@@ -306,7 +309,7 @@ class IndexFile:
         return found
 
     def append(self, data: bytes, chunk: Chunk) -> Chunk:
-        """Write a draft behind the last chunk and return it as placed; it still has to be synced.
+        """Write a draft after the last chunk and return it with its place; the caller syncs it.
 
         Raises:
             OSError: The disk refused; the file ends where it did.
@@ -317,7 +320,7 @@ class IndexFile:
         try:
             self.file.write(at, data)
         except OSError:
-            # A full disk has better use for the room.
+            # On a full disk the room is needed for other writes.
             with suppress(OSError):
                 self.file.truncate(at)
             raise
@@ -343,7 +346,7 @@ class IndexFile:
         """Return the changes to half messages that a chunk holds.
 
         Raises:
-            CorruptRecord: The index file differs from what was written.
+            CorruptRecord: The index file differs from the written bytes.
         """
         opened, closed, _ = chunk.halves
         count = sum(chunk.halves)

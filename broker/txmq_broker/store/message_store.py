@@ -44,8 +44,8 @@ class Span(NamedTuple):
 class MessageStore:
     """Appends records, publishes them to queues, and reads them back.
 
-    ``append``, ``read`` and ``queue`` are the methods of the parts themselves: each message passes
-    through them, and a method here that only calls another would cost one more call per message.
+    ``append``, ``read`` and ``queue`` are the parts' own methods: every message uses them, and a
+    method here would add one more call per message.
     """
 
     def __init__(self, disk: Disk, settings: StoreSettings) -> None:
@@ -69,12 +69,12 @@ class MessageStore:
     # Opening and closing
 
     def take(self, entropy: Entropy) -> int:
-        """Take the directory for this process, and return the identity of its log.
+        """Lock the directory for this process, and return the identity of its log.
 
         Raises:
             DirectoryInUse: Another broker has it open.
             ForeignFile: Its files belong to different logs.
-            CorruptRecord: Its files do not say which log they belong to.
+            CorruptRecord: Its files do not name the log they belong to.
         """
         try:
             self._lock = self._disk.lock()
@@ -99,22 +99,21 @@ class MessageStore:
     ) -> Recovery:
         """Bring the indexes up to the log's end, and cut a torn tail.
 
-        The log is compared with every file that knows how far it reached. If it is shorter,
-        nothing is changed and the start is refused, unless the loss is accepted.
+        This compares the log with every file that records its length. If the log is shorter, the
+        start fails and changes nothing, unless the loss is accepted.
 
         Args:
             floors: Offsets below which a queue's messages were deleted, by topic and queue.
-            floors_end: How far the log was durable when the floors were saved.
-            committed: The highest offset that a group committed, by topic and queue.
+            floors_end: The log's durable end when the floors were saved.
+            committed: The highest committed offset of any group, by topic and queue.
             topics: The known topics, with their numbers of queues.
-            accept_loss: Why the broker shall start although a part of the log is missing. The
-                reason is recorded in the log, and every queue goes on above all offsets that may
-                have been given.
+            accept_loss: The reason to start although a part of the log is missing. It is recorded
+                in the log, and every queue continues after all offsets that may have been assigned.
             now_ms: The wall clock, for that record.
 
         Raises:
             LogTooShort: A part of the log is missing, and ``accept_loss`` is not given.
-            CorruptRecord: The log is damaged where it must not be.
+            CorruptRecord: The log is damaged before its torn tail.
             ForeignFile: A file belongs to another log.
         """
         assert self._lock is not None, "the directory has to be taken first"
@@ -132,7 +131,7 @@ class MessageStore:
         return start.run(evidence, accept_loss, now_ms)
 
     def note_clean_stop(self) -> None:
-        """Note durably that the log ends here, for the next start.
+        """Record durably that the log ends here, for the next start.
 
         Raises:
             OSError: The disk refused.
@@ -143,7 +142,7 @@ class MessageStore:
             high_water.settle(mark._replace(is_clean=True))
 
     def close(self) -> None:
-        """Let go of the directory; what is staged is lost, what is written stays."""
+        """Release the directory; staged records are lost, written ones stay."""
         self.log.close()
         self.checkpoints.close()
         if self._lock is not None:
@@ -152,7 +151,7 @@ class MessageStore:
     # Appending
 
     def write(self) -> Span:
-        """Write what is staged.
+        """Write the staged records.
 
         Raises:
             DiskFull: The disk is full; the staged records are dropped and their offsets are free.
@@ -185,7 +184,7 @@ class MessageStore:
         checkpoints.published = span.end
         segment = segments.starts[-1]
         if span.end <= segment:
-            # The log went on in another file while the span waited for the disk.
+            # The log continued in another file while the span waited for the disk.
             segment = segments.extent_at(span.end - 1).start
         checkpoints.file_ms[segment] = span.last_ms
 
@@ -249,18 +248,18 @@ class MessageStore:
     # Retention
 
     def pinned(self) -> int | None:
-        """The oldest position that an open transaction or a delayed message needs, if any does."""
+        """The oldest position that an open transaction or a delayed message needs, if any."""
         positions = (self.halves.pending.pinned(), self.delays.pinned())
         return min([position for position in positions if position is not None], default=None)
 
     def floors_after(self, files: int) -> dict[str, dict[int, int]]:
-        """Each queue's oldest offset once a number of the oldest files is deleted."""
+        """Each queue's oldest offset after the deletion of a number of the oldest files."""
         return self.queues.floors_from(self.log.segments.extents()[files].start)
 
     def drop_first_file(self) -> None:
         """Delete the oldest file of the log with its index.
 
-        The caller has saved :meth:`floors_after` first, so that no offset is ever given twice.
+        The caller saves :meth:`floors_after` first, so that no offset is ever assigned twice.
         """
         segments, high_water = self.log.segments, self.log.high_water
         oldest = segments.start

@@ -1,7 +1,7 @@
-"""The open transactions in memory: some 180 bytes each, so that a million fit.
+"""The open transactions in memory: about 180 bytes each, so that a million fit.
 
-The table is keyed by a hash of the transaction's id, which is the message's unique key. Every value
-can be read from the log again; a checkpoint keeps only the positions of the open half messages.
+The table is keyed by a hash of the transaction's id, which is the message's unique key. A start can
+read every value from the log; a checkpoint keeps only the positions of the open half messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _OWNER: Final = Struct("=I")
 _OWNER_AT: Final = 28
 
 _KEY_MASK: Final = (1 << 60) - 1
-"""Numbers of up to 60 bits take least memory."""
+"""Numbers of up to 60 bits take the least memory."""
 
 
 def transaction_key(unique: str) -> int:
@@ -51,10 +51,10 @@ class Half(NamedTuple):
     tags_code: int
     checksum: int
     queue: ConsumeQueue
-    """The queue that shows it once it is committed."""
+    """The queue in which it is visible after a commit."""
     group: str
     origin: str
-    """The client that sent it; empty if it is unknown."""
+    """The client that sent it; empty if unknown."""
     key_hashes: tuple[int, ...]
     immunity_s: int = 0
     """The seconds without checks that its producer wants; 0 if it names none."""
@@ -67,9 +67,9 @@ class Changes(NamedTuple):
     """The changes of a part of the log to the open transactions, by the halves' positions."""
 
     opened: list[int]
-    """Stored in it and still open at its end."""
+    """Stored in that part and still open at its end."""
     closed: list[int]
-    """Stored before it and decided in it."""
+    """Stored before that part and decided in it."""
     parked: list[int]
 
 
@@ -77,10 +77,10 @@ class PendingTransactions:
     """All open transactions by key, oldest first.
 
     Attributes:
-        table: The packed half messages; callers may look up here whether a transaction is open.
-        opened: The positions of the half messages that were published since the last checkpoint.
-        closings: The positions of the markers that were published since then and closed one.
-        closed: The position of the half message that each of these markers closed.
+        table: The packed half messages; callers may look up a key here.
+        opened: The positions of the half messages published since the last checkpoint.
+        closings: The positions of the markers published since then that closed a transaction.
+        closed: For each of these markers, the position of the half message that it closed.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class PendingTransactions:
         self.closed = array("q")
         self._parked: dict[int, None] = {}
         self._owners: dict[int, tuple[ConsumeQueue, str, str]] = {}
-        """A queue, producer group and client that many transactions share, by number."""
+        """The queues, producer groups and clients that many transactions share, by number."""
         self._owner_numbers: dict[tuple[ConsumeQueue, str, str], int] = {}
         self._owner_uses: dict[int, int] = {}
         self._next_owner = 0
@@ -128,7 +128,7 @@ class PendingTransactions:
         checks: int = 0,
         is_parked: bool = False,
     ) -> bytes:
-        """Return the packed form of a half message; the caller opens it or drops it."""
+        """Return the packed form of a half message; the caller adds or drops it."""
         shared = (queue, group, origin)
         owner = self._owner_numbers.get(shared)
         if owner is None:
@@ -144,26 +144,26 @@ class PendingTransactions:
         )  # fmt: skip
 
     def unpack(self, data: bytes) -> Half:
-        """The half message of a packed form."""
+        """The half message in a packed form."""
         offset, position, size, tags_code, checksum, owner, immunity_s, checks, is_parked = (
             _FIXED.unpack_from(data)
         )
         queue, group, origin = self._owners[owner]
         hashes = _HASHES[(len(data) - _HASHES_AT) // 4].unpack_from(data, _HASHES_AT)
-        # Made for every END: this skips the call of the NamedTuple's own constructor.
+        # Runs for every END, so it skips the NamedTuple's constructor.
         return _new(Half, (
             offset, position, size, tags_code, checksum, queue, group, origin, hashes, immunity_s,
             checks, is_parked,
         ))  # fmt: skip
 
     def open(self, key: int, data: bytes) -> None:
-        """Take a half message that is stored."""
+        """Add a stored half message."""
         self.table[key] = data
         if data[_PARKED_AT]:
             self._parked[key] = None
 
     def count_of(self, group: str) -> int:
-        """Return the number of a group's transactions, with those that are not open yet."""
+        """Return the number of a group's transactions, including those not durable yet."""
         return sum(self._of(group).values())
 
     def keys_of(self, group: str) -> Iterator[int]:
@@ -180,7 +180,7 @@ class PendingTransactions:
                 yield key
 
     def _of(self, group: str) -> dict[int, int]:
-        """Return how many transactions each of a group's owners has, by its number."""
+        """Return the number of transactions of each owner of a group, by the owner's number."""
         return {
             number: self._owner_uses[number]
             for number, (_, name, _) in self._owners.items()
@@ -188,7 +188,7 @@ class PendingTransactions:
         }
 
     def drop(self, data: bytes) -> None:
-        """Forget a packed half message."""
+        """Drop a packed half message."""
         (owner,) = _OWNER.unpack_from(data, _OWNER_AT)
         self._owner_uses[owner] -= 1
         if not self._owner_uses[owner]:
@@ -196,7 +196,7 @@ class PendingTransactions:
             del self._owner_numbers[self._owners.pop(owner)]
 
     def close(self, key: int) -> None:
-        """Forget a transaction that was decided."""
+        """Remove a decided transaction."""
         data = self.table.pop(key)
         self.drop(data)
         if data[_PARKED_AT]:
@@ -208,13 +208,13 @@ class PendingTransactions:
         return offset
 
     def count_checks(self, key: int, checks: int) -> None:
-        """Note how many checks were spent."""
+        """Record the number of counted checks."""
         data = bytearray(self.table[key])
         _CHECKS.pack_into(data, _CHECKS_AT, min(checks, 0xFFFF))
         self.table[key] = bytes(data)
 
     def park(self, key: int) -> None:
-        """Note that a transaction waits for an operator."""
+        """Record that a transaction waits for an operator."""
         data = bytearray(self.table[key])
         data[_PARKED_AT] = 1
         self.table[key] = bytes(data)
@@ -240,17 +240,17 @@ class PendingTransactions:
     # Changes for the next checkpoint
 
     def note_closed(self, at: int, half_position: int) -> None:
-        """Note that a marker was published that decides a transaction."""
+        """Record the published marker of a decision."""
         self.closings.append(at)
         self.closed.append(half_position)
 
     def note_parked(self, at: int, half_position: int) -> None:
-        """A marker that parks was published."""
+        """Record the published marker of a parking."""
         self._parkings.append(at)
         self._parked_halves.append(half_position)
 
     def changes_before(self, end: int) -> Changes:
-        """The changes before a position of the log and since the last checkpoint."""
+        """The changes since the last checkpoint, up to a position of the log."""
         opened = dict.fromkeys(self.opened[: bisect_left(self.opened, end)])
         closed: list[int] = []
         for half in self.closed[: bisect_left(self.closings, end)]:
@@ -262,7 +262,7 @@ class PendingTransactions:
         return Changes(list(opened), closed, list(parked))
 
     def saved_before(self, end: int) -> None:
-        """Forget the changes that a checkpoint now holds."""
+        """Drop the changes that a checkpoint now holds."""
         del self.opened[: bisect_left(self.opened, end)]
         count = bisect_left(self.closings, end)
         del self.closings[:count], self.closed[:count]

@@ -1,9 +1,9 @@
 """The consume queues of all topics and the key index, and how a record of the log enters them.
 
 A queue has for each message its position in the log, its size and its tag's hash. Its entries stay
-in memory until a checkpoint has put them into an index file; after that the queue keeps only the
-place of their block. Offsets are assigned when a record is staged and become visible when it is
-published, so no reader sees a message that a crash could still take back.
+in memory until a checkpoint saves them in an index file; then the queue keeps only the place of
+their block. Offsets are assigned when a record is staged and become visible when it is published,
+so no reader sees a message that a crash could still lose.
 
 The key index has a hash and a position for each key, in memory until a checkpoint saves them. Its
 entries stay in the order of the log and are not sorted, because messages are frequent and searches
@@ -51,7 +51,7 @@ _CODE_AT: Final = 12
 Entry: TypeAlias = tuple[int, int, int, int]
 """One message of a queue: its position in the log, its size, its tag's hash, its checksum.
 
-The checksum is over every byte of the record, also those that the record's own leaves out."""
+The checksum covers every byte of the record; the record's own checksum covers only its body."""
 
 
 class Block(NamedTuple):
@@ -91,7 +91,7 @@ class ConsumeQueue:
         here."""
         self.tail_first = floor
         self.has_jumped = False
-        """True if the next chunk must hold this queue's next offset although it has no entry."""
+        """True if the next chunk must hold this queue's next offset even without new entries."""
 
     @property
     def min_offset(self) -> int:
@@ -101,18 +101,18 @@ class ConsumeQueue:
 
     @property
     def max_offset(self) -> int:
-        """The offset behind the newest message that may be read."""
+        """The offset after the newest readable message."""
         return max(self.tail_first + len(self.tail) // ENTRY.size, self.floor)
 
     @property
     def tail_count(self) -> int:
-        """Entries that no index file holds yet."""
+        """The number of entries that no index file holds yet."""
         return len(self.tail) // ENTRY.size
 
     def restore(self, offset: int, entry: Entry) -> bool:
-        """Take a record found in the log; false if it does not follow the last one.
+        """Add a record found in the log; return false if it does not follow the last one.
 
-        Only the first message of all may start anywhere: those before it were deleted.
+        Only the first record may have any offset, because earlier messages may be deleted.
         """
         if offset < self.floor:
             return True
@@ -126,7 +126,7 @@ class ConsumeQueue:
         return True
 
     def add_block(self, block: Block) -> None:
-        """Take entries found in an index file."""
+        """Add entries found in an index file."""
         assert not self.tail, "a block cannot follow entries that are newer"
         self._blocks.append(block)
         self._firsts.append(block.first)
@@ -134,7 +134,9 @@ class ConsumeQueue:
         self.next_offset = self.tail_first
 
     def jump(self, offset: int) -> None:
-        """Go on at a later offset: those before it were given, and their messages are lost."""
+        """Continue at a later offset: the offsets before it were assigned, and their messages are
+        lost.
+        """
         assert not self.tail, "entries before a gap have to be in an index file"
         self.tail_first = self.next_offset = offset
         self.has_jumped = True
@@ -150,7 +152,7 @@ class ConsumeQueue:
         return next(later, self.tail_first)
 
     def tail_before(self, position: int) -> bytes:
-        """The entries of the tail that lie before a position of the log."""
+        """The tail's entries before a position of the log."""
         tail = self.tail
         low, high = 0, len(tail) // ENTRY.size
         while low < high:
@@ -162,7 +164,7 @@ class ConsumeQueue:
         return bytes(tail[: low * ENTRY.size])
 
     def saved(self, block: Block) -> None:
-        """Forget the entries of the tail that a block now holds."""
+        """Drop the tail's entries that a block now holds."""
         assert block.first == self.tail_first, "blocks are saved in order"
         del self.tail[: block.entries * ENTRY.size]
         self._blocks.append(block)
@@ -171,7 +173,7 @@ class ConsumeQueue:
         self.has_jumped = False
 
     def drop_before_segment(self, segment: int) -> None:
-        """Forget the blocks of segments that were deleted."""
+        """Drop the blocks of deleted segments."""
         kept = [block for block in self._blocks if block.segment >= segment]
         if len(kept) != len(self._blocks):
             self._blocks = kept
@@ -185,12 +187,12 @@ class ConsumeQueue:
         return max(self.tail_first, self.floor)
 
     def raise_floor(self, offset: int) -> None:
-        """Forget everything before an offset that was published, and never assign a smaller one."""
+        """Drop all entries before a published offset, and never assign a smaller one."""
         assert offset <= self.max_offset, "the write of a later offset may still fail"
         self.floor = max(self.floor, offset)
 
     def read(self, offset: int, count: int) -> list[Entry]:
-        """Up to ``count`` entries from an offset on; at least one where the offset is visible."""
+        """Up to ``count`` entries from an offset on; at least one if the offset is visible."""
         first = self.tail_first
         if offset >= first:
             start = (offset - first) * ENTRY.size
@@ -208,8 +210,8 @@ class ConsumeQueue:
         return list(ENTRY.iter_unpack(data))
 
     def with_code(self, code: int, segment: int) -> Iterator[Entry]:
-        """The entries from a segment on that have this code in the place of a tag's hash, oldest
-        first: a search.
+        """Search for entries from a segment on that have this code instead of a tag's hash, oldest
+        first.
         """
         mark = _CODE.pack(code)
         for block in self._blocks:
@@ -254,7 +256,7 @@ class KeyRun(NamedTuple):
 
 
 class KeyIndex:
-    """All runs that are saved, and the one that is growing."""
+    """All saved runs, and the growing run."""
 
     def __init__(self) -> None:
         self._runs: list[KeyRun] = []
@@ -267,7 +269,9 @@ class KeyIndex:
         self._positions.extend(positions)
 
     def before(self, position: int) -> tuple[int, bytes]:
-        """The growing run's entries before a position, counted and as an index file holds them."""
+        """The growing run's entries before a position: their number, and their bytes for an index
+        file.
+        """
         count = bisect_left(self._positions, position)
         hashes, positions = self._hashes[:count], self._positions[:count]
         if sys.byteorder == "little":
@@ -276,24 +280,24 @@ class KeyIndex:
         return count, hashes.tobytes() + positions.tobytes()
 
     def saved(self, run: KeyRun) -> None:
-        """Forget the oldest entries of the growing run, which a saved one now holds."""
+        """Drop the oldest entries of the growing run, because a saved run now holds them."""
         del self._hashes[: run.entries]
         del self._positions[: run.entries]
         self._runs.append(run)
 
     def add_run(self, run: KeyRun) -> None:
-        """Take a run found in an index file."""
+        """Add a run found in an index file."""
         self._runs.append(run)
 
     def drop_before_segment(self, segment: int) -> None:
-        """Forget the runs of segments that were deleted."""
+        """Drop the runs of deleted segments."""
         self._runs = [run for run in self._runs if run.segment >= segment]
 
     def positions(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Yield the positions of records with this hash, newest first, in a range of time.
 
         Raises:
-            CorruptRecord: An index file differs from what was written.
+            CorruptRecord: An index file differs from the written bytes.
         """
         # A message may name a key twice; its position is returned once.
         mark = hashed.to_bytes(HASH_BYTES, sys.byteorder)
@@ -334,7 +338,7 @@ def keys_in(text: str) -> list[str]:
 
 
 Staged: TypeAlias = tuple[ConsumeQueue, int, int, int, int, tuple[int, ...]]
-"""A record on its way to the disk: its queue; the position, size, tag's hash and checksum of its
+"""A record that is not durable yet: its queue; the position, size, tag's hash and checksum of its
 entry there; and the hashes of its keys.
 """
 
@@ -356,7 +360,7 @@ class QueueStore:
     # Queues
 
     def queue(self, topic: str, number: int) -> ConsumeQueue:
-        """A queue, made when first named."""
+        """A queue, created on first use."""
         numbers = self._queues.get(topic)
         if numbers is None:
             numbers = self._queues[topic] = {}
@@ -367,27 +371,29 @@ class QueueStore:
         return found
 
     def find_queue(self, topic: str, number: int) -> ConsumeQueue | None:
-        """A queue that was named before."""
+        """A queue that exists already."""
         return self._queues.get(topic, {}).get(number)
 
     def end_of(self, topic: str, number: int) -> int | None:
-        """The offset behind a queue's newest message; ``None`` if the queue does not exist."""
+        """The offset after a queue's newest message; ``None`` if the queue does not exist."""
         found = self.find_queue(topic, number)
         return None if found is None else found.max_offset
 
     def queues_of(self, topic: str) -> list[ConsumeQueue]:
-        """A topic's queues that were ever named."""
+        """A topic's existing queues."""
         return list(self._queues.get(topic, {}).values())
 
     def all_queues(self) -> Iterator[ConsumeQueue]:
-        """Every queue that was ever named."""
+        """All existing queues."""
         for numbers in self._queues.values():
             yield from numbers.values()
 
     def name_queues(
         self, floors: Mapping[str, Mapping[int, int]], topics: Mapping[str, int]
     ) -> None:
-        """Make the queues that tables name: with the floors, and by each topic's queue count."""
+        """Create the queues of the saved tables: those with floors, and each topic's number of
+        queues.
+        """
         self.floors = floors
         for topic, numbers in floors.items():
             for number in numbers:
@@ -408,7 +414,7 @@ class QueueStore:
         tags_code: int,
         key_hashes: tuple[int, ...],
     ) -> tuple[int, int]:
-        """Stage one record and return the queue offset and the log position it has from now on.
+        """Stage one record and return its queue offset and its log position.
 
         ``tail`` is topic and properties as :func:`txmq.protocol.record.tail_of` writes them.
         This runs once for every message, so the arguments are positional and there is no object
@@ -420,7 +426,7 @@ class QueueStore:
         head, size = records.head_of(
             queue.number, flag, offset, position, postmark, body, len(tail)
         )
-        # Only now: a record that cannot be packed must not leave a gap behind.
+        # Assigned last: a record that cannot be packed must not leave a gap.
         queue.next_offset = offset + 1
         log.last_ms = postmark[3]
         log.stage((head, body, tail), size)
@@ -444,7 +450,7 @@ class QueueStore:
         self.staged.append((queue, position, size, tags_code, checksum, key_hashes))
 
     def take_back(self, staged: list[Staged]) -> None:
-        """The write failed: free the offsets again."""
+        """Free the offsets again, because the write failed."""
         for entry in staged:
             entry[0].next_offset -= 1
 
@@ -461,21 +467,21 @@ class QueueStore:
         self.keys.extend(keys, positions)
 
     def restore_keys(self, hashes: Sequence[int], position: int) -> None:
-        """Take the keys of a record found at a position of the log."""
+        """Add the keys of a record found at a position of the log."""
         self.keys.extend(hashes, [position] * len(hashes))
 
     # Retention
 
     def floors_from(self, segment: int) -> dict[str, dict[int, int]]:
-        """Each queue's oldest offset once the segments before this one are deleted."""
+        """Each queue's oldest offset after the deletion of the segments before this one."""
         floors: dict[str, dict[int, int]] = {}
         for queue in self.all_queues():
-            if queue.max_offset:  # A queue that never held a message starts at 0 all the same.
+            if queue.max_offset:  # A queue that never held a message also starts at 0.
                 floors.setdefault(queue.topic, {})[queue.number] = queue.min_offset_from(segment)
         return floors
 
     def drop_before_segment(self, segment: int) -> None:
-        """Forget the entries and keys of segments that were deleted."""
+        """Drop the entries and keys of deleted segments."""
         self.keys.drop_before_segment(segment)
         for queue in self.all_queues():
             queue.drop_before_segment(segment)
@@ -485,9 +491,8 @@ class QueueStore:
         """Hide a topic's messages for good; returns the floors that hide them after a restart."""
         floors: dict[int, int] = {}
         for queue in self.queues_of(topic):
-            # Messages on their way to the disk count as sent afterwards. Their write may still
-            # fail; their offsets would be given again, and a floor above them would hide those
-            # messages.
+            # Messages that are not durable yet count as sent afterwards. If their write fails,
+            # their offsets are assigned again, and a floor above them would hide the new messages.
             queue.raise_floor(queue.max_offset)
             floors[queue.number] = queue.floor
         return floors

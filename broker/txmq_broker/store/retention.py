@@ -1,4 +1,4 @@
-"""Decides which files of the log are deleted and when sends are refused; it deletes nothing."""
+"""Decides which log files to delete and when to refuse sends; it deletes nothing itself."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from txmq_broker.config import RetentionSettings
 __all__ = ["Age", "RetentionVerdict", "decide"]
 
 FORCED_PER_ROUND: Final = 10
-"""Files deleted before their time in one round: enough to win back space, few enough to notice."""
+"""Files deleted early in one round: enough to free space, few enough for operators to react."""
 
 
 class Age(NamedTuple):
-    """A completed file of the log and when its last message was stored."""
+    """A complete file of the log, and the store time of its last message."""
 
     start: int
     end: int
@@ -41,7 +41,7 @@ def decide(
 
     Args:
         settings: The marks.
-        files: The completed files, oldest first; the one being written is not among them.
+        files: The complete files, oldest first, without the current one.
         now_ms: The wall clock.
         hour: The hour of the day, 0 to 23.
         disk_used: The used part of the disk, 0.0 to 1.0.

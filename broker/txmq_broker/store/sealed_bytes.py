@@ -1,4 +1,4 @@
-"""A part of an index file under one checksum, which is compared when it is first read."""
+"""A part of an index file under one checksum, which is verified at the first read."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ __all__ = ["SealedBytes"]
 
 
 class SealedBytes:
-    """Bytes of a file from one place to another, with their checksum."""
+    """A range of a file's bytes, with their checksum."""
 
     __slots__ = ("_at", "_checksum", "_file", "_is_whole", "_path", "_size", "_start")
 
     def __init__(
         self, file: File, path: str, start: int, at: int, size: int, checksum: int
     ) -> None:
-        """Take the bytes at ``at``; ``start`` is the log position they speak of, for messages."""
+        """Describe the bytes at ``at``; error texts name ``start``, the log position they belong
+        to.
+        """
         self._file = file
         self._path = path
         self._start = start
@@ -27,7 +29,7 @@ class SealedBytes:
         self._is_whole = False
 
     def is_whole(self) -> bool:
-        """Return true if the bytes are as written; the result is kept once they were."""
+        """Return true if the bytes are as written; a positive result is cached."""
         if not self._is_whole:
             data = self._file.read(self._at, self._size)
             self._is_whole = len(data) == self._size and crc32(data) == self._checksum
@@ -37,7 +39,7 @@ class SealedBytes:
         """Bytes at a position of the file.
 
         Raises:
-            CorruptRecord: The bytes differ from what was written, or cannot be read.
+            CorruptRecord: The bytes differ from the written ones, or cannot be read.
         """
         try:
             if self._is_whole or self.is_whole():

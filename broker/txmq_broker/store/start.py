@@ -1,7 +1,7 @@
 """The start of a store: it brings the indexes up to the end of the log and cuts a torn tail.
 
 It refuses a log that is shorter than other files prove, unless the loss is accepted. Then every
-queue goes on above all offsets that it may have given.
+queue continues after all offsets that it may have assigned.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PREPARED: Final = int(SysFlag.PREPARED)
 
 
 class Recovery(NamedTuple):
-    """The bytes that a start read, cut and lost."""
+    """The number of bytes that a start read, cut and lost."""
 
     scanned_bytes: int
     records: int
@@ -45,11 +45,11 @@ class Recovery(NamedTuple):
     end: int = 0
     """The end of the log before the start, without a torn tail."""
     lost: str = ""
-    """The accepted loss, as text; empty where nothing is missing."""
+    """The accepted loss, as text; empty if nothing is missing."""
 
 
 class Start:
-    """One start of a store whose directory is taken."""
+    """One start of a store whose directory is locked."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Start:
         self._is_async = is_async
         self._strays: list[IndexFile] = []
         self._accepted = 0
-        """The end of the log by the evidence, once the loss is accepted."""
+        """The end of the log according to the evidence, once the loss is accepted."""
 
     def run(self, known: Evidence, accept_loss: str | None, now_ms: int) -> Recovery:
         """See :meth:`MessageStore.open`."""
@@ -101,7 +101,8 @@ class Start:
         missing = self._missing(evidence, recovery.end)
         if missing is not None:
             recovery = recovery._replace(lost=self._judge(missing, recovery.end, accept_loss))
-            # The evidence goes with the indexes; a crash before the record is durable keeps this.
+            # Deleting the indexes removes the evidence; this keeps it if a crash comes before the
+            # record is durable.
             oldest = self._segments.start if missing.front is None else missing.front[0]
             self._accepted = missing.end
             self._high_water.settle(
@@ -109,7 +110,7 @@ class Start:
             )
         for index in self._checkpoints.indexes.values():
             index.trim()
-        # Indexes first: one that outlives its part of the log would hide that it is missing.
+        # Indexes first: one that outlives its part of the log would hide the loss.
         for stray in self._strays:
             stray.file.close()
             self._disk.remove(path_of(stray.segment))
@@ -150,8 +151,8 @@ class Start:
             found += result.records
             start = max(self._checkpoints.checkpointed, extent.start)
             if result.end > start:
-                # A broker that was killed, or whose sync failed, may have left these bytes in the
-                # system's cache only; from now on readers see them.
+                # After a kill or a failed sync these bytes may be in the system's cache only; from
+                # now on readers see them.
                 self._segments.harden(start, result.end)
             if result.is_torn:
                 cut = self._segments.end - result.end
@@ -250,7 +251,7 @@ class Start:
     def _accept(
         self, missing: Missing, offsets: dict[str, dict[int, int]], reason: str | None
     ) -> None:
-        """Record the loss, and let every queue go on above what it may have given."""
+        """Record the loss, and continue every queue after all offsets that it may have assigned."""
         if not self._segments.extents():
             self._segments.end = missing.end
             self._checkpoints.checkpointed = self._checkpoints.published = missing.end
@@ -289,7 +290,7 @@ class Start:
                 )
 
     def _load_stray(self, segment: int) -> IndexFile:
-        """The index of a part of the log that is not there; its chunks are evidence and no more."""
+        """The index of a missing part of the log; its chunks are only evidence."""
         index = IndexFile(self._disk, segment, self._segments.log_id)
         self._strays.append(index)
         index.load(segment)
@@ -302,20 +303,20 @@ class Start:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            # It has none yet. The next checkpoint makes it.
+            # The file has no index yet; the next checkpoint creates it.
             self._checkpoints.first_ms = (
                 self._checkpoints.first_ms if is_behind else self._log.last_ms
             )
             return
         self._checkpoints.indexes[extent.start] = index
         if is_behind:
-            # A file before it has no whole index, for want of room. Queues take what is indexed
-            # before what is not, so the chunks of this one are evidence and no more.
+            # An earlier file has an incomplete index, because the disk was full. Queues load
+            # entries in order, so the chunks of this index are only evidence.
             index.load(extent.start)
             return
         chunks = index.load(self._segments.reach(extent))
         if chunks and is_newest:
-            # Each of the others was durable before the one after it was begun.
+            # Each earlier chunk was durable before the next one was begun.
             index.harden(chunks[-1])
         for chunk in chunks:
             for run, block in index.blocks(chunk):

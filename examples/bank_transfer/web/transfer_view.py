@@ -19,7 +19,7 @@ __all__ = ["HEADLINES", "Headline", "Line", "Note", "TransferView", "lines_of"]
 class Note(NamedTuple):
     """An event beside the nine steps, and when it happened."""
 
-    said: str
+    text: str
     after_ms: float
     """Since the first step."""
 
@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
     number: int
     story: str
-    said: str = ""
+    text: str = ""
     after_ms: float | None = None
     """Since the first step; None if it was not taken yet."""
     notes: tuple[Note, ...] = ()
@@ -70,7 +70,7 @@ def lines_of(steps: Sequence[Step]) -> tuple[list[Line], list[Note]]:
         after_ms = (step.at_s - first_s) * 1000
         if step.number:
             at = step.number - 1
-            lines[at] = lines[at]._replace(said=step.text, after_ms=after_ms)
+            lines[at] = lines[at]._replace(text=step.text, after_ms=after_ms)
         elif at == len(NINE) - 1:
             after.append(Note(step.text, after_ms))
         else:

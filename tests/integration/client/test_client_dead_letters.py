@@ -435,7 +435,7 @@ async def test_what_cannot_be_resent_is_refused_before_anything_is_sent(stage):
         await resend("g", good, **WHY)
     stage.cluster.add_topic(RETRY, queues=1)
     stage.session.forget(RETRY)
-    with pytest.raises(UsageError, match="no dead letter of group h"):
+    with pytest.raises(UsageError, match="is not a dead letter of group h"):
         await resend("h", good, **WHY)
     with pytest.raises(UsageError, match="which topic it was for"):
         await resend("g", nameless, **WHY)

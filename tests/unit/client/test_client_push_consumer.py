@@ -430,7 +430,7 @@ async def test_a_group_of_a_client_is_said_once(stage):
         client.on(TOPIC, group="g")(print)
     with pytest.raises(UsageError, match="group g has other settings already"):
         client.on("V", group="g", settings=ConsumerSettings(batch_max=3))
-    with pytest.raises(LocalProtocolError, match="no name for a group"):
+    with pytest.raises(LocalProtocolError, match="not a valid group name"):
         client.on(TOPIC, group="not a group")
 
 

@@ -166,8 +166,8 @@ def test_what_the_protocol_cannot_carry_is_refused_before_it_is_sent(wrong):
     [
         ({"body": "text"}, "a body is bytes, not str; encode it, as in text.encode()"),
         ({"body": bytearray(b"b")}, "a body is bytes, not bytearray"),
-        ({"topic": b"T"}, "b'T' is no name for a topic; use letters, "),
-        ({"topic": None}, "None is no name for a topic; use letters, "),
+        ({"topic": b"T"}, "b'T' is not a valid topic name; use letters, "),
+        ({"topic": None}, "None is not a valid topic name; use letters, "),
         ({"keys": "order-1"}, "keys are a tuple, not a str; write keys=('order-1',)"),
         ({"keys": "k"}, "keys are a tuple, not a str; write keys=('k',)"),
         ({"keys": (1,)}, "keys are a tuple of str, not (1,)"),

@@ -103,4 +103,5 @@ def copy_of(
 def provenance(copy: ReceivedMessage) -> str:
     """The operator who resent a message, and the reason."""
     named = copy.properties
-    return f"by {named.get(RESENT_BY, 'somebody')}: {named.get(RESENT_REASON, 'no reason given')}"
+    operator = named.get(RESENT_BY, "an unknown operator")
+    return f"by {operator}: {named.get(RESENT_REASON, 'no reason given')}"

@@ -217,7 +217,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
             BrokerRefused: The broker refuses; the subclass says whether it stored the copy anyway.
         """
         if message.topic != _topic_of(group):
-            raise UsageError(f"a message of {message.topic} is no dead letter of group {group}")
+            raise UsageError(f"a message of {message.topic} is not a dead letter of group {group}")
         if not reason.strip() or not operator.strip():
             raise UsageError("say who resends a dead letter, and why: both are kept with it")
         now_ms = self._session.clock.wall_ms()

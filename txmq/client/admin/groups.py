@@ -56,8 +56,8 @@ class GroupCalls(ClusterCalls):
             BrokerRefused: A broker refuses; others may have created the group.
         """
         check_name("group", name, GROUP_CHARS_MAX)
-        said = {"consume_enable": enabled, "retry_max_times": retries}
-        changes = {field: value for field, value in said.items() if value is not None}
+        given = {"consume_enable": enabled, "retry_max_times": retries}
+        changes = {field: value for field, value in given.items() if value is not None}
         for address in (await self._masters(broker=broker, cluster=cluster)).values():
             known = (await self._groups_at(address)).get(name) or GroupConfig(name)
             body = msgspec.structs.replace(known, **changes).write()

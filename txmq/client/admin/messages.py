@@ -72,7 +72,8 @@ class MessageCalls:
             LocalProtocolError: The protocol cannot carry this message.
             LimitExceeded: It is too large.
             TransportError: No answer came; the subclass says whether it may be stored.
-            BrokerRefused: The broker refused; the leaf says whether it is stored all the same.
+            BrokerRefused: The broker refused; the subclass says whether it stored the message
+                anyway.
         """
         envelope = sealed(message, self._session.ids.next())
         return (await self._deliver(envelope, queue, group))[0]
@@ -90,7 +91,7 @@ class MessageCalls:
             LocalProtocolError: The protocol cannot carry these messages as one batch.
             LimitExceeded: They are too large together.
             TransportError: No answer came; the subclass says whether they may be stored.
-            BrokerRefused: The broker refused; the leaf says whether they are stored all the same.
+            BrokerRefused: The broker refused; the subclass says whether it stored them anyway.
         """
         common_topic(messages)
         ids = self._session.ids
@@ -137,7 +138,7 @@ class MessageCalls:
         Args:
             topic: Its topic.
             handle: Its :attr:`SendResult.recall_handle`.
-            group: In whose name.
+            group: The producer group in whose name the message is recalled.
 
         Returns:
             The message's id.

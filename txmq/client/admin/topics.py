@@ -55,7 +55,7 @@ class TopicCalls(ClusterCalls):
             broker: The broker to create it on; by default, all of the cluster.
             cluster: The cluster, if there are several.
             perm: Reading, writing or both.
-            order: Whether its queues must not change while a broker is away.
+            order: Whether its queues must stay the same while a broker is down.
 
         Raises:
             LocalProtocolError: The topic name is invalid.

@@ -65,7 +65,7 @@ class QueueAssignment:
         self._beginning: set[Queue] = set()
         self._is_paused = False
         self._settled: set[str] = set()
-        """Topics whose queues all have a beginning, except those that are made from now on."""
+        """Topics whose existing queues all have a start offset."""
         self._paused: dict[Queue, bool] = {}
         self._running: dict[Queue, asyncio.Task[None]] = {}
         self._drops: dict[Queue, asyncio.Task[None]] = {}
@@ -126,7 +126,7 @@ class QueueAssignment:
         """Rebalance soon."""
         self._look_again.set()
 
-    # Which queues are ours
+    # Our queues
 
     async def _balance_always(self) -> None:
         while True:
@@ -256,9 +256,9 @@ class QueueAssignment:
         self.lose(fetcher.queue)
 
     async def _start_of(self, queue: Queue) -> int:
-        told = self._starts.get(queue)
-        if told is not None:
-            return told
+        stored = self._starts.get(queue)
+        if stored is not None:
+            return stored
         admin, clock = self.client.admin, self.client.session.clock
         is_new = queue.topic in self._settled
         return await begin_at(queue, self.offsets, self.settings, admin, clock, is_new=is_new)
@@ -270,7 +270,7 @@ class QueueAssignment:
             fetcher.limits = limits_of(self.settings, counts[queue.topic], len(self.fetchers))
             fetcher.look_again()
 
-    # Letting go
+    # Releasing queues
 
     async def _drop(self, queues: Sequence[Queue]) -> None:
         await asyncio.gather(*[self.drop(queue) for queue in queues])

@@ -75,7 +75,7 @@ class ConcurrentWorkers:
         if not self._settings.is_broadcast:
             self._tasks.start(self._look_always(), "watch over workers")
 
-    # What QueueAssignment asks
+    # Called by QueueAssignment
 
     async def may_hold(self, queue: Queue) -> bool:
         """Always true: any queue may start at any time."""
@@ -233,7 +233,7 @@ class ConcurrentWorkers:
         log.warning("%s: %s", no_handler(message), named([message]))
         await self._try_again(fetcher, message, Later(reason=no_handler(message)))
 
-    # Workers that take too long
+    # Handlers that time out
 
     async def _look_always(self) -> None:
         most_s = self._settings.consume_timeout_s

@@ -60,7 +60,7 @@ _GOES_ON: Final = (_FOUND, _EMPTY, _NONE_MATCHED, _MOVED)
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How much of one queue may be buffered."""
+    """The buffer limits of one queue."""
 
     messages: int
     bytes_held: int
@@ -112,7 +112,7 @@ class QueueFetcher:
         self.hold_s = 15.0
         self.interval_s = 0.0
         self.commits = False
-        """Whether pulls tell the broker how far the group has come."""
+        """Whether pulls commit the group's offset at the broker."""
         self.pulled_at = session.clock.monotonic()
         self._session = session
         self._group = group
@@ -158,7 +158,7 @@ class QueueFetcher:
                 if pause_s > 0:
                     await asyncio.sleep(pause_s)
 
-    # Room
+    # Buffer limits
 
     @property
     def has_room(self) -> bool:

@@ -79,45 +79,45 @@ class BoundHandler:
             return context.run(_call, self._handler, given) if is_wanted else None
 
         try:
-            said = cast("Awaitable[Verdict] | Verdict", await self._threads.run(work))
+            verdict = cast("Awaitable[Verdict] | Verdict", await self._threads.run(work))
         finally:
             is_wanted = False
         # A plain function may return an async function's coroutine.
-        return await said if inspect.isawaitable(said) else said
+        return await verdict if inspect.isawaitable(verdict) else verdict
 
     async def judge(self, messages: Sequence[ReceivedMessage]) -> Verdict:
         """Handle these messages; a failure counts as ``Later()``."""
-        said: object = Later()
+        verdict: object = Later()
         try:
-            said = cast("object", await self(messages))
+            verdict = cast("object", await self(messages))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # This task is not cancelled, but something that the handler awaited.
             log.exception("a handler was cancelled with %s", named(messages))
-            said = Later(reason="the handler was cancelled")
+            verdict = Later(reason="the handler was cancelled")
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except (KeyInProgress, VersionGap) as error:
             # Not a failure: the message is only postponed.
             log.info("%s comes again later: %s", named(messages), error)
-            said = Later(reason=str(error))
+            verdict = Later(reason=str(error))
         except KeyConflict as error:
             log.warning("%s is put with the dead letters: %s", named(messages), error)
-            said = Later(DEAD_LETTER, reason=str(error))
+            verdict = Later(DEAD_LETTER, reason=str(error))
         except BaseException as error:  # noqa: BLE001 - logged, and the message comes again
             # Includes BaseException, which would end the worker.
             reason = "".join(format_exception_only(error)).strip()
             self._log_failure(messages, reason)
-            said = Later(reason=reason)
+            verdict = Later(reason=reason)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             # The handler swallowed the cancellation; its verdict comes too late.
             raise asyncio.CancelledError
-        if said is Later:
+        if verdict is Later:
             return Later()  # A verdict class without brackets does not mean "consumed".
-        return said if isinstance(said, Later) else None
+        return verdict if isinstance(verdict, Later) else None
 
     def _log_failure(self, messages: Sequence[ReceivedMessage], reason: str) -> None:
         """Log one line for each attempt, with a traceback if the failure is new."""

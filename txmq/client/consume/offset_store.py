@@ -182,8 +182,8 @@ def _read(path: Path, group: str) -> dict[Queue, QueueOffset]:
     except OSError as error:
         raise ConfigError(f"offsets cannot be read from {path}: {error}") from error
     try:
-        told = json.loads(text or '{"offsets": []}')
-        rows = told["offsets"] if told.get("group", group) == group else ()
+        content = json.loads(text or '{"offsets": []}')
+        rows = content["offsets"] if content.get("group", group) == group else ()
         return {Queue(str(t), str(b), int(n)): QueueOffset(int(at)) for t, b, n, at in rows}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} does not hold offsets: {error!r}") from error

@@ -102,7 +102,7 @@ class OrderlyWorkers:
         if self._locks is not None:
             self._tasks.start(self._locks.renew_always(self._lose), "locks of queues")
 
-    # What QueueAssignment asks
+    # Called by QueueAssignment
 
     async def may_hold(self, queue: Queue) -> bool:
         """Whether the broker has locked the queue for us."""

@@ -22,7 +22,7 @@ class PullAssignment(QueueAssignment):
         self.buffer = PullBuffer(settings.pull_batch, self.may_give)
         super().__init__(client, group, settings, self.buffer)
         self.assigned: list[Queue] | None = None
-        """The queues that were chosen; ``None`` where the members of the group share them."""
+        """The assigned queues; ``None`` if the members of the group share the queues."""
         self._sought: dict[Queue, int] = {}
 
     @property

@@ -31,7 +31,7 @@ class PullBuffer:
         self._some: asyncio.Future[None] | None = None
         self.is_closed = False
 
-    # What QueueAssignment asks
+    # Called by QueueAssignment
 
     async def may_hold(self, queue: Queue) -> bool:
         """Always true: any queue may start at any time."""
@@ -50,7 +50,7 @@ class PullBuffer:
     async def gone(self, queue: Queue) -> None:
         """Do nothing."""
 
-    # What the consumer asks
+    # Called by the consumer
 
     def take(self) -> list[ReceivedMessage]:
         """The next messages of the next queue in turn; empty if none wait."""
@@ -72,7 +72,7 @@ class PullBuffer:
         return messages
 
     async def wait(self) -> None:
-        """Wait until there may be messages to take."""
+        """Wait until there may be messages to deliver."""
         self._some = asyncio.get_running_loop().create_future()
         try:
             await self._some
@@ -80,7 +80,7 @@ class PullBuffer:
             self._some = None
 
     def look_again(self) -> None:
-        """Wake the waiting callers: there may be messages to take."""
+        """Wake the waiting callers: there may be messages to deliver."""
         if self._some is not None and not self._some.done():
             self._some.set_result(None)
 

@@ -63,7 +63,7 @@ class PullConsumer(Lifecycle):
         entropy: Gives randomness, likewise.
 
     Raises:
-        LocalProtocolError: It is no name for a group.
+        LocalProtocolError: The group name is invalid.
         LimitExceeded: The name is too long.
         ConfigError: ``names`` names no server.
     """
@@ -91,7 +91,7 @@ class PullConsumer(Lifecycle):
         self._assignment: PullAssignment | None = None
         self._closing = AsyncExitStack()
 
-    # Which queues
+    # Queues
 
     def subscribe(self, topic: str, tags: str = ANY_TAG, *, sql: str = "") -> None:
         """Subscribe to a topic, and share its queues with the group.
@@ -160,7 +160,7 @@ class PullConsumer(Lifecycle):
         """
         return sorted((await self.client.session.route(topic)).readable)
 
-    # Life
+    # Start and stop
 
     async def __aenter__(self) -> Self:
         if self._assignment is not None:
@@ -229,7 +229,7 @@ class PullConsumer(Lifecycle):
         self.client.session.owner.check()
         return self._assignment
 
-    # Asking for messages
+    # Polling
 
     async def poll(self, timeout_s: float = POLL_S) -> list[ReceivedMessage]:
         """The next messages, at most ``settings.pull_batch`` and all of one queue.
@@ -289,7 +289,7 @@ class PullConsumer(Lifecycle):
         if error is not None:
             raise error
 
-    # Going elsewhere
+    # Seeking
 
     async def seek(self, queue: Queue, offset: int) -> None:
         """Continue at another offset of a queue, or at the nearest existing one.
@@ -407,7 +407,7 @@ class PullConsumer(Lifecycle):
         self._noted[queue] = QueueOffset(offset)
         assignment.offsets.note(queue, QueueOffset(offset))
 
-    # What Client and brokers ask
+    # Called by the client and brokers
 
     def registration(self) -> ConsumerRegistration:
         """What it registers with brokers."""

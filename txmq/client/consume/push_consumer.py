@@ -158,7 +158,7 @@ class PushConsumer(Lifecycle):
     def _find(self, message: ReceivedMessage) -> BoundHandler | None:
         return self._handlers.get(message.topic)
 
-    # Life
+    # Start and stop
 
     async def __aenter__(self) -> Self:
         if self._assignment is not None:
@@ -272,7 +272,7 @@ class PushConsumer(Lifecycle):
         self.client.session.owner.check()
         await self._stopped.wait()
 
-    # What Client asks
+    # Called by the client
 
     def registration(self) -> ConsumerRegistration:
         """What it registers with brokers."""
@@ -291,7 +291,7 @@ class PushConsumer(Lifecycle):
             work = self._agreement.look(self._subscriptions)
             self.client.tasks.start(work, f"a look at group {self.group}")
 
-    # Looking and steering
+    # Queues and offsets
 
     @property
     def queues(self) -> list[Queue]:
@@ -360,5 +360,5 @@ class PushConsumer(Lifecycle):
         handler = self._find(message)
         if handler is None:
             raise UsageError(f"topic {message.topic} has no handler here")
-        said = await handler([message])
-        return said if isinstance(said, Later) else None
+        verdict = await handler([message])
+        return verdict if isinstance(verdict, Later) else None

@@ -39,7 +39,7 @@ class BrokerLocks:
         self._client_id = client_id
 
     async def lock(self, queues: Sequence[Queue]) -> set[Queue]:
-        """Lock queues of one broker, or renew their locks; returns those that are ours now.
+        """Lock queues of one broker, or renew their locks; return those that are ours now.
 
         Raises:
             TxmqError: The broker does not answer.

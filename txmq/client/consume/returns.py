@@ -36,7 +36,7 @@ class Returns:
             reason: The reason; brokers that support it store it with a dead letter.
 
         Raises:
-            TransportError: No answer came; it may come again all the same.
+            TransportError: No answer came; the message may still come again.
             BrokerRefused: The broker refuses; it does not come again.
         """
         address = await self._session.address_of(message.queue)

@@ -46,7 +46,7 @@ class TopicSubscription:
         named = {tag.strip() for tag in self._named} - {""}
         for tag in named:
             if "|" in tag or "&&" in tag:
-                raise LocalProtocolError(f"{tag!r} is no tag; tags are separated by '||' alone")
+                raise LocalProtocolError(f"{tag!r} is not a tag; write '||' between tags")
         if not named:
             raise LocalProtocolError("a subscription names no tag; '*' stands for all of them")
         object.__setattr__(self, "wanted", frozenset(named - {ANY_TAG} if self.by_tags else ()))

@@ -23,7 +23,7 @@ class ConsumeWindow:
         """The message to be fetched next."""
         self.bytes_held = 0
         self.kept: int | None = None
-        """Where the group stands, whatever has ended; ``None`` where it goes on by itself."""
+        """The group's fixed offset; ``None`` if it follows the consumed messages."""
         self._sizes: dict[int, int] = {}
         self._in_order: deque[int] = deque()
 

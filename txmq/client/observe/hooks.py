@@ -66,7 +66,9 @@ class TransactionHook(Protocol):
         ...
 
     def enter(self) -> Callable[[], None]:
-        """Work in this task or thread belongs to the step until the returned function is called."""
+        """Assign the work of this task or thread to the step, until the returned function is
+        called.
+        """
         ...
 
     def end(self, state: str, is_acknowledged: bool, error: BaseException | None) -> None:
@@ -75,7 +77,7 @@ class TransactionHook(Protocol):
         Args:
             state: Its state; empty if that is unknown.
             is_acknowledged: Whether the broker has confirmed it.
-            error: What ended it, if it failed.
+            error: The error that ended it, if any.
         """
         ...
 
@@ -95,11 +97,11 @@ class SendHook(Protocol):
         ...
 
     def begin_transaction(self, topic: str, xid: str) -> TransactionHook | None:
-        """A transaction begins; returns what observes it, if this hook observes transactions."""
+        """A transaction begins; return its observer, if this hook observes transactions."""
         ...
 
     def before_check(self, message: ReceivedMessage) -> AfterCheck:
-        """This task is about to find out whether a transaction has committed."""
+        """This task is about to check whether a transaction has committed."""
         ...
 
 

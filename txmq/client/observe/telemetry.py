@@ -206,11 +206,11 @@ class _SendSpans:
             "txmq.transaction.is_after_check": end.is_after_check,
         })  # fmt: skip
 
-        def told(word: str) -> None:
+        def record_reply(word: str) -> None:
             span.set_attribute("txmq.transaction.reply", word)
             span.end()
 
-        return told
+        return record_reply
 
     def begin_transaction(self, topic: str, xid: str) -> TransactionHook:
         about = {**self._who, "messaging.message.id": xid}
@@ -242,7 +242,7 @@ class _TransactionSpans:
         self._steps: list[tuple[int, Span]] = []
 
     def begin_step(self, number: int, word: str, text: str) -> None:
-        # A half message may be sent in the middle of a local transaction, which goes on.
+        # A half message may be sent during a local transaction, which continues.
         while self._steps and self._steps[-1][0] <= number:
             self._steps.pop()[1].end()
         about = {"txmq.transaction.step": number, "txmq.transaction.text": text}
@@ -251,7 +251,7 @@ class _TransactionSpans:
 
     @property
     def _inmost(self) -> Span:
-        # Read once: a thread may ask while the loop goes on.
+        # Read once: a thread may call this while the loop continues.
         last = self._steps[-1:]
         return last[0][1] if last else self._span
 

@@ -91,7 +91,7 @@ class HandlerStart:
     region: str
     group: str
     request_id: str
-    """The same for what was handled at once, and in the record of its end."""
+    """The same for messages handled in one call, and in the record of that call's end."""
     id: str
     attempts: int = 0
     keys: str = ""
@@ -217,7 +217,7 @@ _OFFSET_ID_AT: Final = 11
 _WITHOUT_GROUP: Final = 7
 
 
-# Gathering
+# Packing
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ __all__ = ["Tracer", "trace_group"]
 log = logging.getLogger(__name__)
 
 LINGER_S: Final = 0.5
-"""How long a record waits for others, and after a failure all of them."""
+"""How long a record waits for others; after a failure all records wait this long."""
 
 HURRY: Final = 100
 """The number of records that are sent without waiting for more."""
@@ -54,7 +54,7 @@ class TraceProducer(Protocol):
     """A producer, as far as traces need one."""
 
     async def __aenter__(self) -> object:
-        """Make it ready."""
+        """Open it."""
         ...
 
     async def __aexit__(
@@ -63,7 +63,7 @@ class TraceProducer(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Take it away."""
+        """Close it."""
         ...
 
     async def send(self, message: Message, /) -> object:
@@ -77,8 +77,8 @@ class Tracer:
     Args:
         sender: The producer; it is opened and closed with the tracer, and is not traced itself.
         topic: The trace topic.
-        clock: Where the time comes from.
-        records_max: The most records that wait.
+        clock: Gives the time.
+        records_max: The maximum number of waiting records.
     """
 
     def __init__(

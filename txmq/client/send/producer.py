@@ -265,7 +265,7 @@ class Producer(Lifecycle):
         self._open()
         return await self._requester.ask(message, timeout_s, self.send)
 
-    # In order
+    # Ordered sends
 
     async def send_ordered(self, message: Message, key: str | bytes | int) -> SendResult:
         """Send a message to the queue of its key: messages of one key stay in order.

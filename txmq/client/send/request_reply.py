@@ -48,7 +48,7 @@ _ASKED: Final = (CORRELATION_ID, REPLY_TO_CLIENT, TTL)
 """The properties that make a message a request; its reply carries them too."""
 
 SendOne = Callable[[Message], Awaitable[SendResult]]
-"""Sends a message as its producer does."""
+"""Sends a message, as the producer does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def question(message: Message, correlation: str, client: str, timeout_s: float) 
     """A request message.
 
     Raises:
-        ConfigError: No reply can come in no time.
+        ConfigError: ``timeout_s`` is not more than 0.
     """
     if timeout_s <= 0:
         raise ConfigError(f"a reply takes some time; timeout_s is more than 0, not {timeout_s}")
@@ -216,7 +216,7 @@ class Requester:
 
         Raises:
             RequestTimeout: The broker did not answer in time.
-            BrokerRefused: It does not know who asked (any more), or could not reach them.
+            BrokerRefused: It does not know the requesting client (any more), or could not reach it.
             TxmqError: The broker is unreachable.
         """
         settings = self._settings

@@ -216,7 +216,7 @@ class Sender:
             raise
         return results
 
-    # Parts of several
+    # Parts of a batch
 
     async def writable(self, topic: str) -> Sequence[Queue]:
         """The writable queues of a topic; queries an unknown route.

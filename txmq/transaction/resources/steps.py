@@ -159,10 +159,10 @@ async def _look(fence: Fence, adapter: DatabaseAdapter[object]) -> str:
                 f"{FENCE_VERSION}: all services and the table change together"
             )
         await db.execute(fence.shape)
-        said: tuple[object, ...] = ()
+        values: tuple[object, ...] = ()
         for question in dialects.DURABILITY[adapter.kind]:
-            said += tuple((await db.execute(question)).rows[0])
-        if (doubt := dialects.doubts(adapter.kind, said)) is not None:
+            values += tuple((await db.execute(question)).rows[0])
+        if (doubt := dialects.doubts(adapter.kind, values)) is not None:
             raise FenceUnsafe(doubt)
         return str(identity)
     finally:

@@ -99,7 +99,7 @@ async def vote(db: DatabaseSession[Any], gid: str) -> None:
     finally:
         await again.close()
     if not is_there:
-        raise DatabaseFailed(f"{gid} is said to be prepared, and is not there")
+        raise DatabaseFailed(f"the database reported {gid} as prepared, but does not list it")
 
 
 async def is_prepared(adapter: DatabaseAdapter[Any], gid: str) -> bool:
@@ -175,10 +175,10 @@ async def _look(adapter: DatabaseAdapter[Any]) -> None:
     db = await adapter.open()
     try:
         await _see_room(db)
-        said: tuple[object, ...] = ()
+        values: tuple[object, ...] = ()
         for question in dialects.DURABILITY[adapter.kind]:
-            said += tuple((await db.execute(question)).rows[0])
-        if (doubt := dialects.doubts(adapter.kind, said)) is not None:
+            values += tuple((await db.execute(question)).rows[0])
+        if (doubt := dialects.doubts(adapter.kind, values)) is not None:
             raise FenceUnsafe(doubt)
         if db.status() is not SessionStatus.OPEN:
             raise FenceUnsafe("writes persist without a commit: switch autocommit off")

@@ -1,4 +1,4 @@
-"""The commit log itself: its files, its spans, whose log it is, and how far it is durable.
+"""The commit log itself: its files, its spans, its identity, and its durable end.
 
-Nothing in here knows queues, keys, half messages or delayed messages.
+This package does not know queues, keys, half messages or delayed messages.
 """

@@ -42,11 +42,11 @@ _MAGIC: Final = 0x7478_6D68
 _FIELDS: Final = Struct(">IQqqqqIqBB")
 _CHECK: Final = Struct(">I")
 _SLOT_BYTES: Final = 512
-"""A sector of its own for each slot: a torn write cannot take both."""
+"""Each slot has its own sector: a torn write cannot destroy both."""
 
 
 class Mark(NamedTuple):
-    """A state of the log that was durable."""
+    """A durable state of the log."""
 
     oldest: int
     """The position at which the log began."""
@@ -55,16 +55,16 @@ class Mark(NamedTuple):
     end: int
     """The position at which its last span, and with it the log, ends."""
     checksum: int
-    """The last span's, from its head."""
+    """The checksum in the last span's head."""
     accepted: int = 0
-    """Up to where a loss was accepted: tables that were saved before may name more of the log."""
+    """The end of the last accepted loss: tables saved before it may refer to later positions."""
     is_async: bool = False
     """True if messages were published before they were durable."""
     is_clean: bool = False
-    """True if the broker was stopped cleanly there."""
+    """True if the broker stopped cleanly in this state."""
 
     def is_of(self, head: SpanHead | None) -> bool:
-        """Return true if this is the head of the last span that the mark knows."""
+        """Return true if this is the head of the last span in the mark."""
         known = (self.end, self.checksum)
         return head is not None and (head.position + head.size, head.checksum) == known
 
@@ -81,7 +81,7 @@ class HighWater:
         self.mark: Mark | None = None
 
     def load(self) -> None:
-        """Read the mark; a file that is missing or damaged in both slots leaves none.
+        """Read the mark; there is no mark if the file is missing or both slots are damaged.
 
         Raises:
             ForeignFile: It was written for another log.
@@ -102,7 +102,7 @@ class HighWater:
                 self._sequence, self.mark = sequence, mark
 
     def damaged_slots(self) -> list[int]:
-        """Return the places of the slots that were written and are not whole."""
+        """Return the places of the damaged slots."""
         if self._file is None:
             return []
         blank = bytes(_SLOT_BYTES)
@@ -115,7 +115,7 @@ class HighWater:
         return damaged
 
     def advance(self, mark: Mark) -> None:
-        """Note a state that is durable; it need not be noted durably itself."""
+        """Record a durable state; the record itself need not be durable."""
         if self.mark is not None:
             mark = mark._replace(accepted=self.mark.accepted)
         self.mark = mark
@@ -127,7 +127,7 @@ class HighWater:
             self._is_failing = False
 
     def settle(self, mark: Mark) -> None:
-        """Put a state in the place of all that was noted before, durably.
+        """Replace all recorded states by one, durably.
 
         Raises:
             OSError: The disk refused.
@@ -163,7 +163,7 @@ class HighWater:
 
 
 def log_of(disk: Disk) -> int | None:
-    """The log that the file was written for, where it can be read."""
+    """The log that the file belongs to, if it can be read."""
     try:
         file = disk.open(PATH)
     except FileNotFoundError:
@@ -192,11 +192,11 @@ def _read(data: bytes) -> tuple[int, int, Mark] | None:
 
 _SIZE_MAGIC: Final = Struct(">II")
 _READ_AT_ONCE: Final = 2048
-"""Most records are smaller, and one read costs half of two."""
+"""Most records are smaller, so one read is enough; it costs half as much as two."""
 
 
 class CommitLog:
-    """Appends spans, reads records, and notes in the high-water mark how much is durable.
+    """Appends spans, reads records, and records the durable end in the high-water mark.
 
     Attributes:
         last_ms: The time stamp of the newest record; time stamps in a log never go back.
@@ -219,7 +219,7 @@ class CommitLog:
         self.resume()
 
     def resume(self) -> None:
-        """Continue where the files end, which are durable up to there."""
+        """Continue at the end of the files, which are durable up to there."""
         self._unmarked.clear()
         self.staged.clear()
         self._records = 0
@@ -231,7 +231,7 @@ class CommitLog:
 
     @property
     def start(self) -> int:
-        """The position of the oldest byte that is kept."""
+        """The position of the oldest kept byte."""
         return self.segments.start
 
     @property
@@ -240,27 +240,27 @@ class CommitLog:
         return self.segments.end
 
     def file_at(self, position: int) -> int:
-        """Return the position at which the file that holds another one begins."""
+        """Return the start of the file that holds a position."""
         return self.segments.extent_at(position).start
 
     # Appending
 
     @property
     def staged_bytes(self) -> int:
-        """The number of bytes that wait to be written."""
+        """The number of staged bytes."""
         return self.next_position - self.segments.end - HEAD_BYTES
 
     def stage(self, pieces: tuple[bytes, ...], size: int) -> None:
-        """Take a record whose bytes say that it lies at :attr:`next_position`."""
+        """Stage a record; its bytes must name :attr:`next_position` as its position."""
         self.staged += pieces
         self._records += 1
         self.next_position += size
 
     def write(self, *, stay: bool = False) -> int:
-        """Write what is staged as one span and return where it ends.
+        """Write the staged records as one span and return its end.
 
         Args:
-            stay: True if it has to lie in the file that is being written, however large that grows.
+            stay: True if it must lie in the current file, even beyond that file's limit.
 
         Raises:
             DiskFull: The disk is full. Nothing of the span is part of the log.
@@ -276,7 +276,7 @@ class CommitLog:
             segments.append(span_head + payload, stay=stay)
         finally:
             self.next_position = segments.end + HEAD_BYTES
-            # Also where the write failed: the new file stays, and the one before it is complete.
+            # Even if the write failed: the new file stays, and the one before it is complete.
             if tail != segments.files[-1:] and self.durable < start:
                 self.unsynced += tail
         checksum = int.from_bytes(span_head[CHECKSUM_AT : CHECKSUM_AT + 4], "big")
@@ -284,12 +284,12 @@ class CommitLog:
         return segments.end
 
     def files_to_sync(self) -> list[File]:
-        """The files that hold writes not known to be durable, oldest first."""
+        """The files with writes that may not be durable yet, oldest first."""
         return [*self.unsynced, *self.segments.files[-1:]]
 
     def synced(self, files: list[File], end: int) -> None:
-        """Note that these files were synced when the log ended at ``end``."""
-        # The last of them was being written: if it is complete by now, it has grown since.
+        """Record that these files were synced when the log ended at ``end``."""
+        # The last of them may have grown since the sync began.
         completed = files[:-1]
         self.unsynced = [file for file in self.unsynced if file not in completed]
         self.durable = max(self.durable, end)
@@ -324,6 +324,6 @@ class CommitLog:
         return records.stored_ms_of(data) if len(data) == records.SMALLEST else None
 
     def close(self) -> None:
-        """Close the files; what is staged is lost."""
+        """Close the files; staged records are lost."""
         self.segments.close()
         self.high_water.close()

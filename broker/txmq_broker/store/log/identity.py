@@ -1,4 +1,4 @@
-"""The identity of a log: a random number, given once, that every file of the directory names.
+"""The identity of a log: a random number that every file of the directory repeats.
 
 A file of its own holds it, and each span of the log, each chunk of an index and the high-water mark
 repeat it. So the broker detects files that were swapped between two directories, and the number
@@ -29,11 +29,11 @@ _BYTES: Final = 8
 def log_identity(disk: Disk, entropy: Entropy, *, has_indexes: bool = False) -> int:
     """The directory's log.
 
-    A directory that holds nothing gets a new log. Where only the file of the identity is missing
-    or damaged, it is written again from what the other files say.
+    An empty directory gets a new log. If only the identity file is missing or damaged, it is
+    restored from the other files.
 
     Raises:
-        ForeignFile: The file of the identity is another directory's.
+        ForeignFile: The identity file belongs to another directory.
         CorruptRecord: The identity is missing, and nothing else names the log.
         OSError: The disk refused.
     """
@@ -57,10 +57,10 @@ def log_identity(disk: Disk, entropy: Entropy, *, has_indexes: bool = False) -> 
 
 
 def known_log(disk: Disk) -> tuple[int | None, bool]:
-    """The log that a directory's files name, if any does, and whether the identity file is whole.
+    """The log that a directory's files name, if any, and whether the identity file is intact.
 
     Raises:
-        ForeignFile: The file of the identity is another directory's.
+        ForeignFile: The identity file belongs to another directory.
         OSError: The disk cannot be read.
     """
     kept, repeated = _named(disk)
@@ -72,7 +72,7 @@ def known_log(disk: Disk) -> tuple[int | None, bool]:
 
 
 def log_to_read(disk: Disk) -> int:
-    """The log that a reader takes the files of a directory for; 0 where no file names one."""
+    """The log of a directory's files, for readers; 0 if no file names one."""
     kept, repeated = _named(disk)
     if kept is not None and not _is_foreign(kept, repeated):
         return kept

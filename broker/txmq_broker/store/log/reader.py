@@ -1,8 +1,8 @@
-"""Reads a log from one end to the other without changing it, and goes on behind damage.
+"""Reads a whole log without changing it, and continues after damage.
 
-Recovery refuses a damaged log and a reconciliation refuses to guess. A person who looks at a
-damaged log wants both: everything that is whole, and the place and size of everything that is not.
-Only one span is in memory at a time.
+Recovery refuses a damaged log and a reconciliation refuses to guess. A person who inspects a
+damaged log wants both: everything intact, and the place and size of each damaged part. Only one
+span is in memory at a time.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ _READ_AT_ONCE: Final = 2048
 
 
 class WholeSpan(NamedTuple):
-    """A span whose checksum holds."""
+    """A span with a valid checksum."""
 
     position: int
     end: int
     records: int
-    """The number of records that its head declares."""
+    """The number of records, from its head."""
     payload: bytes
 
     def found(self) -> Iterator[tuple[Found, int, bytes]]:
         """The records; see :func:`txmq.protocol.span.found_in`.
 
         Raises:
-            CorruptRecord: A record cannot be read, or says that it lies elsewhere.
+            CorruptRecord: A record cannot be read, or names another position.
         """
         return found_in(self.payload, self.position + HEAD_BYTES)
 
 
 class Gap(NamedTuple):
-    """A part of a file of the log in which no whole span begins."""
+    """A part of a file of the log in which no intact span begins."""
 
     position: int
     end: int
     extent: Extent
     missing: int
-    """The number of bytes that the file lacks at its end."""
+    """The number of bytes missing at the file's end."""
     proof: int | None
     """The position of a later span that declares these bytes durable."""
     is_torn: bool
     """True if a crash may have torn these bytes: the broker ends the log here."""
     foreign: int | None
-    """The other log that these bytes were written for, where they name one."""
+    """The other log that these bytes belong to, if they name one."""
 
     @property
     def size(self) -> int:
@@ -90,7 +90,7 @@ class LogReader:
         self._segments.log_id = log_id
 
     def open(self) -> None:
-        """Look the files up.
+        """List the files.
 
         Raises:
             OSError: One of them cannot be opened.
@@ -108,7 +108,7 @@ class LogReader:
 
     @property
     def end(self) -> int:
-        """The position behind the log's last byte."""
+        """The position after the log's last byte."""
         return self._segments.end
 
     def extents(self) -> list[Extent]:
@@ -120,11 +120,11 @@ class LogReader:
         return self._segments.extent_at(position)
 
     def reach(self, extent: Extent) -> int:
-        """Return the end of a file's bytes; it is short of the file's end if bytes are missing."""
+        """Return the end of a file's bytes; it lies before the file's end if bytes are missing."""
         return self._segments.reach(extent)
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes of one file; fewer where it ends.
+        """Bytes of one file; fewer at its end.
 
         Raises:
             CorruptRecord: The disk cannot read them.
@@ -132,14 +132,14 @@ class LogReader:
         return self._segments.read(position, size)
 
     def pieces(self, extent: Extent, start: int | None = None) -> Iterator[Piece]:
-        """The whole spans of a file and the gaps between them, in order.
+        """The intact spans of a file and the gaps between them, in order.
 
-        The first torn gap begins the log's torn tail: the caller stops there, or reads what the
-        tail may have held.
+        The first torn gap begins the log's torn tail: the caller stops there, or reads the tail's
+        possible records.
 
         Args:
             extent: The file.
-            start: Leave out the spans that end before this position.
+            start: Skip the spans that end before this position.
         """
         at = extent.start if start is None else self._span_around(extent, start)
         while at < extent.end:
@@ -148,7 +148,7 @@ class LogReader:
             at = piece.end
 
     def _piece(self, extent: Extent, at: int) -> Piece:
-        # What the disk cannot read, or another broker wrote, counts as damage.
+        # Unreadable bytes and those of another broker count as damage.
         with suppress(CorruptRecord):
             if (span := span_at(self._segments, at, extent.end)) is not None:
                 head, payload = span
@@ -168,7 +168,7 @@ class LogReader:
         return None if head is None or head.log == self._segments.log_id else head.log
 
     def _span_around(self, extent: Extent, position: int) -> int:
-        """Return where the span of a position begins, as far as the heads of spans lead."""
+        """Return the start of the span that holds a position, found from head to head."""
         at = extent.start
         with suppress(CorruptRecord):
             while at < min(position, extent.end):
@@ -179,8 +179,8 @@ class LogReader:
         return at
 
     def readable(self, gap: Gap) -> Iterator[tuple[Found, int, bytes]]:
-        """The records that can be read at the beginning of a gap though its checksum is wrong:
-        what it seems to have held.
+        """The readable records at the beginning of a gap. Its checksum is wrong, so they are only
+        its likely contents.
         """
         try:
             data = self.read(gap.position + HEAD_BYTES, min(gap.size, 2 * SPAN_BYTES_MAX))
@@ -189,7 +189,7 @@ class LogReader:
             return
 
     def record_at(self, position: int) -> tuple[Record, bytes] | None:
-        """The record that lies at a position and says so, or ``None`` if none does."""
+        """The record that lies at a position and names it, or ``None``."""
         if not self.start <= position < self.end:
             return None
         try:
@@ -203,7 +203,7 @@ class LogReader:
         return (record, data[:size]) if record.position == position else None
 
     def first_ms(self, extent: Extent) -> int | None:
-        """Return the time of a file's first record, or ``None`` if that cannot be read."""
+        """Return the time of a file's first record, or ``None`` if it is unreadable."""
         with suppress(CorruptRecord):
             data = self.read(extent.start, _FIRST_BYTES)
             if read_head(data, 0, extent.start) is None:

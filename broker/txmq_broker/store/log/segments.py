@@ -18,7 +18,7 @@ from txmq.runtime.disk import NO_ROOM, Disk, File
 __all__ = ["Extent", "Segments", "path_of"]
 
 CUT_FOLDER: Final = "cut"
-"""The folder in a broker's directory that keeps the parts cut from its log."""
+"""The folder in a broker's directory for the parts cut from its log."""
 
 _HARDENED_AT_ONCE: Final = 4 * 1024 * 1024
 
@@ -42,7 +42,7 @@ def cut_folder(position: int, now_ms: int) -> str:
 
 
 def keep_aside(disk: Disk, extent: Extent, start: int, folder: str) -> None:
-    """Copy a file of the log from a position on into a folder of its own, durably."""
+    """Copy a file of the log, from a position on, durably into a separate folder."""
     source = disk.open(path_of(extent.start))
     try:
         kept = disk.open(f"{folder}/{path_of(start)}", create=True)
@@ -63,8 +63,8 @@ class Segments:
     """The log's files as one run of bytes.
 
     Attributes:
-        starts: The position of each file's first byte, oldest first.
-        files: The open files; the last one is being written.
+        starts: The positions of the files' first bytes, oldest first.
+        files: The open files; only the last one is written to.
         end: The position at which the next span will start.
     """
 
@@ -83,8 +83,8 @@ class Segments:
     def open(self, *, tidy: bool = True) -> None:
         """Open the files of the log; files with other names are ignored.
 
-        A crash may have taken the end of a file and left the next one, so a file that ends before
-        the next begins is no damage yet: that is for recovery to judge (:meth:`goes_on_at`).
+        A crash may remove the end of a file and keep the next file. So a file that ends before the
+        next one begins does not count as damage here; recovery judges it (:meth:`goes_on_at`).
 
         Args:
             tidy: Remove what a failed write left behind, and refuse another log's files. A reader
@@ -104,8 +104,8 @@ class Segments:
                 file.close()
                 raise ForeignFile(path, head.log, self.log_id)
             if self.starts and start < self.end:
-                # A write failed at `start`. It went elsewhere: into the new file, or where that is
-                # empty, after all into the old one.
+                # A write failed at `start` and was repeated elsewhere: in the new file, or if that
+                # is empty, in the old one.
                 if size == 0:
                     file.close()
                     if tidy:
@@ -119,7 +119,7 @@ class Segments:
 
     @property
     def start(self) -> int:
-        """The position of the oldest byte that is kept."""
+        """The position of the oldest kept byte."""
         return self.starts[0] if self.starts else 0
 
     def extent_at(self, position: int) -> Extent:
@@ -136,23 +136,23 @@ class Segments:
         return [Extent(start, end) for start, end in zip(self.starts, ends, strict=True)]
 
     def reach(self, extent: Extent) -> int:
-        """Return the end of an extent's file; only a crash or damage makes it too short."""
+        """Return the end of an extent's file; it is too short only after a crash or damage."""
         file = self.files[self.starts.index(extent.start)]
         return min(extent.end, extent.start + file.size())
 
     def goes_on_at(self, position: int) -> int | None:
-        """Return where the next file begins, if the file of a position ends before that."""
+        """Return the next file's start, if the file that holds a position ends before it."""
         extent = self.extent_at(position)
         return extent.end if self.reach(extent) < extent.end else None
 
     def harden(self, start: int, end: int) -> None:
-        """Make bytes of one file durable that were found there, perhaps only in the cache.
+        """Make found bytes of one file durable, because they may be in the cache only.
 
-        They are written once more: after a sync that failed, the system may take them for clean
-        though the disk never had them, and another sync alone does nothing for them.
+        This writes them again: after a failed sync the system may consider them clean although the
+        disk does not have them, and then another sync has no effect on them.
 
-        A full disk may refuse even that. The bytes can be read meanwhile, and are made durable
-        before anything is written behind them.
+        A full disk may refuse even that. The bytes are readable meanwhile, and are made durable
+        before the next write.
         """
         try:
             self._write_again(start, end)
@@ -164,11 +164,11 @@ class Segments:
 
     @property
     def is_hardened(self) -> bool:
-        """True if everything that was found at the opening is durable."""
+        """True if all bytes found at the opening are durable."""
         return not self._unhardened
 
     def harden_rest(self) -> None:
-        """Make durable what a full disk refused when the log was opened.
+        """Make the bytes durable that a full disk refused at the opening.
 
         Raises:
             OSError: The disk refuses again.
@@ -186,7 +186,7 @@ class Segments:
         file.sync()
 
     def read(self, position: int, size: int) -> bytes:
-        """Bytes of one file from a position on; fewer where the file ends, none where it is gone.
+        """Bytes of one file from a position on; fewer at the file's end, none if it was deleted.
 
         Raises:
             CorruptRecord: The disk cannot read them.
@@ -200,11 +200,11 @@ class Segments:
             raise CorruptRecord(position, f"the disk cannot read it: {error}") from error
 
     def append(self, data: bytes, *, stay: bool = False) -> None:
-        """Write at the end, in a new file where the current one is full and nothing has to stay.
+        """Write at the end; begin a new file if the current one is full and ``stay`` is false.
 
         Raises:
-            DiskFull: There is no room. The log ends where it did.
-            WriteFailed: The disk refused. The log ends where it did.
+            DiskFull: The disk is full. The end of the log is unchanged.
+            WriteFailed: The disk refused. The end of the log is unchanged.
         """
         try:
             if not self._is_tidy:
@@ -233,8 +233,8 @@ class Segments:
         self.files.append(fresh)
 
     def _tidy(self) -> None:
-        # Nothing is written before this has succeeded. Bytes behind the end would lie across the
-        # next file's name, and a file that could not be begun has a name that may not be durable.
+        # Nothing is written before this has succeeded. Bytes after the end would overlap the next
+        # file's positions, and the name of a file whose creation failed may not be durable.
         self.harden_rest()
         if self._leftover is not None:
             self._disk.remove(self._leftover)

@@ -1,8 +1,8 @@
-"""The spans of the log's files: which are whole, which a crash tore, and which are damaged.
+"""The spans of the log's files: the intact, the torn and the damaged ones.
 
-Each segment is indexed as far as its chunks reach; the rest is scanned. A crash leaves at most the
-stretch since the last checkpoint to scan, so the cost of a restart follows that distance and not
-the size of the log.
+A start loads the indexed part of each segment from its chunks and scans the rest. After a crash it
+scans at most the part since the last checkpoint, so the cost of a restart depends on that distance
+and not on the size of the log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from txmq_broker.store.log.segments import Extent, Segments
 __all__ = ["REPAIR_COMMAND", "Scan", "durable_behind", "scan", "span_at", "whole_behind"]
 
 REPAIR_COMMAND: Final = "txmq log verify --repair --data DIR"
-"""The command for the repairs that refusals name."""
+"""The repair command in error texts."""
 
 _WINDOW: Final = 4 * 1024 * 1024
 
@@ -30,7 +30,7 @@ class Scan(NamedTuple):
     end: int
     is_torn: bool
     last: tuple[int, int] | None
-    """The position of the last whole span, and its checksum."""
+    """The position of the last intact span, and its checksum."""
 
 
 def scan(
@@ -41,11 +41,11 @@ def scan(
     Args:
         segments: The log.
         extent: The segment.
-        start: The first span that no index covers.
-        found: Takes each record: read, its position, and as it lies in the log.
+        start: The position of the first span that no index covers.
+        found: Called with each record: decoded, its position, and its bytes.
 
     Raises:
-        CorruptRecord: A span is damaged that was durable, or holds what is no record.
+        CorruptRecord: A durable span is damaged, or holds an invalid record.
     """
     at, count, last = start, 0, None
     while at < extent.end:
@@ -63,8 +63,7 @@ def scan(
 
 
 def span_at(segments: Segments, at: int, end: int) -> tuple[SpanHead, bytes] | None:
-    """The head and the payload of the whole span that begins at a position and ends by ``end``, or
-    ``None`` if none does.
+    """The head and the payload of the intact span from a position to ``end`` at most, or ``None``.
 
     Raises:
         CorruptRecord: The disk cannot read it, or another broker wrote it.
@@ -90,7 +89,7 @@ def durable_behind(segments: Segments, bad: int) -> int | None:
     if no span does: then a crash may have torn them.
 
     Raises:
-        CorruptRecord: The disk cannot read what follows.
+        CorruptRecord: The disk cannot read the following bytes.
     """
     for extent in segments.extents():
         for head in _heads(segments, bad + 1, extent):
@@ -100,14 +99,15 @@ def durable_behind(segments: Segments, bad: int) -> int | None:
 
 
 def whole_behind(segments: Segments, bad: int, extent: Extent) -> int:
-    """Return the place of the next whole span behind a bad one, or the end of the file.
+    """Return the place of the next intact span after a bad one, or the end of the file.
 
     Raises:
-        CorruptRecord: The disk cannot read what follows.
+        CorruptRecord: The disk cannot read the following bytes.
     """
     head = read_head(segments.read(bad, HEAD_BYTES), 0, bad)
     if head is not None:
-        # A body may hold what looks like a span; the bad one's own head leads past its bodies.
+        # A body may contain bytes that look like a span; the bad span's own head leads past its
+        # bodies.
         behind = bad + head.size
         return behind if behind <= segments.reach(extent) else extent.end
     for found in _heads(segments, bad + 1, extent):
@@ -128,7 +128,7 @@ def _heads(segments: Segments, start: int, extent: Extent) -> Iterator[SpanHead]
 
 
 def _refuse_damage(segments: Segments, bad: int) -> None:
-    """Look behind a bad span for one that declares it durable."""
+    """Search after a bad span for one that declares it durable."""
     proof = durable_behind(segments, bad)
     if proof is None:
         return

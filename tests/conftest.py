@@ -7,6 +7,7 @@ time limit. A modest run deselects what is marked ``soak``.
 import logging
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests.soak import SOAK, count, left_to_the_soak
 from txmq.runtime.interrupts import restore_interrupt
+
+# Many containers forbid bytecode. Then every process of a run would compile the tests again and
+# rewrite the assertions in them, which takes longer than most folders of tests.
+sys.dont_write_bytecode = False
 
 # The assertions of stages explain themselves, as those of tests do.
 for _part in ("contract", "integration", "interop", "property", "reconcile", "simulation", "unit"):

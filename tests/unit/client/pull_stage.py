@@ -9,6 +9,7 @@ from tests.unit.client.client_stage import STEADY
 from txmq.client.client import Client
 from txmq.client.consume import PullConsumer, ScheduledPull
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
+from txmq.config import Duration
 from txmq.message import Message, Queue
 from txmq.testing import World
 from txmq_broker.app import Broker
@@ -99,7 +100,8 @@ def staged(scenario, within_s=3600.0):
             name="broker-a",
             listen=f"{server.address}:10911",
             names_listen=f"{server.address}:9876",
-            store=SmallStore(flush="async"),
+            # No test here cuts the power, and in virtual hours most of the work would be syncs.
+            store=SmallStore(flush="async", flush_interval=Duration(60)),
         )
         ports = {"clock": server.clock, "network": server.network, "entropy": server.entropy}
         async with (

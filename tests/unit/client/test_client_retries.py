@@ -60,7 +60,7 @@ async def died(stage, count=1, within_s=60.0):
 @partial(staged, within_s=30_000.0)
 async def test_sixteen_retries_by_the_seeds_table_and_then_the_dead_letters(stage):
     await stage.topic(messages=1)
-    seen = Seen(stage, fail)
+    seen = Seen(stage, fail, settings=replace(SOON, commit_s=60.0, rebalance_s=60.0))
     async with seen.consumer:
         while len(seen) < 17:
             await asyncio.sleep(60)

@@ -84,13 +84,13 @@ def test_no_more_are_taken_than_are_asked_for_and_the_rest_is_due_at_once(checks
 
 
 def test_a_round_costs_by_what_is_due_and_not_by_what_waits(checks):
-    for number in range(100_000):
+    for number in range(10_000):
         checks.arm(number, 1000.0 + number)
     checks.arm(-1, 1.0)
 
-    assert len(checks._buckets) == 100_001
+    assert len(checks._buckets) == 10_001
     assert checks.take_due(1.0, 100) == [-1]
-    assert len(checks._buckets) == len(checks._order) == 100_000, "nothing else was touched"
+    assert len(checks._buckets) == len(checks._order) == 10_000, "nothing else was touched"
 
 
 # Under way

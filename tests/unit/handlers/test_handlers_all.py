@@ -34,14 +34,14 @@ def test_the_broker_serves_what_stock_clients_and_tools_need(serve):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@pytest.mark.parametrize("code", [0, 1, 13, 39, 40, 105, 301, 353, 400, 999, -7])
-def test_what_is_not_served_is_answered_so(serve, code, kind):
+def test_a_code_that_is_not_served_is_answered_so(serve, kind):
     async def main(stage):
         client = await stage.client()
-        answer = await client.ask(code, kind=kind)
+        for code in (0, 1, 13, 39, 40, 105, 301, 353, 400, 999, -7):
+            answer = await client.ask(code, kind=kind)
 
-        assert (answer.code, answer.kind) == (NOT_SUPPORTED, kind)
-        assert answer.remark == f" request type {code} not supported"
+            assert (answer.code, answer.kind) == (NOT_SUPPORTED, kind)
+            assert answer.remark == f" request type {code} not supported"
 
     serve(main)
 
@@ -54,16 +54,16 @@ def test_a_code_too_large_for_a_binary_header_is_answered_all_the_same(serve):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@pytest.mark.parametrize("code", SERVED)
-def test_a_request_without_any_fields_is_answered_in_kind_and_kills_nothing(serve, code, kind):
+def test_a_request_without_any_fields_is_answered_in_kind_and_kills_nothing(serve, kind):
     async def main(stage):
-        client = await stage.client()
-        answer = await client.ask(int(code), kind=kind)
+        for code in SERVED:
+            client = await stage.client()
+            answer = await client.ask(int(code), kind=kind)
 
-        assert answer.kind == kind
-        assert answer.is_answer
-        assert answer.code in (0, 1, 17, 26)
-        assert client.connection.is_open
+            assert answer.kind == kind, code
+            assert answer.is_answer, code
+            assert answer.code in (0, 1, 17, 26), code
+            assert client.connection.is_open, code
 
     serve(main)
 

@@ -5,11 +5,11 @@ old ones go. See test_power_loss.py for plain messages.
 """
 
 import asyncio
-import os
 from collections import Counter
 
 import pytest
 
+from tests.soak import count
 from tests.unit.store.delay_shelf import DelayShelf
 from tests.unit.store.press import Press
 from tests.unit.store.shelf import Sizes
@@ -22,7 +22,7 @@ from txmq_broker.store.due_messages import Due
 
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
 MESSAGES = 40
-LIVES = 100 if os.environ.get("TXMQ_SOAK") else 2
+LIVES = count(1, 100)
 LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
 LINES = 3
 

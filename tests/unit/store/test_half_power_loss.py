@@ -5,10 +5,10 @@ before, others are parked; files end and old ones go. See test_power_loss.py for
 """
 
 import asyncio
-import os
 
 import pytest
 
+from tests.soak import count
 from tests.unit.store.press import Press
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import TxmqError
@@ -22,7 +22,7 @@ from txmq_broker.store.pending_transactions import transaction_key
 
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
 TRANSACTIONS = 30
-LIVES = 100 if os.environ.get("TXMQ_SOAK") else 2
+LIVES = count(1, 100)
 LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
 
 

@@ -6,10 +6,10 @@ afterwards every copy loses its power and is opened again.
 """
 
 import asyncio
-import os
 
 import pytest
 
+from tests.soak import count
 from tests.unit.store.press import Press
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import TxmqError
@@ -18,7 +18,7 @@ from txmq_broker.services.keeper import Keeper
 
 SMALL = Sizes(segment_size=4096, checkpoint_every=3000)
 MESSAGES = 90
-LIVES = 200 if os.environ.get("TXMQ_SOAK") else 2
+LIVES = count(1, 200)
 LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
 
 

@@ -109,7 +109,9 @@ def test_what_fails_is_rolled_back_on_both_sides(customer, stage):
 
     expect(state(page)).to_have_text("refused")
     expect(page.locator("#state .reason")).to_contain_text("The drill says so")
-    expect(taken(page).last).to_contain_text("it is rolled back, confirmed by the broker")
+    expect(taken(page).last).to_contain_text(
+        "the transaction is rolled back, confirmed by the broker"
+    )
     expect(page.locator("#books")).to_contain_text("no money was moved")
     assert stage.icbc.rows(JOURNAL, id=id_of(page)) == []
     assert stage.ccb.rows(STATES, id=id_of(page)) == []
@@ -118,7 +120,9 @@ def test_what_fails_is_rolled_back_on_both_sides(customer, stage):
 def test_a_broker_that_was_told_nothing_asks(customer):
     page = customer("ICBC-002", "CCB-002", drill="TAGC")
 
-    expect(taken(page).last).to_contain_text("it is unknown, not confirmed by the broker")
+    expect(taken(page).last).to_contain_text(
+        "the transaction is unknown, not confirmed by the broker"
+    )
     expect(page.locator("#steps .after code")).to_contain_text("was answered with COMMIT")
     expect(state(page)).to_have_text("settled")
 

@@ -22,7 +22,6 @@ if str(bench_process.CHECKOUT) not in sys.path:
 
 COLOURS = ("session", "psycopg", "blocking")
 WAYS = ("bare", "fenced", "decorated")
-AT_ONCE = (1, 16, 64)
 COMPARED_AT = 16
 ACCOUNTS = 10_000
 TABLES = (
@@ -80,7 +79,8 @@ def decorated(bench, plan):
                 url = database.render_as_string(hide_password=False)
                 with Bank("bench_decorated_alone.py", colour, broker.names, url) as bank:
                     found[colour] = {
-                        str(each): _compared(bank, broker, server, plan, each) for each in AT_ONCE
+                        str(each): _compared(bank, broker, server, plan, each)
+                        for each in plan.decorated_at_once
                     }
     finally:
         server.stop()

@@ -19,7 +19,7 @@ import time
 
 import psycopg_pool
 import uvloop
-from bench_decorated import ACCOUNTS, AT_ONCE
+from bench_decorated import ACCOUNTS
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
@@ -27,7 +27,7 @@ from sqlalchemy.orm import sessionmaker
 import txmq
 import txmq.blocking
 
-AT_ONCE_MAX = max(AT_ONCE)
+AT_ONCE_MAX = 64
 GROUP = "bench-bank"
 TOPIC = "transfer"
 WARM_UP_S = 0.1

@@ -12,7 +12,7 @@ def drain(bench, plan):
     frames = bench_frames.sends(COMPARED_AT, BODY_BYTES)
     turns = []
     with bench.broker() as broker:
-        bench_driver.measured_sends(broker, frames, plan.turn_s)
+        bench_driver.measured_sends(broker, frames, plan.turn_s, warm_up_s=plan.warm_up_s)
         link = bench_driver.Link(broker.port)
         first = bench_driver.stored(link) // bench_frames.QUEUES
         for _ in range(plan.turns):

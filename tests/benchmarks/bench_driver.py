@@ -22,7 +22,6 @@ LENGTH = Struct(">I")
 WORDS = Struct(">II")
 SUCCESS = b'{"code":0,'
 PATIENCE_S = 60
-WARM_UP_S = 0.3
 
 
 class Unexpected(Exception):
@@ -171,7 +170,7 @@ def stream(link, frames, seconds):
     return drive
 
 
-def measured_sends(server, frames, seconds, shape=bursts, warm_up_s=WARM_UP_S):
+def measured_sends(server, frames, seconds, shape=bursts, *, warm_up_s):
     """Drive a server with sends and tell what it did and what it cost."""
     link = Link(server.port)
     try:

@@ -10,13 +10,11 @@ import sys
 from bench_process import CHECKOUT, HERE
 from bench_sends import spread
 
-TURNS = 20
-
 
 def filters(bench, plan):
     """CPU microseconds for each message; the check looks at the dearest of the conditions."""
     del bench
-    turns = max(plan.turns, TURNS)
+    turns = plan.filter_turns
     command = [sys.executable, str(HERE / "bench_filters_alone.py"), str(turns)]
     environment = {"PYTHONPATH": str(CHECKOUT), "PYTHONHASHSEED": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

@@ -10,29 +10,28 @@ import statistics
 import bench_driver
 import bench_frames
 
-IN_FLIGHT = (1, 8, 64, 512)
 BODY_BYTES = 1024
 COMPARED_AT = 64
 TURN_WARM_UP_S = 0.05
 
 
-def _slice(server, in_flight, seconds):
+def _slice(server, in_flight, plan):
     with server:
         frames = bench_frames.sends(in_flight, BODY_BYTES)
         rss_before = server.rss_mb()
-        found = bench_driver.measured_sends(server, frames, seconds)
+        found = bench_driver.measured_sends(server, frames, plan.seconds, warm_up_s=plan.warm_up_s)
         return found | {"rss_mb_before": rss_before, "rss_mb": server.rss_mb()}
 
 
 def floor(bench, plan):
     """The floor by messages in flight."""
-    return {str(each): _slice(bench.floor(), each, plan.seconds) for each in IN_FLIGHT}
+    return {str(each): _slice(bench.floor(), each, plan) for each in plan.in_flight}
 
 
 def sends(bench, plan):
     """The broker by way of flushing and messages in flight."""
     return {
-        flush: {str(each): _slice(bench.broker(flush), each, plan.seconds) for each in IN_FLIGHT}
+        flush: {str(each): _slice(bench.broker(flush), each, plan) for each in plan.in_flight}
         for flush in ("async", "sync")
     }
 
@@ -49,14 +48,16 @@ def ratios(bench, plan):
     with bench.broker("async") as lazy, bench.floor() as bare, bench.broker("sync") as safe:
         for shape in (bench_driver.bursts, bench_driver.stream):
             for server in (lazy, bare, safe):
-                bench_driver.measured_sends(server, frames, plan.turn_s, shape)
+                bench_driver.measured_sends(
+                    server, frames, plan.turn_s, shape, warm_up_s=plan.warm_up_s
+                )
         for _ in range(plan.turns):
             turn = {}
             for shape in (bench_driver.bursts, bench_driver.stream):
                 for name, server in (("async", lazy), ("floor", bare), ("sync", safe)):
                     os.sync()
                     turn[name, shape.__name__] = bench_driver.measured_sends(
-                        server, frames, plan.turn_s, shape, TURN_WARM_UP_S
+                        server, frames, plan.turn_s, shape, warm_up_s=TURN_WARM_UP_S
                     )
             turns.append(turn)
     cost, speed = "cpu_us_per_message", "messages_per_s"
@@ -84,5 +85,7 @@ def _ratio(turns, figure, ours, theirs, shape):
 
 def spread(figures):
     """The median, which counts, and the quartiles, which tell how far to trust it."""
+    if len(figures) == 1:
+        figures = 2 * figures
     low, middle, high = statistics.quantiles(figures, n=4, method="inclusive")
     return {"median": round(middle, 3), "quartiles": [round(low, 3), round(high, 3)]}

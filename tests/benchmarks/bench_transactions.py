@@ -9,7 +9,7 @@ import time
 
 import bench_driver
 import bench_frames
-from bench_sends import BODY_BYTES, COMPARED_AT, IN_FLIGHT, TURN_WARM_UP_S, spread
+from bench_sends import BODY_BYTES, COMPARED_AT, TURN_WARM_UP_S, spread
 
 ANSWER = re.compile(rb'"msgId":"[0-9A-F]{16}([0-9A-F]{16})","queueId":"\d+","queueOffset":"(\d+)"')
 COMMIT = 8
@@ -124,16 +124,16 @@ def measured(server, link, in_flight, seconds, warm_up_s):
 def transactions(bench, plan):
     """Durable transactions by how many are in flight, their cost over a send's, their bytes."""
     found = {"sync": {}}
-    for in_flight in IN_FLIGHT:
+    for in_flight in plan.in_flight:
         with bench.broker("sync") as server:
             link = bench_driver.Link(server.port)
             found["sync"][str(in_flight)] = measured(
-                server, link, in_flight, plan.seconds, bench_driver.WARM_UP_S
+                server, link, in_flight, plan.seconds, plan.warm_up_s
             )
             link.close()
     found |= _compared(bench, plan, "sync")
     found["async"] = _compared(bench, plan, "async")
-    found["bytes_per_transaction"] = _bytes(bench)
+    found["bytes_per_transaction"] = _bytes(bench, plan.counted_rounds)
     return found
 
 
@@ -157,7 +157,7 @@ def _compared(bench, plan, flush):
     }
 
 
-def _bytes(bench):
+def _bytes(bench, rounds):
     """Bytes that the log and the indexes grow by, and what the system sent to the disk.
 
     The files are only ever appended to. The disk takes whole pages, so what it gets depends on how
@@ -175,7 +175,6 @@ def _bytes(bench):
         link = bench_driver.Link(server.port)
         producer.link = link
         device -= server.written_bytes()
-        rounds = 1000
         for _ in range(rounds):
             producer.round()
         device += server.written_bytes()

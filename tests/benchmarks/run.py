@@ -66,8 +66,13 @@ class Plan:
     """How long and how often everything is measured."""
 
     seconds: float
+    in_flight: tuple[int, ...] = (1, 8, 64, 512)
+    warm_up_s: float = 0.3
     turn_s: float = 0.3
     turns: int = 20
+    filter_turns: int = 20
+    counted_rounds: int = 1000
+    decorated_at_once: tuple[int, ...] = (1, 16, 64)
     syncs: int = 200
     connections: int = 2000
     starts: int = 5
@@ -102,9 +107,14 @@ def plan_for(options):
     """The plan that the options ask for."""
     if options.smoke:
         return Plan(
-            seconds=0.4,
+            seconds=0.1,
+            in_flight=(1, 64),
+            warm_up_s=0.05,
             turn_s=0.05,
             turns=2,
+            filter_turns=2,
+            counted_rounds=200,
+            decorated_at_once=(1, 16),
             syncs=5,
             connections=50,
             starts=2,
@@ -115,7 +125,7 @@ def plan_for(options):
             burst_ahead_s=1.0,
             late_messages=2,
             resolved=400,
-            resolutions=2,
+            resolutions=1,
             relayed=300,
             relay_turns=2,
             extracted=20_000,

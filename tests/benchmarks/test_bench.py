@@ -88,7 +88,7 @@ def test_sections_left_out_are_not_judged():
 
 SECTIONS = (
     *("floor", "sends", "ratios", "filters", "transactions", "pending", "resolve", "delays"),
-    *("decorated", "relay"),
+    "decorated",
 )
 
 
@@ -112,7 +112,7 @@ pytestmark = pytest.mark.timeout(600)
 def test_a_run_prints_one_document_with_every_figure_of_floor_and_sends(document):
     assert document["settings"]["smoke"]
     for each in (document["floor"], *document["sends"].values()):
-        assert list(each) == ["1", "8", "64", "512"]
+        assert list(each) == ["1", "64"]
         for figures in each.values():
             assert set(figures) == SEND_FIGURES
             assert figures["messages"] > 0
@@ -133,7 +133,7 @@ def test_a_run_tells_what_filters_cost(document):
 @pytest.mark.slow
 def test_a_run_tells_what_transactions_cost(document):
     durable = document["transactions"]["sync"]
-    assert list(durable) == ["1", "8", "64", "512"]
+    assert list(durable) == ["1", "64"]
     assert all(each["transactions_per_s"] > 0 for each in durable.values())
     # What is stored does not hang on the machine; memory hardly does.
     assert document["checks"]["transaction_bytes"]["passed"]
@@ -161,7 +161,7 @@ def test_a_run_tells_what_waiting_messages_cost(document):
 def test_a_run_tells_what_decorating_costs(document):
     for colour in ("session", "psycopg", "blocking"):
         rows = document["decorated"][colour]
-        assert list(rows) == ["1", "16", "64"]
+        assert list(rows) == ["1", "16"]
         for figures in rows.values():
             for way in ("bare", "fenced", "decorated"):
                 assert figures[way]["transactions_per_s"] > 0
@@ -182,8 +182,9 @@ def test_a_run_tells_what_a_guard_costs():
     assert "guarded_session" in document["checks"]
 
 
-@pytest.mark.slow
-def test_a_run_tells_how_fast_an_outbox_is_emptied(document):
+@pytest.mark.soak  # Resolving, too, is a command beside a broker and a database.
+def test_a_run_tells_how_fast_an_outbox_is_emptied():
+    document = run("relay")
     measured = document["relay"]
     for kind in ("loose", "laned"):
         assert measured["relay"][kind]["rows_per_s"]["median"] > 0

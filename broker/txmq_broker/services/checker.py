@@ -61,19 +61,22 @@ class OpenCheck(NamedTuple, Generic[C]):
     at: float
 
 
-class _KeyQueue(array):  # type: ignore[type-arg]  # Python 3.11 has no array[int] at run time.
-    """A first-in-first-out queue of keys, eight bytes each; it may begin with some that were taken.
+class _KeyQueue:
+    """A first-in-first-out queue of keys, eight bytes each.
 
-    It is empty once all were taken.
+    Attributes:
+        keys: The keys, after some that were taken; empty once all were taken.
     """
 
-    _gone = 0
+    def __init__(self) -> None:
+        self.keys = array("q")
+        self._gone = 0
 
     def take(self, count: int) -> array[int]:
-        taken: array[int] = self[self._gone : self._gone + count]
+        taken = self.keys[self._gone : self._gone + count]
         self._gone += len(taken)
-        if self._gone * 2 > len(self):
-            del self[: self._gone]
+        if self._gone * 2 > len(self.keys):
+            del self.keys[: self._gone]
             self._gone = 0
         return taken
 
@@ -88,9 +91,9 @@ class _KeySet:
     def __init__(self) -> None:
         self._cells: dict[int, array[int]] = {}
         self._count = 0
-        self._tidy = _KeyQueue("q")
+        self._tidy = _KeyQueue()
         """The tidied front of the queue."""
-        self._queue = _KeyQueue("q")
+        self._queue = _KeyQueue()
 
     def __len__(self) -> int:
         return self._count
@@ -102,18 +105,18 @@ class _KeySet:
         if key not in self:
             self._cells.setdefault(key % _CELLS, array("q")).append(key)
             self._count += 1
-            self._queue.append(key)
+            self._queue.keys.append(key)
 
     def discard(self, key: int) -> None:
         if self._left(key):
-            self._tidy.extend([key for key in self._queue.take(_TIDIED) if key in self])
-            if not self._queue:
+            self._tidy.keys.extend([key for key in self._queue.take(_TIDIED) if key in self])
+            if not self._queue.keys:
                 self._queue, self._tidy = self._tidy, self._queue
 
     def take(self, count: int) -> list[int]:
         taken: list[int] = []
         while self._count and len(taken) < count:
-            some = (self._tidy or self._queue).take(count - len(taken))
+            some = (self._tidy if self._tidy.keys else self._queue).take(count - len(taken))
             taken += [key for key in some if self._left(key)]
         return taken
 
@@ -141,9 +144,9 @@ class Checks(Generic[C]):
         self._buckets: dict[int, _KeyQueue] = {}
         self._order: list[int] = []
         self.current: dict[int, int] = {}
-        self._again = _KeyQueue("q")
+        self._again = _KeyQueue()
         """Due again while their check is still open; they need no further slot."""
-        self._ready = _KeyQueue("q")
+        self._ready = _KeyQueue()
         self.asked: dict[int, OpenCheck[C]] = {}
         self._at: dict[C, dict[int, None]] = {}
         self.stranded: dict[str, _KeySet] = {}
@@ -167,9 +170,9 @@ class Checks(Generic[C]):
 
     def wait_behind(self, key: int) -> bool:
         """Queue a due transaction behind those without a free slot; false if there are none."""
-        if not self._ready:
+        if not self._ready.keys:
             return False
-        self._ready.append(key)
+        self._ready.keys.append(key)
         return True
 
     def arm_all(self, keys: Iterable[int], due: float) -> bool:
@@ -181,16 +184,16 @@ class Checks(Generic[C]):
         number = math.ceil(due / _WIDTH_S)
         bucket = self._buckets.get(number)
         if bucket is not None:
-            bucket.extend(keys)
+            bucket.keys.extend(keys)
             return False
-        bucket = self._buckets[number] = _KeyQueue("q")
-        bucket.extend(keys)
+        bucket = self._buckets[number] = _KeyQueue()
+        bucket.keys.extend(keys)
         heapq.heappush(self._order, number)
         return self._order[0] == number
 
     def next_due(self) -> float | None:
         """The time of the next due check, or ``None``."""
-        if self._again or (self._ready and len(self.asked) < CHECKS_MAX):
+        if self._again.keys or (self._ready.keys and len(self.asked) < CHECKS_MAX):
             return 0.0
         return self._order[0] * _WIDTH_S if self._order else None
 
@@ -206,18 +209,18 @@ class Checks(Generic[C]):
     def _empty(self, number: int, count: int) -> int:
         bucket, current, asked = self._buckets[number], self.current, self.asked
         keys = bucket.take(count)
-        if not bucket:
+        if not bucket.keys:
             del self._buckets[number]
             heapq.heappop(self._order)
         if not current and not asked:
-            self._ready.extend(keys)
+            self._ready.keys.extend(keys)
             return len(keys)
         for key in keys:
             if key in current:
                 if current[key] != number:
                     continue
                 current[key] = -1
-            (self._again if key in asked else self._ready).append(key)
+            (self._again if key in asked else self._ready).keys.append(key)
         return len(keys)
 
     # Open checks
@@ -276,7 +279,7 @@ class Checks(Generic[C]):
         if waiting is None:
             return 0
         keys = waiting.take(count_max)
-        self._ready.extend(keys)
+        self._ready.keys.extend(keys)
         if not waiting:
             del self.stranded[group]
         return len(keys)

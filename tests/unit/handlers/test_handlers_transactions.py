@@ -537,7 +537,7 @@ def test_what_is_to_be_left_alone_for_long_is_forgotten_once_it_is_decided():
         assert client.heard_nothing()
         checker = stage.broker._checker
         assert len(checker._immune_until) == 1
-        assert sum(len(bucket) for bucket in checker.checks._buckets.values()) == 1
+        assert sum(len(bucket.keys) for bucket in checker.checks._buckets.values()) == 1
 
         other = await stage.client()
         await other.beat(producers=[GROUP])

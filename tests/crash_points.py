@@ -83,7 +83,7 @@ SEAMS: Final = (
     Seam("extend the keys", KeyIndex, "extend", _WRITES),
     Seam("publish the transaction", HalfStore, "publish", _DECIDES),
     Seam("publish the delay", DelayStore, "publish", _DELAYS),
-    Seam("answer", Connection, "flush", _ANSWERED),
+    Seam("answer", Connection, "send", _ANSWERED),
     Seam("tell the checker", Checker, "published", _DECIDES),
     Seam("tell the deliverer", Deliverer, "published", _DELAYS),
     Seam("wake the pulls", PullHandlers, "arrived", _WRITES),
@@ -156,9 +156,10 @@ class _Walk:
             self._reached(_label(phase, seam, side))
 
     def _phase_at(self, seam: Seam, *given: Any) -> str:
-        if seam.method == "flush":
+        if seam.owner is Connection:
             # Of all that is written to peers, only the answers for which somebody waited.
-            return self._phase if self._is_releasing and given[0]._out else ""
+            connection, *frames = given
+            return self._phase if self._is_releasing and (connection._out or frames) else ""
         if seam.owner is HalfStore and seam.method == "decide":
             self._phase = _phase_of_decision(*given)
         elif seam.owner is HalfStore and seam.method == "prepare":

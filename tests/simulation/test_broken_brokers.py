@@ -143,7 +143,6 @@ def parked_is_forgotten_at_a_restart(patch):
 def answers_do_not_wait_for_the_disk(patch):
     def follow(self, connection, request, answer):
         connection.send(answer)
-        connection.flush()
 
     patch(Flusher, "follow", follow)
 

@@ -54,7 +54,6 @@ def recalls_are_forgotten_at_a_restart(patch):
 def an_answer_does_not_wait_for_the_disk(patch):
     def staged(self, connection, request, answer):
         connection.send(answer)
-        connection.flush()
 
     patch(Flusher, "staged", staged)
 

@@ -217,7 +217,6 @@ def nobody_minds_that_the_clock_was_set_back(patch):
 def answers_do_not_wait_for_the_disk(patch):
     def staged(self, connection, request, answer):
         connection.send(answer)
-        connection.flush()
 
     patch(Flusher, "staged", staged)
 

@@ -240,7 +240,6 @@ class BrokerRequests:
         spent_ms = int((self._clock.monotonic() - since) * 1000)
         consumed = ConsumedDirectly(consumer.is_orderly, True, result, remark, spent_ms)
         connection.send(answer(request, body=consumed.write()))
-        connection.flush()
 
     def _consumer(self, group: str) -> Consuming:
         consumer = self._home.consumer(group)

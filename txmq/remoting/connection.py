@@ -6,7 +6,7 @@ address, opened on demand and reopened after a loss.
 
 A request takes plain calls on bytes: cut the frame, decode it, call the service, collect the
 answers to everything that arrived together, write them in one go. A service may also answer later,
-with :meth:`Connection.send` and :meth:`Connection.flush`.
+with :meth:`Connection.send`.
 """
 
 from __future__ import annotations
@@ -172,7 +172,6 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange[Waiter] = Exchange()
         self.number = self._exchange.number
         """Returns the number for the next posted request."""
-        self._is_flush_due = False
         # A caller of post() limits its open requests itself, and has a deadline.
         self._is_posted_to = False
         self._posted_bytes = 0
@@ -231,7 +230,7 @@ class Connection(asyncio.Protocol):
                     collected += len(answer)
                     if collected > CONNECTION_BACKLOG_BYTES:
                         # One read may hold requests for more answers than a peer takes in at once.
-                        self.flush()
+                        self.send()
                         collected = 0
                         if self._unread:
                             self._unserved = parts[at:]
@@ -240,7 +239,7 @@ class Connection(asyncio.Protocol):
             self._give_up(error)
             return
         if out:
-            self.flush()
+            self.send()
 
     def _give_up(self, error: RemoteProtocolError) -> None:
         log.warning("closing %s: %s", self.address, error)
@@ -299,19 +298,16 @@ class Connection(asyncio.Protocol):
         return self._unread
 
     def send(self, *frames: bytes) -> None:
-        """Queue frames for the next :meth:`flush`."""
-        if self._transport is not None:
-            self._out += frames
-
-    def flush(self) -> None:
-        """Write all queued frames in one go."""
-        if self._out and self._transport is not None:
+        """Write what waits to be written, then these frames, in one go."""
+        out, transport = self._out, self._transport
+        if transport is not None and (frames or out):
+            out += frames
             if self._posted_bytes > _POSTED_BYTES_MAX:
                 # Joining this much would copy it once more; writelines may avoid that.
-                self._transport.writelines(self._out)
+                transport.writelines(out)
             else:
-                self._transport.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
-            self._out.clear()
+                transport.write(out[0] if len(out) == 1 else b"".join(out))
+            out.clear()
             self._posted_bytes = 0
         if self._unread and not self._is_posted_to and self.unread_bytes > PUSH_BACKLOG_BYTES:
             log.warning("closing %s: it has left %d bytes unread", self.address, self.unread_bytes)
@@ -330,7 +326,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close after sending everything written; harmless when repeated."""
         if self._transport is not None:
-            self.flush()
+            self.send()
             self._transport.close()
 
     def abort(self) -> None:
@@ -347,7 +343,6 @@ class Connection(asyncio.Protocol):
         if not self.is_open:
             raise ConnectionLost(f"{self.address} is closed")
         self.send(commands.encode(code, self.number(), header, body=body, flag=commands.ONEWAY))
-        self.flush()
 
     async def ask(
         self,
@@ -410,17 +405,16 @@ class Connection(asyncio.Protocol):
             self._exchange.add(opaque, waiter, deadline)
             if self._timer is None or deadline < self._timer_at:
                 self._watch()
+        if not (self._out or is_urgent):
+            asyncio.get_running_loop().call_soon(self.send)
         self._out += pieces
         if is_urgent:
-            self.flush()
+            self.send()
             return
         self._posted_bytes += len(pieces[-1])
         self._is_posted_to = True
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._end_turn)
         if self._posted_bytes > _POSTED_BYTES_MAX or len(self._out) > _POSTED_PIECES_MAX:
-            self.flush()
+            self.send()
 
     async def writable(self) -> None:
         """Wait until the peer has taken in what was written, or the connection is lost."""
@@ -433,10 +427,6 @@ class Connection(asyncio.Protocol):
     def break_off(self, opaque: int) -> None:
         """Forget the waiter of a request; a late answer is dropped."""
         self._exchange.waiting.pop(opaque, None)
-
-    def _end_turn(self) -> None:
-        self._is_flush_due = False
-        self.flush()
 
     async def request(
         self,

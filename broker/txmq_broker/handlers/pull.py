@@ -261,7 +261,6 @@ class PullHandlers:
             answer = command.answer(pull.request, InternalError.code, remark=str(error))
         if answer is not None:
             connection.send(answer)
-            connection.flush()
 
     def _renewed(self, pull: HeldPull) -> HeldPull:
         """The pull with its group's current filter, unless it has a filter of its own."""

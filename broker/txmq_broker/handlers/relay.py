@@ -128,7 +128,6 @@ class RelayHandlers:
             found = answer(request, InternalError.code, remark=remark)
         if not request.is_oneway:
             connection.send(found)
-            connection.flush()
 
     # 307, 309
 

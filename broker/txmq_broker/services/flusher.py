@@ -183,7 +183,6 @@ class Flusher:
             given.append(answer)
         else:
             connection.send(answer)
-            connection.flush()
 
     def _plan_turn(self) -> int:
         """End this turn when the loop is free; return the time stamp of its records."""
@@ -226,16 +225,15 @@ class Flusher:
 
     def _refuse(self, tickets: Tickets, remark: str) -> None:
         for connection, (requests, _) in tickets.items():
-            for request in requests:
-                refusal = commands.answer(request, ServiceUnavailable.code, remark=remark)
-                connection.send(refusal)
-            connection.flush()
+            connection.send(*[
+                commands.answer(request, ServiceUnavailable.code, remark=remark)
+                for request in requests
+            ])  # fmt: skip
 
     def _release(self, span: Span, tickets: Tickets) -> None:
         self._store.publish(span)
         for connection, (_, given) in tickets.items():
             connection.send(*given)
-            connection.flush()
         self._on_published(span)
         if (
             self._checkpoint is None

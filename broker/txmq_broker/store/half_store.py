@@ -213,7 +213,7 @@ class HalfStore(HalfReader):
             for key, _, _, data, _ in halves:
                 del opening[key]
                 table[key] = data  # A new one is never parked.
-            self.half_queue.tail += b"".join([half[4] for half in halves])
+            self.half_queue.publish(b"".join([half[4] for half in halves]))
             pending.opened.extend([half[1] for half in halves])
         if not markers:
             return
@@ -232,7 +232,7 @@ class HalfStore(HalfReader):
                 closings.append(at)
                 closed.append(half.position)
                 recent[key] = half.offset << 2 | kind
-        self.op_queue.tail += b"".join([marker[4] for marker in markers])
+        self.op_queue.publish(b"".join([marker[4] for marker in markers]))
 
     # Recovery
 

@@ -700,5 +700,4 @@ async def test_a_queue_that_is_just_begun_with_can_be_moved(stage):
         await consumer.move({Queue(TOPIC, "broker-a", 0): 0})
         ((connection, request),) = held
         connection.send(stage.broker.on_query_consumer_offset(request))
-        connection.flush()
         await stage.until(lambda: stage.bodies() == [b"0", b"1"])

@@ -68,7 +68,6 @@ class Client:
         if version is not None:
             frame = frame.replace(b'"version":409', b'"version":%-3d' % version)
         self.connection.send(frame)
-        self.connection.flush()
         return waiter.future
 
     async def ask(self, code, header=None, **given):

@@ -71,7 +71,6 @@ def test_others_are_served_while_a_consumer_thinks(serve):
         await operator.topic("T")
         assert stage.broker._relays.pending == 1
         member.connection.send(commands.answer(asked, body=b"late"))
-        member.connection.flush()
 
         assert (await pending).body == b"late"
         assert stage.broker._relays.pending == 0
@@ -437,7 +436,6 @@ def test_a_client_whose_json_knows_no_objects_as_keys_gets_a_list(serve):
         beat = Heartbeat(cpp.name, [], [consumer("g", "T")])
         frame = commands.encode(BEAT, 10**6, body=beat.write())
         cpp.connection.send(frame.replace(b'"language":"JAVA"', b'"language":"CPP" '))
-        cpp.connection.flush()
         await cpp.heard(40)
         await java.heard(40)
         answer = await operator.ok(RESET, ResetOffset("T", "g", 0))

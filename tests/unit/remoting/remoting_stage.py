@@ -42,7 +42,6 @@ class Desk:
     def answer(self, index, code=0, *, remark=None):
         connection, request = self.asked[index]
         connection.send(commands.answer(request, code, body=request.body, remark=remark))
-        connection.flush()
 
 
 class Raw(asyncio.Protocol):

@@ -224,7 +224,6 @@ async def test_nothing_is_sent_on_a_closed_connection(world):
             client.oneway(CODE)
         await asyncio.sleep(1)
         client.send(b"into the void")
-        client.flush()
         client.abort()
 
         assert desk.asked == []
@@ -378,7 +377,6 @@ async def test_a_peer_that_leaves_too_much_unread_is_cut_off_and_the_others_are_
         highest = pushed = 0
         while end.is_open and pushed < 100:
             end.send(push)
-            end.flush()
             pushed += 1
             highest = max(highest, end._transport.get_write_buffer_size())
             await asyncio.sleep(0.1)
@@ -477,5 +475,4 @@ def test_a_connection_that_was_never_made_is_not_open():
 
     assert not connection.is_open
     connection.send(b"x")
-    connection.flush()
     connection.close()

@@ -152,7 +152,8 @@ async def test_closing_sends_what_was_collected_and_ends_everybody(world):
         peers = [await stage.raw() for _ in range(3)]
         await asyncio.sleep(1)
         for end in stage.ends:
-            end.send(commands.encode(CODE, 7, body=b"goodbye", flag=commands.ONEWAY))
+            goodbye = commands.encode(CODE, 7, body=b"goodbye", flag=commands.ONEWAY)
+            end.post(7, None, 0.0, goodbye)
 
         stage.listener.close()
         await asyncio.sleep(1)

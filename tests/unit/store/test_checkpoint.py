@@ -30,7 +30,7 @@ def indexes(topics=("T",), numbers=(0, 1), first=0):
         for number in numbers:
             queue = ConsumeQueue(topic, number, floor=number)
             for _ in range(3):
-                queue.tail += ENTRY.pack(at, 10, -at, 7 * at)
+                queue.publish(ENTRY.pack(at, 10, -at, 7 * at))
                 keys.extend([at % 3], [at])
                 at += 10
             queues.append(queue)

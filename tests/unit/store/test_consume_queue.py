@@ -31,7 +31,7 @@ def block(first, last, segment=0, checksum=None):
 def grown(queue, first, last):
     for number in range(first, last):
         queue.next_offset += 1
-        queue.tail += ENTRY.pack(*entry(number))
+        queue.publish(ENTRY.pack(*entry(number)))
     return queue
 
 
@@ -40,7 +40,7 @@ def test_a_message_is_visible_once_it_is_published():
     queue.next_offset = 1
 
     assert (queue.max_offset, queue.read(0, 1)) == (0, [])
-    queue.tail += ENTRY.pack(*entry(0))
+    queue.publish(ENTRY.pack(*entry(0)))
     assert (queue.max_offset, queue.read(0, 1)) == (1, [entry(0)])
 
 
@@ -148,7 +148,7 @@ def test_a_raised_floor_leaves_what_is_on_its_way_in_its_place():
 
     queue.raise_floor(queue.max_offset)
     for number in (3, 4):
-        queue.tail += ENTRY.pack(*entry(number))
+        queue.publish(ENTRY.pack(*entry(number)))
 
     assert queue.read(3, 9) == [entry(3), entry(4)]
 

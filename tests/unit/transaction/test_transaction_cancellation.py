@@ -101,7 +101,6 @@ def test_a_conflict_is_counted_and_logged_where_nobody_waits_for_it(caplog):
         def answer(request):
             connection = stage.broker.connection
             connection.send(command.answer(request, 201, remark="because"))
-            connection.flush()
 
         stage.told("end", later)
         with pytest.raises(TimeoutError):

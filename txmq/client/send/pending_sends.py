@@ -186,7 +186,10 @@ class PendingSends:
         try:
             if queue is None:
                 send.is_spread = route.is_spread
-                queue = self.next_queue(route, send.avoid)
+                if self.faults is None:  # next_queue inlined, because every send runs this.
+                    queue = self._rotation.next_queue(route, self._first, send.avoid)
+                else:
+                    queue = self.next_queue(route, send.avoid)
             else:
                 send.is_spread = False
                 if queue.broker not in route.addresses and not send.has_looked_again:

@@ -315,7 +315,7 @@ class TransactionProducer(Producer):
     # Checks
 
     def check(self, connection: Connection, header: CheckState, message: ReceivedMessage) -> None:
-        """Take a broker's check; see :class:`txmq.client.broker_requests.Checked`."""
+        """Take a broker's check; see :class:`txmq.client.broker_requests.TransactionOwner`."""
         if self._checks is not None:
             self._checks.take(connection, header, message)
 

@@ -80,10 +80,7 @@ class SendHandlers:
     def send(  # noqa: C901  the hot path: a call for each check would cost every message
         self, connection: Connection, request: Command
     ) -> bytes | None:
-        """10, 310 and 320: store a message or a batch.
-
-        The fields of 10 have long names, those of 310 and 320 single letters.
-        """
+        """10, 310 and 320: store a message or a batch; only the header of 10 has long names."""
         has_long_names = request.code == _LONG_NAMES
         header = request.read(SendMessage if has_long_names else SendMessageV2)
         now_ms = self._flusher.turn_ms()

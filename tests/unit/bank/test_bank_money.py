@@ -70,10 +70,10 @@ def test_yuan_are_a_hundred_fen(text, minor):
         *(".5", "5.", "1.2.3", "1.0,0", ".", ",", "10000.00 CNY", "¥10", "10;DROP", "ten"),
     ],
 )
-@pytest.mark.parametrize("currency", CURRENCIES)
-def test_what_is_odd_is_no_amount(text, currency):
-    with pytest.raises(ValueError, match="is not an amount"):
-        Money.read(text, currency)
+def test_what_is_odd_is_no_amount(text):
+    for currency in CURRENCIES:
+        with pytest.raises(ValueError, match="is not an amount"):
+            pytest.fail(f"it is {Money.read(text, currency)}")
 
 
 @pytest.mark.parametrize(

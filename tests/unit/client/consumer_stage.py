@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from types import SimpleNamespace
+from unittest.mock import patch
 
 from tests.unit.client.client_stage import STEADY
 from tests.unit.client.fake_cluster import FakeCluster
@@ -72,12 +73,14 @@ class Stage:
                 await asyncio.sleep(every_s)
 
 
-def acting(*, brokers=1, queues=1, seed=1):
+def acting(*, brokers=1, queues=1, seed=1, empty_pull_s=0.25):
     """Make a test of an async function of a :class:`Stage`."""
 
     def decorate(scenario):
         def test():
-            with World(seed, conditions=STEADY) as world:
+            # The fake cluster holds no pull: at the usual pace most work would be empty pulls.
+            pace = patch("txmq.client.consume.fetcher.NOT_HELD_S", empty_pull_s)
+            with pace, World(seed, conditions=STEADY) as world:
                 world.run(on_stage(world))
 
         async def on_stage(world):

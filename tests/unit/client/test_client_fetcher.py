@@ -3,6 +3,7 @@
 import asyncio
 
 from tests.unit.client.consumer_stage import GROUP, TOPIC, acting
+from txmq.client.consume.fetcher import NOT_HELD_S
 from txmq.protocol import bodies, command, headers
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.record import pack
@@ -38,7 +39,7 @@ async def test_a_queue_that_lost_its_end_is_not_committed_past_what_was_not_hand
         await stage.until(lambda: set(stage.bodies()) >= set(numbered(6)))
 
 
-@acting()
+@acting(empty_pull_s=NOT_HELD_S)
 async def test_a_replica_that_is_behind_is_not_asked_without_rest(stage):
     def pull(request):
         offset = request.read(headers.PullMessage).queue_offset

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.client.consumer_stage import GROUP, RETRY, TOPIC, acting
 from txmq.client.allocation import ByConfig
 from txmq.client.consume import DEAD_LETTER, Later, PushConsumer
+from txmq.client.consume.fetcher import NOT_HELD_S
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.errors import ConfigError, LocalProtocolError, UsageError
 from txmq.message import Message, Queue
@@ -556,7 +557,7 @@ async def test_an_offset_before_the_first_message_goes_on_there(stage):
         await stage.until(lambda: stage.bodies() == [b"4"])
 
 
-@acting()
+@acting(empty_pull_s=NOT_HELD_S)
 async def test_a_broker_that_holds_nothing_is_not_asked_without_rest(stage):
     async with stage.client() as client, stage.reader(client):
         await asyncio.sleep(10)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
+from unittest.mock import patch
 
 import pytest
 
@@ -57,6 +58,9 @@ async def died(stage, count=1, within_s=60.0):
 
 
 @pytest.mark.fault("M12")
+@patch("txmq_broker.services.housekeeping.SAVE_S", 5.0)
+@patch("txmq_broker.services.registrar.RETRY_S", 30.0)
+@patch("txmq_broker.services.deliverer.LOOK_S", 30.0)
 @partial(staged, within_s=30_000.0)
 async def test_sixteen_retries_by_the_seeds_table_and_then_the_dead_letters(stage):
     await stage.topic(messages=1)

@@ -33,9 +33,9 @@ def test_a_head_written_for_another_place_is_none():
     assert read_head(WRITTEN, 0, 1001) is None
 
 
-@pytest.mark.parametrize("length", range(HEAD_BYTES))
-def test_a_head_that_is_cut_is_none(length):
-    assert read_head(WRITTEN[:length], 0, 1000) is None
+def test_a_head_that_is_cut_is_none():
+    for length in range(HEAD_BYTES):
+        assert read_head(WRITTEN[:length], 0, 1000) is None, length
 
 
 def test_a_head_with_any_bit_turned_over_is_none():

@@ -28,6 +28,7 @@ for _part in ("contract", "integration", "interop", "property", "reconcile", "si
 TESTS = Path(__file__).parent
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
 _INTEROP = "tests/interop/"
+_BESIDE_PLAYS = ("test_both_clients", "test_our_client", "test_cpp_client", "test_ons_client")
 _SPARK = "with Spark"
 # The files that use the fixture spark, which are tested in one process: it is warm only once.
 WITH_SPARK = (
@@ -50,7 +51,7 @@ WITH_SPARK = (
 # The files that take longest, which start first so that no worker waits at the end for another.
 LONGEST = (
     *WITH_SPARK,
-    "interop/test_both_clients.py",
+    "interop",
     "integration/test_bank_tour.py",
     "reconcile/test_spark_start.py",
     "benchmarks/test_bench.py",
@@ -111,7 +112,24 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
     places = {TESTS / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+    def place(item):
+        return places.get(TESTS / "interop" if _is_interop(item) else item.path, len(places))
+
+    items.sort(key=lambda item: (place(item), _is_interop(item) and _turn_in_interop(item)))
+
+
+def _is_interop(item):
+    return item.nodeid.startswith(_INTEROP)
+
+
+def _turn_in_interop(item):
+    """Plays mostly wait. They begin with the first of these tests and are asked for after those
+    that may go on meanwhile; whatever measures time comes when they are over.
+    """
+    if "play" in item.fixturenames:
+        return 1
+    return 0 if item.path.stem in _BESIDE_PLAYS else 2
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -43,8 +43,8 @@ def shared_broker(tmp_path_factory):
 
 
 @pytest.fixture
-def stage(shared_broker, tmp_path, request):
-    """A stage on the broker that all tests share; names keep them apart."""
+def stage(shared_broker, together, tmp_path, request):
+    """A stage on the broker that all tests share; names keep them apart. Plays go on beside."""
     stage = Stage(shared_broker, tmp_path, request.node.name)
     yield stage
     stage.close()
@@ -63,7 +63,7 @@ def own_stage(tmp_path, request):
 
 @pytest.fixture(scope="session")
 def together(request, shared_broker, tmp_path_factory):
-    """All plays of the tests that will run, begun when the first of them is asked for."""
+    """All plays of the tests that will run, begun with the first test that has a stage."""
     running = Together(shared_broker, lambda: tmp_path_factory.mktemp("play"))
     chosen = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
     plays = [each.params.get("play") for each in chosen]

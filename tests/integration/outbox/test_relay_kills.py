@@ -19,8 +19,8 @@ from txmq.idempotent import DoneTable, UniqueKeyTable, idempotent
 
 SOAK = "TXMQ_SOAK" in os.environ
 WRITERS = 32 if SOAK else 4
-ROWS = 100_000 if SOAK else 1_500
-RELAYS = 4
+ROWS = 100_000 if SOAK else 600
+RELAYS = 4 if SOAK else 3
 KILLS = 60 if SOAK else 4
 LANES = 40
 QUEUES = 4

@@ -17,7 +17,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 CLOCKS = re.compile(r"\btime\.(time|monotonic|time_ns)\(|\bdatetime\.now\(|\brandom\.\w+\(")
 MAY_SLEEP = {
     "cpp_client.py": "the C++ library takes its threads down when its program ends",
-    "test_simulated_loop.py": "shows that sleeping is an error in there",
+    "test_simulated_processes.py": "shows that sleeping is an error in there",
 }
 MAY_READ_CLOCKS = {"runtime", "testing"}
 BLOCKING = ROOT / "txmq" / "blocking.py"

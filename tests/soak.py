@@ -16,9 +16,8 @@ _KIND = re.compile("(sqlite|postgres|psycopg|alchemy|sessions|mysql)(-[a-z-]+)?"
 _MATRIX = ("tests/integration/", "tests/unit/transaction/")
 _FAMILIES = {"sqlite": "file", "mysql": "mysql"}
 _SERVED = "served"
-_SAMPLED = {"unit", "manager"}
-_SHARE = 8
-"""Of so many tests in these folders that could also run on PostgreSQL, one does."""
+_SHARE = 4
+"""Of so many tests of a file that also run on SQLite, one runs on a server as well."""
 
 
 def count(modest, full):
@@ -42,9 +41,10 @@ def some_of(cases, chosen):
 def left_to_the_soak(items):
     """The tests that a modest run leaves out: those marked, and most kinds of databases.
 
-    A test of databases that is run for many kinds of drivers and sessions runs for one on SQLite
-    and for one on PostgreSQL; the next test of the same file takes the next kind of each, so that
-    every kind has its turn. All other parameters are kept.
+    A test of databases that is run for many kinds of drivers and sessions runs for one on SQLite,
+    and every fourth of a file runs for one on a server as well; the next test of the file takes
+    the next kind of each, so that every kind has its turn. A test that SQLite cannot have runs for
+    one kind. All other parameters are kept.
     """
     others = _other_kinds(items)
     return [item for item in items if item in others or item.get_closest_marker("soak")]
@@ -61,10 +61,12 @@ def _other_kinds(items):
         for family, kinds in families.items():
             turn = turns[path, family]
             turns[path, family] += 1
+            if family == _SERVED and len(families) > 1:
+                turn, rest = divmod(turn, _SHARE)
+                if rest:
+                    left.update(kinds)
+                    continue
             kept = kinds[turn % len(kinds)]
-            is_sampled = _SAMPLED & set(path.parts) and family == _SERVED and len(families) > 1
-            if is_sampled and turn % _SHARE:
-                kept = None
             left.update(item for item in kinds if item is not kept)
     return left
 

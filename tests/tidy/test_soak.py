@@ -27,13 +27,21 @@ def kept(cases):
     return [case for case in cases if case not in left]
 
 
-def test_each_test_keeps_a_kind_of_each_family_and_every_kind_has_its_turn():
-    tests = [[Case(f"t{n}", bank=kind) for kind in KINDS] for n in range(3)]
+def test_each_test_runs_on_sqlite_and_every_fourth_on_a_server_too_each_kind_in_its_turn():
+    tests = [[Case(f"t{n}", bank=kind) for kind in KINDS] for n in range(12)]
 
     found = kept([case for test in tests for case in test])
 
-    assert [len(set(test) & set(found)) for test in tests] == [2, 2, 2]
+    assert [len(set(test) & set(found)) for test in tests] == [2, 1, 1, 1] * 3
     assert {case.callspec.params["bank"] for case in found} == set(KINDS)
+
+
+def test_what_sqlite_cannot_have_runs_on_a_server_each_time():
+    tests = [[Case(f"t{n}", bank=kind) for kind in KINDS[2:]] for n in range(3)]
+
+    found = kept([case for test in tests for case in test])
+
+    assert [case.callspec.params["bank"] for case in found] == KINDS[2:]
 
 
 def test_whatever_else_a_test_is_called_with_is_kept():

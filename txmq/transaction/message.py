@@ -128,11 +128,23 @@ class MessageTemplate:
                 )
         if isinstance(keys, str) or not isinstance(keys, Iterable):
             keys = () if keys is None else (keys,)
+        if not isinstance(body, _PLAIN) and _holds_messages(body):
+            raise LocalProtocolError(
+                f"the message of {self.name} would hold a Message: give its parts, as `topic=` and "
+                f"`body=`. And {_ONE}"
+            )
+        try:
+            encoded = body if isinstance(body, bytes) else msgspec.json.encode(body)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise LocalProtocolError(
+                f"the message of {self.name} cannot be written as JSON; give it "
+                f"`body=`, a function that makes it from the {self.made_from} ({error})"
+            ) from error
         return Message(
             topic=topic,
             tags=tags or "",
             keys=tuple(map(str, keys)),
-            body=body if isinstance(body, bytes) else self._encoded(body),
+            body=encoded,
             properties=dict(more(*args, **kwargs) if callable(more) else more),
         )
 
@@ -148,20 +160,6 @@ class MessageTemplate:
             ) from error
         except ValueError:
             return  # Some built-in functions have no signature.
-
-    def _encoded(self, body: object) -> bytes:
-        if not isinstance(body, _PLAIN) and _holds_messages(body):
-            raise LocalProtocolError(
-                f"the message of {self.name} would hold a Message: give its parts, as `topic=` and "
-                f"`body=`. And {_ONE}"
-            )
-        try:
-            return msgspec.json.encode(body)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise LocalProtocolError(
-                f"the message of {self.name} cannot be written as JSON; give it "
-                f"`body=`, a function that makes it from the {self.made_from} ({error})"
-            ) from error
 
 
 def _holds_messages(body: object) -> bool:

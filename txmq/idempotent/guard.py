@@ -47,8 +47,8 @@ P = ParamSpec("P")
 log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX: Final = 3
-"""The number of immediate calls of a function while the database undoes its work in favour of
-another transaction. After that the error is raised, and the message is delivered again later.
+"""How often a function is called before its error is raised, if the database aborts its transaction
+because of a deadlock or a serialization failure. The message is then delivered again later.
 """
 
 Payload: TypeAlias = bytes | bytearray | memoryview | str | None
@@ -192,7 +192,7 @@ class Guarded:
         if result is Later:
             result = Later()  # Consumers accept the class, too.
         if isinstance(result, Later):
-            # The messages of a batch before its first are undone as well.
+            # The database undoes the whole batch, so it is delivered again from its first message.
             raise _Postponed(replace(result, first=0))
         if self.keeps_result:
             attempt.keep(result)

@@ -82,8 +82,8 @@ def _table(rules: Rules, as_of_ms: int) -> Iterator[tuple[Class, Column]]:
     waits = incomplete[0][1]
     for _, condition in incomplete[1:]:
         waits |= condition
-    # It precedes every class that time may still mend, and follows those that it cannot. Money
-    # that was paid out is not in flight.
+    # Time may still complete these transfers, so this class comes before every incomplete class and
+    # after all breaks that time cannot mend. Money that was paid out is not in flight.
     can_wait = is_young & ~credited & ~is_paid & ~f.coalesce(is_given_up, f.lit(False))
     yield Class.IN_FLIGHT, waits & can_wait
     yield from incomplete

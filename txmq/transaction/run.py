@@ -300,7 +300,7 @@ class TransactionRun:
             runs.stories.end(xid, error=conflict)
             raise conflict from taken.error
         state, is_confirmed = known
-        # A broker that was decided by a check before confirms the END by a refusal.
+        # If a check has decided the transaction, the broker's refusal of the END confirms that.
         unconfirmed = None if is_confirmed else taken.error
         if unconfirmed is not None:
             log.warning(_NOT_CONFIRMED, xid, state.value, unconfirmed)
@@ -436,7 +436,7 @@ class ActiveTransactions(ActiveCount):
             return await work  # A task that began now would be cancelled at once.
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         task = self._tasks.start(_resolve(result, work), f"transaction {xid}")
-        # A cancelled task sets no result, least of all if it has not begun.
+        # A cancelled task sets no result, and may never have begun: its end releases the caller.
         task.add_done_callback(lambda _: result.cancel())
         try:
             return await result

@@ -168,7 +168,8 @@ class Flusher:
             if self._failed:
                 raise
         if self._store.log.staged_bytes > SPAN_BYTES_MAX:
-            # Commits may copy messages, and markers rely on the limit of a span's length.
+            # Commits may copy messages, and a marker can address only so much of one span: write
+            # it now.
             self._end_turn()
         # This begins no turn, so the next send is still checked for admission.
         return self._plan_turn()

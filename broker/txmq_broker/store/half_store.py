@@ -310,7 +310,7 @@ class HalfStore(HalfReader):
             if len(self.recent) >= RECENT_TRANSACTIONS // 2:
                 self.older, self.recent = self.recent, {}
             for entry in entries:
-                # A reader of a damaged message gets the error.
+                # The error is raised where somebody reads the damaged message itself.
                 with suppress(CorruptRecord):
                     self._recall_decision(self._decision_at(entry))
 

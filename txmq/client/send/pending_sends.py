@@ -115,7 +115,7 @@ class PendingSends:
     def release(self, size: int) -> None:
         """Release bytes in flight; the next in line may have room now."""
         self.bytes_in_flight -= size
-        assert self.bytes_in_flight >= 0, "more bytes have arrived than were sent"
+        assert self.bytes_in_flight >= 0, "more bytes were released than were taken"
         if self._room_line:
             self._admit()
 
@@ -149,7 +149,8 @@ class PendingSends:
             chosen: Its queue; ``None`` lets each attempt take the next queue in rotation.
             retries: The number of further attempts.
             size: The bytes it counts for.
-            is_nowait: Whether retries go to the same queue, and only if no answer came.
+            is_nowait: True for `send_nowait`: a retry goes to the same queue, and only if no answer
+                came.
             is_once: Whether to retry only while it is certain that nothing is stored.
             is_single: Whether the future holds one result, not a list.
         """

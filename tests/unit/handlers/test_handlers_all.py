@@ -109,9 +109,9 @@ def test_answers_carry_the_number_they_were_asked_with(serve):
         reader, client.connection._reader = client.connection._reader, Ear()
         for opaque in (0, -1, 2**31 - 1, -(2**31)):
             client.connection.send(commands.encode(RequestCode.GET_ALL_TOPIC_CONFIG, opaque))
-        await client.topic("T")
+        await stage.passes(1)
 
-        assert [each.opaque for each in heard[:4]] == [0, -1, 2**31 - 1, -(2**31)]
+        assert [each.opaque for each in heard] == [0, -1, 2**31 - 1, -(2**31)]
 
     serve(main)
 

@@ -209,12 +209,14 @@ class OutboxStore:
         return {int(slot) for (slot,) in found.rows}
 
     async def release(self, slots: Collection[int], *, leaves: bool = False) -> None:
-        """Release some slots; with ``leaves`` this relay also stops counting as alive."""
+        """Release some slots. With ``leaves`` release all, and no longer count as alive."""
+        if leaves and self._running:
+            # A beat whose caller was cancelled goes on in its thread, and may still take slots.
+            await asyncio.wait(list(self._running), timeout=self._answer_s)
 
         async def release(db: DatabaseSession[Any]) -> None:
-            await db.execute(
-                self._statements["release"], slots=self._list(slots), token=self._token
-            )
+            ours = await self._held(db) if leaves else slots
+            await db.execute(self._statements["release"], slots=self._list(ours), token=self._token)
             if leaves:
                 await db.execute(self._statements["leave"], token=self._token)
 

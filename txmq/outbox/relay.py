@@ -178,7 +178,7 @@ class Relay(Lifecycle):
             await self._publisher.stop()
             await self._tasks.stop()
             try:
-                await self._store.release(list(self._slots.turns()), leaves=True)
+                await self._store.leave()
             except self._store.problems as worse:
                 log.warning("could not release the leases, which now expire: %s", words(worse))
 

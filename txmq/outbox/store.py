@@ -90,8 +90,7 @@ class OutboxStore:
 
     async def close(self) -> None:
         """Wait for work in threads, and end the threads."""
-        if self._running:
-            await asyncio.wait(list(self._running), timeout=self._answer_s)
+        await self._wait_for_threads()
         self._threads.close()
 
     async def verify(self) -> None:
@@ -208,19 +207,21 @@ class OutboxStore:
         found = await db.execute(self._statements["held"], token=self._token)
         return {int(slot) for (slot,) in found.rows}
 
-    async def release(self, slots: Collection[int], *, leaves: bool = False) -> None:
-        """Release some slots. With ``leaves`` release all, and no longer count as alive."""
-        if leaves and self._running:
-            # A beat whose caller was cancelled goes on in its thread, and may still take slots.
-            await asyncio.wait(list(self._running), timeout=self._answer_s)
+    async def release(self, slots: Collection[int]) -> None:
+        """Release some slots of this relay."""
+        await self._change("release", slots=self._list(slots))
 
-        async def release(db: DatabaseSession[Any]) -> None:
-            ours = await self._held(db) if leaves else slots
-            await db.execute(self._statements["release"], slots=self._list(ours), token=self._token)
-            if leaves:
-                await db.execute(self._statements["leave"], token=self._token)
+    async def leave(self) -> None:
+        """Release all slots of this relay, and no longer count it as alive."""
+        # A beat whose caller was cancelled goes on in its thread, and may still take slots.
+        await self._wait_for_threads()
 
-        await self.run(release, *self._isolation)
+        async def leave(db: DatabaseSession[Any]) -> None:
+            slots = self._list(await self._held(db))
+            await db.execute(self._statements["release"], slots=slots, token=self._token)
+            await db.execute(self._statements["leave"], token=self._token)
+
+        await self.run(leave, *self._isolation)
 
     # Figures
 
@@ -256,6 +257,10 @@ class OutboxStore:
         self._running[running] = None
         running.add_done_callback(self._forget_thread)
         return running
+
+    async def _wait_for_threads(self) -> None:
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=self._answer_s)
 
     async def _wait_for(self, running: asyncio.Future[object]) -> object:
         async with asyncio.timeout(self._answer_s):

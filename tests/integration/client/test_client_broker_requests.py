@@ -5,6 +5,7 @@ import contextlib
 
 import pytest
 
+from tests.waiting import until
 from txmq.client.client import Client
 from txmq.client.consume import Later, PushConsumer
 from txmq.client.settings import ConsumerSettings, StartFrom
@@ -31,12 +32,6 @@ async def reading(handler, settings=FROM_FIRST, messages=3):
         consumer.on(TOPIC)(handler)
         async with consumer:
             yield broker, consumer, operator
-
-
-async def until(holds):
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 def ask(broker, operator, code, header, **more):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.client.producer_stage import produced, silent
+from tests.waiting import run, until
 from txmq.client.client import Client
 from txmq.client.consume import PushConsumer
 from txmq.client.send.producer import Producer
@@ -48,14 +49,6 @@ def got(**properties):
     )
 
 
-def run(scenario):
-    async def bounded():
-        async with asyncio.timeout(20):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
 @contextlib.asynccontextmanager
 async def answering(handler, settings=None):
     """A broker, a producer that asks, and a consumer that has its replies sent by another one."""
@@ -70,12 +63,6 @@ async def answering(handler, settings=None):
 
             async with consumer, Producer("askers", mine, settings) as asker:
                 yield broker, asker, replier
-
-
-async def until(holds):
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 # Pure

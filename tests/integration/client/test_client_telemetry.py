@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from tests.waiting import run, until
 from txmq.client.client import Client
 from txmq.client.consume import Later, PushConsumer
 from txmq.client.observe import telemetry as module
@@ -25,20 +26,6 @@ from txmq_broker.testing import embedded
 
 TOPIC = "Orders"
 FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)
-
-
-def run(scenario):
-    async def bounded():
-        async with asyncio.timeout(20):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
-async def until(holds):
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 class Spans:

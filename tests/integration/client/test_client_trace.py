@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from tests.waiting import run, until
 from txmq.client.client import Client
 from txmq.client.consume import Later, PushConsumer
 from txmq.client.observe import trace_records as trace
@@ -74,20 +75,6 @@ VECTORS = [
         ),
     ),
 ]  # fmt: skip
-
-
-def run(scenario):
-    async def bounded():
-        async with asyncio.timeout(20):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
-async def until(holds):
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 # Bytes

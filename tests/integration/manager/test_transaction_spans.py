@@ -20,6 +20,7 @@ from tests.unit.transaction.producing_stage import (
     staged,
 )
 from tests.unit.transaction.spans_stage import NINE, Spans, below_now
+from tests.waiting import run
 from txmq.client.client import Client
 from txmq.client.consume import PushConsumer
 from txmq.client.observe.hooks import SendHooks
@@ -74,14 +75,6 @@ async def opened(spans, listener):
     ):
         await client.admin.create_topic(TOPIC, queues=1)
         yield client, producer
-
-
-def run(scenario):
-    async def bounded():
-        async with asyncio.timeout(20):
-            await scenario()
-
-    asyncio.run(bounded())
 
 
 def see_that_it_is_whole(spans, xid, *, parent=None):

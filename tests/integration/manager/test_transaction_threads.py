@@ -14,6 +14,7 @@ import pytest
 
 from tests.serving import environment
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
+from tests.waiting import run, until
 from txmq import blocking
 from txmq.config import Duration
 from txmq.errors import OutcomeUnknown, RollBack
@@ -30,20 +31,6 @@ HURRIED = BrokerSettings(
     transaction=CheckBackSettings(timeout=Duration(0.2), check_interval=Duration(0.2)),
 )
 REQUEST = ContextVar("REQUEST", default="none")
-
-
-def run(scenario):
-    async def bounded():
-        async with asyncio.timeout(20):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
-async def until(holds):
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 class Bank:

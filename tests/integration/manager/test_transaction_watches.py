@@ -1,7 +1,5 @@
 """What traces and spans show of transactions."""
 
-import asyncio
-
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -9,6 +7,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
+from tests.waiting import run, until
 from txmq.client.client import Client
 from txmq.client.observe.telemetry import Telemetry
 from txmq.client.observe.trace_records import DecisionRecord, MessageKind, SendRecord, decode
@@ -37,20 +36,6 @@ class Bank:
     def check_local_transaction(self, message):
         self.inside.append(trace.get_current_span().get_span_context().span_id)
         return COMMIT
-
-
-def run(scenario):
-    async def bounded():
-        async with asyncio.timeout(20):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
-async def until(holds):
-    async with asyncio.timeout(10):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def records(client, xid):

@@ -2,9 +2,10 @@
 
     python -m tools.mutants [--seed N] [--count 40] [--area core ...] [--also TREE] [--list]
 
-The seed chooses the mutants, so a run can be repeated. The tests of each area must pass first. Then
-each mutant is written into its file, the tests of its area run with -x, and the file is restored.
-Exit code 1 means that a mutant survived. Files with uncommitted changes are refused.
+The seed chooses the mutants, so a run can be repeated. Each mutant is written into its file, the
+tests of its area run until one fails, and the file is restored. Then the failed test runs again: it
+counts only if it passes without the mutant. Exit code 1 means that a mutant survived. Files with
+uncommitted changes are refused.
 
 With --also, the tests of this tree are compared with those of another one, such as a worktree of
 an earlier commit with a .venv of its own. Only mutants whose line both trees have exactly once are
@@ -14,6 +15,7 @@ chosen, and each tree's tests run on its own mutant.
 import argparse
 import ast
 import random
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -29,7 +31,8 @@ AREAS = {
     "store": (f"{BROKER}/store", "unit/store property simulation"),
     "transaction": (
         "txmq/transaction",
-        "unit/transaction property integration/transaction integration/resources",
+        "unit/transaction property"
+        + "".join(f" integration/{part}" for part in ("manager", "transaction", "resources", "xa")),
     ),
     "idempotent": ("txmq/idempotent", "unit/idempotent integration/idempotent"),
     "outbox": ("txmq/outbox", "unit/outbox integration/outbox"),
@@ -37,6 +40,10 @@ AREAS = {
 }
 """The folder of each area, and those of its tests."""
 TEST_SECONDS = 1800
+NO_TESTS = 5
+"""pytest's exit code for a folder whose tests all belong to the soak."""
+FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+)", re.MULTILINE)
+HUNG = "a test that hangs"
 DRAWN = 4
 SWAPS = {
     ast.Lt: ast.LtE,
@@ -171,38 +178,52 @@ def lines_of(root: Path) -> dict[str, list[Path]]:
     return places
 
 
-def passes(root: Path, area: str, module: str = "") -> bool:
-    """Whether all tests of an area pass; those that hang do not.
+def first_failure(root: Path, arguments: list[Path | str]) -> str:
+    """The first test of these that fails or hangs; "" if all pass.
 
-    Tests that carry the module's name run first, as they are the likeliest to notice.
+    Raises:
+        SystemExit: The tests could not be run at all.
     """
-    folders = [root / "tests" / folder for folder in AREAS[area][1].split()]
-    folders = [folder for folder in folders if folder.exists()]
-    named = [path for folder in folders for path in folder.rglob(f"test_*{module}*.py") if module]
     python = root / ".venv/bin/python" if root != ROOT else sys.executable
+    command = [python, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *arguments]
     try:
         done = subprocess.run(
-            [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *named, *folders],
-            cwd=root,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=TEST_SECONDS,
-            check=False,
+            command, cwd=root, capture_output=True, text=True, timeout=TEST_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+        return HUNG
+    if done.returncode in {0, NO_TESTS}:
+        return ""
+    if failed := FAILED.search(done.stdout):
+        return failed[1]
+    raise SystemExit(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
-def survives(mutant: Mutant) -> bool:
-    """Whether all tests of its area pass with the mutant in place."""
+def killer(mutant: Mutant) -> str:
+    """The test that fails because of the mutant; "" if all tests of its area pass.
+
+    Tests that carry the module's name run first, as they are the likeliest to notice, then folder
+    by folder. A test counts only if it passes again without the mutant.
+
+    Raises:
+        SystemExit: The test fails without the mutant, too.
+    """
+    folders = [mutant.root / "tests" / folder for folder in AREAS[mutant.area][1].split()]
+    folders = [folder for folder in folders if folder.exists()]
+    named = [path for folder in folders for path in folder.rglob(f"test_*{mutant.path.stem}*.py")]
     source = mutant.path.read_bytes()
-    try:
-        mutated = source[: mutant.start] + mutant.after.encode() + source[mutant.end :]
-        mutant.path.write_bytes(mutated)
-        return passes(mutant.root, mutant.area, mutant.path.stem)
-    finally:
-        mutant.path.write_bytes(source)
+    for tests in filter(None, (named, *([folder] for folder in folders))):
+        try:
+            mutated = source[: mutant.start] + mutant.after.encode() + source[mutant.end :]
+            mutant.path.write_bytes(mutated)
+            failed = first_failure(mutant.root, tests)
+        finally:
+            mutant.path.write_bytes(source)
+        if failed:
+            if failed != HUNG and first_failure(mutant.root, [failed]):
+                raise SystemExit(f"{failed} fails without any mutant, too, in {mutant.root}")
+            return failed
+    return ""
 
 
 def refuse_uncommitted(mutants: list[Mutant]) -> None:
@@ -223,9 +244,9 @@ def report(mutants: list[Mutant]) -> int:
     """Try mutants of one tree, print the fate of each, and return how many survived."""
     survivors = 0
     for mutant in mutants:
-        is_alive = survives(mutant)
-        survivors += is_alive
-        print("survived" if is_alive else "killed  ", mutant, flush=True)
+        test = killer(mutant)
+        survivors += not test
+        print(f"killed    {mutant}  by {test}" if test else f"survived  {mutant}", flush=True)
     print(f"{len(mutants) - survivors} of {len(mutants)} were killed")
     return survivors
 
@@ -252,9 +273,6 @@ def main() -> int:
             print(*mutants, sep="\n")
         return 0
     refuse_uncommitted([mutant for mutants in trees for mutant in mutants])
-    for root, area in sorted({(mutant.root, mutant.area) for tree in trees for mutant in tree}):
-        if not passes(root, area):
-            raise SystemExit(f"without any mutant the tests of {area} fail already, in {root}")
     survivors = [report(mutants) for mutants in trees]
     return 1 if survivors[0] else 0
 

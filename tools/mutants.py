@@ -42,7 +42,7 @@ AREAS = {
 TEST_SECONDS = 1800
 NO_TESTS = 5
 """pytest's exit code for a folder whose tests all belong to the soak."""
-FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/\S+)", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 HUNG = "a test that hangs"
 DRAWN = 4
 SWAPS = {

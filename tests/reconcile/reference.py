@@ -179,6 +179,11 @@ def _at_risk(unit, class_, taken, ordered):
     return max([*amounts, ordered])
 
 
+def day_of(ms):
+    """The business date: it ends at 17:00 in Shanghai."""
+    return (ms + 15 * 3_600_000) // 86_400_000
+
+
 def _sum(rows):
     return sum(-row.amount if row.kind == "debit" else row.amount for row in rows)
 
@@ -197,6 +202,10 @@ def _class(unit, rule, as_of):
 
 
 def _repeated(unit):
+    dates = [{day_of(e.recorded_ms) for e in unit.debits}]
+    dates += [{day_of(m.stored_ms) for m in unit.copies}]
+    if len(unit.visible) > 1 and min(map(len, dates)) > 1:
+        return Class.DUPLICATE_ID
     if len(unit.debits) > 1 or len(unit.returns) > 1:
         return Class.DUPLICATE_DEBIT
     ids = {e.id for e in unit.credits}

@@ -18,6 +18,7 @@ Group: TypeAlias = Literal["agreed", "open", "break"]
 class Class(StrEnum):
     """The class of a transfer."""
 
+    DUPLICATE_ID = "duplicate-id"
     DUPLICATE_DEBIT = "duplicate-debit"
     DUPLICATE_CREDIT = "duplicate-credit"
     DUPLICATE_MESSAGE = "duplicate-message"
@@ -53,6 +54,12 @@ class About(NamedTuple):
 
 
 ABOUT: Final[dict[Class, About]] = {
+    Class.DUPLICATE_ID: About(
+        "break",
+        "the id of a transfer was debited and ordered again on a later date",
+        "the program that issues ids began anew, or an old transfer was repeated as a new one",
+        "find out whether the customer ordered two transfers: else take the second one back",
+    ),
     Class.DUPLICATE_DEBIT: About(
         "break",
         "the payer was debited, or paid back, more than once",

@@ -244,10 +244,10 @@ def _by_currency(sums: Sums) -> dict[str, Counter[str]]:
     """The totals of all classes, and the money that was in flight before, by currency."""
     found: dict[str, Counter[str]] = {}
     for (name, of, currency), value in sums.items():
-        if name == "earlier":
-            found.setdefault(currency, Counter())[f"earlier {of}"] += value
-        elif name in {"debited", "returned", "credited"}:
-            found.setdefault(currency, Counter())[name] += value
+        # Without money there is no currency.
+        if name in {"earlier", "debited", "returned", "credited"} and (currency or value):
+            kept = f"earlier {of}" if name == "earlier" else name
+            found.setdefault(currency, Counter())[kept] += value
     return found
 
 

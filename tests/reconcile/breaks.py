@@ -74,3 +74,9 @@ def items(classes, day):
     life = Lifecycle(rules(), day, {})
     rows = [life.item(transfer(key, class_), Earlier()) for key, class_ in sorted(classes.items())]
     return pa.Table.from_pylist([row for row in rows if row], arrow_schema(ITEMS))
+
+
+def table(schema, rows):
+    """Tuples as a table."""
+    named = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    return pa.Table.from_pylist(named, arrow_schema(schema))

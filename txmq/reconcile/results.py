@@ -52,11 +52,11 @@ from txmq.reconcile.tables import (
 from txmq.reconcile.written_table import WrittenTable
 from txmq.runtime.disk import LocalDisk
 
-__all__ = ["CARRIED_ON", "Results", "open_results", "run_id"]
+__all__ = ["CARRIED_ON", "TABLES", "Results", "open_results", "run_id"]
 
 CARRIED_ON: Final = ("items", "entries", "messages", "failures", "balances")
 """The tables that a day reads of the run of the day before."""
-_TABLES: Final[Mapping[str, TableSchema]] = {
+TABLES: Final[Mapping[str, TableSchema]] = {
     "matches": MATCHES,
     "items": ITEMS,
     "closed": ITEMS,
@@ -145,7 +145,7 @@ class Results:
             options = parquet_options(table.columns)
             table.write.mode("overwrite").options(**options).parquet(_url(draft))
         finalize_folder(draft)
-        word = content_of(_TABLES[name], draft)
+        word = content_of(TABLES[name], draft)
         if _has_content(name, place, word):
             shutil.rmtree(draft)
         else:
@@ -301,7 +301,7 @@ class Results:
         return self.directory / "results" / name / f"business_date={day}" / f"run={run}"
 
     def _read(self, spark: SparkSession, name: str, *places: Path) -> DataFrame:
-        return spark.read.schema(_TABLES[name].ddl).parquet(*(_url(place) for place in places))
+        return spark.read.schema(TABLES[name].ddl).parquet(*(_url(place) for place in places))
 
     def _remove_table(self, name: str, day: date, run: str, word: str) -> None:
         """Remove a table that differs from the new one.
@@ -331,7 +331,7 @@ class Results:
 def _has_content(name: str, place: Path, word: str) -> bool:
     """True if a table has the same rows already, perhaps cut into other files."""
     try:
-        return place.exists() and content_of(_TABLES[name], place) == word
+        return place.exists() and content_of(TABLES[name], place) == word
     except (OSError, pa.ArrowException):
         return False  # An unreadable table is not the same.
 

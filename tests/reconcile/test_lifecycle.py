@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.reconcile import breaks
 from tests.soak import count
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.lifecycle import HISTORY, Earlier, Lifecycle
+from txmq.reconcile.lifecycle import HISTORY, BreakLife, Earlier
 from txmq.reconcile.rules import Day
 from txmq.reconcile.summary import BUCKETS, FIGURES
 from txmq.reconcile.tables import ITEMS
@@ -32,7 +32,7 @@ def live(
     """Carries plain rows: what is open, and what was closed, each by its key."""
     before = {item["key"]: item for item in previous}
     notes = [breaks.explained(*item) for item in explained]
-    life = Lifecycle(rules or breaks.rules(), day, {note.break_id: note for note in notes})
+    life = BreakLife(rules or breaks.rules(), day, {note.break_id: note for note in notes})
     items, closed = {}, {}
     for key in today.keys() | before.keys():
         facts = None

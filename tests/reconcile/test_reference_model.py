@@ -134,15 +134,16 @@ def see_two_days(spark, seeds):
     see(history, rows_of(one), expected)
 
     known = {key for key, unit in expected.items() if not is_agreed(unit)}
+    unseen = {key for key, unit in expected.items() if unit.class_ == "prior-period"}
     yesterday = left_by(spark, one, history=extracts[0], agreed=one.matches.select("key"))
     two = reconcile(extracts[1], yesterday, RULES, SECOND, later.end_ms)
-    expected = reference(told, later, known)
+    expected = reference(told, later, known, unseen)
     see(history, rows_of(two), expected)
     agreed = {key for key in known if key in expected and is_agreed(expected[key])}
     assert {row.key for row in collected(two.closed)} == agreed
 
 
-def reference(told, window, known):
+def reference(told, window, known, unseen=frozenset()):
     """Of all that was known when the window ended: what it touches, and what was open before."""
     first = RULES.day.window(FIRST).start_ms
     start, end = window
@@ -171,7 +172,7 @@ def reference(told, window, known):
         entries=[e for e in told.entries if since(e.key) <= e.recorded_ms < end],
         messages=[m for m in told.messages if is_heard(m, since(m.key))],
     )
-    found = classes(inside, RULE, start, end, FAR, known)
+    found = classes(inside, RULE, start, end, FAR, known, unseen)
     return {key: unit for key, unit in found.items() if key in touched}
 
 

@@ -75,8 +75,9 @@ def test_every_class_is_planted_often_enough(day):
     for name in day.truth()["class"].to_pylist():
         counted[name] += 1
 
-    # An id is used again on another day.
-    assert counted.keys() == set(Class) - {Class.EXPLAINED, Class.DUPLICATE_ID}
+    # Those need a second day, or rules of their own: see test_classification.
+    others = {Class.EXPLAINED, Class.DUPLICATE_ID, Class.RECALLED_UNRETURNED}
+    assert counted.keys() == set(Class) - others
     assert min(counted.values()) >= PLAN.planted
     assert {shape.name for shape in SHAPES} == set(day.truth()["shape"].to_pylist())
 

@@ -15,6 +15,7 @@ from txmq.reconcile import tables
 from txmq.reconcile.ledgers import Ledgers
 from txmq.reconcile.rows import index_in, union
 from txmq.reconcile.rules import Rules
+from txmq.reconcile.transfer import ARRIVED
 
 __all__ = ["KINDS", "balances_of"]
 
@@ -44,7 +45,8 @@ def balances_of(
     """
     amount = f.col("amount")
     # The day's rows are added up before the shuffle, so a busy account does not become a hot spot.
-    kind = index_in("kind", KINDS)
+    has_arrived = f.col("kind").isin(*ARRIVED)
+    kind = f.when(has_arrived, KINDS.index("credit")).otherwise(index_in("kind", KINDS))
     numbered = [bank.name for bank in rules.bank if bank.entries.gapless]
     number = f.when(f.col("bank").isin(numbered), f.col("id"))
     # Without gapless banks the numbers are not read.

@@ -11,24 +11,27 @@ from typing import Any
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.rules import Rules
+from txmq.reconcile.rules import Outcomes, Rules
 from txmq.reconcile.transfer import TransferFacts
 
 __all__ = ["classify", "facts_of_item"]
 
 
-def classify(facts: TransferFacts, rules: Rules, as_of_ms: int) -> Class:
+def classify(
+    facts: TransferFacts, rules: Rules, as_of_ms: int, *, is_unseen: bool = False
+) -> Class:
     """The class of a transfer.
 
     Args:
         facts: Its facts.
-        rules: The tolerances, and the grace.
+        rules: The tolerances, the grace, and the agreed outcomes.
         as_of_ms: The end of the day, or the time of reading if that was earlier.
+        is_unseen: True if it was backdated on an earlier day, and nobody has explained it yet.
 
     Raises:
         ReconcileRefused: No class fits, which is an error in txmq.
     """
-    for class_, holds in _table(facts, rules, as_of_ms):
+    for class_, holds in _table(facts, rules, as_of_ms, is_unseen=is_unseen):
         if holds:
             return class_
     raise ReconcileRefused(f"no class fits transfer {facts.key}; please report this error in txmq")
@@ -67,42 +70,83 @@ def facts_of_item(facts: TransferFacts, class_: Class) -> dict[str, Any]:
     }
 
 
-def _table(facts: TransferFacts, rules: Rules, as_of_ms: int) -> Iterator[tuple[Class, bool]]:
+def _table(
+    facts: TransferFacts, rules: Rules, as_of_ms: int, *, is_unseen: bool
+) -> Iterator[tuple[Class, bool]]:
     debited, returned, credited = facts.debits > 0, facts.returns > 0, facts.credits > 0
     was_taken = facts.debits > facts.returns
     is_visible = facts.messages > 0
     was_rolled_back = not is_visible and not facts.is_undecided and facts.is_rolled_back
     is_paid = not debited and (credited or returned)
+    is_late = (facts.is_late and not facts.was_open) or is_unseen
+    earliest = as_of_ms - rules.day.grace_ms
 
     yield Class.DUPLICATE_ID, facts.is_used_again
+    yield from _of_the_rules(facts, rules.outcomes, earliest, is_late=is_late)
     yield Class.DUPLICATE_DEBIT, facts.debits > 1 or facts.returns > 1
     yield Class.DUPLICATE_CREDIT, facts.is_one_credit_row
     yield Class.DUPLICATE_MESSAGE, facts.messages > 1
     yield Class.DOUBLE_CREDIT, facts.credits > 1 or (credited and returned)
     yield Class.CURRENCY_MISMATCH, len(facts.currencies) > 1
-    is_off = _spread(facts) > _tolerance(facts, rules)
+    is_off = _spread(facts) > _tolerance(facts, rules) or facts.fees != 0
     yield Class.AMOUNT_MISMATCH, is_off or facts.is_unread or facts.is_odd
     yield Class.ACCOUNT_MISMATCH, len(facts.payers) > 1 or len(facts.payees) > 1
     is_unordered = not is_visible and (credited or is_paid)
     yield Class.CREDIT_WITHOUT_MESSAGE, is_unordered and not (was_taken and was_rolled_back)
     yield Class.ROLLED_BACK_BUT_DEBITED, was_taken and was_rolled_back
 
-    is_young = facts.first_ms > as_of_ms - rules.day.grace_ms
     is_given_up = facts.delivery == "dead" or facts.is_parked
     incomplete = list(_incomplete(facts))
     # Time may still complete these transfers, so this class comes before every incomplete class and
     # after all breaks that time cannot mend. Money that was paid out is not in flight.
-    can_wait = is_young and not credited and not is_paid and not is_given_up
+    can_wait = facts.first_ms > earliest and not credited and not is_paid and not is_given_up
     yield Class.IN_FLIGHT, can_wait and any(holds for _, holds in incomplete)
     yield from incomplete
 
-    once = facts.debits == 1 and facts.credits + facts.returns == 1
+    once = facts.debits == 1 and facts.credits + facts.returns == 1 and not facts.recalled
     is_matched, is_returned = once and credited and is_visible, once and returned
-    is_late = facts.is_late and not facts.was_open
     yield Class.PRIOR_PERIOD, (is_matched or is_returned) and is_late
     yield Class.RETURNED, is_returned
     yield Class.ROLLED_BACK, was_rolled_back
     yield Class.MATCHED, is_matched
+
+
+def _of_the_rules(
+    facts: TransferFacts, outcomes: Outcomes, earliest: int, *, is_late: bool
+) -> Iterator[tuple[Class, bool]]:
+    """Outcomes that only some rules know: money that went back after the credit, parts, and
+    charges.
+    """
+    is_odd = facts.is_unread or facts.is_odd or facts.has_copies
+    if is_odd or not facts.messages or len(facts.currencies) > 1:
+        return
+    sent = facts.debited - (facts.fees if outcomes.charges == "payer" else 0)
+    arrived = facts.given + (facts.fees if outcomes.charges == "payee" else 0)
+    ordered = facts.ordered_in_all if outcomes.parts else facts.ordered
+    may_be_many = outcomes.parts and 1 in {facts.debits, facts.credits}
+    is_single = (facts.debits, facts.credits, facts.messages) == (1, 1, 1)
+    is_ordered = sent == ordered and (is_single or may_be_many)
+    has_accounts = (len(facts.payers) == 1 or facts.debits > 1) and (
+        len(facts.payees) == 1 or facts.credits > 1
+    )
+    is_charged = not facts.fees or outcomes.charges != "none"
+    is_known = is_ordered and has_accounts and is_charged
+    is_settled = is_known and arrived == sent
+
+    goes_back = is_settled and facts.recalled > 0
+    is_back = goes_back and facts.recalled == facts.returned
+    yield Class.PRIOR_PERIOD, is_back and is_late
+    yield Class.RETURNED, is_back
+    is_on_its_way_back = goes_back and facts.recalled > facts.returned
+    # The transfer is as old as its debit, so its last record counts.
+    yield Class.IN_FLIGHT, is_on_its_way_back and facts.last_ms > earliest
+    yield Class.RECALLED_UNRETURNED, is_on_its_way_back
+    is_matched = is_settled and not facts.recalled and not facts.returns
+    yield Class.PRIOR_PERIOD, is_matched and is_late
+    yield Class.MATCHED, is_matched
+    is_in_parts = is_known and outcomes.parts and 0 < arrived < sent and not facts.returns
+    yield Class.IN_FLIGHT, is_in_parts and facts.first_ms > earliest
+    yield Class.DELIVERED_UNCREDITED, is_in_parts
 
 
 def _incomplete(facts: TransferFacts) -> Iterator[tuple[Class, bool]]:
@@ -118,6 +162,8 @@ def _incomplete(facts: TransferFacts) -> Iterator[tuple[Class, bool]]:
     is_waiting = facts.delivery in {"undelivered", "unacknowledged"}
     yield Class.COMMITTED_UNDELIVERED, is_owed and is_waiting
     yield Class.DELIVERED_UNCREDITED, is_owed
+    # Whatever else was taken back from the payee is still owed to the payer.
+    yield Class.RECALLED_UNRETURNED, facts.recalled != 0
 
 
 def _spread(facts: TransferFacts) -> int:

@@ -12,7 +12,7 @@ from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.summary import BUCKETS, FIGURES
 
-__all__ = ["HISTORY", "Earlier", "Lifecycle", "bucket_of"]
+__all__ = ["HISTORY", "BreakLife", "Earlier", "bucket_of"]
 
 HISTORY: Final = 32
 """The maximum of changes in the history of an item: the first, and the latest ones."""
@@ -29,7 +29,7 @@ class Earlier(NamedTuple):
     """Its history, for each time that it was closed on one of these dates."""
 
 
-class Lifecycle:
+class BreakLife:
     """Carries the items of the day before into this one.
 
     Args:

@@ -38,6 +38,7 @@ _ABOUT: Final = ABOUT_PROOFS | {
     "gapless": "the ids of the entries have no gaps, within the day and since the day before",
 }
 
+_ORDER: Final = ("proof", "bank", "account", "currency")
 _Row: TypeAlias = dict[str, Any]
 
 
@@ -60,12 +61,13 @@ def proofs_of(day: ReconciledDay, balances: Iterable[pa.Table], rules: Rules) ->
     for piece in balances:
         books.add(piece)
     rows = [*books.wholes(day.sums), *books.accounts()]
-    found = pa.Table.from_pylist(rows, arrow_schema(PROOFS))
+    schema = arrow_schema(PROOFS)
     if isinstance(day.broken, pa.Table):
-        return pa.concat_tables([day.broken, found]).sort_by(
-            [(name, "ascending") for name in ("proof", "bank", "account", "currency")]
-        )
-    return union(day.broken, day.broken.sparkSession.createDataFrame(found, PROOFS.ddl))
+        rows += day.broken.to_pylist()
+        rows.sort(key=lambda row: [row[name] or "" for name in _ORDER])
+        return pa.Table.from_pylist(rows, schema)
+    found = day.broken.sparkSession.createDataFrame(pa.Table.from_pylist(rows, schema), PROOFS.ddl)
+    return union(day.broken, found)
 
 
 class _AccountProof(NamedTuple):

@@ -12,8 +12,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from txmq.reconcile.rules import DayWindow
-from txmq.reconcile.transfer import LEGS
+from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 
 __all__ = [
     "as_known",
@@ -38,7 +37,9 @@ def transfers_of(entries: DataFrame) -> DataFrame:
     """The entries of transfers. An entry without a key becomes a transfer of its own."""
     number = f.coalesce("id", "recorded_ms").cast("string")
     alone = f.concat_ws("/#", "bank", number)
-    return entries.where(f.col("kind").isin(*LEGS)).withColumn("key", f.coalesce("key", alone))
+    return entries.where(f.col("kind").isin(*TRANSFER_KINDS)).withColumn(
+        "key", f.coalesce("key", alone)
+    )
 
 
 def messages_of(messages: DataFrame, window: DayWindow) -> DataFrame:

@@ -20,7 +20,7 @@ from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.lifecycle import Earlier, Lifecycle
+from txmq.reconcile.lifecycle import BreakLife, Earlier
 from txmq.reconcile.log.flows import FailureRow, MessageRow
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import (
@@ -32,9 +32,10 @@ from txmq.reconcile.tables import (
     PROOFS,
     TableSchema,
 )
-from txmq.reconcile.transfer import Consumers, EntryRow, TransferFacts, TransferRows
+from txmq.reconcile.transfer import ARRIVED, Consumers, EntryRow, TransferFacts, TransferRows
 
 __all__ = [
+    "ABOUT_PROOFS",
     "CARRIED",
     "EARLIER",
     "RESULTS",
@@ -70,7 +71,11 @@ _SUM: Final = pa.struct(
         pa.field("value", pa.decimal128(38, 0)),
     ]
 )
-_SUMMED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
+_SUMMED: Final = {
+    "debit": ("debited", -1),
+    "return": ("returned", 1),
+    **dict.fromkeys(ARRIVED, ("credited", 1)),
+}
 
 
 class Decisions(NamedTuple):
@@ -137,7 +142,7 @@ class SecondPass:
         self._as_of_ms = as_of_ms
         self._start_ms = rules.day.window(day).start_ms
         self._consumers = Consumers.of(rules, offsets)
-        self._life = Lifecycle(rules, day, explanations)
+        self._life = BreakLife(rules, day, explanations)
         self._both_sides = frozenset(bank.name for bank in rules.bank if bank.entries.double_entry)
         self._proves_clearing = all(bank.entries.clearing for bank in rules.bank)
 
@@ -165,11 +170,13 @@ class SecondPass:
         self._prove(rows, found)
         for leg in rows.legs:
             if leg.recorded_ms < self._start_ms:
-                sums["earlier", leg.kind, leg.currency] += leg.amount
+                kind = "credit" if leg.kind in ARRIVED else leg.kind
+                sums["earlier", kind, leg.currency] += leg.amount
         today = None
         if rows.legs or rows.messages:
             facts = TransferFacts(rows, self._consumers, self._rules.day, self._start_ms)
-            class_ = classify(facts, self._rules, self._as_of_ms)
+            is_unseen = case.item is not None and case.item["class"] == Class.PRIOR_PERIOD
+            class_ = classify(facts, self._rules, self._as_of_ms, is_unseen=is_unseen)
             today = facts_of_item(facts, class_)
         elif case.item is None:
             return  # A clearing row alone is not a transfer; proofs detect it.
@@ -204,17 +211,20 @@ class SecondPass:
         if ABOUT[Class(class_)].group != "agreed":
             sums["at_risk", class_, today["currency"]] += today["amount"]
         for leg in rows.legs:
-            for kind, name, sign in _SUMMED:
-                if leg.kind == kind:
-                    sums[name, class_, leg.currency] += sign * leg.amount
+            name, sign = _SUMMED[leg.kind]
+            sums[name, class_, leg.currency] += sign * leg.amount
 
     def _prove(self, rows: TransferRows, found: Decisions) -> None:
         """Prove the bookings of a transfer: ``double-entry`` and ``clearing``."""
         sides: Counter[tuple[str, str, str]] = Counter()
         cleared: dict[str, list[int]] = {}
+        kinds = {(row.bank, row.recorded_ms): row.kind for row in rows.entries if row.kind != "fee"}
         for entry in rows.entries:
             if entry.bank in self._both_sides:
-                sides[entry.bank, entry.currency, entry.kind] += entry.amount
+                # A fee is a part of the booking that was written at the same moment.
+                is_fee = entry.kind == "fee"
+                kind = kinds.get((entry.bank, entry.recorded_ms)) if is_fee else entry.kind
+                sides[entry.bank, entry.currency, kind or "fee"] += entry.amount
             of_currency = cleared.setdefault(entry.currency, [0, 0])
             if entry.role == "clearing":
                 of_currency[1] += entry.amount

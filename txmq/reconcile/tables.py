@@ -86,7 +86,9 @@ ENTRIES: Final = TableSchema(
         _optional("id", "long", "the row's number in the bank's book"),
         _optional("key", "string", "the transfer, after the name of its bank; NULL in other rows"),
         _required(
-            "kind", "string", "debit, credit, return, or other if it is not part of a transfer"
+            "kind",
+            "string",
+            "debit, credit, return, recall, fee, or other if it is not part of a transfer",
         ),
         _required("role", "string", "the kind of account: customer, clearing, suspense or capital"),
         _required("account", "string", ""),
@@ -241,7 +243,7 @@ BALANCES: Final = TableSchema(
         _required("rows", "long", "the number of entries of the day"),
         _required("debit", "long", "the sum of their amounts in debits of transfers"),
         _required("return", "long", "in returns"),
-        _required("credit", "long", "in credits"),
+        _required("credit", "long", "in credits, recalls and fees"),
         _required("other", "long", "in all other bookings"),
         _required("moved", "long", "in all bookings"),
         _required("closing", "long", "the sum of opening and moved"),

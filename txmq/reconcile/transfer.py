@@ -12,15 +12,15 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 
 from txmq.reconcile.log.flows import FailureRow, MessageRow
-from txmq.reconcile.rules import Day, Rules
+from txmq.reconcile.rules import TRANSFER_KINDS, Day, Rules
 
-__all__ = ["LEGS", "UNDECIDED", "VISIBLE", "Consumers", "EntryRow", "TransferFacts", "TransferRows"]
+__all__ = ["ARRIVED", "VISIBLE", "Consumers", "EntryRow", "TransferFacts", "TransferRows"]
 
 VISIBLE: Final = ("sent", "committed")
 """States of messages that are visible to consumers."""
 UNDECIDED: Final = ("prepared", "parked")
-LEGS: Final = ("debit", "credit", "return")
-"""The kinds of entries that belong to transfers."""
+ARRIVED: Final = ("credit", "recall", "fee")
+"""The kinds of entries whose sum is the money that arrived."""
 _BY_PROGRESS: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
 """The states of a half message in order: of the states that two days know, the last counts."""
 _BY_EFFECT: Final = ("rolled_back", "prepared", "parked", "sent", "committed")
@@ -120,25 +120,30 @@ class TransferFacts:
         )
 
     def _read_entries(self, legs: Collection[EntryRow], start_ms: int) -> None:
-        by_kind: dict[str, list[EntryRow]] = {kind: [] for kind in LEGS}
+        of: dict[str, list[EntryRow]] = {kind: [] for kind in TRANSFER_KINDS}
         for leg in legs:
-            by_kind[leg.kind].append(leg)
-        debits, credits_, returns = (by_kind[kind] for kind in LEGS)
-        self.debits, self.credits, self.returns = len(debits), len(credits_), len(returns)
-        self.debited = -sum(leg.amount for leg in debits)
-        self.credited = sum(leg.amount for leg in credits_)
-        self.returned = sum(leg.amount for leg in returns)
-        numbers = {leg.id for leg in credits_}
+            of[leg.kind].append(leg)
+        sums = {kind: sum(leg.amount for leg in some) for kind, some in of.items()}
+        self.debits, self.credits, self.returns = (
+            len(of[kind]) for kind in ("debit", "credit", "return")
+        )
+        self.debited, self.returned = -sums["debit"], sums["return"]
+        self.given, self.recalled, self.fees = sums["credit"], -sums["recall"], sums["fee"]
+        self.credited = sum(sums[kind] for kind in ARRIVED)
+        numbers = {leg.id for leg in of["credit"]}
         self.is_one_credit_row = self.credits > 1 and len(numbers) == 1 and None not in numbers
-        self.debit_banks = {leg.bank for leg in debits}
-        self.credit_banks = {leg.bank for leg in credits_}
+        ids = [(leg.bank, leg.id) for leg in legs if leg.id is not None]
+        self.has_copies = len(set(ids)) < len(ids)
+        self.debit_banks = {leg.bank for leg in of["debit"]}
+        self.credit_banks = {leg.bank for leg in of["credit"]}
         customers = [leg for leg in legs if leg.role == "customer"]
-        self.payers = {leg.account for leg in customers if leg.kind != "credit"}
-        self.payees = {leg.account for leg in customers if leg.kind == "credit"}
+        self.payers = {leg.account for leg in customers if leg.kind in {"debit", "return"}}
+        self.payees = {leg.account for leg in customers if leg.kind in {"credit", "recall"}}
         self.currencies = {leg.currency for leg in legs}
-        self.amounts = {abs(leg.amount) for leg in legs}
+        self.amounts = {abs(leg.amount) for leg in legs if leg.kind not in {"recall", "fee"}}
         # An odd row has the wrong sign: it takes where it should give, or the reverse.
-        self.is_odd = any((leg.amount > 0) == (leg.kind == "debit") and leg.amount for leg in legs)
+        takes = {"debit", "recall"}
+        self.is_odd = any((leg.amount > 0) == (leg.kind in takes) and leg.amount for leg in legs)
         self.is_late = any(leg.booked_ms < start_ms <= leg.recorded_ms for leg in legs)
         self.moments = [leg.recorded_ms for leg in legs]
 
@@ -166,6 +171,8 @@ class TransferFacts:
         )
         # Every copy counts, so that a changed copy with the same id is found too.
         known = [message for message in messages if message.state != "rolled_back"]
+        amounts = {row.id: row.amount for row in visible if row.amount is not None}
+        self.ordered_in_all = sum(amounts.values())
         self.ordered = max((row.amount for row in known if row.amount is not None), default=0)
         self.ordered_currency = max((message.currency or "" for message in known), default="")
         self.payers |= {message.payer for message in visible if message.payer is not None}

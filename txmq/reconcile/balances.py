@@ -35,7 +35,7 @@ _OPTIONAL: Final = ("told", *_NUMBERS)
 def balances_of(
     entries: DataFrame, ledgers: Ledgers, closed: DataFrame | None, rules: Rules
 ) -> DataFrame:
-    """The balances of each account over the day, as ``BALANCES``.
+    """The balances of each account over the day, as ``BALANCES``, in an order of their own.
 
     Args:
         entries: The entries of the day.
@@ -80,7 +80,7 @@ def balances_of(
         "closing": f.col("opening") + f.col("moved"),
         "closing_rows": f.col("opening_rows") + f.col("rows"),
         "last_id": f.greatest("last_id", "closed_id"),
-    }).select(*tables.BALANCES.names)  # fmt: skip
+    }).select(*tables.BALANCES.names).sortWithinPartitions(*_ACCOUNT)  # fmt: skip
 
 
 def _with_role_code(table: DataFrame) -> DataFrame:

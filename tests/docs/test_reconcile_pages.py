@@ -10,6 +10,7 @@ import typer
 
 from txmq.cli.root import app
 from txmq.reconcile import ABOUT, Class, read_rules
+from txmq.reconcile.rules import TRANSFER_KINDS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HOWTO = (DOCS / "howto/reconcile.md").read_text()

@@ -38,7 +38,6 @@ WITH_SPARK = (
     "reconcile/test_balance_proofs.py",
     "reconcile/test_seeded_defects.py",
     "reconcile/test_reference_model.py",
-    "reconcile/test_lifecycle.py",
     "reconcile/test_results.py",
     "reconcile/test_log_source.py",
     "reconcile/test_extract_loading.py",

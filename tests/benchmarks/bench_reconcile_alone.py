@@ -27,6 +27,7 @@ from txmq.reconcile.core import reconcile
 from txmq.reconcile.extract.control_sums import count_files
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
 from txmq.reconcile.ledgers import EarlierDays
+from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.results import open_results
 from txmq.reconcile.spark import open_spark, set_partition_count
 from txmq.reconcile.tables import SOURCES
@@ -80,8 +81,11 @@ def whole(spark, folder, plan):
     with open_results(folder / "out") as results:
         contents = {
             name: results.write_table(name, table, plan.day, RUN)
-            for name, table in outcome._asdict().items()
+            for name, table in zip(outcome.tables, outcome, strict=False)
         }
+        balances = results.written_tables(plan.day, RUN, ["balances"])["balances"]
+        proofs = proofs_of(outcome, balances.pieces(), plan.rules)
+        contents["proofs"] = results.write_table("proofs", proofs, plan.day, RUN)
         tables = results.written_tables(plan.day, RUN, contents)
         result = judge(tables, plan.rules, manifest, contents)
     return {"items": sum(each.transfers for each in result.aging)}

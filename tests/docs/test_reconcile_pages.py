@@ -10,6 +10,7 @@ import typer
 
 from txmq.cli.root import app
 from txmq.reconcile import ABOUT, Class, read_rules
+from txmq.reconcile.rules import TRANSFER_KINDS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HOWTO = (DOCS / "howto/reconcile.md").read_text()
@@ -35,7 +36,7 @@ def test_the_rules_that_are_shown_can_be_read(text, tmp_path):
 
 
 def test_a_bank_with_a_driver_fits_into_the_rules(tmp_path):
-    (part,) = [each for each in BLOCKS if each not in WHOLE]
+    (part,) = [each for each in BLOCKS if "jdbc:" in each]
     before, database, after = WHOLE[0].partition('database = "postgresql://recon:${CCB')
 
     rules = read(before + part + after.partition("\n")[2], tmp_path)
@@ -43,6 +44,16 @@ def test_a_bank_with_a_driver_fits_into_the_rules(tmp_path):
     assert database
     assert rules.bank[1].database.startswith("jdbc:")
     assert rules.bank[1].properties["password"] == "secret"
+
+
+def test_other_outcomes_fit_into_the_rules(tmp_path):
+    (part,) = [each for each in BLOCKS if "[outcomes]" in each]
+    _, _, outcomes = part.partition("\n\n")
+
+    rules = read(WHOLE[0] + "\n" + outcomes, tmp_path)
+
+    assert (rules.outcomes.parts, rules.outcomes.charges) == (True, "payee")
+    assert set(tomllib.loads(part)["bank"]["entries"]["kinds"]) <= set(TRANSFER_KINDS)
 
 
 def test_the_morning_has_every_class_that_is_somebodys_work():

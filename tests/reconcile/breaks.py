@@ -2,12 +2,14 @@
 
 import hashlib
 
+import pyarrow as pa
+
 from txmq.reconcile import rules as written
-from txmq.reconcile import tables
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.explanations import EXPLANATIONS
-from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry, split_closed
-from txmq.reconcile.summary import Result, Run, Total
+from txmq.reconcile.explanations import Explanation
+from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.lifecycle import BreakLife, Earlier
+from txmq.reconcile.summary import FIGURES, Figures, Result, Run, Total
 from txmq.reconcile.tables import ITEMS
 
 
@@ -24,16 +26,6 @@ def rules(**changes):
 
 def break_id(key):
     return hashlib.sha256(f"icbc-ccb\0{key}".encode()).hexdigest()[:16]
-
-
-def today(spark, classes, more=None):
-    """What a day says of transfers of these classes, by their keys; more of some of them."""
-    types = {column.name: column.type for column in ITEMS.columns}
-    words = {"string": "STRING", "long": "BIGINT", "int": "INT", "boolean": "BOOLEAN"}
-    ddl = ", ".join(f"{name} {words[types[name]]}" for name in FACTS_OF_ITEMS)
-    rows = [transfer(key, class_) | (more or {}).get(key, {}) for key, class_ in classes.items()]
-    plain = [tuple(row[name] for name in FACTS_OF_ITEMS) for row in rows]
-    return spark.createDataFrame(plain, ddl)
 
 
 def transfer(key, class_):
@@ -53,9 +45,9 @@ def transfer(key, class_):
 
 def explained(key, class_, more=None):
     """What somebody has said of a transfer of this class; more of it."""
-    said = {"break_id": break_id(key), "explained_by": "ann", "explanation": "a fee"}
-    known = transfer(key, class_) | (more or {}) | said
-    return tuple(known[name] for name in EXPLANATIONS.names)
+    known = transfer(key, class_) | (more or {})
+    figures = Figures(**{name: known[name] for name in FIGURES})
+    return Explanation(break_id(key), class_, "ann", "a fee", 1, figures=figures)
 
 
 def run(day, run_id="a" * 16, *, parked=0, matched=10, is_final=True, version="1"):
@@ -77,15 +69,14 @@ def run(day, run_id="a" * 16, *, parked=0, matched=10, is_final=True, version="1
     )  # fmt: skip
 
 
-def carried(spark, classes, day):
-    return split_closed(carry(today(spark, classes), None, None, rules(), day))
+def items(classes, day):
+    """The items of a first day, as a table."""
+    life = BreakLife(rules(), day, {})
+    rows = [life.item(transfer(key, class_), Earlier()) for key, class_ in sorted(classes.items())]
+    return pa.Table.from_pylist([row for row in rows if row], arrow_schema(ITEMS))
 
 
-def ddl_of(table):
-    return getattr(tables, table.upper()).ddl
-
-
-def text(value):
-    from pyspark.sql import functions as F
-
-    return F.lit(value)
+def table(schema, rows):
+    """Tuples as a table."""
+    named = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    return pa.Table.from_pylist(named, arrow_schema(schema))

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from tests.reconcile import breaks
 from txmq.reconcile import results as results_room
 from txmq.reconcile.results import open_results
+from txmq.reconcile.tables import MATCHES, TOTALS
 
 CLASSES = {"icbc/1": "parked", "icbc/2": "in-flight", "icbc/3": "dead-letter"}
 RUN = "b" * 16
@@ -20,27 +21,23 @@ PARTS = 4
 NAMES = ("matches", "items", "closed", "totals")
 
 
-def tables(spark, day, *, partitions=1):
-    """What the run comes to; in whatever partitions."""
+def tables(spark, day):
+    """What the run comes to. What may be large is Spark's."""
     moved = spark.createDataFrame(
-        [(f"icbc/{index}", "matched", index, "CNY") for index in range(500)],
-        breaks.ddl_of("matches"),
+        [(f"icbc/{index}", "matched", index, "CNY") for index in range(500)], MATCHES.ddl
     )
-    lived = breaks.carried(spark, CLASSES, day)
-    totals = spark.createDataFrame(
-        [("parked", "break", "CNY", 1, 1, 1, 1, 1, 1), ("matched", "agreed", "CNY", *[2] * 6)],
-        breaks.ddl_of("totals"),
-    )
-    found = dict(zip(NAMES, (moved, lived.items, lived.closed, totals), strict=True))
+    rows = [("parked", "break", "CNY", 1, 1, 1, 1, 1, 1), ("matched", "agreed", "CNY", *[2] * 6)]
     # What is large comes parted by its key; that is the same in every run.
     return {
-        name: item.repartition(PARTS, "key") if name == "matches" else item.repartition(partitions)
-        for name, item in found.items()
+        "matches": moved.repartition(PARTS, "key"),
+        "items": breaks.items(CLASSES, day),
+        "closed": breaks.items({}, day),
+        "totals": breaks.table(TOTALS, rows),
     }
 
 
-def write(results, spark, day, names=NAMES, *, partitions=1):
-    found = tables(spark, day, partitions=partitions)
+def write(results, spark, day, names=NAMES):
+    found = tables(spark, day)
     return {name: results.write_table(name, found[name], day, RUN) for name in names}
 
 
@@ -56,9 +53,9 @@ def main():
         .getOrCreate()
     )
     with open_results(directory) as results:
-        write(results, spark, day, NAMES[:count], partitions=3)
+        write(results, spark, day, NAMES[:count])
         results_room.finalize_folder = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-        write(results, spark, day, NAMES[count:], partitions=3)
+        write(results, spark, day, NAMES[count:])
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 from functools import reduce
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 
 from tests.reconcile.days import BANKS, RULES, TYPES
 from tests.reconcile.reference import Entry, Failure, Message
-from txmq.reconcile.ledgers import Ledgers
+from txmq.reconcile.ledgers import EarlierDays, Ledgers
+from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.tables import (
     ACCOUNTS,
     ENTRIES,
@@ -19,6 +20,7 @@ from txmq.reconcile.tables import (
     OPENING,
 )
 
+CARRIED_ON = ("items", "entries", "messages", "failures", "balances")
 OF_BANKS = (ENTRIES, OPENING, LATER, ACCOUNTS)
 OF_THE_LOG = (MESSAGES, FAILURES, OFFSETS)
 
@@ -71,3 +73,25 @@ def content(frame):
 
 GROUPS = {flow.topic: flow.group for flow in RULES.log.flow}
 TOLERANCE = {name: money.tolerance for name, money in RULES.money.items()}
+
+
+def collected(table):
+    """The rows of a table, of Spark's or of Arrow's."""
+    if isinstance(table, DataFrame):
+        return table.collect()
+    return [Row(**row) for row in table.to_pylist()]
+
+
+def proved(outcome, rules):
+    """The rows of all proofs of a day."""
+    return collected(proofs_of(outcome, [outcome.balances.toArrow()], rules))
+
+
+def left_by(spark, outcome, **more):
+    """What a day leaves to the next one, as if it were read from files."""
+    left = {}
+    for name in CARRIED_ON:
+        table = getattr(outcome, name)
+        is_frame = isinstance(table, DataFrame)
+        left[name] = table.localCheckpoint() if is_frame else spark.createDataFrame(table)
+    return EarlierDays(**left, **more)

@@ -115,7 +115,9 @@ class Unit:
         return min(moments)
 
 
-def classes(told: Told, rule: Rule, start: int, end: int, as_of: int, known=frozenset()):
+def classes(
+    told: Told, rule: Rule, start: int, end: int, as_of: int, known=frozenset(), unseen=frozenset()
+):
     """Each key's class and sums.
 
     Args:
@@ -125,6 +127,7 @@ def classes(told: Told, rule: Rule, start: int, end: int, as_of: int, known=froz
         end: When it ends.
         as_of: Until when the books were read.
         known: Keys that were items when the day before ended.
+        unseen: Those of them that were backdated.
     """
     entries, messages = defaultdict(list), defaultdict(list)
     for entry in told.entries:
@@ -137,14 +140,16 @@ def classes(told: Told, rule: Rule, start: int, end: int, as_of: int, known=froz
     for key in entries.keys() | messages.keys():
         unit = Unit(told, entries[key], messages[key], end)
         if unit.legs or unit.messages:
-            found[key] = _found(unit, rule, start, min(end, as_of), key in known)
+            is_old = key in known
+            found[key] = _found(unit, rule, start, min(end, as_of), is_old, key in unseen)
     return found
 
 
-def _found(unit, rule, start, as_of, is_known):
+def _found(unit, rule, start, as_of, is_known, is_unseen):
     class_ = _class(unit, rule, as_of)
     is_late = any(start > e.booked_ms and e.recorded_ms >= start for e in unit.legs)
-    if class_ in (Class.MATCHED, Class.RETURNED) and is_late and not is_known:
+    is_late = is_unseen or (is_late and not is_known)
+    if class_ in (Class.MATCHED, Class.RETURNED) and is_late:
         class_ = Class.PRIOR_PERIOD
     known = [m for m in unit.messages if unit.state(m) != "rolled_back"]
     debited, returned, credited = map(_sum, (unit.debits, unit.returns, unit.credits))
@@ -179,6 +184,11 @@ def _at_risk(unit, class_, taken, ordered):
     return max([*amounts, ordered])
 
 
+def day_of(ms):
+    """The business date: it ends at 17:00 in Shanghai."""
+    return (ms + 15 * 3_600_000) // 86_400_000
+
+
 def _sum(rows):
     return sum(-row.amount if row.kind == "debit" else row.amount for row in rows)
 
@@ -197,6 +207,10 @@ def _class(unit, rule, as_of):
 
 
 def _repeated(unit):
+    dates = [{day_of(e.recorded_ms) for e in unit.debits}]
+    dates += [{day_of(m.stored_ms) for m in unit.copies}]
+    if len(unit.visible) > 1 and min(map(len, dates)) > 1:
+        return Class.DUPLICATE_ID
     if len(unit.debits) > 1 or len(unit.returns) > 1:
         return Class.DUPLICATE_DEBIT
     ids = {e.id for e in unit.credits}

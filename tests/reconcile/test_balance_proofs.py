@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.reconcile.days import BANKS, Plan
-from tests.reconcile.frames import ledgers_of
+from tests.reconcile.frames import ledgers_of, left_by, proved
 from tests.reconcile.reference import Entry
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.ledgers import EarlierDays
@@ -18,7 +18,6 @@ from txmq.reconcile.tables import LATER, OPENING
 PLAN = Plan(transfers=1, double_entry=True)
 WORDS = {"clearing": "clearing", "capital": "capital", "unclaimed": "suspense"}
 HOUR_MS = 3_600_000
-FIELDS = ("items", "entries", "messages", "failures", "balances")
 
 
 def rules(**changes):
@@ -100,22 +99,17 @@ def summed(spark, table, rows):
 
 def run(spark, books, given, day=0, before=None):
     """A day's result, which goes on from the one before."""
-    yesterday = EarlierDays()
-    if before is not None:
-        # As read from files: without what they were made of.
-        yesterday = EarlierDays(
-            **{field_: getattr(before, field_).localCheckpoint() for field_ in FIELDS}
-        )
-    return reconcile(books.read(spark, day), yesterday, given, DAYS[day], WINDOWS[day].end_ms)
+    yesterday = EarlierDays() if before is None else left_by(spark, before)
+    found = reconcile(books.read(spark, day), yesterday, given, DAYS[day], WINDOWS[day].end_ms)
+    # The outcome is kept, so that its id stays its own.
+    _PROOFS[id(found)] = found, proved(found, given)
+    return found
 
 
 _PROOFS = {}
 
 
 def proofs_of(outcome):
-    """All rows, worked out once; the outcome is kept, so that its id stays its own."""
-    if id(outcome) not in _PROOFS:
-        _PROOFS[id(outcome)] = outcome, outcome.proofs.collect()
     return _PROOFS[id(outcome)][1]
 
 

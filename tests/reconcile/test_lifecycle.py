@@ -1,18 +1,15 @@
-"""A break is followed from its birth to its end, by Spark as by a model in plain Python."""
+"""A break is followed from its birth to its end, and does as a second model says."""
 
 import hashlib
 from datetime import date, timedelta
 
-import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reconcile import breaks
 from tests.soak import count
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.explanations import EXPLANATIONS
-from txmq.reconcile.lifecycle import HISTORY, carry, split_closed
-from txmq.reconcile.rows import materialize
+from txmq.reconcile.lifecycle import HISTORY, BreakLife, Earlier
 from txmq.reconcile.rules import Day
 from txmq.reconcile.summary import BUCKETS, FIGURES
 from txmq.reconcile.tables import ITEMS
@@ -21,47 +18,36 @@ MONDAY = date(2026, 11, 16)
 FRIDAY = date(2026, 11, 20)
 
 
-@pytest.fixture
-def live(spark):
+def live(
+    today,
+    previous=(),
+    day=MONDAY,
+    *,
+    more=None,
+    explained=(),
+    agreed=None,
+    rules=None,
+    history=(),
+):
     """Carries plain rows: what is open, and what was closed, each by its key."""
-
-    def live(
-        today,
-        previous=(),
-        day=MONDAY,
-        *,
-        more=None,
-        explained=(),
-        agreed=None,
-        rules=None,
-        history=None,
-    ):
-        def frame(rows, ddl):
-            return spark.createDataFrame(rows, ddl) if rows else None
-
-        before = [tuple(earlier[name] for name in ITEMS.names) for earlier in previous]
-        told = [breaks.explained(*item) for item in explained]
-        again = [(item, None) for item in agreed or ()] + list(history or ())
-        lived = carry(
-            breaks.today(spark, today, more),
-            frame(before, ITEMS.ddl),
-            frame(told, EXPLANATIONS.ddl),
-            rules or breaks.rules(),
-            day,
-            frame(again, "key STRING, history STRING"),
-        )
-        both = split_closed(materialize(lived))
-        found = [[row.asDict() for row in rows.collect()] for rows in both]
-        items, closed = ({row["key"]: row for row in rows} for rows in found)
-        assert len(items.keys() | closed.keys()) == sum(map(len, found))
-        assert {row["status"] for row in closed.values()} <= {"closed"}
-        assert "closed" not in {item["status"] for item in items.values()}
-        return items, closed
-
-    return live
+    before = {item["key"]: item for item in previous}
+    notes = [breaks.explained(*item) for item in explained]
+    life = BreakLife(rules or breaks.rules(), day, {note.break_id: note for note in notes})
+    items, closed = {}, {}
+    for key in today.keys() | before.keys():
+        facts = None
+        if key in today:
+            facts = breaks.transfer(key, today[key]) | (more or {}).get(key, {})
+        histories = [text for name, text in history if name == key]
+        was_agreed = key in (agreed or ()) or bool(histories)
+        item = life.item(facts, Earlier(before.get(key), was_agreed, histories))
+        if item is not None:
+            assert set(item) == set(ITEMS.names)
+            (closed if item["status"] == "closed" else items)[key] = item
+    return items, closed
 
 
-def test_a_break_has_the_same_id_on_every_day(live):
+def test_a_break_has_the_same_id_on_every_day():
     first, _ = live({"icbc/1": "dead-letter"})
     then, _ = live({"icbc/1": "parked"}, first.values(), MONDAY + timedelta(days=1))
 
@@ -69,7 +55,7 @@ def test_a_break_has_the_same_id_on_every_day(live):
     assert first["icbc/1"]["break_id"] == then["icbc/1"]["break_id"] == told
 
 
-def test_an_item_is_new_then_open_then_changed_then_closed(live):
+def test_an_item_is_new_then_open_then_changed_then_closed():
     days = [MONDAY + timedelta(days=index) for index in range(4)]
     first, _ = live({"icbc/1": "in-flight"}, day=days[0])
     second, _ = live({"icbc/1": "in-flight"}, first.values(), days[1])
@@ -93,7 +79,7 @@ def test_an_item_is_new_then_open_then_changed_then_closed(live):
     ]
 
 
-def test_what_is_agreed_and_was_no_item_is_none(live):
+def test_what_is_agreed_and_was_no_item_is_none():
     items, closed = live({"icbc/1": "matched", "icbc/2": "parked"})
     assert (set(items), closed) == ({"icbc/2"}, {})
 
@@ -101,7 +87,7 @@ def test_what_is_agreed_and_was_no_item_is_none(live):
     assert (set(items), closed) == ({"icbc/2"}, {})
 
 
-def test_what_today_does_not_know_stays_and_grows_older(live):
+def test_what_today_does_not_know_stays_and_grows_older():
     first, _ = live({"icbc/1": "in-flight", "icbc/2": "parked"})
     then, closed = live({"icbc/2": "parked"}, first.values(), MONDAY + timedelta(days=2))
 
@@ -110,7 +96,7 @@ def test_what_today_does_not_know_stays_and_grows_older(live):
     assert closed == {}
 
 
-def test_an_explanation_holds_as_long_as_the_class_is_the_same(live):
+def test_an_explanation_holds_as_long_as_the_class_is_the_same():
     days = [MONDAY + timedelta(days=index) for index in range(4)]
     first, _ = live({"icbc/1": "amount-mismatch"}, day=days[0])
     said = [("icbc/1", "amount-mismatch")]
@@ -146,7 +132,7 @@ MORE = {
 """Of each figure another."""
 
 
-def test_an_explanation_holds_for_none_of_whose_figures_is_another(live):
+def test_an_explanation_holds_for_none_of_whose_figures_is_another():
     said = [(f"icbc/{item}", "double-credit") for item in (*MORE, "quiet")]
     plain = dict(said)
     first, _ = live(plain)
@@ -175,7 +161,7 @@ def test_an_explanation_holds_for_none_of_whose_figures_is_another(live):
         assert row["history"].endswith(f",{FRIDAY} double-credit changed")
 
 
-def test_what_is_explained_anew_is_explained_as_what_it_is_now(live):
+def test_what_is_explained_anew_is_explained_as_what_it_is_now():
     first, _ = live({"icbc/1": "parked"})
     said = [("icbc/1", "parked")]
     second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
@@ -188,7 +174,7 @@ def test_what_is_explained_anew_is_explained_as_what_it_is_now(live):
     assert item["history"] == f"{second['icbc/1']['history']},{FRIDAY} parked explained"
 
 
-def test_what_is_of_the_same_class_and_is_more_has_changed(live):
+def test_what_is_of_the_same_class_and_is_more_has_changed():
     first, _ = live({"icbc/1": "double-credit"})
     more = {"icbc/1": {"credits": 3}}
     then, _ = live({"icbc/1": "double-credit"}, first.values(), FRIDAY, more=more)
@@ -199,7 +185,7 @@ def test_what_is_of_the_same_class_and_is_more_has_changed(live):
     assert last["icbc/1"] == then["icbc/1"] | {"status": "open"}
 
 
-def test_a_withdrawn_explanation_leaves_an_open_break(live):
+def test_a_withdrawn_explanation_leaves_an_open_break():
     first, _ = live({"icbc/1": "parked"})
     said = [("icbc/1", "parked")]
     second, _ = live({"icbc/1": "parked"}, first.values(), MONDAY, explained=said)
@@ -210,7 +196,7 @@ def test_a_withdrawn_explanation_leaves_an_open_break(live):
     assert item["history"].endswith("2026-11-17 parked open")
 
 
-def test_an_explained_break_is_closed_once_it_is_agreed(live):
+def test_an_explained_break_is_closed_once_it_is_agreed():
     first, _ = live({"icbc/1": "parked"})
     said = [("icbc/1", "parked")]
     second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
@@ -220,7 +206,7 @@ def test_an_explained_break_is_closed_once_it_is_agreed(live):
     assert (closed["icbc/1"]["status"], closed["icbc/1"]["explained_by"]) == ("closed", None)
 
 
-def test_an_explained_item_of_which_today_says_nothing_stays_explained(live):
+def test_an_explained_item_of_which_today_says_nothing_stays_explained():
     first, _ = live({"icbc/1": "parked"})
     said = [("icbc/1", "parked")]
     second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
@@ -231,7 +217,7 @@ def test_an_explained_item_of_which_today_says_nothing_stays_explained(live):
     assert (fourth["icbc/1"]["class"], fourth["icbc/1"]["group"]) == ("parked", "break")
 
 
-def test_what_was_agreed_before_is_reopened_and_not_new(live):
+def test_what_was_agreed_before_is_reopened_and_not_new():
     items, _ = live({"icbc/1": "double-credit", "icbc/2": "parked"}, agreed=["icbc/1", "icbc/1"])
     assert {key: item["status"] for key, item in items.items()} == {
         "icbc/1": "reopened",
@@ -242,7 +228,7 @@ def test_what_was_agreed_before_is_reopened_and_not_new(live):
     assert then["icbc/1"]["status"] == "open"
 
 
-def test_what_was_closed_is_reopened_with_its_history(live):
+def test_what_was_closed_is_reopened_with_its_history():
     early = "2026-11-09 parked new,2026-11-10 matched closed 9"
     told = "2026-11-12 parked new,2026-11-13 matched closed 5"
     again = [("icbc/1", early), ("icbc/1", told), ("icbc/2", early)]
@@ -253,7 +239,7 @@ def test_what_was_closed_is_reopened_with_its_history(live):
     assert (item["first_seen"], item["age_days"]) == ("2026-11-16", 0)
 
 
-def test_a_long_history_keeps_its_beginning_and_its_end(live):
+def test_a_long_history_keeps_its_beginning_and_its_end():
     first, _ = live({"icbc/1": "parked"})
     item = first["icbc/1"]
     item["history"] = ",".join(f"day-{index} parked open" for index in range(HISTORY))
@@ -268,14 +254,14 @@ WEEKENDS = st.frozensets(st.sampled_from(sorted(Day().weekend | {"monday", "frid
 DATES = st.dates(date(2025, 1, 1), date(2027, 12, 31))
 
 
-@settings(max_examples=count(3, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(25, 2_000))
 @given(
     weekend=WEEKENDS,
     holidays=st.frozensets(DATES, max_size=8),
     firsts=st.lists(DATES, min_size=1, max_size=30),
     today=DATES,
 )
-def test_ages_are_those_of_the_calendar(live, weekend, holidays, firsts, today):
+def test_ages_are_those_of_the_calendar(weekend, holidays, firsts, today):
     day = Day(weekend=weekend, holidays=holidays)
     rules = breaks.rules(day=day)
     previous, _ = live({f"icbc/{index}": "parked" for index in range(len(firsts))}, rules=rules)
@@ -295,7 +281,7 @@ def bucket(age):
     return BUCKETS[sum(age > most for most in (0, 1, 3, 7))]
 
 
-def test_a_weekend_makes_nothing_older(live):
+def test_a_weekend_makes_nothing_older():
     rules = breaks.rules(day=Day(holidays=frozenset({date(2026, 11, 23)})))
     first, _ = live({"icbc/1": "parked"}, day=FRIDAY, rules=rules)
     ages = []
@@ -355,9 +341,9 @@ DAYS = st.tuples(
 )
 
 
-@settings(max_examples=count(2, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=count(50, 5_000))
 @given(days=st.lists(DAYS, min_size=2, max_size=4))
-def test_any_life_is_that_of_the_model(live, days):
+def test_any_life_is_that_of_the_model(days):
     model, items, gone = Model(), {}, []
     for day_, (classes, paid, said) in enumerate(days):
         day = MONDAY + timedelta(days=day_)
@@ -388,7 +374,7 @@ def changes(item):
     return [tuple(word.split()[:3]) for word in item["history"].split(",")]
 
 
-def test_days_that_are_run_again_come_to_the_same_with_the_same_ids(live):
+def test_days_that_are_run_again_come_to_the_same_with_the_same_ids():
     """A day in the middle is done anew, and those after it in their order."""
     week = [
         {"icbc/1": "parked", "icbc/2": "in-flight"},

@@ -52,10 +52,9 @@ def rows(url):
     engine.dispose()
 
 
-def items(spark, count):
+def items(count):
     classes = {f"icbc/{index}": "parked" for index in range(count)}
-    carried = breaks.carried(spark, classes, DAY)
-    return (item.asDict() for item in carried.items.toLocalIterator())
+    return iter(breaks.items(classes, DAY).to_pylist())
 
 
 def row(number, **changes):
@@ -73,7 +72,7 @@ def test_a_run_is_written_with_all_that_belongs_to_it(spark, schema, rows):
     result = msgspec.structs.replace(plain.result, proofs=(proof,), why=("two", "sentences"))
     run = msgspec.structs.replace(plain, result=result, result_digest=result.digest)
 
-    assert schema.write(run, items(spark, 3)) == 3
+    assert schema.write(run, items(3)) == 3
 
     about = ("run_id", "is_current", "why", "transfers", "breaks", "match_rate", "result_digest")
     expected = (run.run_id, True, "two\nsentences", 12, 2, pytest.approx(10 / 12), result.digest)

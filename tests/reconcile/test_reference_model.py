@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.reconcile.days import RULES
-from tests.reconcile.frames import GROUPS, TOLERANCE, ledgers_of
+from tests.reconcile.frames import GROUPS, TOLERANCE, collected, ledgers_of, left_by
 from tests.reconcile.histories import OFFSETS, History
 from tests.reconcile.reference import Rule, Told, classes
 from txmq.reconcile.core import reconcile
@@ -54,8 +54,8 @@ def extract(spark, history, window):
 
 def rows_of(outcome):
     """What Spark has found: by key, its class and sums; of what is matched, the class alone."""
-    found = {row.key: (row["class"],) for row in outcome.matches.collect()}
-    for row in outcome.items.collect():
+    found = {row.key: (row["class"],) for row in collected(outcome.matches)}
+    for row in collected(outcome.items):
         assert row.key not in found
         found[row.key] = tuple(row[name] for name in FIELDS)
     return found
@@ -134,18 +134,16 @@ def see_two_days(spark, seeds):
     see(history, rows_of(one), expected)
 
     known = {key for key, unit in expected.items() if not is_agreed(unit)}
-    names = ("items", "entries", "messages", "failures", "balances")
-    # As read from files: without what they were made of.
-    left = {name: getattr(one, name).localCheckpoint() for name in names}
-    yesterday = EarlierDays(**left, history=extracts[0])
+    unseen = {key for key, unit in expected.items() if unit.class_ == "prior-period"}
+    yesterday = left_by(spark, one, history=extracts[0], agreed=one.matches.select("key"))
     two = reconcile(extracts[1], yesterday, RULES, SECOND, later.end_ms)
-    expected = reference(told, later, known)
+    expected = reference(told, later, known, unseen)
     see(history, rows_of(two), expected)
     agreed = {key for key in known if key in expected and is_agreed(expected[key])}
-    assert {row.key for row in two.closed.collect()} == agreed
+    assert {row.key for row in collected(two.closed)} == agreed
 
 
-def reference(told, window, known):
+def reference(told, window, known, unseen=frozenset()):
     """Of all that was known when the window ended: what it touches, and what was open before."""
     first = RULES.day.window(FIRST).start_ms
     start, end = window
@@ -159,7 +157,10 @@ def reference(told, window, known):
     touched = {e.key for e in entries} | ordered | known
     # What begins on the day is judged by it, and so is what was only rolled back; of all else there
     # may be a beginning before.
-    begun = {e.key for e in entries if e.kind == "debit"} & ordered - known
+    moved_before = {
+        e.key for e in told.entries if first <= e.recorded_ms < start and e.role != "clearing"
+    }
+    begun = {e.key for e in entries if e.kind == "debit"} & ordered - known - moved_before
     heard = [m for m in told.messages if is_heard(m, start)]
     moved = {m.key for m in heard if as_known(m, end) != "rolled_back"} | {e.key for e in entries}
     begun |= ordered - moved - known
@@ -171,7 +172,7 @@ def reference(told, window, known):
         entries=[e for e in told.entries if since(e.key) <= e.recorded_ms < end],
         messages=[m for m in told.messages if is_heard(m, since(m.key))],
     )
-    found = classes(inside, RULE, start, end, FAR, known)
+    found = classes(inside, RULE, start, end, FAR, known, unseen)
     return {key: unit for key, unit in found.items() if key in touched}
 
 

@@ -8,14 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.reconcile.days import BANKS, RULES, Plan, write_day
-from tests.reconcile.frames import GROUPS, TOLERANCE, read
+from tests.reconcile.frames import GROUPS, TOLERANCE, collected, proved, read
 from tests.reconcile.reference import Entry, Failure, Message, Rule, Told, balances_hold, classes
 from tests.reconcile.shapes import SHAPES
 from tests.soak import IS_SOAK
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.explanations import EXPLANATIONS
+from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.ledgers import EarlierDays
+from txmq.reconcile.summary import FIGURES, Figures
 
 PLAN = Plan(
     transfers=1_000_000 if IS_SOAK else 5_000,
@@ -50,7 +51,7 @@ def outcome(spark, day):
 
 @pytest.fixture(scope="module")
 def items(outcome):
-    return outcome.items.collect()
+    return collected(outcome.items)
 
 
 def truth_by_key(day, *, is_agreed):
@@ -74,7 +75,9 @@ def test_every_class_is_planted_often_enough(day):
     for name in day.truth()["class"].to_pylist():
         counted[name] += 1
 
-    assert counted.keys() == set(Class) - {Class.EXPLAINED}
+    # Those need a second day, or rules of their own: see test_classification.
+    others = {Class.EXPLAINED, Class.DUPLICATE_ID, Class.RECALLED_UNRETURNED}
+    assert counted.keys() == set(Class) - others
     assert min(counted.values()) >= PLAN.planted
     assert {shape.name for shape in SHAPES} == set(day.truth()["shape"].to_pylist())
 
@@ -141,7 +144,7 @@ def test_what_operators_decided_is_listed_with_its_reason_also_where_all_agree(d
         and window.start_ms <= message["decided_ms"] < window.end_ms
     }
 
-    listed = outcome.by_hand.collect()
+    listed = collected(outcome.by_hand)
 
     assert {item.id: (item.key, item.state, item.reason) for item in listed} == planted
     assert all(item.reason for item in listed)
@@ -160,7 +163,7 @@ def test_all_else_is_agreed(day, outcome):
 
 
 def test_the_classes_add_up_to_what_the_ledgers_have(day, outcome):
-    truth, totals = day.truth(), outcome.totals.collect()
+    truth, totals = day.truth(), collected(outcome.totals)
 
     assert sum(row.transfers for row in totals) == truth.num_rows
     for kind, name in (("debit", "debited"), ("return", "returned"), ("credit", "credited")):
@@ -183,7 +186,7 @@ def test_the_classes_add_up_to_what_the_ledgers_have(day, outcome):
 
 
 def test_changed_balances_are_found_and_all_other_proofs_hold(day, outcome):
-    broken = outcome.proofs.where("not holds").collect()
+    broken = [row for row in proved(outcome, PLAN.rules) if not row.holds]
 
     named = {(row.bank, row.account) for row in broken if row.account is not None}
     assert named == set(day.altered)
@@ -210,14 +213,22 @@ def test_the_reference_finds_the_changed_balances(listed):
 
 def test_what_somebody_has_explained_is_explained(spark, day, items):
     breaks = [row for row in items if row.group == "break"][: PLAN.planted]
-    said = {"explained_by": "anna", "explanation": "the branch has called"}
-    told = [row.asDict() | said for row in breaks]
-    rows = [tuple(row[name] for name in EXPLANATIONS.names) for row in told]
-    yesterday = EarlierDays(explanations=spark.createDataFrame(rows, EXPLANATIONS.ddl))
+    explanations = {
+        row.break_id: Explanation(
+            row.break_id,
+            row["class"],
+            "anna",
+            "the branch has called",
+            1,
+            figures=Figures(**{name: row[name] for name in FIGURES}),
+        )
+        for row in breaks
+    }
+    yesterday = EarlierDays(explanations=explanations)
 
     again = reconcile(read(spark, day.folder), yesterday, PLAN.rules, PLAN.day, END_MS)
 
-    found = {row.key: row for row in again.items.collect() if row["class"] == "explained"}
+    found = {row.key: row for row in collected(again.items) if row["class"] == "explained"}
     assert {key: row.was for key, row in found.items()} == {b.key: b["class"] for b in breaks}
     assert {row.explained_by for row in found.values()} == {"anna"}
 
@@ -228,6 +239,6 @@ def test_both_sides_of_every_booking_and_the_clearing_accounts_are_proved(spark,
 
     found = reconcile(read(spark, tmp_path), EarlierDays(), plan.rules, plan.day, END_MS)
 
-    proofs = found.proofs.collect()
+    proofs = proved(found, plan.rules)
     assert {row.proof for row in proofs} >= {"double-entry", "clearing", "conservation"}
     assert [row for row in proofs if not row.holds] == []

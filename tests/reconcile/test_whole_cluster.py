@@ -10,8 +10,7 @@ from tests.reconcile import standalone
 from tests.reconcile.whole_driver import PLAN, extracted, reconciled
 from tests.serving import CHECKOUT
 from txmq.reconcile.classes import Class
-from txmq.reconcile.ledgers import ReconciledDay
-from txmq.reconcile.results import Results, content_hash
+from txmq.reconcile.results import TABLES, Results
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -19,7 +18,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 def files(directory):
     """All that the tables hold, byte by byte."""
     places = sorted((directory / "results").glob("*/*/*/part-*"))
-    assert len({place.parts[-4] for place in places}) == len(ReconciledDay._fields)
+    assert len({place.parts[-4] for place in places}) == len(TABLES)
     return {str(place.relative_to(directory)) for place in places}
 
 
@@ -44,8 +43,6 @@ def test_a_cluster_comes_to_the_same_result(spark, tmp_path):
     assert together.result == alone.result
     assert together.result_digest == alone.result_digest
     results.verify(together)
-    for name, said in together.result.contents.items():
-        assert content_hash(results.read_table(spark, name, together)) == said
     assert files(there) == files(here) != set()
     found = {row["class"] for row in results.read_table(spark, "items", together).collect()}
     assert found > {Class.DOUBLE_CREDIT, Class.PARKED, Class.IN_FLIGHT}

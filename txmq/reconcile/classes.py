@@ -18,6 +18,7 @@ Group: TypeAlias = Literal["agreed", "open", "break"]
 class Class(StrEnum):
     """The class of a transfer."""
 
+    DUPLICATE_ID = "duplicate-id"
     DUPLICATE_DEBIT = "duplicate-debit"
     DUPLICATE_CREDIT = "duplicate-credit"
     DUPLICATE_MESSAGE = "duplicate-message"
@@ -34,6 +35,7 @@ class Class(StrEnum):
     DEAD_LETTER = "dead-letter"
     COMMITTED_UNDELIVERED = "committed-undelivered"
     DELIVERED_UNCREDITED = "delivered-uncredited"
+    RECALLED_UNRETURNED = "recalled-unreturned"
     IN_FLIGHT = "in-flight"
     PRIOR_PERIOD = "prior-period"
     EXPLAINED = "explained"
@@ -53,6 +55,12 @@ class About(NamedTuple):
 
 
 ABOUT: Final[dict[Class, About]] = {
+    Class.DUPLICATE_ID: About(
+        "break",
+        "the id of a transfer was debited and ordered again on a later date",
+        "the program that issues ids began anew, or an old transfer was repeated as a new one",
+        "find out whether the customer ordered two transfers: else take the second one back",
+    ),
     Class.DUPLICATE_DEBIT: About(
         "break",
         "the payer was debited, or paid back, more than once",
@@ -148,6 +156,12 @@ ABOUT: Final[dict[Class, About]] = {
         "the payee's bank has taken the message, and the payee was not credited",
         "the credit was deleted, the handler is still retrying, or it reported success wrongly",
         "see the payee's bank's log for the message; credit the payee by hand if it must be",
+    ),
+    Class.RECALLED_UNRETURNED: About(
+        "break",
+        "the credit was taken back from the payee, and the payer was not paid back as much",
+        "the return is under way, or the payer's bank has not booked it",
+        "pay the payer back; if the credit was taken back wrongly, credit the payee again",
     ),
     Class.IN_FLIGHT: About(
         "open",

@@ -1,4 +1,4 @@
-"""The truth table: the class of a transfer, from its facts.
+"""The truth table: the class of a transfer, from its facts; pure.
 
 The conditions are in the order of :class:`~txmq.reconcile.classes.Class`, and the first that
 holds counts. Together they are complete; a transfer without a class stops the run.
@@ -7,156 +7,201 @@ holds counts. Together they are complete; a transfer without a class stops the r
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as f
-
+from txmq.errors import ReconcileRefused
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.rules import Rules
+from txmq.reconcile.rules import Outcomes, Rules
+from txmq.reconcile.transfer import TransferFacts
 
-__all__ = ["classify", "group_of_class"]
+__all__ = ["classify", "facts_of_item"]
 
 
-def classify(units: DataFrame, rules: Rules, as_of_ms: int) -> DataFrame:
-    """Add the class and group of each unit, the amount at risk, and the holder of the money.
+def classify(
+    facts: TransferFacts, rules: Rules, as_of_ms: int, *, is_unseen: bool = False
+) -> Class:
+    """The class of a transfer.
 
     Args:
-        units: The facts of each transfer (:func:`~txmq.reconcile.units.units_of`), with
-            ``was_open`` for those left open before.
-        rules: The tolerances, and the grace.
+        facts: Its facts.
+        rules: The tolerances, the grace, and the agreed outcomes.
         as_of_ms: The end of the day, or the time of reading if that was earlier.
+        is_unseen: True if it was backdated on an earlier day, and nobody has explained it yet.
+
+    Raises:
+        ReconcileRefused: No class fits, which is an error in txmq.
     """
-    found = f.coalesce(
-        *(f.when(condition, class_.value) for class_, condition in _table(rules, as_of_ms)),
-        f.raise_error(f.concat(f.lit("no class fits transfer "), f.col("key"))),
-    )
-    return (
-        units.withColumn("class", found)
-        .withColumn("group", group_of_class())
-        .withColumns({"amount": _at_risk(), "currency": _currency(), "holder": _holder()})
-        .withColumns({
-            "debit_bank": _joined("debit_banks"),
-            "credit_bank": _joined("credit_banks"),
-            "payer": _joined("payers"),
-            "payee": _joined("payees"),
-        })
-    )  # fmt: skip
+    for class_, holds in _table(facts, rules, as_of_ms, is_unseen=is_unseen):
+        if holds:
+            return class_
+    raise ReconcileRefused(f"no class fits transfer {facts.key}; please report this error in txmq")
 
 
-def group_of_class() -> Column:
-    """The group of the column ``class``."""
-    pairs = ", ".join(f"'{class_.value}', '{about.group}'" for class_, about in ABOUT.items())
-    return f.expr(f"map({pairs})[class]")
+def facts_of_item(facts: TransferFacts, class_: Class) -> dict[str, Any]:
+    """The columns of an item that come from its own day."""
+    message = facts.message
+    return {
+        "key": facts.key,
+        "class": class_.value,
+        "group": ABOUT[class_].group,
+        "amount": _at_risk(facts, class_),
+        "currency": _currency(facts),
+        "holder": _holder(facts),
+        "debit_bank": _joined(facts.debit_banks),
+        "credit_bank": _joined(facts.credit_banks),
+        "payer": _joined(facts.payers),
+        "payee": _joined(facts.payees),
+        "debits": facts.debits,
+        "debited": facts.debited,
+        "returns": facts.returns,
+        "returned": facts.returned,
+        "credits": facts.credits,
+        "credited": facts.credited,
+        "messages": facts.messages,
+        "ordered": facts.ordered,
+        "message_id": message and message.id,
+        "message_state": message and message.state,
+        "delivery": facts.delivery,
+        "decided_by": message and message.decided_by,
+        "reason": facts.reason,
+        "is_late": facts.is_late,
+        "first_ms": facts.first_ms,
+        "last_ms": facts.last_ms,
+    }
 
 
-def _table(rules: Rules, as_of_ms: int) -> Iterator[tuple[Class, Column]]:
-    col = f.col
-    debited, returned, credited = col("debits") > 0, col("returns") > 0, col("credits") > 0
-    was_taken = col("debits") > col("returns")
-    is_visible, is_undecided = col("messages") > 0, col("undecided") > 0
-    was_rolled_back = ~is_visible & ~is_undecided & (col("rolled_back") > 0)
-    is_paid = ~debited & (credited | returned)
-    once = (col("debits") == 1) & (col("credits") + col("returns") == 1)
+def _table(
+    facts: TransferFacts, rules: Rules, as_of_ms: int, *, is_unseen: bool
+) -> Iterator[tuple[Class, bool]]:
+    debited, returned, credited = facts.debits > 0, facts.returns > 0, facts.credits > 0
+    was_taken = facts.debits > facts.returns
+    is_visible = facts.messages > 0
+    was_rolled_back = not is_visible and not facts.is_undecided and facts.is_rolled_back
+    is_paid = not debited and (credited or returned)
+    is_late = (facts.is_late and not facts.was_open) or is_unseen
+    earliest = as_of_ms - rules.day.grace_ms
 
-    yield Class.DUPLICATE_DEBIT, (col("debits") > 1) | (col("returns") > 1)
-    yield (
-        Class.DUPLICATE_CREDIT,
-        (col("credits") > 1) & (col("numbered") == col("credits")) & (col("numbers") == 1),
-    )
-    yield Class.DUPLICATE_MESSAGE, col("messages") > 1
-    yield Class.DOUBLE_CREDIT, (col("credits") > 1) | (credited & returned)
-    yield Class.CURRENCY_MISMATCH, f.size("currencies") > 1
-    # An odd row has the wrong sign: it takes where it should give, or the reverse.
-    is_odd = (col("unread") > 0) | (col("odd") > 0)
-    yield Class.AMOUNT_MISMATCH, (_spread() > _tolerance(rules)) | is_odd
-    yield Class.ACCOUNT_MISMATCH, (f.size("payers") > 1) | (f.size("payees") > 1)
-    yield (
-        Class.CREDIT_WITHOUT_MESSAGE,
-        ~is_visible & (credited | is_paid) & ~(was_taken & was_rolled_back),
-    )
-    yield Class.ROLLED_BACK_BUT_DEBITED, was_taken & was_rolled_back
+    yield Class.DUPLICATE_ID, facts.is_used_again
+    yield from _of_the_rules(facts, rules.outcomes, earliest, is_late=is_late)
+    yield Class.DUPLICATE_DEBIT, facts.debits > 1 or facts.returns > 1
+    yield Class.DUPLICATE_CREDIT, facts.is_one_credit_row
+    yield Class.DUPLICATE_MESSAGE, facts.messages > 1
+    yield Class.DOUBLE_CREDIT, facts.credits > 1 or (credited and returned)
+    yield Class.CURRENCY_MISMATCH, len(facts.currencies) > 1
+    is_off = _spread(facts) > _tolerance(facts, rules) or facts.fees != 0
+    yield Class.AMOUNT_MISMATCH, is_off or facts.is_unread or facts.is_odd
+    yield Class.ACCOUNT_MISMATCH, len(facts.payers) > 1 or len(facts.payees) > 1
+    is_unordered = not is_visible and (credited or is_paid)
+    yield Class.CREDIT_WITHOUT_MESSAGE, is_unordered and not (was_taken and was_rolled_back)
+    yield Class.ROLLED_BACK_BUT_DEBITED, was_taken and was_rolled_back
 
-    is_young = col("first_ms") > as_of_ms - rules.day.grace_ms
-    is_given_up = (col("delivery") == "dead") | (col("parked") > 0)
-    incomplete = list(_incomplete(debited, was_taken, credited, is_visible, is_undecided))
-    waits = incomplete[0][1]
-    for _, condition in incomplete[1:]:
-        waits |= condition
+    is_given_up = facts.delivery == "dead" or facts.is_parked
+    incomplete = list(_incomplete(facts))
     # Time may still complete these transfers, so this class comes before every incomplete class and
     # after all breaks that time cannot mend. Money that was paid out is not in flight.
-    can_wait = is_young & ~credited & ~is_paid & ~f.coalesce(is_given_up, f.lit(False))
-    yield Class.IN_FLIGHT, waits & can_wait
+    can_wait = facts.first_ms > earliest and not credited and not is_paid and not is_given_up
+    yield Class.IN_FLIGHT, can_wait and any(holds for _, holds in incomplete)
     yield from incomplete
 
-    agrees = once & ~(credited & returned)
-    is_matched, is_returned = agrees & credited & is_visible, agrees & returned
-    yield Class.PRIOR_PERIOD, (is_matched | is_returned) & col("is_late") & ~col("was_open")
+    once = facts.debits == 1 and facts.credits + facts.returns == 1 and not facts.recalled
+    is_matched, is_returned = once and credited and is_visible, once and returned
+    yield Class.PRIOR_PERIOD, (is_matched or is_returned) and is_late
     yield Class.RETURNED, is_returned
     yield Class.ROLLED_BACK, was_rolled_back
     yield Class.MATCHED, is_matched
 
 
-def _incomplete(
-    debited: Column, was_taken: Column, credited: Column, is_visible: Column, is_undecided: Column
-) -> Iterator[tuple[Class, Column]]:
-    delivery = f.col("delivery")
-    is_owed = was_taken & is_visible & ~credited
-    yield Class.COMMITTED_BUT_NOT_DEBITED, ~debited & is_visible & (f.col("committed") > 0)
-    yield Class.MESSAGE_WITHOUT_DEBIT, ~debited & is_visible
-    yield (
-        Class.DEBIT_WITHOUT_MESSAGE,
-        was_taken & ~is_visible & ~is_undecided & (f.col("rolled_back") == 0),
+def _of_the_rules(
+    facts: TransferFacts, outcomes: Outcomes, earliest: int, *, is_late: bool
+) -> Iterator[tuple[Class, bool]]:
+    """Outcomes that only some rules know: money that went back after the credit, parts, and
+    charges.
+    """
+    is_odd = facts.is_unread or facts.is_odd or facts.has_copies
+    if is_odd or not facts.messages or len(facts.currencies) > 1:
+        return
+    sent = facts.debited - (facts.fees if outcomes.charges == "payer" else 0)
+    arrived = facts.given + (facts.fees if outcomes.charges == "payee" else 0)
+    ordered = facts.ordered_in_all if outcomes.parts else facts.ordered
+    may_be_many = outcomes.parts and 1 in {facts.debits, facts.credits}
+    is_single = (facts.debits, facts.credits, facts.messages) == (1, 1, 1)
+    is_ordered = sent == ordered and (is_single or may_be_many)
+    has_accounts = (len(facts.payers) == 1 or facts.debits > 1) and (
+        len(facts.payees) == 1 or facts.credits > 1
     )
-    yield Class.PARKED, ~is_visible & is_undecided
-    yield Class.DEAD_LETTER, is_owed & (delivery == "dead")
-    yield Class.COMMITTED_UNDELIVERED, is_owed & delivery.isin("undelivered", "unacknowledged")
+    is_charged = not facts.fees or outcomes.charges != "none"
+    is_known = is_ordered and has_accounts and is_charged
+    is_settled = is_known and arrived == sent
+
+    goes_back = is_settled and facts.recalled > 0
+    is_back = goes_back and facts.recalled == facts.returned
+    yield Class.PRIOR_PERIOD, is_back and is_late
+    yield Class.RETURNED, is_back
+    is_on_its_way_back = goes_back and facts.recalled > facts.returned
+    # The transfer is as old as its debit, so its last record counts.
+    yield Class.IN_FLIGHT, is_on_its_way_back and facts.last_ms > earliest
+    yield Class.RECALLED_UNRETURNED, is_on_its_way_back
+    is_matched = is_settled and not facts.recalled and not facts.returns
+    yield Class.PRIOR_PERIOD, is_matched and is_late
+    yield Class.MATCHED, is_matched
+    is_in_parts = is_known and outcomes.parts and 0 < arrived < sent and not facts.returns
+    yield Class.IN_FLIGHT, is_in_parts and facts.first_ms > earliest
+    yield Class.DELIVERED_UNCREDITED, is_in_parts
+
+
+def _incomplete(facts: TransferFacts) -> Iterator[tuple[Class, bool]]:
+    debited, was_taken = facts.debits > 0, facts.debits > facts.returns
+    is_visible, is_undecided = facts.messages > 0, facts.is_undecided
+    is_owed = was_taken and is_visible and not facts.credits
+    is_unknown = not is_visible and not is_undecided and not facts.is_rolled_back
+    yield Class.COMMITTED_BUT_NOT_DEBITED, not debited and is_visible and facts.has_commit
+    yield Class.MESSAGE_WITHOUT_DEBIT, not debited and is_visible
+    yield Class.DEBIT_WITHOUT_MESSAGE, was_taken and is_unknown
+    yield Class.PARKED, not is_visible and is_undecided
+    yield Class.DEAD_LETTER, is_owed and facts.delivery == "dead"
+    is_waiting = facts.delivery in {"undelivered", "unacknowledged"}
+    yield Class.COMMITTED_UNDELIVERED, is_owed and is_waiting
     yield Class.DELIVERED_UNCREDITED, is_owed
+    # Whatever else was taken back from the payee is still owed to the payer.
+    yield Class.RECALLED_UNRETURNED, facts.recalled != 0
 
 
-def _spread() -> Column:
-    found = f.array_max("amounts") - f.array_min("amounts")
-    return f.coalesce(found, f.lit(0))
+def _spread(facts: TransferFacts) -> int:
+    return max(facts.amounts, default=0) - min(facts.amounts, default=0)
 
 
-def _tolerance(rules: Rules) -> Column:
-    found: Column = f.lit(0)
-    for name, money in sorted(rules.money.items()):
-        if money.tolerance:
-            found = f.when(_currency() == name, money.tolerance).otherwise(found)
-    return found
+def _tolerance(facts: TransferFacts, rules: Rules) -> int:
+    money = rules.money.get(_currency(facts))
+    return money.tolerance if money else 0
 
 
-def _open() -> Column:
+def _open(facts: TransferFacts) -> int:
     """Money taken from a payer and not given to anyone; negative for money given and not taken."""
-    return f.col("debited") - f.col("returned") - f.col("credited")
+    return facts.debited - facts.returned - facts.credited
 
 
-def _at_risk() -> Column:
+def _at_risk(facts: TransferFacts, class_: Class) -> int:
     """The amount that the banks or their customers may lose."""
-    whole = f.coalesce(f.greatest(f.array_max("amounts"), f.col("ordered")), f.lit(0))
-    is_mixed = f.col("class") == Class.CURRENCY_MISMATCH.value
-    is_spread = (f.col("class") == Class.AMOUNT_MISMATCH.value) & (_spread() > 0)
-    agreed = f.when(is_spread, _spread()).otherwise(whole)
-    return f.when(is_mixed | (_open() == 0), f.when(is_mixed, whole).otherwise(agreed)).otherwise(
-        f.abs(_open())
-    )
+    whole = max(facts.ordered, *facts.amounts, 0)
+    if class_ is Class.CURRENCY_MISMATCH:
+        return whole
+    if _open(facts):
+        return abs(_open(facts))
+    return (class_ is Class.AMOUNT_MISMATCH and _spread(facts)) or whole
 
 
-def _currency() -> Column:
-    return f.coalesce(f.get("currencies", f.lit(0)), f.col("ordered_currency"), f.lit(""))
+def _currency(facts: TransferFacts) -> str:
+    return min(facts.currencies, default=facts.ordered_currency)
 
 
-def _holder() -> Column:
-    paid, back = f.col("credits") > 0, f.col("returns") > 0
-    return (
-        f.when(_open() > 0, "transit")
-        .when(paid & back, "both")
-        .when(paid, "payee")
-        .when(back | (f.col("debits") > 0), "payer")
-        .otherwise("nobody")
-    )
+def _holder(facts: TransferFacts) -> str:
+    if _open(facts) > 0:
+        return "transit"
+    if facts.credits:
+        return "both" if facts.returns else "payee"
+    return "payer" if facts.returns or facts.debits else "nobody"
 
 
-def _joined(name: str) -> Column:
+def _joined(names: set[str]) -> str | None:
     """The names in a set, mostly one, joined by `` / ``."""
-    return f.when(f.size(name) > 0, f.concat_ws(" / ", name))
+    return " / ".join(sorted(names)) or None

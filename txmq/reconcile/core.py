@@ -1,48 +1,64 @@
-"""A day's reconciliation: DataFrames in, DataFrames out; nothing is read or written here.
+"""A day's reconciliation: tables in, tables out; nothing is written here.
 
-The sieve finds the transfers that plainly agree. Every other transfer is assembled from all of
-its rows, classified, and joined with the open items of earlier days. The balances of accounts
-are proved beside it.
+The sieve finds the transfers that plainly agree. Every other transfer is decided in the second
+pass from all of its rows, which are collected here. The balances of accounts are added up beside
+it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import date
 from typing import Final
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as f
 
-from txmq.reconcile import tables
-from txmq.reconcile.balances import ProofInputs, balances_of, proofs_of
-from txmq.reconcile.classes import Class
-from txmq.reconcile.classification import classify, group_of_class
-from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay
-from txmq.reconcile.lifecycle import FACTS_OF_ITEMS, carry, split_closed
+from txmq.reconcile.balances import balances_of
+from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows
 from txmq.reconcile.rows import (
     as_known,
-    broadcast_if_few,
     entries_of,
-    hash_of,
-    legs_of,
+    join_hashes,
     materialize,
     messages_of,
-    rows_with_hashes,
-    rows_with_keys,
     transfers_of,
     union,
 )
 from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.second_pass import (
+    CARRIED,
+    EARLIER,
+    RESULTS,
+    TODAY,
+    SecondPass,
+    Sums,
+    batch_sql,
+    row_sql,
+)
 from txmq.reconcile.sieve import PLAIN, SUSPECT, plain_class, plain_currency, sift
-from txmq.reconcile.units import last_known, units_of
+from txmq.reconcile.tables import BOOKED, FAILURES, ITEMS, MATCHES, MESSAGES, TOTALS, TableSchema
 
-__all__ = ["reconcile"]
+__all__ = ["FEW", "reconcile"]
 
-_SUMS: Final = {"debited": ("debit", -1), "returned": ("return", 1), "credited": ("credit", 1)}
+FEW: Final = 100_000
+"""Up to so many transfers are decided in this process; Spark's workers decide more."""
+_SENT_MAX: Final = 2_000_000
+"""The most keys to broadcast: some 30 bytes each in the memory of every worker."""
+_NUMBERS: Final = ("transfers", "debited", "returned", "credited", "ordered", "at_risk")
 
 
 def reconcile(
-    ledgers: Ledgers, yesterday: EarlierDays, rules: Rules, day: date, as_of_ms: int
+    ledgers: Ledgers,
+    yesterday: EarlierDays,
+    rules: Rules,
+    day: date,
+    as_of_ms: int,
+    *,
+    few: int = FEW,
 ) -> ReconciledDay:
     """Reconcile a day.
 
@@ -52,199 +68,178 @@ def reconcile(
         rules: The meaning of columns, and the tolerances.
         day: The business date.
         as_of_ms: The end of the day, or the time of reading if that was earlier.
+        few: Up to so many transfers are decided in this process.
     """
     window = rules.day.window(day)
-    as_of_ms = min(as_of_ms, window.end_ms)
     entries = entries_of(ledgers.entries, window)
     transfers = transfers_of(entries)
     messages = messages_of(ledgers.messages, window)
     carried = _keys(yesterday)
 
-    passed = materialize(sift(transfers, messages, carried, rules, window))
-    others = broadcast_if_few(passed.where(f.col("hash").isNotNull()).select("hash", "plain"))
-    is_suspect, is_rolled_back = (
-        f.col("plain") == code for code in (SUSPECT, PLAIN[Class.ROLLED_BACK])
+    count = Observation()
+    passed = materialize(
+        sift(transfers, messages, carried, yesterday.agreed, rules, window).observe(
+            count, f.count("hash").alias("others")
+        )
     )
-    # From here on only rows of suspects are needed.
-    suspects = others.where(is_suspect).select("hash")
-    booked = materialize(rows_with_hashes(transfers, suspects).repartition("key"))
-    # A rolled-back transfer has no debit to find it by later, and operators' decisions are
-    # always listed.
-    looked_up = others.where(is_suspect | is_rolled_back)
-    is_by_hand = f.col("decided_by") == "operator"
-    named = rows_with_hashes(messages, looked_up, "left")
-    found = materialize(named.where(f.col("plain").isNotNull() | is_by_hand).repartition("key"))
-    ordered, voids = found.where(is_suspect).drop("plain"), found.where(is_rolled_back)
-    history = yesterday.history
-    if history is not None:
-        history = _history(_orphans(suspects, booked, ordered, carried), history, window)
-    before = _union_if_any(yesterday.entries, None if history is None else history.entries)
-    booked = union(booked, before)
-    earlier = _union_if_any(yesterday.messages, None if history is None else history.messages)
-    ordered = ordered if earlier is None else last_known(union(ordered, earlier))
-    given_back = union(ledgers.failures, yesterday.failures).where(
-        f.col("key").isNotNull() & (f.col("stored_ms") < window.end_ms)
-    )
-
-    units = units_of(booked, ordered, given_back, ledgers.offsets, rules, window)
-    judged = materialize(classify(_with_was_open(units, carried), rules, as_of_ms))
-    lived = carry(
-        judged.where((f.col("group") != "agreed") | f.col("was_open")).select(*FACTS_OF_ITEMS),
-        yesterday.items,
-        yesterday.explanations,
-        rules,
-        day,
-        agreed_before=_agreed_before(history, yesterday.closed),
-    )
-    items, closed = split_closed(materialize(lived))
-    open_ = broadcast_if_few(items.select("key"))
-    final = materialize(_with_final_class(judged, items))
-    totals = materialize(_totals(passed.where(f.col("plain") != SUSPECT), final, booked, rules))
-    accounts = materialize(balances_of(entries, ledgers, yesterday.balances, rules))
-    was_closed = yesterday.balances is not None
-    books = ProofInputs(entries, before, booked, accounts, totals, was_closed, rules)
+    others = passed.where(f.col("hash").isNotNull()).select("hash", "plain", "is_seen")
+    other_count = count.get["others"]
+    if other_count <= _SENT_MAX:
+        # Spark cannot know the number in advance, and without a broadcast it sorts the ledgers.
+        others = f.broadcast(others)
+    evidence = _evidence(ledgers, yesterday, transfers, messages, others, window)
+    offsets = {
+        (row["group"], row["topic"], row["queue"]): row["next_offset"]
+        for row in ledgers.offsets.collect()
+    }
+    second = SecondPass(rules, day, min(as_of_ms, window.end_ms), offsets, yesterday.explanations)
+    found, sums = _decide(second, evidence, is_small=other_count <= few)
+    _add_plain(sums, passed, rules)
     return ReconciledDay(
-        matches=_matches(transfers, others, voids, final),
-        items=items,
-        closed=closed,
-        entries=rows_with_keys(booked, open_),
-        messages=rows_with_keys(ordered, open_),
-        failures=rows_with_keys(given_back, open_),
-        by_hand=found.where(is_by_hand).drop("plain"),
-        balances=accounts.select(*tables.BALANCES.names),
-        proofs=materialize(proofs_of(books)),
-        totals=totals,
+        matches=_matches(transfers, others, found["matches"]),
+        items=found["items"],
+        closed=found["closed"],
+        entries=found["entries"],
+        messages=found["messages"],
+        failures=found["failures"],
+        by_hand=found["by_hand"],
+        balances=balances_of(entries, ledgers, yesterday.balances, rules),
+        totals=_totals(sums),
+        broken=found["proofs"],
+        sums=sums,
+        was_closed=yesterday.balances is not None,
     )
 
 
 def _keys(yesterday: EarlierDays) -> DataFrame | None:
     """The transfers that were left open."""
     some = [table for table in (yesterday.entries, yesterday.messages) if table is not None]
-    if not some:
-        return None
-    return broadcast_if_few(union(*(table.select("key") for table in some)).distinct())
+    return union(*(table.select("key") for table in some)) if some else None
 
 
-def _orphans(
-    suspects: DataFrame, booked: DataFrame, ordered: DataFrame, carried: DataFrame | None
+def _evidence(
+    ledgers: Ledgers,
+    yesterday: EarlierDays,
+    transfers: DataFrame,
+    messages: DataFrame,
+    others: DataFrame,
+    window: DayWindow,
 ) -> DataFrame:
-    """Transfers with rows today that were not open and lack a debit or a message. They may have
-    been agreed on another day.
-    """
-    complete = legs_of(booked).where(f.col("kind") == "debit").select("key")
-    complete = complete.join(ordered.select("key"), "key", "left_semi")
-    known = complete if carried is None else union(complete, carried)
-    return broadcast_if_few(suspects.join(known.select(hash_of("key")), "hash", "left_anti"))
+    """All rows of the transfers that do not plainly agree, of this day and of earlier ones."""
+    is_suspect, is_seen = f.col("plain") == SUSPECT, f.col("is_seen")
 
+    def rows(
+        table: DataFrame | None, schema: TableSchema, name: str, origin: int, which: Column
+    ) -> DataFrame | None:
+        if table is None:
+            return None
+        chosen = join_hashes(table, others).where(which)
+        return chosen.select("key", f.lit(origin).alias("origin"), _row(schema).alias(name))
 
-def _history(orphans: DataFrame, history: Ledgers, window: DayWindow) -> Ledgers:
-    """The orphans' rows of the earlier days."""
-    entries = history.entries.where(f.col("recorded_ms") < window.start_ms)
-    messages = as_known(history.messages, window.end_ms).where(f.col("stored_ms") < window.start_ms)
-    return history._replace(
-        entries=materialize(rows_with_hashes(entries, orphans)),
-        messages=materialize(rows_with_hashes(messages, orphans)),
+    # A rolled-back transfer has no debit to find it by later, and decisions of operators are
+    # always listed.
+    is_void = f.col("plain") == PLAIN[Class.ROLLED_BACK]
+    is_by_hand = f.col("decided_by") == "operator"
+    some = join_hashes(messages, others, "left").where(is_suspect | is_void | is_by_hand)
+    of_today = some.select(
+        "key",
+        f.lit(TODAY).alias("origin"),
+        f.when(is_suspect, _row(MESSAGES)).alias("message"),
+        f.when(is_by_hand, _row(MESSAGES)).alias("by_hand"),
+        is_void.alias("is_void"),
+    )
+    given_back = (f.col("stored_ms") < window.end_ms) & is_suspect
+    history, closed = yesterday.history, yesterday.closed
+    before = None if history is None else transfers_of(history.entries)
+    known = None if history is None else as_known(history.messages, window.end_ms)
+    if closed is not None:
+        closed = join_hashes(closed, others).where(is_suspect).select("key", "history")
+    return union(
+        rows(transfers, BOOKED, "entry", TODAY, is_suspect),
+        of_today,
+        rows(ledgers.failures, FAILURES, "failure", TODAY, given_back),
+        rows(yesterday.items, ITEMS, "item", CARRIED, is_suspect),
+        rows(yesterday.entries, BOOKED, "entry", CARRIED, is_suspect),
+        rows(yesterday.messages, MESSAGES, "message", CARRIED, is_suspect),
+        rows(yesterday.failures, FAILURES, "failure", CARRIED, given_back),
+        rows(before, BOOKED, "entry", EARLIER, is_seen & (f.col("recorded_ms") < window.start_ms)),
+        rows(known, MESSAGES, "message", EARLIER, is_seen & (f.col("stored_ms") < window.start_ms)),
+        closed,
     )
 
 
-def _agreed_before(history: Ledgers | None, closed: DataFrame | None) -> DataFrame | None:
-    """Transfers that were agreed on one of the earlier days, with their history if they were
-    closed then. Rows that belong to no transfer, such as fees, do not count.
-    """
-    if history is None:
-        return closed
-    no_history = f.lit(None).cast("string").alias("history")
-    rows = (legs_of(history.entries), history.messages)
-    return union(*(table.select("key", no_history) for table in rows), closed)
+def _row(schema: TableSchema) -> Column:
+    # Other kinds of rows leave it empty, so its fields may be empty too.
+    return f.struct(*schema.names).cast(row_sql(schema))
 
 
-def _union_if_any(*some: DataFrame | None) -> DataFrame | None:
-    there = [table for table in some if table is not None]
-    return union(*there) if there else None
+def _decide(
+    second: SecondPass, evidence: DataFrame, *, is_small: bool
+) -> tuple[dict[str, Rows], Sums]:
+    """Decide the transfers of the evidence, here or in Spark's workers."""
+    if is_small:
+        found = second.decide(evidence.toArrow())
+        return dict(found.tables()), found.sums
+    batches = materialize(
+        evidence.repartition("key")
+        .sortWithinPartitions("key")
+        .mapInArrow(second.batches, batch_sql())
+    )
+    sums: Sums = Counter()
+    for row in batches.where("sums IS NOT NULL").select("sums.*").toLocalIterator():
+        sums[row["name"], row["of"], row["currency"]] += int(row["value"])
+    tables = {name: batches.where(f.col(name).isNotNull()).select(f"{name}.*") for name in RESULTS}
+    return dict(tables), sums
 
 
-def _with_was_open(units: DataFrame, carried: DataFrame | None) -> DataFrame:
-    """Units, marked if they were left open before."""
-    if carried is None:
-        return units.withColumn("was_open", f.lit(False))
-    marks = carried.withColumn("was_open", f.lit(True))
-    found = units.join(marks, "key", "left")
-    return found.withColumn("was_open", f.coalesce("was_open", f.lit(False)))
-
-
-def _with_final_class(judged: DataFrame, items: DataFrame) -> DataFrame:
-    """Units with the class at the end of the day, which may be ``explained``."""
-    ended = items.select("key", f.col("class").alias("ended"))
-    return judged.join(ended, "key", "left").withColumn("class", f.coalesce("ended", "class"))
-
-
-def _totals(plain: DataFrame, final: DataFrame, booked: DataFrame, rules: Rules) -> DataFrame:
-    """The totals of each class. Sums are taken from the rows, in the rows' own currencies."""
-    zero = f.lit(0).cast("long")
-    class_, amount = plain_class(f.col("plain")), f.col("amount")
-    of_plain = plain.select(
-        class_.alias("class"),
+def _add_plain(sums: Sums, passed: DataFrame, rules: Rules) -> None:
+    """Add the plainly agreed transfers to the totals of their classes."""
+    plain = passed.where(f.col("plain") != SUSPECT)
+    groups = plain.groupBy("plain", "money", "is_ordered").agg(
+        f.sum("transfers").alias("transfers"),
+        f.sum(f.col("amount").cast("decimal(38,0)")).alias("amount"),
+    )
+    named = groups.select(
+        plain_class(f.col("plain")).alias("class"),
         plain_currency(f.col("money"), rules).alias("currency"),
         "transfers",
-        amount.alias("debited"),
-        f.when(class_ == Class.RETURNED.value, amount).otherwise(zero).alias("returned"),
-        f.when(class_ == Class.MATCHED.value, amount).otherwise(zero).alias("credited"),
-        f.when(f.col("is_ordered"), amount).otherwise(zero).alias("ordered"),
-        zero.alias("at_risk"),
+        "amount",
+        "is_ordered",
     )
-    is_agreed = group_of_class() == "agreed"
-    of_units = final.select(
-        "class",
-        "currency",
-        f.lit(1).cast("long").alias("transfers"),
-        *(zero.alias(name) for name in _SUMS),
-        f.col("ordered").cast("long").alias("ordered"),
-        f.when(is_agreed, zero).otherwise(f.col("amount")).alias("at_risk"),
-    )
-    of_rows = (
-        legs_of(booked)
-        .join(final.select("key", "class"), "key")
-        .select(
-            "class",
-            "currency",
-            zero.alias("transfers"),
-            *(
-                f.when(f.col("kind") == kind, f.col("amount") * sign).otherwise(zero).alias(name)
-                for name, (kind, sign) in _SUMS.items()
-            ),
-            zero.alias("ordered"),
-            zero.alias("at_risk"),
-        )
-    )
-    numbers = ("transfers", *_SUMS, "ordered", "at_risk")
-    found = (
-        union(of_plain, of_units, of_rows)
-        .groupBy("class", "currency")
-        .agg(*(f.sum(name).alias(name) for name in numbers))
-    )
-    return found.withColumn("group", group_of_class()).select(*tables.TOTALS.names)
+    for row in named.collect():
+        place, amount = (row["class"], row["currency"]), int(row["amount"] or 0)
+        sums["transfers", *place] += row["transfers"]
+        sums["debited", *place] += amount
+        if row["class"] == Class.RETURNED:
+            sums["returned", *place] += amount
+        if row["class"] == Class.MATCHED:
+            sums["credited", *place] += amount
+        if row["is_ordered"]:
+            sums["ordered", *place] += amount
 
 
-def _matches(
-    transfers: DataFrame, others: DataFrame, voids: DataFrame, final: DataFrame
-) -> DataFrame:
+def _totals(sums: Sums) -> pa.Table:
+    """The totals of each class."""
+    places = sorted({(of, currency) for name, of, currency in sums if name in _NUMBERS})
+    rows = [
+        {"class": class_, "group": ABOUT[Class(class_)].group, "currency": currency}
+        | {name: sums[name, class_, currency] for name in _NUMBERS}
+        for class_, currency in places
+    ]
+    return pa.Table.from_pylist(rows, arrow_schema(TOTALS))
+
+
+def _matches(transfers: DataFrame, others: DataFrame, decided: Rows) -> DataFrame:
     """The agreed transfers of both passes."""
     debits = transfers.where((f.col("kind") == "debit") & (f.col("role") == "customer"))
-    # A debit with no other class is matched; rolled-back transfers, most of the rest, have none.
-    not_matched = others.where(f.col("plain") != PLAIN[Class.ROLLED_BACK])
-    moved = rows_with_hashes(debits, not_matched, "left")
+    # A debit with no other class is matched.
     plain = f.coalesce("plain", f.lit(PLAIN[Class.MATCHED]))
-    of_debits = moved.where(plain != SUSPECT).select(
+    of_debits = join_hashes(debits, others, "left").where(plain != SUSPECT).select(
         "key",
         plain_class(plain).alias("class"),
         (-f.col("amount")).alias("amount"),
         "currency",
-    )
-    of_voids = voids.select(
-        "key",
-        f.lit(Class.ROLLED_BACK.value).alias("class"),
-        f.lit(0).cast("long").alias("amount"),
-        f.lit("").alias("currency"),
-    ).distinct()
-    looked_at = final.where(group_of_class() == "agreed").select(*tables.MATCHES.names)
-    return union(of_debits, union(of_voids, looked_at).sortWithinPartitions("key"))
+    )  # fmt: skip
+    if isinstance(decided, pa.Table):
+        decided = transfers.sparkSession.createDataFrame(decided, MATCHES.ddl)
+    return union(of_debits, decided)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -13,20 +13,10 @@ from msgspec import Struct
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.signatures import lock_signatures
 from txmq.reconcile.summary import FIGURES, Figures
-from txmq.reconcile.tables import ITEMS, TableSchema
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["EXPLANATIONS", "Explanation", "Explanations"]
+__all__ = ["Explanation", "Explanations"]
 
 _FILE = "explanations.jsonl"
-_COLUMNS: Final = {"break_id", "class", *FIGURES, "explained_by", "explanation"}
-EXPLANATIONS: Final = TableSchema(
-    "explanations",
-    "Explanations, and the figures of each break when it was explained.",
-    tuple(column for column in ITEMS.columns if column.name in _COLUMNS),
-)
 
 
 class Explanation(Struct, frozen=True):
@@ -113,27 +103,10 @@ class Explanations:
     @property
     def digest(self) -> str:
         """A hash of the valid explanations; empty without any."""
-        rows = self._rows()
-        return hashlib.sha256(msgspec.json.encode(rows)).hexdigest() if rows else ""
-
-    def frame(self, spark: SparkSession) -> DataFrame | None:
-        """The valid explanations, as ``EXPLANATIONS``; ``None`` without any."""
-        rows = self._rows()
-        return spark.createDataFrame(rows, EXPLANATIONS.ddl) if rows else None
-
-    def _rows(self) -> list[tuple[Any, ...]]:
-        """The valid explanations, as rows of ``EXPLANATIONS``."""
-        found = []
-        for explanation in self.in_force():
-            row = {
-                "break_id": explanation.break_id,
-                "class": explanation.class_,
-                "explained_by": explanation.by,
-                "explanation": explanation.reason,
-                **msgspec.to_builtins(explanation.figures),
-            }
-            found.append(tuple(row[name] for name in EXPLANATIONS.names))
-        return found
+        valid = [
+            (one.break_id, one.class_, one.by, one.reason, one.figures) for one in self.in_force()
+        ]
+        return hashlib.sha256(msgspec.json.encode(valid)).hexdigest() if valid else ""
 
     def _add(self, one: Explanation) -> Explanation:
         if not one.by or not one.reason:

@@ -27,15 +27,17 @@ from txmq.reconcile.extract.manifest import FILE, Manifest, place, read_manifest
 from txmq.reconcile.ledgers import EarlierDays, Ledgers
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.progress import Progress
+from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.report.metrics import exposition
 from txmq.reconcile.report.page import page
 from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import CARRIED_ON, Results, run_id
-from txmq.reconcile.rules import Rules
+from txmq.reconcile.rules import Recon, Rules
 from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.spark import set_partition_count
 from txmq.reconcile.summary import Run
 from txmq.reconcile.verdict import judge
+from txmq.reconcile.written_table import WrittenTable
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["run"]
@@ -87,9 +89,12 @@ def run(
             outcome = reconcile(ledgers, yesterday, rules, day, manifest.as_of_ms)
         with progress.stage("prove and write"):
             contents = {
-                table_name: results.write_table(table_name, table, day, name)
-                for table_name, table in outcome._asdict().items()
+                table: results.write_table(table, getattr(outcome, table), day, name)
+                for table in outcome.tables
             }
+            balances = results.written_tables(day, name, ["balances"])["balances"]
+            proofs = proofs_of(outcome, balances.pieces(), rules)
+            contents["proofs"] = results.write_table("proofs", proofs, day, name)
         with progress.stage("judge"):
             tables = results.written_tables(day, name, contents)
             found = judge(tables, rules, manifest, contents)
@@ -122,7 +127,7 @@ def run(
         )
         done = results.current(day) or done
         if rules.recon is not None:
-            _write_back(rules, spark, results, done)
+            _write_back(rules.recon, done, tables["items"])
     return done
 
 
@@ -174,8 +179,11 @@ def _yesterday(
 ) -> EarlierDays:
     """The state that earlier days left, with the history of ``day.history`` dates."""
     runs = results.chain(past, day - timedelta(days=rules.day.history))
+    closed, agreed = (results.of_runs(spark, name, runs) for name in ("closed", "matches"))
     return results.earlier_days(spark, rules.day.window(day), past)._replace(
-        history=_history(rules, spark, runs), closed=results.closed(spark, runs)
+        history=_history(rules, spark, runs),
+        agreed=None if agreed is None else agreed.select("key"),
+        closed=None if closed is None else closed.select("key", "history"),
     )
 
 
@@ -192,8 +200,6 @@ def _history(rules: Rules, spark: SparkSession, runs: Sequence[Run]) -> Ledgers 
     return Ledgers(*(reduce(DataFrame.unionByName, tables) for tables in zip(*some, strict=True)))
 
 
-def _write_back(rules: Rules, spark: SparkSession, results: Results, done: Run) -> None:
-    assert rules.recon is not None
-    with closing(ReconSchema(rules.recon)) as schema:
-        items = results.read_table(spark, "items", done)
-        schema.write(done, (item.asDict() for item in items.toLocalIterator()))
+def _write_back(recon: Recon, done: Run, items: WrittenTable) -> None:
+    with closing(ReconSchema(recon)) as schema:
+        schema.write(done, (row for piece in items.pieces() for row in piece.to_pylist()))

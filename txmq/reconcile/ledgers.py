@@ -1,12 +1,20 @@
-"""The inputs and the result of a day's reconciliation, as DataFrames."""
+"""The inputs and the result of a day's reconciliation."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 
-__all__ = ["EarlierDays", "Ledgers", "ReconciledDay"]
+from txmq.reconcile.explanations import Explanation
+from txmq.reconcile.second_pass import Sums
+
+__all__ = ["EarlierDays", "Ledgers", "ReconciledDay", "Rows"]
+
+Rows: TypeAlias = DataFrame | pa.Table
+"""The rows of a table: of Spark if they may be many, else in this process."""
 
 
 class Ledgers(NamedTuple):
@@ -27,7 +35,7 @@ class EarlierDays(NamedTuple):
     items: DataFrame | None = None
     """The open items when the day before ended, as ``ITEMS``."""
     entries: DataFrame | None = None
-    """All entries of these items, of any day; as ``ENTRIES``, with their bank."""
+    """All entries of these items, of any day; as ``BOOKED``."""
     messages: DataFrame | None = None
     """The messages of these items, as known when that day ended; as ``MESSAGES``."""
     failures: DataFrame | None = None
@@ -36,26 +44,38 @@ class EarlierDays(NamedTuple):
     """The closing balances of the day before."""
     history: Ledgers | None = None
     """The extracts of the days of ``day.history``."""
+    agreed: DataFrame | None = None
+    """The transfers that were agreed on these days: key."""
     closed: DataFrame | None = None
     """The items closed on these days: key and history."""
-    explanations: DataFrame | None = None
-    """Explanations of breaks, as ``EXPLANATIONS``."""
+    explanations: Mapping[str, Explanation] = {}
+    """The valid explanations, by break id."""
 
 
 class ReconciledDay(NamedTuple):
-    """The result of a day; each field is a table of :mod:`txmq.reconcile.tables`."""
+    """The result of a day."""
 
     matches: DataFrame
-    items: DataFrame
+    items: Rows
     """The items that are not agreed when the day ends."""
-    closed: DataFrame
+    closed: Rows
     """Former items that are agreed now; also as ``ITEMS``."""
-    entries: DataFrame
+    entries: Rows
     """All entries of the open items; the next day continues from them."""
-    messages: DataFrame
-    failures: DataFrame
-    by_hand: DataFrame
+    messages: Rows
+    failures: Rows
+    by_hand: Rows
     """Messages that operators decided on the day; as ``MESSAGES``."""
     balances: DataFrame
-    proofs: DataFrame
-    totals: DataFrame
+    totals: pa.Table
+    broken: Rows
+    """The proofs of single transfers that do not hold; as ``PROOFS``."""
+    sums: Sums
+    """The sums for the other proofs."""
+    was_closed: bool
+    """True if the day before has a result."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The fields that are tables of :mod:`txmq.reconcile.tables`."""
+        return self._fields[:-3]

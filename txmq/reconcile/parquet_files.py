@@ -8,9 +8,13 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from txmq.reconcile.tables import RECURRING
+import pyarrow.parquet as pq
+
+from txmq.reconcile.extract.contents import ContentHash
+from txmq.reconcile.tables import RECURRING, TableSchema
 
 __all__ = [
+    "content_of",
     "finalize_folder",
     "fingerprint",
     "move_into_place",
@@ -27,6 +31,25 @@ def parquet_options(names: Iterable[str]) -> dict[str, str]:
         layout[option] = "false"
         layout |= {f"{option}#{name}": "true" for name in names if name in RECURRING}
     return layout
+
+
+def content_of(table: TableSchema, folder: Path) -> str:
+    """A hash of the rows in a folder's files, in any order.
+
+    Raises:
+        OSError: A file cannot be read.
+        pyarrow.ArrowException: A file is not Parquet, or has other columns.
+    """
+    contents = ContentHash(table)
+
+    def add(path: Path) -> None:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(use_threads=False):
+                contents.add(batch)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(add, folder.glob("part-*")))
+    return contents.word
 
 
 def finalize_folder(folder: Path) -> None:

@@ -17,18 +17,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.causes import SPARK_ERRORS
 from txmq.reconcile.chain import current_run_file, days_with_run, read_run_file
 from txmq.reconcile.explanations import Explanations
-from txmq.reconcile.ledgers import EarlierDays
+from txmq.reconcile.extract.table_writer import parquet_writer
+from txmq.reconcile.ledgers import EarlierDays, Rows
 from txmq.reconcile.parquet_files import (
+    content_of,
     finalize_folder,
     fingerprint,
     move_into_place,
@@ -39,42 +40,34 @@ from txmq.reconcile.signatures import Signatures
 from txmq.reconcile.summary import Past, Run
 from txmq.reconcile.tables import (
     BALANCES,
-    ENTRIES,
+    BOOKED,
     FAILURES,
     ITEMS,
     MATCHES,
     MESSAGES,
     PROOFS,
     TOTALS,
+    TableSchema,
 )
 from txmq.reconcile.written_table import WrittenTable
 from txmq.runtime.disk import LocalDisk
 
-__all__ = ["CARRIED_ON", "Results", "content_hash", "open_results", "run_id"]
+__all__ = ["CARRIED_ON", "TABLES", "Results", "open_results", "run_id"]
 
 CARRIED_ON: Final = ("items", "entries", "messages", "failures", "balances")
 """The tables that a day reads of the run of the day before."""
-_TABLES: Final[Mapping[str, str]] = {
-    "matches": MATCHES.ddl,
-    "items": ITEMS.ddl,
-    "closed": ITEMS.ddl,
-    "entries": f"{ENTRIES.ddl}, bank STRING",
-    "messages": MESSAGES.ddl,
-    "failures": FAILURES.ddl,
-    "by_hand": MESSAGES.ddl,
-    "balances": BALANCES.ddl,
-    "proofs": PROOFS.ddl,
-    "totals": TOTALS.ddl,
+TABLES: Final[Mapping[str, TableSchema]] = {
+    "matches": MATCHES,
+    "items": ITEMS,
+    "closed": ITEMS,
+    "entries": BOOKED,
+    "messages": MESSAGES,
+    "failures": FAILURES,
+    "by_hand": MESSAGES,
+    "balances": BALANCES,
+    "proofs": PROOFS,
+    "totals": TOTALS,
 }
-_ORDERS: Final[Mapping[str, tuple[str, ...]]] = {
-    "balances": ("bank", "account", "currency"),
-    "proofs": ("proof", "bank", "account", "currency"),
-    "totals": ("class", "currency"),
-}
-"""The sort columns of tables; the others are sorted by key."""
-_HASHES: Final = ("one_hash", "other_hash")
-"""Two hashes of each row; the first input of each is its name."""
-_LOW: Final = 0xFFFFFFFF
 _SIGNED_ERROR: Final = (
     "run {run} of {day} is signed, and {what} would change: raise `version` in the rules to get a "
     "separate run"
@@ -95,13 +88,6 @@ def run_id(
     """
     named = [day.isoformat(), rules_digest, extract_id, previous or "", explained]
     return hashlib.sha256(msgspec.json.encode(named)).hexdigest()[:16]
-
-
-def content_hash(table: DataFrame) -> str:
-    """A hash of a table's rows, in any order and partitions: their number, and two sums of row
-    hashes. It reads the whole table.
-    """
-    return _word(_with_hashes(table).agg(*_sums()).collect()[0].asDict())
 
 
 @contextmanager
@@ -136,22 +122,31 @@ class Results:
         self.directory = Path(directory)
         self._signatures = Signatures(directory)
 
-    def write_table(self, name: str, table: DataFrame, day: date, run: str) -> str:
-        """Write a table of a run; returns its :func:`content_hash`, computed while writing.
+    def write_table(self, name: str, table: Rows, day: date, run: str) -> str:
+        """Write a table of a run; returns a hash of its rows, in any order and any files.
+
+        Args:
+            name: The table.
+            table: Its rows, in an order that depends only on them.
+            day: The business date.
+            run: The run.
 
         Raises:
             ReconcileRefused: The run is signed, and this differs from what was signed.
         """
         place = self._table(name, day, run)
         draft = place.with_name(f".{place.name}.draft")
-        sums = Observation()
-        ordered = _sort(name, _with_hashes(table)).observe(sums, *_sums()).drop(*_HASHES)
-        ordered.write.mode("overwrite").options(**parquet_options(table.columns)).parquet(
-            _url(draft)
-        )
+        if isinstance(table, pa.Table):
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+            with parquet_writer(draft / "part-00000.parquet", table.schema) as writer:
+                writer.write_table(table)
+        else:
+            options = parquet_options(table.columns)
+            table.write.mode("overwrite").options(**options).parquet(_url(draft))
         finalize_folder(draft)
-        word = _word(sums.get)
-        if self._has_same_rows(table.sparkSession, name, place, word):
+        word = content_of(TABLES[name], draft)
+        if _has_content(name, place, word):
             shutil.rmtree(draft)
         else:
             self._remove_table(name, day, run, word)
@@ -257,7 +252,7 @@ class Results:
 
     def earlier_days(self, spark: SparkSession, window: DayWindow, run: Run | None) -> EarlierDays:
         """The state that the run of the day before left, without the history."""
-        explanations = Explanations(self.directory).frame(spark)
+        explanations = {one.break_id: one for one in Explanations(self.directory).in_force()}
         if run is None:
             return EarlierDays(explanations=explanations)
         items, entries, messages, failures, balances = (
@@ -273,13 +268,13 @@ class Results:
             explanations=explanations,
         )
 
-    def closed(self, spark: SparkSession, runs: Sequence[Run]) -> DataFrame | None:
-        """The items that these runs closed, as far as they still exist: key and history."""
+    def of_runs(self, spark: SparkSession, name: str, runs: Sequence[Run]) -> DataFrame | None:
+        """A table of several runs, as far as it still exists."""
         days = (
             (date.fromisoformat(earlier.result.business_date), earlier.run_id) for earlier in runs
         )
-        places = [place for named in days if (place := self._table("closed", *named)).exists()]
-        return self._read(spark, "closed", *places).select("key", "history") if places else None
+        places = [place for named in days if (place := self._table(name, *named)).exists()]
+        return self._read(spark, name, *places) if places else None
 
     def verify(self, run: Run, names: Iterable[str] | None = None) -> None:
         """Check that the files of a run's tables are unchanged.
@@ -306,14 +301,7 @@ class Results:
         return self.directory / "results" / name / f"business_date={day}" / f"run={run}"
 
     def _read(self, spark: SparkSession, name: str, *places: Path) -> DataFrame:
-        return spark.read.schema(_TABLES[name]).parquet(*(_url(place) for place in places))
-
-    def _has_same_rows(self, spark: SparkSession, name: str, place: Path, word: str) -> bool:
-        """True if a table has the same rows already, perhaps cut into other files."""
-        try:
-            return place.exists() and content_hash(self._read(spark, name, place)) == word
-        except SPARK_ERRORS:
-            return False  # An unreadable table is not the same.
+        return spark.read.schema(TABLES[name].ddl).parquet(*(_url(place) for place in places))
 
     def _remove_table(self, name: str, day: date, run: str, word: str) -> None:
         """Remove a table that differs from the new one.
@@ -340,42 +328,12 @@ class Results:
         shutil.rmtree(place)
 
 
-def _sort(name: str, table: DataFrame) -> DataFrame:
-    """Sort a table, so that the order of its rows depends only on the rows."""
-    if name == "matches":
-        # They keep the order of the books; sorting would take as long as computing them.
-        return table
-    # The large table of balances was partitioned by account when it was computed.
-    parts = table if name == "balances" else table.coalesce(1)
-    # Rows with the same hashes are equal; comparing many columns takes long to compile.
-    return parts.sortWithinPartitions(*_ORDERS.get(name, ("key",)), *_HASHES)
-
-
-def _with_hashes(table: DataFrame) -> DataFrame:
-    """Add two hashes of each row. A NULL does not change a hash, so a mask of the NULLs is
-    hashed too.
-    """
-    names = [f"`{name}`" for name in sorted(table.columns)]
-    empty = (f"shiftleft(bigint({name} IS NULL), {at})" for at, name in enumerate(names))
-    row = ", ".join([*names, " | ".join(empty)])
-    # SQL text needs one call to Java, and column objects would need hundreds.
-    hashes = (f"xxhash64('{name}', {row}) AS {name}" for name in _HASHES)
-    return table.selectExpr("*", *hashes)
-
-
-def _sums() -> list[Column]:
-    """The sums of the hashes, in halves so that they fit."""
-    sums = ["count(1) AS rows"]
-    for name in _HASHES:
-        sums.append(f"sum({name} & {_LOW}L) AS {name}_low")
-        sums.append(f"sum(shiftright({name}, 32)) AS {name}_high")
-    return [F.expr(expression) for expression in sums]
-
-
-def _word(found: Mapping[str, Any]) -> str:
-    halves = [[int(found[f"{name}_{half}"] or 0) for half in ("low", "high")] for name in _HASHES]
-    one, other = ((low + (high << 32)) % 2**64 for low, high in halves)
-    return f"{found['rows']}-{one:016x}{other:016x}"
+def _has_content(name: str, place: Path, word: str) -> bool:
+    """True if a table has the same rows already, perhaps cut into other files."""
+    try:
+        return place.exists() and content_of(TABLES[name], place) == word
+    except (OSError, pa.ArrowException):
+        return False  # An unreadable table is not the same.
 
 
 def _url(place: Path) -> str:

@@ -8,38 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import Final
 
-from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from txmq.reconcile.rules import DayWindow
+from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 
 __all__ = [
-    "UNDECIDED",
-    "VISIBLE",
     "as_known",
-    "broadcast_if_few",
     "entries_of",
     "hash_of",
     "index_in",
-    "is_transfer",
-    "legs_of",
+    "join_hashes",
+    "materialize",
     "messages_of",
-    "rows_with_hashes",
-    "rows_with_keys",
     "transfers_of",
     "union",
 ]
-
-VISIBLE: Final = ("sent", "committed")
-"""States of messages that are visible to consumers."""
-UNDECIDED: Final = ("prepared", "parked")
-
-_SENT_MAX: Final = 2_000_000
-"""The most keys to broadcast: some 30 bytes each in the memory of every worker."""
-
-_TRANSFERS: Final = ("debit", "credit", "return")
 
 
 def entries_of(entries: DataFrame, window: DayWindow) -> DataFrame:
@@ -52,17 +37,9 @@ def transfers_of(entries: DataFrame) -> DataFrame:
     """The entries of transfers. An entry without a key becomes a transfer of its own."""
     number = f.coalesce("id", "recorded_ms").cast("string")
     alone = f.concat_ws("/#", "bank", number)
-    return entries.where(is_transfer()).withColumn("key", f.coalesce("key", alone))
-
-
-def legs_of(entries: DataFrame) -> DataFrame:
-    """The entries that move a transfer's money into or out of an account other than clearing."""
-    return entries.where(is_transfer() & (f.col("role") != "clearing"))
-
-
-def is_transfer() -> Column:
-    """A condition: the entry belongs to a transfer, by its kind."""
-    return f.col("kind").isin(*_TRANSFERS)
+    return entries.where(f.col("kind").isin(*TRANSFER_KINDS)).withColumn(
+        "key", f.coalesce("key", alone)
+    )
 
 
 def messages_of(messages: DataFrame, window: DayWindow) -> DataFrame:
@@ -88,26 +65,10 @@ def as_known(messages: DataFrame, end_ms: int) -> DataFrame:
 
 
 def materialize(rows: DataFrame) -> DataFrame:
-    """Compute rows once, and forget the plan that made them.
-
-    A frame that is only cached keeps its whole plan, and Spark analyses all of it for each query.
-    If a frame is used five times inside another that is used five times, planning alone is slow.
+    """Compute rows once, and forget the plan that made them: Spark would analyse it again for each
+    query.
     """
     return rows.localCheckpoint()
-
-
-def broadcast_if_few(keys: DataFrame) -> DataFrame:
-    """Keys for a look-up join; they are broadcast if there are few enough."""
-    count = Observation()
-    found = materialize(keys.observe(count, f.count(f.lit(1)).alias("rows")))
-    # Spark cannot know the count in advance, and without a broadcast it sorts three whole
-    # ledgers.
-    return f.broadcast(found) if count.get["rows"] <= _SENT_MAX else found
-
-
-def rows_with_keys(values: DataFrame, keys: DataFrame) -> DataFrame:
-    """The rows of some keys."""
-    return values.join(keys, "key", "left_semi")
 
 
 def hash_of(key: str) -> Column:
@@ -117,9 +78,9 @@ def hash_of(key: str) -> Column:
     return f.xxhash64(key).alias("hash")
 
 
-def rows_with_hashes(values: DataFrame, hashes: DataFrame, how: str = "left_semi") -> DataFrame:
-    """The rows whose keys have these hashes."""
-    return values.withColumn("hash", hash_of("key")).join(hashes, "hash", how).drop("hash")
+def join_hashes(rows: DataFrame, others: DataFrame, how: str = "inner") -> DataFrame:
+    """Rows with the columns that ``others`` has for the hash of their key."""
+    return rows.withColumn("hash", hash_of("key")).join(others, "hash", how).drop("hash")
 
 
 def index_in(name: str, values: Sequence[str]) -> Column:
@@ -131,5 +92,6 @@ def index_in(name: str, values: Sequence[str]) -> Column:
 
 
 def union(*some: DataFrame | None) -> DataFrame:
-    """The union of tables; ``None`` is ignored."""
-    return reduce(DataFrame.unionByName, (table for table in some if table is not None))
+    """The union of tables, with all of their columns; ``None`` is ignored."""
+    there = [table for table in some if table is not None]
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), there)

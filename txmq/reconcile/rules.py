@@ -22,6 +22,7 @@ from txmq.config import load_tree, parse_duration
 from txmq.errors import ConfigError
 
 __all__ = [
+    "TRANSFER_KINDS",
     "AccountColumns",
     "Bank",
     "Constant",
@@ -32,6 +33,7 @@ __all__ = [
     "Limits",
     "LogRules",
     "Money",
+    "Outcomes",
     "Recon",
     "Rules",
     "read_rules",
@@ -43,6 +45,8 @@ Weekday: TypeAlias = Literal[
 ]
 _WEEKDAYS: Final[tuple[str, ...]] = Weekday.__args__  # type: ignore[attr-defined]  # of a Literal
 
+TRANSFER_KINDS: Final = ("debit", "credit", "return", "recall", "fee")
+"""The kinds of entries that belong to transfers."""
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 
@@ -126,6 +130,20 @@ class Money(Struct, frozen=True, forbid_unknown_fields=True):
     """Breaks are within limits if all together they are worth no more."""
 
 
+class Outcomes(Struct, frozen=True, forbid_unknown_fields=True):
+    """The outcomes of a transfer that are agreed, besides one debit and one equal credit or
+    return.
+    """
+
+    parts: bool = False
+    """Several debits, orders or credits of one transfer agree if their sums are equal: a debit that
+    is credited in parts, or a batch. By default the second one of each is a break."""
+    charges: Literal["none", "payer", "payee"] = "none"
+    """Who bears the fees that are booked under the id of a transfer. ``payee``: the order is the
+    sum of credits and fees; ``payer``: it is the sum of credits, and the debit contains the fees
+    too. By default a fee is a break."""
+
+
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """Limits on breaks, whatever they are worth."""
 
@@ -157,8 +175,10 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     namespace: Name
     """The name of the bank that issues the transfer ids in this table."""
     kinds: dict[str, tuple[str, ...]] = {}
-    """What the bank calls a debit, a credit and a return: lists under ``debit``, ``credit`` and
-    ``return``. Any other kind belongs to no transfer."""
+    """What the bank calls a debit, a credit and so on: lists under ``debit``, ``credit``,
+    ``return`` (the payer is paid back), ``recall`` (a credit is taken back from the payee) and
+    ``fee`` (a charge for a transfer, on the account that earns it). Any other kind belongs to no
+    transfer."""
     id: str = ""
     """The column with the row's own number; it identifies duplicate rows."""
     recorded: str = ""
@@ -276,6 +296,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     money: dict[str, Money] = {}
     """By the code of three letters. If none is named, any currency is accepted, and all
     transfers take the second pass; if some are, another currency in a bank's book stops the run."""
+    outcomes: Outcomes = Outcomes()
     limits: Limits = Limits()
     recon: Recon | None = None
 
@@ -373,8 +394,8 @@ def _of_the_banks(rules: Rules) -> Iterator[str]:
     if len(names) < len(rules.bank) or "log" in names:
         yield "every bank has a name of its own, and none is called log"
     for bank in rules.bank:
-        for kind in bank.entries.kinds.keys() - {"debit", "credit", "return"}:
-            yield f"{bank.name}: kinds are debit, credit and return, not {kind}"
+        for kind in bank.entries.kinds.keys() - set(TRANSFER_KINDS):
+            yield f"{bank.name}: kinds are {', '.join(TRANSFER_KINDS)}, not {kind}"
         entries = bank.entries
         for word in _duplicates(chain.from_iterable(map(set, entries.kinds.values()))):
             yield f"{bank.name}: {word!r} is of one of kinds and not of two"

@@ -18,8 +18,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.rows import VISIBLE, hash_of, index_in
+from txmq.reconcile.rows import hash_of, index_in
 from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.transfer import VISIBLE
 
 __all__ = ["PLAIN", "SUSPECT", "plain_class", "plain_currency", "sift"]
 
@@ -35,7 +36,9 @@ more rows is never plain.
 _DEBIT, _CREDIT, _RETURN, _MESSAGE, _VOID, _OTHER, _CLEARING, _ROW = (
     1 << place * _BITS for place in range(8)
 )
-"""The count of all rows is above the tags, in the remaining bits."""
+"""The count of all rows is above the tags."""
+_SEEN: Final = 1 << 48
+"""The count of the earlier days on which the transfer was agreed is above that."""
 _MARKS: Final = ("payer", "payee", "twin", "worth")
 """The marks that must be equal in all rows of a plain transfer that have them."""
 _UNKNOWN: Final = -1
@@ -49,6 +52,7 @@ def sift(
     entries: DataFrame,
     messages: DataFrame,
     carried: DataFrame | None,
+    agreed: DataFrame | None,
     rules: Rules,
     window: DayWindow,
 ) -> DataFrame:
@@ -58,6 +62,8 @@ def sift(
         entries: The day's entries (:func:`~txmq.reconcile.rows.transfers_of`).
         messages: The day's messages (:func:`~txmq.reconcile.rows.messages_of`).
         carried: The keys of transfers left open before; none of them is plain.
+        agreed: The keys of transfers agreed on earlier days; one whose money moved again is not
+            plain.
         rules: The banks with double entry, and the currencies.
         window: The day.
 
@@ -65,15 +71,17 @@ def sift(
         ``plain`` is ``SUSPECT``, or the code of a class (:func:`plain_class`). ``hash`` is the hash
         of the key (:func:`~txmq.reconcile.rows.hash_of`), and NULL for matched transfers.
         ``transfers`` is their number, ``amount`` their sum in ``money`` (:func:`plain_currency`);
-        ``is_ordered`` is true if a message orders them.
+        ``is_ordered`` is true if a message orders them, and ``is_seen`` if they were agreed on an
+        earlier day.
     """
     sums = _sums(rules)
     narrow = _of_entries(entries, rules, window, sums).unionByName(
         _of_messages(messages, rules), allowMissingColumns=True
     )
-    if carried is not None:
-        keys = carried.select(hash_of("key"), f.lit(_ROW + _OTHER).alias("tags"))
-        narrow = narrow.unionByName(keys, allowMissingColumns=True)
+    for keys, tag in ((carried, _ROW + _OTHER), (agreed, _SEEN)):
+        if keys is not None:
+            marked = keys.select(hash_of("key"), f.lit(tag).alias("tags"))
+            narrow = narrow.unionByName(marked, allowMissingColumns=True)
     # Repartitioned before grouping: rows are narrow, and partial sums would not pay. The number
     # is fixed, so that the same day always has the same partitions.
     parts = int(narrow.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
@@ -83,16 +91,19 @@ def sift(
         *(f.max(name).alias(f"{name}_hi") for name in _MARKS),
         *(f.sum(name).alias(name) for name in sums),
     )  # fmt: skip
+    if agreed is not None:
+        met = met.where(f.col("tags").bitwiseAND(f.lit(_SEEN - 1)) > 0)
     found = met.select(
         "hash",
         _plain(sums).alias("plain"),
         f.col("worth").bitwiseAND(f.lit((1 << _digits(rules)) - 1)).alias("money"),
         (_number(_MESSAGE) > 0).alias("is_ordered"),
         f.coalesce(f.shiftright("worth", _digits(rules)), f.lit(0)).alias("amount"),
+        (f.col("tags") >= _SEEN).alias("is_seen"),
     )
     is_other = f.col("plain") != PLAIN[Class.MATCHED]
     other_hash = f.when(is_other, f.col("hash")).alias("hash")
-    return found.groupBy(other_hash, "plain", "money", "is_ordered").agg(
+    return found.groupBy(other_hash, "plain", "money", "is_ordered", "is_seen").agg(
         f.count(f.lit(1)).alias("transfers"), f.sum("amount").alias("amount")
     )
 
@@ -115,7 +126,8 @@ def _number(tag: int) -> Column:
 
 def _plain(sums: dict[str, Column]) -> Column:
     col = f.col
-    is_whole = col("tags") < (_MOST + 1) * _ROW
+    rows = col("tags").bitwiseAND(f.lit(_SEEN - 1))
+    is_whole = rows < (_MOST + 1) * _ROW
     for name in sums:
         is_whole &= f.coalesce(col(name), f.lit(0)) == 0
     for name in _MARKS:
@@ -124,7 +136,9 @@ def _plain(sums: dict[str, Column]) -> Column:
     debited, credited, returned = map(_number, (_DEBIT, _CREDIT, _RETURN))
     ordered, void, other = map(_number, (_MESSAGE, _VOID, _OTHER))
     is_ordered, is_void = (ordered > 0) & (void == 0), (ordered == 0) & (void > 0)
-    is_moved = is_whole & (debited == 1) & (other == 0) & (col("worth") >= 0)
+    is_new = is_whole & (rows == col("tags"))
+    is_moved = is_new & (debited == 1) & (other == 0) & (col("worth") >= 0)
+    # A new order that was rolled back changes nothing about a transfer that is agreed.
     is_unmoved = is_whole & (debited + credited + returned + other == 0)
     was_credited = (credited == 1) & (returned == 0)
     was_returned = (credited == 0) & (returned == 1)

@@ -78,8 +78,9 @@ _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _SAME_EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
-    "spark.sql.adaptive.enabled": "true",
-    "spark.sql.adaptive.skewJoin.enabled": "true",
+    # Each query has one shuffle of rows that are spread by a hash, so planning it again after each
+    # stage gains nothing.
+    "spark.sql.adaptive.enabled": "false",
     "spark.sql.files.maxPartitionBytes": "256m",
     # Rows go to many files at once, and each small write costs a system call.
     "spark.shuffle.file.buffer": "256k",

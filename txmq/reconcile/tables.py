@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 __all__ = [
     "ACCOUNTS",
     "BALANCES",
+    "BOOKED",
     "ENTRIES",
     "FAILURES",
     "ITEMS",
@@ -55,11 +56,17 @@ class TableSchema(NamedTuple):
         return tuple(column.name for column in self.columns)
 
     @property
+    def sql_types(self) -> dict[str, str]:
+        """The type of each column in SQL."""
+        words = {"string": "STRING", "long": "BIGINT", "int": "INT", "boolean": "BOOLEAN"}
+        return {column.name: words[column.type] for column in self.columns}
+
+    @property
     def ddl(self) -> str:
         """The columns as Spark and SQL declare them."""
-        words = {"string": "STRING", "long": "BIGINT", "int": "INT", "boolean": "BOOLEAN"}
+        types = self.sql_types
         return ", ".join(
-            f"{column.name} {words[column.type]}{'' if column.is_optional else ' NOT NULL'}"
+            f"{column.name} {types[column.name]}{'' if column.is_optional else ' NOT NULL'}"
             for column in self.columns
         )
 
@@ -79,7 +86,9 @@ ENTRIES: Final = TableSchema(
         _optional("id", "long", "the row's number in the bank's book"),
         _optional("key", "string", "the transfer, after the name of its bank; NULL in other rows"),
         _required(
-            "kind", "string", "debit, credit, return, or other if it is not part of a transfer"
+            "kind",
+            "string",
+            "debit, credit, return, recall, fee, or other if it is not part of a transfer",
         ),
         _required("role", "string", "the kind of account: customer, clearing, suspense or capital"),
         _required("account", "string", ""),
@@ -90,6 +99,12 @@ ENTRIES: Final = TableSchema(
             "recorded_ms", "long", "when the row was written; booked_ms if the bank has one moment"
         ),
     ),
+)
+
+BOOKED: Final = TableSchema(
+    "entries",
+    "The entries of open transfers, of any bank and day.",
+    (*ENTRIES.columns, _required("bank", "string", "")),
 )
 
 OPENING: Final = TableSchema(
@@ -224,15 +239,22 @@ BALANCES: Final = TableSchema(
         _required("role", "string", "as in entries"),
         _required("currency", "string", ""),
         _required("opening", "long", "the opening balance by the bank's entries"),
+        _required("opening_rows", "long", "the number of entries before the day"),
         _required("rows", "long", "the number of entries of the day"),
-        _required("moved", "long", "the sum of their amounts"),
+        _required("debit", "long", "the sum of their amounts in debits of transfers"),
+        _required("return", "long", "in returns"),
+        _required("credit", "long", "in credits, recalls and fees"),
+        _required("other", "long", "in all other bookings"),
+        _required("moved", "long", "in all bookings"),
         _required("closing", "long", "the sum of opening and moved"),
         _required("later", "long", "the change after the day, until the books were read"),
         _optional("told", "long", "the balance in the table of accounts"),
         _required("closing_rows", "long", "the number of entries of the day and before it"),
-        _optional(
-            "last_id", "long", "the greatest id of these entries, if the bank's ids have no gaps"
-        ),
+        _required("closed", "long", "the closing balance by the result of the day before"),
+        _required("closed_rows", "long", "the number of entries by that result"),
+        _optional("first_id", "long", "the least id of the day, if the bank's ids have no gaps"),
+        _optional("closed_id", "long", "the greatest id before the day, by the day before"),
+        _optional("last_id", "long", "the greatest id of the day and before it"),
     ),
 )
 

@@ -286,7 +286,7 @@ class EntryStatements(_Statements):
         amount = self._minor(self._entries.amount)
         if self._entries.amounts == "signed":
             return amount
-        return f"CASE WHEN {self._kind()} = 'debit' THEN -({amount}) ELSE {amount} END"
+        return f"CASE WHEN {self._kind()} IN ('debit', 'recall') THEN -({amount}) ELSE {amount} END"
 
     def _moment(self, column: str) -> str:
         return self.dialect.moment(column, self._entries.time, self._bank.zone)

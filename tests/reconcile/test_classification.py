@@ -1,0 +1,178 @@
+"""Each agreed outcome of the rules, and what is missing from it, as rows of one transfer."""
+
+from datetime import date
+from itertools import count
+
+import pytest
+from msgspec.structs import replace
+
+from tests.reconcile.days import RULES
+from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classification import classify, facts_of_item
+from txmq.reconcile.log.flows import MessageRow
+from txmq.reconcile.rules import Outcomes
+from txmq.reconcile.transfer import Consumers, EntryRow, TransferFacts, TransferRows
+
+DAY = date(2026, 3, 10)
+START, END = RULES.day.window(DAY)
+NOON, LATE = START + 12 * 3_600_000, END - 60_000
+"""Long before the day ends, and within the grace."""
+PARTS = Outcomes(parts=True)
+NUMBERS = count(1)
+
+
+def entry(kind, amount, *, at=NOON, account=None, bank=None, booked=None, role="customer"):
+    is_payers = kind in ("debit", "return")
+    return EntryRow(
+        next(NUMBERS), "icbc/1", kind, role, account or ("ann" if is_payers else "bob"), amount,
+        "CNY", booked or at, at, bank or ("icbc" if is_payers else "ccb"),
+    )  # fmt: skip
+
+
+def order(amount, *, at=NOON, payer="ann", payee="bob", state="committed"):
+    number = next(NUMBERS)
+    return MessageRow(
+        "icbc/1", f"M{number}", payer, payee, amount, "CNY", state, "icbc-transfers", 0, 0, at, at,
+        "producer", None, number, None,
+    )  # fmt: skip
+
+
+def found(rows, outcomes=Outcomes(), *, was_open=False, is_unseen=False):  # noqa: B008
+    rules = replace(RULES, outcomes=outcomes)
+    transfer = TransferRows(
+        "icbc/1",
+        [row for row in rows if isinstance(row, EntryRow)],
+        [row for row in rows if isinstance(row, MessageRow)],
+        was_open=was_open,
+    )
+    transfer.settle()
+    facts = TransferFacts(transfer, Consumers.of(rules, {}), rules.day, START)
+    class_ = classify(facts, rules, END, is_unseen=is_unseen)
+    return facts_of_item(facts, class_)
+
+
+def class_of(*rows, **more):
+    return found(rows, **more)["class"]
+
+
+SENT = [order(100), entry("debit", -100)]
+DONE = [*SENT, entry("credit", 100)]
+
+
+def test_one_debit_and_one_credit_agree_under_all_rules():
+    for outcomes in (Outcomes(), PARTS, Outcomes(charges="payer"), Outcomes(charges="payee")):
+        assert found(DONE, outcomes)["class"] == Class.MATCHED
+        assert found(SENT, outcomes)["class"] == Class.COMMITTED_UNDELIVERED
+
+
+@pytest.mark.parametrize("back", [100, 30])
+def test_a_credit_that_is_taken_back_is_paid_back(back):
+    """Wholly or in part, whatever the rules say of other outcomes."""
+    recalled = [*DONE, entry("recall", -back, at=LATE)]
+    returned = [*recalled, entry("return", back, at=LATE)]
+
+    on_its_way, there = found(recalled), found(returned)
+
+    assert (on_its_way["class"], on_its_way["amount"]) == (Class.IN_FLIGHT, back)
+    assert on_its_way["holder"] == "transit"
+    assert there["class"] == Class.RETURNED
+    assert there["credited"] == 100 - back
+    stuck = [*DONE, entry("recall", -back)]
+    assert class_of(*stuck) == Class.RECALLED_UNRETURNED
+
+
+def test_money_that_goes_back_from_the_wrong_purse_is_a_break():
+    assert class_of(*DONE, entry("return", 100)) == Class.DOUBLE_CREDIT
+    more = [entry("recall", -30), entry("return", 100)]
+    assert class_of(*DONE, *more) == Class.DOUBLE_CREDIT
+    assert class_of(*SENT, entry("recall", -100)) != Class.MATCHED
+    others = [entry("recall", -100, account="eve"), entry("return", 100)]
+    assert ABOUT[Class(class_of(*DONE, *others))].group == "break"
+
+
+def test_a_debit_that_is_credited_in_parts_agrees_by_the_rules_alone():
+    parts = [*SENT, entry("credit", 60), entry("credit", 40)]
+
+    assert class_of(*parts) == Class.DOUBLE_CREDIT
+    assert class_of(*parts, outcomes=PARTS) == Class.MATCHED
+    assert class_of(*parts, entry("credit", 1), outcomes=PARTS) == Class.DOUBLE_CREDIT
+    first = [*SENT, entry("credit", 60)]
+    waiting = found([order(100, at=LATE), entry("debit", -100, at=LATE), first[-1]], PARTS)
+    assert waiting["class"] == Class.DELIVERED_UNCREDITED  # The credit is older than the debit.
+    waiting = found(
+        [order(100, at=LATE), entry("debit", -100, at=LATE), entry("credit", 60, at=LATE)], PARTS
+    )
+    assert (waiting["class"], waiting["amount"]) == (Class.IN_FLIGHT, 40)
+    late = found(first, PARTS)
+    assert (late["class"], late["amount"]) == (Class.DELIVERED_UNCREDITED, 40)
+
+
+def test_a_batch_agrees_if_its_orders_add_up():
+    """One debit for two payees, and two payers for one credit."""
+    orders = [order(60), order(40, payee="carl")]
+    batch = [
+        *orders,
+        entry("debit", -100),
+        entry("credit", 60),
+        entry("credit", 40, account="carl"),
+    ]
+    assert class_of(*batch) == Class.DUPLICATE_MESSAGE
+    assert class_of(*batch, outcomes=PARTS) == Class.MATCHED
+    assert class_of(*batch[1:], outcomes=PARTS) == Class.DOUBLE_CREDIT
+
+    collected = [
+        order(100, payer=None),
+        entry("debit", -60),
+        entry("debit", -40, account="carl"),
+        entry("credit", 100),
+    ]
+    assert class_of(*collected) == Class.DUPLICATE_DEBIT
+    assert class_of(*collected, outcomes=PARTS) == Class.MATCHED
+
+
+def test_a_copy_of_a_row_is_no_part():
+    credit = entry("credit", 50)
+    assert class_of(*SENT, credit, credit, outcomes=PARTS) == Class.DUPLICATE_CREDIT
+    debit = entry("debit", -50)
+    assert (
+        class_of(order(100), debit, debit, entry("credit", 100), outcomes=PARTS)
+        == Class.DUPLICATE_DEBIT
+    )
+
+
+@pytest.mark.parametrize(
+    ("bearer", "debited", "credited"), [("payee", -100, 97), ("payer", -103, 100)]
+)
+def test_a_fee_agrees_if_the_rules_say_who_bears_it(bearer, debited, credited):
+    rows = [order(100), entry("debit", debited), entry("credit", credited)]
+    fee = entry("fee", 3, account="fees")
+
+    assert class_of(*rows, fee, outcomes=Outcomes(charges=bearer)) == Class.MATCHED
+    other = "payer" if bearer == "payee" else "payee"
+    for outcomes in (Outcomes(), Outcomes(charges=other), PARTS):
+        assert class_of(*rows, fee, outcomes=outcomes) == Class.AMOUNT_MISMATCH
+    assert class_of(*rows, outcomes=Outcomes(charges=bearer)) == Class.AMOUNT_MISMATCH
+
+
+def test_an_id_that_is_used_again_on_a_later_date_is_named():
+    before = START - 3_600_000
+    first = [
+        order(100, at=before),
+        entry("debit", -100, at=before),
+        entry("credit", 100, at=before),
+    ]
+
+    again = found([*first, *DONE])
+
+    assert (again["class"], again["amount"]) == (Class.DUPLICATE_ID, 100)
+    assert class_of(*DONE, *SENT) == Class.DUPLICATE_DEBIT
+    assert class_of(*first, entry("credit", 100)) == Class.DOUBLE_CREDIT
+
+
+def test_a_backdated_booking_stays_until_somebody_has_seen_it():
+    backdated = [*SENT, entry("credit", 100, booked=START - 1)]
+
+    assert class_of(*backdated) == Class.PRIOR_PERIOD
+    # The next day: the booking is an earlier one, and nobody has explained it.
+    assert class_of(*DONE, was_open=True, is_unseen=True) == Class.PRIOR_PERIOD
+    assert class_of(*DONE, was_open=True) == Class.MATCHED

@@ -1,0 +1,211 @@
+"""A transfer with all of its rows, and the facts in them; pure.
+
+The second pass assembles each transfer that does not plainly agree. These are few on most days, so
+texts are compared as texts, and sets hold the values that should be single.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from msgspec import Struct, field
+
+from txmq.reconcile.log.flows import FailureRow, MessageRow
+from txmq.reconcile.rules import TRANSFER_KINDS, Day, Rules
+
+__all__ = ["ARRIVED", "VISIBLE", "Consumers", "EntryRow", "TransferFacts", "TransferRows"]
+
+VISIBLE: Final = ("sent", "committed")
+"""States of messages that are visible to consumers."""
+UNDECIDED: Final = ("prepared", "parked")
+ARRIVED: Final = ("credit", "recall", "fee")
+"""The kinds of entries whose sum is the money that arrived."""
+_BY_PROGRESS: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
+"""The states of a half message in order: of the states that two days know, the last counts."""
+_BY_EFFECT: Final = ("rolled_back", "prepared", "parked", "sent", "committed")
+"""Of several messages of one key, the one with the greatest effect is shown."""
+
+
+class EntryRow(NamedTuple):
+    """A row of ``entries``, with its bank."""
+
+    id: int | None
+    key: str | None
+    kind: str
+    role: str
+    account: str
+    amount: int
+    currency: str
+    booked_ms: int
+    recorded_ms: int
+    bank: str
+
+
+class Consumers(NamedTuple):
+    """The consumer group of each topic, and the progress of the groups."""
+
+    groups: Mapping[str, str]
+    offsets: Mapping[tuple[str, str, int], int]
+    """The offset of the first unacknowledged message, by group, topic and queue."""
+
+    @classmethod
+    def of(cls, rules: Rules, offsets: Mapping[tuple[str, str, int], int]) -> Consumers:
+        """The consumers that the rules name."""
+        return cls({flow.topic: flow.group for flow in reversed(rules.log.flow)}, offsets)
+
+    def has_taken(self, message: MessageRow) -> bool | None:
+        """True if its group has acknowledged the message; ``None`` if the group has no offset."""
+        place = (self.groups.get(message.topic, ""), message.topic, message.queue)
+        reached = self.offsets.get(place)
+        if reached is None or message.queue_offset is None:
+            return None
+        return reached > message.queue_offset
+
+
+class TransferRows(Struct):
+    """All rows of a transfer that the run knows, of this day and of earlier ones."""
+
+    key: str
+    entries: list[EntryRow] = field(default_factory=list)
+    messages: list[MessageRow] = field(default_factory=list)
+    failures: list[FailureRow] = field(default_factory=list)
+    was_open: bool = False
+    """True if the day before left it open."""
+
+    @property
+    def legs(self) -> list[EntryRow]:
+        """The entries that move its money into or out of an account other than clearing."""
+        return [entry for entry in self.entries if entry.role != "clearing"]
+
+    def settle(self) -> None:
+        """Keep the latest known state of each message, and each failure once; order all rows."""
+        known: dict[tuple[str, int], MessageRow] = {}
+        for message in self.messages:
+            place = (message.id, message.position)
+            if place not in known or _is_later(message, known[place]):
+                known[place] = message
+        self.messages = [known[place] for place in sorted(known)]
+        failures = {(failure.position, failure.group): failure for failure in self.failures}
+        self.failures = [failures[place] for place in sorted(failures)]
+        self.entries.sort(
+            key=lambda entry: (entry.bank, entry.recorded_ms, entry.id or 0, *entry[2:8])
+        )
+
+
+def _is_later(message: MessageRow, other: MessageRow) -> bool:
+    return _BY_PROGRESS.index(message.state) > _BY_PROGRESS.index(other.state)
+
+
+class TransferFacts:
+    """The facts of a transfer.
+
+    Args:
+        rows: Its rows, without outdated ones.
+        consumers: The consumers that credit.
+        day: The calendar of business dates.
+        start_ms: The beginning of the day: an entry booked before it and recorded in it is late.
+    """
+
+    def __init__(self, rows: TransferRows, consumers: Consumers, day: Day, start_ms: int) -> None:
+        self.key = rows.key
+        self.was_open = rows.was_open
+        self._read_entries(rows.legs, start_ms)
+        self._read_messages(rows.messages, consumers, rows.failures)
+        self.is_used_again = (
+            self.debits > 1
+            and self.messages > 1
+            and len({day.of(leg.recorded_ms) for leg in rows.legs if leg.kind == "debit"}) > 1
+            and len({day.of(row.stored_ms) for row in rows.messages if row.state in VISIBLE}) > 1
+        )
+
+    def _read_entries(self, legs: Collection[EntryRow], start_ms: int) -> None:
+        of: dict[str, list[EntryRow]] = {kind: [] for kind in TRANSFER_KINDS}
+        for leg in legs:
+            of[leg.kind].append(leg)
+        sums = {kind: sum(leg.amount for leg in some) for kind, some in of.items()}
+        self.debits, self.credits, self.returns = (
+            len(of[kind]) for kind in ("debit", "credit", "return")
+        )
+        self.debited, self.returned = -sums["debit"], sums["return"]
+        self.given, self.recalled, self.fees = sums["credit"], -sums["recall"], sums["fee"]
+        self.credited = sum(sums[kind] for kind in ARRIVED)
+        numbers = {leg.id for leg in of["credit"]}
+        self.is_one_credit_row = self.credits > 1 and len(numbers) == 1 and None not in numbers
+        ids = [(leg.bank, leg.id) for leg in legs if leg.id is not None]
+        self.has_copies = len(set(ids)) < len(ids)
+        self.debit_banks = {leg.bank for leg in of["debit"]}
+        self.credit_banks = {leg.bank for leg in of["credit"]}
+        customers = [leg for leg in legs if leg.role == "customer"]
+        self.payers = {leg.account for leg in customers if leg.kind in {"debit", "return"}}
+        self.payees = {leg.account for leg in customers if leg.kind in {"credit", "recall"}}
+        self.currencies = {leg.currency for leg in legs}
+        self.amounts = {abs(leg.amount) for leg in legs if leg.kind not in {"recall", "fee"}}
+        # An odd row has the wrong sign: it takes where it should give, or the reverse.
+        takes = {"debit", "recall"}
+        self.is_odd = any((leg.amount > 0) == (leg.kind in takes) and leg.amount for leg in legs)
+        self.is_late = any(leg.booked_ms < start_ms <= leg.recorded_ms for leg in legs)
+        self.moments = [leg.recorded_ms for leg in legs]
+
+    def _read_messages(
+        self,
+        messages: Collection[MessageRow],
+        consumers: Consumers,
+        failures: Iterable[FailureRow],
+    ) -> None:
+        visible = [message for message in messages if message.state in VISIBLE]
+        ids = {message.id for message in visible}
+        undecided = {message.id for message in messages if message.state in UNDECIDED}
+        self.messages = len(ids)
+        self.has_commit = any(message.state == "committed" for message in visible)
+        self.is_undecided = bool(undecided - ids)
+        self.is_parked = any(
+            message.state == "parked" and message.id not in ids for message in messages
+        )
+        self.is_rolled_back = any(
+            message.state == "rolled_back" and message.id not in ids | undecided
+            for message in messages
+        )
+        self.is_unread = any(
+            message.amount is None or message.currency is None for message in visible
+        )
+        # Every copy counts, so that a changed copy with the same id is found too.
+        known = [message for message in messages if message.state != "rolled_back"]
+        amounts = {row.id: row.amount for row in visible if row.amount is not None}
+        self.ordered_in_all = sum(amounts.values())
+        self.ordered = max((row.amount for row in known if row.amount is not None), default=0)
+        self.ordered_currency = max((message.currency or "" for message in known), default="")
+        self.payers |= {message.payer for message in visible if message.payer is not None}
+        self.payees |= {message.payee for message in visible if message.payee is not None}
+        self.currencies |= {message.currency for message in visible if message.currency is not None}
+        self.amounts |= {message.amount for message in visible if message.amount is not None}
+        self.moments += [message.stored_ms for message in messages]
+        self.first_ms = min(self.moments)
+        decided = [message.decided_ms for message in messages if message.decided_ms is not None]
+        self.last_ms = max([*self.moments, *decided])
+        self.message = max(
+            messages, key=lambda row: (_BY_EFFECT.index(row.state), row.position), default=None
+        )
+        wanted = {(message.id, consumers.groups.get(message.topic)) for message in visible}
+        failed = [failure for failure in failures if (failure.id, failure.group) in wanted]
+        failure = max(failed, key=lambda row: (row.position, row.state), default=None)
+        self.delivery = _delivery(visible, failure, consumers)
+        self.reason = self.message and self.message.reason
+        if failure is not None and failure.state == "dead" and failure.reason is not None:
+            self.reason = failure.reason
+
+
+def _delivery(
+    visible: Collection[MessageRow], failure: FailureRow | None, consumers: Consumers
+) -> str | None:
+    """How far the messages have come. The log does not record deliveries, but the offset of each
+    group.
+    """
+    if not visible:
+        return None
+    if failure is not None:
+        return failure.state
+    taken = {consumers.has_taken(message) for message in visible}
+    if True in taken:
+        return "consumed"
+    return "unacknowledged" if False in taken else "undelivered"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 import msgspec
 import typer
 
-from txmq.cli import breaks
+from txmq.cli import breaks, proofs
 from txmq.cli.common import AsJson
 from txmq.cli.output import as_json, flush, note, say, table
 from txmq.cli.reconcile_options import (
@@ -37,6 +37,7 @@ _CODES: Final = {"clean": 0, "within limits": 1, "over limits": 2}
 
 app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
 app.add_typer(breaks.app, name="breaks")
+app.add_typer(proofs.app, name="proofs")
 app.command()(signoff)
 
 

@@ -17,18 +17,23 @@ from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    from txmq.reconcile.differences import ProofDay
     from txmq.reconcile.results import Results
     from txmq.reconcile.rules import Rules
     from txmq.reconcile.summary import Run
 
 __all__ = [
     "NOT_RUN",
+    "Account",
+    "Bank",
     "By",
     "Config",
     "Day",
     "ReconcileGroup",
     "RequestedDays",
+    "Unmasked",
     "date_of",
+    "proof_day_of",
     "report_failures",
     "requested_days",
     "rules_of",
@@ -103,6 +108,11 @@ Config = Annotated[
     typer.Option("--config", envvar="TXMQ_RECONCILE_CONFIG", help="The rules, a TOML file."),
 ]
 By = Annotated[str, typer.Option("--by", help="The name of the person who decides.")]
+Bank = Annotated[str | None, typer.Option("--bank", help="Only of this bank.")]
+Account = Annotated[
+    str | None, typer.Option("--account", help="Only of this account, as it is in the books.")
+]
+Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show account numbers as they are.")]
 
 
 class RequestedDays(NamedTuple):
@@ -160,6 +170,20 @@ def run_of(wanted: RequestedDays) -> "Run":
         day = wanted.days[0]
         raise ReconcileRefused(f"{day} was not reconciled yet: txmq reconcile --date {day}")
     return run
+
+
+def proof_day_of(wanted: RequestedDays, run: "Run") -> "ProofDay":
+    """The proofs of a run with what may explain them.
+
+    Raises:
+        ReconcileRefused: A table is missing, or an explanation cannot be read.
+    """
+    from txmq.reconcile.item_list import proof_day
+    from txmq.reconcile.results import Results
+
+    yesterday = date.fromisoformat(run.result.business_date) - timedelta(days=1)
+    *before, _ = Results(wanted.rules.directory).chain(run, yesterday)
+    return proof_day(wanted.rules.directory, run, before[-1] if before else None)
 
 
 def warn_of_later_days(results: "Results") -> None:

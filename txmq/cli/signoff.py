@@ -35,6 +35,14 @@ def signoff(
     ] = None,
     by: Annotated[str, typer.Option("--by", help="The name of the signer.")] = "",
     note: Annotated[str, typer.Option("--note", help="A note to keep with the signature.")] = "",
+    despite: Annotated[
+        str,
+        typer.Option(
+            "--despite",
+            metavar="REASON",
+            help="Why you sign although there are breaks or failed proofs; needed if there are.",
+        ),
+    ] = "",
     show: Annotated[bool, typer.Option("--show", help="Show who has signed.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -50,7 +58,7 @@ def signoff(
                 raise ConfigError("choose a role: --as preparer or --as reviewer, or only --show")
             Results(wanted.rules.directory).verify(run)
             sign = signatures.prepare if role == "preparer" else signatures.review
-            signed = sign(run, by, SystemClock().wall_ms(), note)
+            signed = sign(run, by, SystemClock().wall_ms(), note, despite)
             _publish(wanted, msgspec.structs.replace(run, sign_off=signed))
         _show_signatures(run, signatures, json=json)
 
@@ -88,14 +96,15 @@ def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> Non
     from txmq.reconcile.report.words import moment
 
     table(
-        ("as", "by", "at", "result", "note"),
+        ("as", "by", "at", "result", "note", "despite"),
         (
             (
                 signature.role,
                 signature.by,
-                moment(signature.at_ms),
+                moment(signature.at_ms, run.result.zone),
                 "this one" if signature.result_digest == run.result_digest else "another one",
                 signature.note,
+                signature.despite,
             )
             for signature in given
         ),

@@ -80,9 +80,11 @@ _SIGN_OFF_COLUMNS: Final[Mapping[str, Any]] = {
     "preparer": Text,
     "prepared_ms": BigInteger,
     "prepared_note": Text,
+    "prepared_despite": Text,
     "reviewer": Text,
     "reviewed_ms": BigInteger,
     "reviewed_note": Text,
+    "reviewed_despite": Text,
 }
 
 

@@ -35,6 +35,8 @@ class Signature(Struct, frozen=True):
     run_id: str
     result_digest: str
     note: str = ""
+    despite: str = ""
+    """Why it is given although there are breaks or failed proofs."""
 
 
 def same_person(one: str, other: str) -> bool:
@@ -72,12 +74,15 @@ class Signatures:
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
 
-    def prepare(self, run: Run, preparer: str, now_ms: int, note: str = "") -> SignOff:
+    def prepare(
+        self, run: Run, preparer: str, now_ms: int, note: str = "", despite: str = ""
+    ) -> SignOff:
         """Sign a result as its preparer.
 
         Raises:
             UsageError: The day was not over when the books were read, the day before has a newer
-                result, the result is prepared already, or the name is empty.
+                result, the result is prepared already, the name is empty, or the result has
+                breaks or failed proofs and ``despite`` gives no reason.
         """
         self._check_current(run)
         if not run.result.is_final:
@@ -91,15 +96,18 @@ class Signatures:
                     f"{found.preparer} has prepared this result already; "
                     + ("it is signed" if found.is_complete else "another person must review it")
                 )
-            self._add(disk, run, "preparer", preparer, now_ms, note)
+            self._add(disk, run, "preparer", preparer, now_ms, note, despite)
         return self._found(run)
 
-    def review(self, run: Run, reviewer: str, now_ms: int, note: str = "") -> SignOff:
+    def review(
+        self, run: Run, reviewer: str, now_ms: int, note: str = "", despite: str = ""
+    ) -> SignOff:
         """Sign a result as its reviewer.
 
         Raises:
             UsageError: The result is not prepared, the day before has a newer result, the
-                reviewer is the preparer, the result is reviewed already, or the name is empty.
+                reviewer is the preparer, the result is reviewed already, the name is empty, or
+                the result has breaks or failed proofs and ``despite`` gives no reason.
         """
         self._check_current(run)
         with lock_signatures(self._directory) as disk:
@@ -112,7 +120,7 @@ class Signatures:
                 raise UsageError(
                     f"{found.preparer} has prepared this result: another person must review it"
                 )
-            self._add(disk, run, "reviewer", reviewer, now_ms, note)
+            self._add(disk, run, "reviewer", reviewer, now_ms, note, despite)
         return self._found(run)
 
     def state(self, run: Run) -> SignatureState:
@@ -163,7 +171,11 @@ class Signatures:
         for signature in self.all(run.result.business_date):
             if signature.role == "preparer":
                 found[signature.result_digest] = SignOff(
-                    signature.result_digest, signature.by, signature.at_ms, signature.note
+                    signature.result_digest,
+                    signature.by,
+                    signature.at_ms,
+                    signature.note,
+                    signature.despite,
                 )
             elif (prepared := found.get(signature.result_digest)) is not None:
                 found[signature.result_digest] = msgspec.structs.replace(
@@ -171,6 +183,7 @@ class Signatures:
                     reviewer=signature.by,
                     reviewed_ms=signature.at_ms,
                     reviewed_note=signature.note,
+                    reviewed_despite=signature.despite,
                 )
         return found
 
@@ -196,11 +209,21 @@ class Signatures:
         name: str,
         now_ms: int,
         note: str,
+        despite: str,
     ) -> None:
         if not (by := _plain(name)):
             raise UsageError(f"the name of the {role} is missing: give it with --by")
-        day = run.result.business_date
-        one = Signature(role, by, now_ms, run.run_id, run.result_digest, note.strip())
+        day, unsolved, reason = run.result.business_date, run.result.unsolved, despite.strip()
+        if unsolved and not reason:
+            raise UsageError(
+                f"the result of {day} has {unsolved}: explain them and run the day again, or sign "
+                "with --despite REASON"
+            )
+        if reason and not unsolved:
+            raise UsageError(
+                f"the result of {day} has no breaks and no failed proofs: omit --despite"
+            )
+        one = Signature(role, by, now_ms, run.run_id, run.result_digest, note.strip(), reason)
         text = msgspec.json.format(msgspec.json.encode([*self.all(day), one]))
         disk.replace(_path(day), text + b"\n")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,8 +12,10 @@ import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
+from txmq.reconcile.differences import Cover, Place, ProofDay, covers_of, place_of, single_rows
+from txmq.reconcile.explanations import Explanation, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.report.account_mask import mask
+from txmq.reconcile.report.account_mask import mask, mask_all
 from txmq.reconcile.report.facts import rank
 from txmq.reconcile.report.words import amount
 from txmq.reconcile.rules import Money, Rules
@@ -26,7 +28,8 @@ __all__ = ["judge"]
 _ACCOUNT_PROOFS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs with a row for each account; the others have a row for each transfer, or none."""
 _BY_DIFFERENCE: Final[Order] = (
-    ("off", "descending"),
+    ("is_open", "descending"),
+    ("size", "descending"),
     ("bank", "ascending"),
     ("account", "ascending"),
     ("currency", "ascending"),
@@ -40,6 +43,10 @@ def judge(
     rules: Rules,
     manifest: Manifest,
     contents: Mapping[str, str],
+    *,
+    before: WrittenTable | None = None,
+    breaks: Sequence[Explanation] = (),
+    explained: Sequence[ProofExplanation] = (),
 ) -> Result:
     """Summarize a day and decide its verdict.
 
@@ -48,6 +55,9 @@ def judge(
         rules: The limits.
         manifest: The manifest of the extract.
         contents: The hash of each table.
+        before: The proofs of the day before, if it has a result.
+        breaks: The valid explanations of breaks.
+        explained: The valid explanations of proofs.
 
     Raises:
         ReconcileRefused: A table cannot be read. Or txmq or Spark has an error: the classes do not
@@ -55,7 +65,19 @@ def judge(
     """
     _check_all_was_read(tables["balances"], manifest)
     totals = _totals(tables["totals"])
-    proofs, broken, off = _proofs(tables["proofs"], rules)
+    covers = covers_of(
+        ProofDay(
+            rules.name,
+            manifest.business_date,
+            manifest.start_ms,
+            manifest.end_ms,
+            tables,
+            before,
+            breaks,
+            explained,
+        )
+    )
+    proofs, broken, off = _proofs(tables["proofs"], covers, rules)
     items = _items(tables["items"], rules)
     aging, oldest = _aging(tables["items"])
     verdict, why = _verdict(totals, proofs, off, oldest, rules)
@@ -84,6 +106,7 @@ def judge(
             currency: _money(rules, currency).digits for currency in sorted(currencies) if currency
         },
         contents=dict(contents),
+        zone=rules.day.zone,
     )
 
 
@@ -121,57 +144,90 @@ def _totals(totals: WrittenTable) -> tuple[Total, ...]:
 
 
 def _proofs(
-    proofs: WrittenTable, rules: Rules
+    proofs: WrittenTable, covers: Mapping[Place, Cover], rules: Rules
 ) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
-    """The proofs, then single rows that do not hold; the number of those; and the difference by
-    proof and currency.
+    """The proofs, then single rows that do not hold; the number of those that nothing explains;
+    and what is left of the difference by proof and currency.
     """
-    wholes = (piece.filter(pc.field("account").is_null()) for piece in proofs.pieces())
-    found = [_proof(row) for piece in wholes for row in piece.to_pylist()]
-    shown = top_rows(_single_proofs(proofs), rules.limits.evidence, _BY_DIFFERENCE, by="proof")
-    found += [_proof(row) for row in shown]
-    do_not_hold = (piece.filter(~pc.field("holds")) for piece in _single_proofs(proofs))
-    sums = sum_groups(do_not_hold, ("proof", "currency"), ("off",))
-    off = {(proof, currency or ""): sum_ for (proof, currency), (_, sum_) in sums.items()}
-    broken = sum(count for count, _ in sums.values())
-    named = {proof for proof, _ in off}
-    for proof in found:
-        if proof.account is not None or proof.holds:
-            continue
-        if proof.proof.startswith("classes-"):
-            raise ReconcileRefused(
-                f"the classes do not add up: {proof.about}, but {proof.expected} is not "
-                f"{proof.found} in {proof.currency}; this is an error in txmq, please report it"
-            )
-        off.setdefault((proof.proof, proof.currency or ""), abs(proof.expected - proof.found))
-    # If single accounts or transfers have rows, the whole proof is only their sum.
-    whole = sum(
-        not proof.holds and proof.account is None and proof.proof not in named for proof in found
+    shown = top_rows(_singles(proofs, covers), rules.limits.evidence, _BY_DIFFERENCE, by="proof")
+    found = [_proof(row, covers) for row in shown]
+    failed = sum_groups(
+        _singles(proofs, covers), ("proof", "bank", "currency"), ("is_open", "rest")
     )
+    single = {proof for proof, _, _ in failed}
+    broken, off = 0, Counter[tuple[str, str]]()
+    for (proof, _, currency), (_, count, rest) in failed.items():
+        broken += count
+        if count:
+            off[proof, currency or ""] += rest
+    wholes = (piece.filter(pc.field("account").is_null()) for piece in proofs.pieces())
+    for row in (row for piece in wholes for row in piece.to_pylist()):
+        if row["proof"] in single:
+            # Single accounts or transfers have rows, and the whole proof is only their sum.
+            of_it = failed.get((row["proof"], row["bank"], row["currency"]), [0, 0, 0])
+            found.append(_sum_of_singles(row, covers, is_open=of_it[1] > 0))
+            continue
+        whole = _proof(row, covers)
+        if not whole.holds and whole.proof.startswith("classes-"):
+            raise ReconcileRefused(
+                f"the classes do not add up: {whole.about}, but {whole.expected} is not "
+                f"{whole.found} in {whole.currency}; this is an error in txmq, please report it"
+            )
+        found.append(whole)
+        if whole.is_open:
+            broken += 1
+            off[whole.proof, whole.currency or ""] += abs(whole.rest)
     found.sort(key=lambda proof: (
         proof.proof, proof.account is not None, proof.bank or "", proof.currency or "",
-        -abs(proof.expected - proof.found), proof.account or "",
+        not proof.is_open, -abs(proof.difference), proof.account or "",
     ))  # fmt: skip
-    return tuple(found), broken + whole, off
+    return tuple(found), broken, off
 
 
-def _single_proofs(proofs: WrittenTable) -> Iterator[pa.Table]:
-    """The proofs' rows for single accounts or transfers, with their differences."""
-    for piece in proofs.pieces():
-        rows = piece.filter(pc.field("account").is_valid())
-        off = pc.abs(pc.subtract(_wide(rows["expected"]), _wide(rows["found"])))
-        yield rows.append_column("off", off)
+def _singles(proofs: WrittenTable, covers: Mapping[Place, Cover]) -> Iterator[pa.Table]:
+    """The rows of single accounts or transfers that do not hold, with what is left of them."""
+    covered = pa.array(["\0".join(name or "" for name in place) for place in covers], pa.string())
+    for piece in single_rows(proofs):
+        places = pc.binary_join_element_wise(
+            piece["proof"], piece["bank"], piece["account"], piece["currency"], "\0",
+            null_handling="replace", null_replacement="",
+        )  # fmt: skip
+        is_open, size = pc.invert(pc.is_in(places, covered)), pc.abs(piece["off"])
+        more = {
+            "size": size,
+            "is_open": is_open.cast(pa.int64()),
+            "rest": pc.if_else(is_open, size, pa.scalar(0, size.type)),
+        }
+        yield pa.table({name: piece[name] for name in piece.column_names} | more)
 
 
-def _wide(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """As decimals with room for the difference of any two numbers."""
-    return numbers.cast(pa.decimal128(19, 0))
+def _sum_of_singles(row: dict[str, Any], covers: Mapping[Place, Cover], *, is_open: bool) -> Proof:
+    """A proof as a whole, with what explains its single rows."""
+    theirs = [
+        cover
+        for (proof, bank, account, currency), cover in covers.items()
+        if (proof, bank, currency) == (row["proof"], row["bank"], row["currency"]) and account
+    ]
+    by_items = sum(cover.by_items for cover in theirs)
+    by_person = sum(sum(cover.person.amounts) for cover in theirs if cover.person)
+    return msgspec.convert(
+        row | {"by_items": by_items, "by_person": by_person, "is_open": is_open}, Proof
+    )
 
 
-def _proof(row: dict[str, Any]) -> Proof:
+def _proof(row: dict[str, Any], covers: Mapping[Place, Cover]) -> Proof:
+    cover = covers.get(place_of(row))
+    off = by_items = row["found"] - row["expected"]
+    person = None if cover is None else cover.person
+    if cover is None or row["account"] is None or person is not None:
+        by_items = cover.by_items if cover is not None else 0
+    more = {"by_items": by_items, "is_open": person is None and off != by_items}
+    if person is not None:
+        more |= {"explained_by": person.by, "explanation": person.reason, "until": person.until}
+        more["by_person"] = off - by_items
     if row["proof"] in _ACCOUNT_PROOFS and row["account"] is not None:
-        row = row | {"account": mask(row["account"])}
-    return msgspec.convert(row, Proof)
+        more["account"] = mask(row["account"])
+    return msgspec.convert(row | more, Proof)
 
 
 def _items(items: WrittenTable, rules: Rules) -> tuple[Item, ...]:
@@ -183,10 +239,7 @@ def _items(items: WrittenTable, rules: Rules) -> tuple[Item, ...]:
 
 
 def _masked(row: dict[str, Any]) -> dict[str, Any]:
-    sides = {side: row[side] for side in ("payer", "payee") if row[side]}
-    return row | {
-        side: " / ".join(map(mask, accounts.split(" / "))) for side, accounts in sides.items()
-    }
+    return row | {side: mask_all(row[side]) for side in ("payer", "payee") if row[side]}
 
 
 def _decisions(by_hand: WrittenTable, rules: Rules) -> tuple[HandDecision, ...]:
@@ -223,7 +276,7 @@ def _verdict(
     rules: Rules,
 ) -> tuple[Verdict, list[str]]:
     breaks = sum(total.transfers for total in totals if total.group == "break")
-    failed = sorted({proof.proof for proof in proofs if not proof.holds})
+    failed = sorted({proof.proof for proof in proofs if proof.is_open})
     over = list(_over(totals, off, breaks, oldest, rules))
     if over:
         return "over limits", over

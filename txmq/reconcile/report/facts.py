@@ -39,7 +39,10 @@ class Headline(NamedTuple):
 
 VERDICTS: Final[dict[Verdict, Headline]] = {
     "clean": Headline(
-        "good", "Clean", "Every transfer is agreed, or in flight for a permitted time."
+        "good",
+        "Clean",
+        "Every transfer is agreed, explained, or in flight for a permitted time; every proof holds "
+        "or is explained.",
     ),
     "within limits": Headline(
         "wait",

@@ -25,7 +25,7 @@ METRICS: Final[Mapping[str, str]] = {
     "breaks": "Transfers that need a person.",
     "oldest_break_days": "The age of the oldest break in business days; 0 without breaks.",
     "in_flight": "Transfers in flight when the date ended, within the grace.",
-    "broken_proofs": "Balance proofs that do not hold.",
+    "broken_proofs": "Balance proofs that do not hold and are not explained.",
     "closed": "Items of earlier dates that were agreed on this one.",
     "stage_seconds": "The duration of each stage of the run.",
     "stage_rows_per_second": "The rows per second of each stage.",

@@ -106,20 +106,22 @@ def _print_classes(run: Run, rows: Iterable[Total], console: Console) -> None:
 def _proofs(run: Run, console: Console) -> None:
     result = run.result
     if not result.broken_proofs:
-        _say(console, "All balance proofs hold.")
+        is_whole = all(proof.holds for proof in result.proofs)
+        _say(console, f"All balance proofs hold{'' if is_whole else ' or are explained'}.")
         return
     count = _count(result.broken_proofs, "balance proof does", "balance proofs do")
     _say(console, f"{count} not hold:", _STYLES["bad"])
-    shown = view.proofs(result)[0][:_PROOFS]
+    shown = view.open_proofs(result)[:_PROOFS]
     for proof in shown:
         places = facts.digits(result, proof.currency)
         where = ", ".join(filter(None, (proof.bank, proof.account)))
         expected, found = amount(proof.expected, places), amount(proof.found, places)
-        off = signed(proof.found - proof.expected, places)
+        off, unit = signed(proof.difference, places), f" {proof.currency or ''}".rstrip()
+        rest = f", {signed(proof.rest, places)}{unit} unexplained"
         _say(
             console,
             f"  - {proof.proof}{f' of {where}' if where else ''}: {expected} expected, "
-            f"{found} found, {off} {proof.currency or ''}".rstrip(),
+            f"{found} found, {off}{unit}{rest if proof.rest != proof.difference else ''}",
         )
     if result.broken_proofs > len(shown):
         _say(console, f"  and {result.broken_proofs - len(shown):,} more")

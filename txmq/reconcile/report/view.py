@@ -17,12 +17,14 @@ __all__ = [
     "CurrencySum",
     "Figure",
     "FigureChange",
+    "ProofTable",
     "aged",
     "changes",
     "evidence",
     "figures",
     "groups",
     "not_found",
+    "open_proofs",
     "proofs",
     "sums",
 ]
@@ -94,9 +96,22 @@ class ClassEvidence(NamedTuple):
 
     name: str
     about: About
-    items: tuple[Item, ...]
+    items: dict[str, list[Item]]
+    """By currency."""
     transfers: int
     """The number of its transfers."""
+
+    @property
+    def shown(self) -> int:
+        """The number of transfers in the sample."""
+        return sum(map(len, self.items.values()))
+
+
+class ProofTable(NamedTuple):
+    """The proofs of one currency; those of counts have none."""
+
+    currency: str
+    rows: tuple[Proof, ...]
 
 
 def figures(run: Run) -> tuple[Figure, ...]:
@@ -228,26 +243,35 @@ def aged(result: Result) -> tuple[tuple[AgedRow, ...], tuple[AgedRow, ...]]:
     return tuple(shown), tuple(below)
 
 
-def proofs(result: Result) -> tuple[tuple[Proof, ...], tuple[Proof, ...]]:
-    """The proofs that fail, the greatest difference first, and the proofs that hold."""
-    broken = sorted(
-        (proof for proof in result.proofs if not proof.holds),
-        key=lambda proof: -abs(proof.found - proof.expected),
-    )
-    return tuple(broken), tuple(proof for proof in result.proofs if proof.holds)
+def proofs(result: Result) -> tuple[ProofTable, ...]:
+    """The proofs of each currency: those with an open difference, the explained ones, then those
+    that hold.
+    """
+    by_unit: dict[str, list[Proof]] = {}
+    for proof in result.proofs:
+        by_unit.setdefault(proof.currency or "", []).append(proof)
+    for rows in by_unit.values():
+        rows.sort(key=lambda proof: (not proof.is_open, proof.holds, -abs(proof.difference)))
+    return tuple(ProofTable(unit, tuple(by_unit[unit])) for unit in sorted(by_unit))
+
+
+def open_proofs(result: Result) -> tuple[Proof, ...]:
+    """The proofs with an open difference, the greatest first."""
+    found = (proof for proof in result.proofs if proof.is_open)
+    return tuple(sorted(found, key=lambda proof: -abs(proof.rest)))
 
 
 def evidence(result: Result) -> tuple[ClassEvidence, ...]:
-    """The sample of each class."""
-    by_class: dict[str, list[Item]] = {}
+    """The sample of each class, by currency."""
+    by_class: dict[str, dict[str, list[Item]]] = {}
     for item in result.items:
-        by_class.setdefault(item.class_, []).append(item)
+        by_class.setdefault(item.class_, {}).setdefault(item.currency, []).append(item)
     order = {group: at for at, (group, _) in enumerate(_GROUPS)}
     return tuple(
         ClassEvidence(
             name,
             facts.about(name),
-            tuple(by_class[name]),
+            by_class[name],
             sum(total.transfers for total in result.totals if total.class_ == name),
         )
         for name in sorted(

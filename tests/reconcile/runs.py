@@ -168,6 +168,7 @@ def proofs(*, broken=True):
         expected=12_450_000,
         found=17_450_000,
         holds=False,
+        is_open=True,
         about="the table of accounts says another balance than the entries add up to",
     )
     return (wrong, *held) if broken else tuple(held)

@@ -18,7 +18,7 @@ from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import Results
 from txmq.reconcile.summary import FIGURES, Result, Run
-from txmq.reconcile.tables import ITEMS
+from txmq.reconcile.tables import ENTRIES, ITEMS, PROOFS
 
 DAY = date(2026, 3, 31)
 OLD = {"break_id": "b2e1", "class": "dead-letter", "group": "break", "age_days": 9}
@@ -26,6 +26,19 @@ WORTHY = {"break_id": "b1aa", "class": "double-credit", "group": "break", "amoun
 SMALL = {"break_id": "b1ab", "class": "parked", "group": "break", "status": "open"}
 WAITING = {"break_id": "b3ff", "class": "in-flight", "group": "open"}
 TOLD = ("report.html", "summary.json")
+PROVED = [
+    {
+        "proof": proof, "bank": bank, "account": account, "currency": "CNY", "expected": 0,
+        "found": found, "holds": not found, "about": "both are equal",
+    }
+    for proof, bank, account, found in (
+        ("account-table", "icbc", "6222020200011112222", 5_000),
+        ("account-table", "icbc", None, 5_000),
+        ("conservation", None, None, -7),
+        ("double-entry", "icbc", "icbc/1", 100),
+        ("double-entry", "icbc", None, 100),
+    )
+]  # fmt: skip
 KNOWN = {"break_id": "b4cc", "class": "explained", "was": "parked", "group": "open"}
 
 
@@ -86,10 +99,15 @@ def home(tmp_path):
     """A directory with the results of a day, and its rules beside it."""
     (tmp_path / "recon.toml").write_text(RULES)
     results = tmp_path / "results"
-    place = results / "results" / "items" / f"business_date={DAY}" / "run=one"
-    place.mkdir(parents=True)
     rows = [item(**value) for value in (SMALL, WAITING, WORTHY, KNOWN, OLD)]
-    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ITEMS)), place / "part-0.parquet")
+    for name, schema, content in (
+        ("items", ITEMS, rows), ("closed", ITEMS, []), ("entries", ENTRIES, []),
+        ("proofs", PROOFS, PROVED),
+    ):  # fmt: skip
+        place = results / "results" / name / f"business_date={DAY}" / "run=one"
+        place.mkdir(parents=True)
+        table = pa.Table.from_pylist(content, arrow_schema(schema))
+        parquet.write_table(table, place / "part-0.parquet")
     publish(results, "one", result(contents={"items": "5-0"}))
     return tmp_path
 
@@ -220,7 +238,7 @@ def test_the_page_and_the_summary_say_who_has_signed(asking, home):
 def test_nobody_signs_what_is_not_there_any_more(asking, home, role):
     if role == "reviewer":
         told(asking("signoff", "--as", "preparer", "--by", "Li"))
-    (path,) = (home / "results" / "results").rglob("*.parquet")
+    (path,) = (home / "results" / "results" / "items").rglob("*.parquet")
     parquet.write_table(parquet.read_table(path).slice(1), path)
 
     found = asking("signoff", "--as", role, "--by", "Wu")

@@ -356,7 +356,9 @@ def test_signatures_say_where_they_are(busy, made, state):
 def test_a_day_that_is_not_over_says_so(busy):
     made = runs.run(runs.busy(is_final=False, as_of_ms=runs.END_MS - 3_600_000))
 
-    assert "The day was not over: the books were read at 2026-11-20 15:00:00 UTC" in tree(made).text
+    assert (
+        "The day was not over: the books were read at 2026-11-20 15:00:00+00:00" in tree(made).text
+    )
     assert "The day was not over" not in tree(busy).text
 
 

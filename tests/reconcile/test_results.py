@@ -200,7 +200,7 @@ def test_what_is_looked_back_is_what_the_day_before_went_on_from(spark, results)
 
 def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path):
     known = breaks.transfer("icbc/1", "parked") | {"break_id": "0" * 16, "was": None}
-    Explanations(tmp_path).explain(known, "Ann", "known", 1)
+    Explanations(tmp_path).explain([known], "Ann", "known", 1)
     window = breaks.rules().day.window(DAY)
     first = results.earlier_days(spark, window, None)
     assert (first.items, first.entries, first.explanations.count()) == (None, None, 1)

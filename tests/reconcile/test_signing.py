@@ -214,7 +214,7 @@ def test_two_people_do_not_write_at_the_same_moment(signatures, tmp_path):
     with lock_signatures(tmp_path), pytest.raises(UsageError, match="try again"):
         signatures.prepare(breaks.run(DAY), "Ann", 5)
     with lock_signatures(tmp_path), pytest.raises(UsageError, match="try again"):
-        Explanations(tmp_path).explain(item("0", "parked"), "Ann", "known", 1)
+        Explanations(tmp_path).explain([item("0", "parked")], "Ann", "known", 1)
 
     signatures.prepare(breaks.run(DAY), "Ann", 5)
 
@@ -224,9 +224,9 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(spark, tmp_
     assert explanations.frame(spark) is None
     assert explanations.digest == ""
 
-    explanations.explain(item("b", "parked"), "Ann", "the service was down", 1)
-    explanations.explain(item("a", "double-credit"), "Ann", "a fee", 2)
-    explanations.explain(item("b", "dead-letter"), " Bo ", "a new\nreason", 3)
+    explanations.explain([item("b", "parked")], "Ann", "the service was down", 1)
+    explanations.explain([item("a", "double-credit")], "Ann", "a fee", 2)
+    explanations.explain([item("b", "dead-letter")], " Bo ", "a new\nreason", 3)
 
     rows = explanations.frame(spark).collect()
     said = ("break_id", "class", "explained_by", "explanation")
@@ -251,23 +251,23 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(spark, tmp_
 
 def test_the_digest_of_explanations_is_about_what_holds(tmp_path):
     explanations = Explanations(tmp_path)
-    explanations.explain(item("a", "parked"), "Ann", "known", 1)
+    explanations.explain([item("a", "parked")], "Ann", "known", 1)
     one = explanations.digest
-    explanations.explain(item("b", "parked"), "Ann", "known", 2)
+    explanations.explain([item("b", "parked")], "Ann", "known", 2)
     both = explanations.digest
     explanations.withdraw("b" * 16, "Ann", "not known", 3)
 
     assert one != both
     assert explanations.digest == one
 
-    explanations.explain(item("a", "parked", ordered=7), "Ann", "known", 4)
+    explanations.explain([item("a", "parked", ordered=7)], "Ann", "known", 4)
     assert explanations.digest not in {one, both}
 
 
 @pytest.mark.parametrize(("by", "reason"), [(" ", "known"), ("Ann", "\n")])
 def test_an_explanation_has_a_name_and_a_reason(tmp_path, by, reason):
     with pytest.raises(UsageError, match="needs a name and a reason"):
-        Explanations(tmp_path).explain(item("a", "parked"), by, reason, 1)
+        Explanations(tmp_path).explain([item("a", "parked")], by, reason, 1)
 
 
 def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(spark, tmp_path):
@@ -282,7 +282,7 @@ def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(spark,
         None,
     )
 
-    explanations.explain(item("a", "parked"), "Ann", "known", 2)
+    explanations.explain([item("a", "parked")], "Ann", "known", 2)
     assert [value.at_ms for value in explanations.in_force()] == [2]
 
 

@@ -87,7 +87,7 @@ def told_of(stage, done):
 
 def explain(stage, item):
     people = Explanations(stage.directory)
-    people.explain(item, "Li Na", "the payee's bank books it on Monday", 1)
+    people.explain([item], "Li Na", "the payee's bank books it on Monday", 1)
 
 
 # An honest day

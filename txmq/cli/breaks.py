@@ -1,7 +1,7 @@
 """``txmq reconcile breaks``: the breaks of a day, their explanations and their owners."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from txmq.cli.common import AsJson, Yes, confirm
-from txmq.cli.output import listing, note, print_rows, say
+from txmq.cli.output import note, print_rows, say
 from txmq.cli.reconcile_options import (
     NOT_RUN,
     Account,
@@ -21,27 +21,27 @@ from txmq.cli.reconcile_options import (
     RequestedDays,
     Unmasked,
     date_of,
-    proof_day_of,
     report_failures,
     requested_days,
     rules_of,
     run_of,
 )
 from txmq.errors import ConfigError
+from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from txmq.reconcile.item_list import ItemFilter
-    from txmq.reconcile.spreadsheet import Cell
     from txmq.reconcile.summary import Run
 
-__all__ = ["app"]
+__all__ = ["app", "withdraw"]
 
 app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
 
 Ids = Annotated[
     list[str] | None, typer.Argument(help="The breaks, or the beginnings of their ids.")
 ]
+Reason = Annotated[str, typer.Option("--reason", help="The explanation.")]
 ClassName = Annotated[
     str | None, typer.Option("--class", help="Only this class, such as double-credit.")
 ]
@@ -53,10 +53,10 @@ IdFile = Annotated[
 ]
 _AMOUNTS: Final = ("amount", "debited", "returned", "credited", "ordered")
 _EXPORTED: Final = (
-    *("break_id", "class", "was", "status", "first_seen", "age_days", "amount", "currency", "key"),
-    *("debit_bank", "credit_bank", "payer", "payee", *_AMOUNTS[1:], "message_id", "message_state"),
+    *("break_id", "class", "was", "status", "first_seen", "age_days", "currency", *_AMOUNTS),
+    *("key", "debit_bank", "credit_bank", "payer", "payee", "message_id", "message_state"),
     *("delivery", "decided_by", "reason", "explained_by", "explanation"),
-    *("owner", "ticket", "due", "is_overdue", "comments"),
+    *("owner", "ticket", "due", "overdue", "comments"),
 )
 
 
@@ -89,39 +89,32 @@ def breaks(
         return
     with report_failures():
         from txmq.reconcile.item_list import items_of
+        from txmq.reconcile.report.words import amount
 
         wanted = requested_days(config, day)
         chosen = _filter(class_, bank, account, older_than, file, status=status)
-        run = run_of(wanted)
-        found = items_of(
-            wanted.rules.directory, run, chosen, is_complete=everything, is_masked=not unmasked
-        )
-        _add_assignments(found, wanted)
+        run, directory = run_of(wanted), wanted.rules.directory
+        found = items_of(directory, run, chosen, is_complete=everything, is_masked=not unmasked)
+        found = [item | _notes(item["break_id"], wanted) for item in found]
         if export is not None:
             _export(found, run, export)
             return
-        _print_items(found, run, json=json)
-
-
-@app.command()
-def show(
-    break_id: Annotated[str, typer.Argument(help="The break, or the beginning of its id.")],
-    *,
-    day: Day = None,
-    config: Config = None,
-    unmasked: Unmasked = False,
-    json: AsJson = False,
-) -> None:
-    """Show all facts of a break, with its owner and the comments about it in their order."""
-    with report_failures():
-        from txmq.reconcile.item_list import ItemFilter, items_of
-
-        wanted = requested_days(config, day)
-        one = ItemFilter(ids=[break_id])
-        run = run_of(wanted)
-        items = items_of(wanted.rules.directory, run, one, is_masked=not unmasked)
-        _add_assignments(items, wanted)
-        print_rows(items[0], (), (), json=True) if json else listing(_in_words(items[0], run))
+        words = ("key", "payer", "payee", "owner", "due", "overdue")
+        print_rows(
+            found,
+            ("break", "class", "status", "days", "amount", "", "transfer", *words[1:-1], ""),
+            (
+                (
+                    *(item[name] for name in ("break_id", "class", "status", "age_days")),
+                    amount(item["amount"], run.result.digits.get(item["currency"], 2)),
+                    item["currency"],
+                    *(item[name] or "" for name in words),
+                )
+                for item in found
+            ),
+            json=json,
+            empty=f"no such breaks on {run.result.business_date}",
+        )
 
 
 @app.command()
@@ -129,7 +122,7 @@ def explain(
     ids: Ids = None,
     *,
     by: By,
-    reason: Annotated[str, typer.Option("--reason", help="The explanation.")],
+    reason: Reason,
     day: Day = None,
     config: Config = None,
     class_: ClassName = None,
@@ -141,48 +134,41 @@ def explain(
 ) -> None:
     """Explain breaks. They stop counting as such from the next run until their facts change.
 
-    The differences of the proofs clearing and double-entry of their transfers are explained with
-    them.
+    The proofs clearing and double-entry of their transfers are explained with them.
     """
     with report_failures():
         from txmq.reconcile.differences import differences_of
         from txmq.reconcile.explanations import Explanations
+        from txmq.reconcile.item_list import proof_day
 
         wanted = requested_days(config, day)
-        run = run_of(wanted)
+        run, directory = run_of(wanted), wanted.rules.directory
         chosen = _filter(class_, bank, account, older_than, file, ids or ())
-        items = _choose(wanted, run, chosen, "Explain", yes=yes)
-        differences = [found for found, _ in differences_of(proof_day_of(wanted, run))]
+        items = _choose(wanted, run, chosen, yes=yes)
+        differences = [found for found, _ in differences_of(proof_day(directory, run))]
         now_ms = SystemClock().wall_ms()
-        people = Explanations(wanted.rules.directory)
-        done = people.explain(items, by, reason, now_ms, differences)
-        if len(done) == 1:
+        for done in Explanations(directory).explain(items, by, reason, now_ms, differences):
             say(
-                f"{done[0].break_id} counts as explained from the next run on, as long as it is "
-                f"{done[0].class_} and its facts do not change"
-            )
-        else:
-            say(
-                f"{len(done)} breaks count as explained from the next run on, as long as their "
-                "classes and facts do not change"
+                f"{done.break_id} counts as explained from the next run on, as long as it is "
+                f"{done.class_} and its facts do not change"
             )
 
 
 @app.command()
 def withdraw(
-    break_id: Annotated[str, typer.Argument(help="The break, with its whole id.")],
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The whole id.")],
     *,
     by: By,
     reason: Annotated[str, typer.Option("--reason", help="Why the explanation is wrong.")],
     config: Config = None,
 ) -> None:
-    """Withdraw the explanation of a break."""
+    """Withdraw an explanation."""
     with report_failures():
         from txmq.reconcile.explanations import Explanations
 
         directory = rules_of(config).directory
-        Explanations(directory).withdraw(break_id, by, reason, SystemClock().wall_ms())
-        say(f"{break_id} counts as a break again from the next run on")
+        Explanations(directory).withdraw(id_, by, reason, SystemClock().wall_ms())
+        say(f"{id_} is not explained any more from the next run on")
 
 
 @app.command()
@@ -208,18 +194,19 @@ def assign(
 ) -> None:
     """Give breaks an owner, a ticket or a due date, or comment on them. No result depends on it."""
     with report_failures():
-        from txmq.reconcile import assignments
+        from txmq.reconcile.explanations import BreakNote, Explanations
 
         wanted = requested_days(config, day)
+        news = owner, ticket, due.isoformat() if due else "", comment
+        if not any(news) or not by.strip():
+            raise ConfigError("give your name, and --owner, --ticket, --due or --comment")
         chosen = _filter(class_, bank, account, older_than, file, ids or ())
-        items = _choose(wanted, run_of(wanted), chosen, "Assign", yes=yes)
-        now_ms, until = SystemClock().wall_ms(), "" if due is None else due.isoformat()
-        notes = [
-            assignments.BreakNote(item["break_id"], by, now_ms, owner, ticket, until, comment)
-            for item in items
-        ]
-        assignments.assign(wanted.rules.directory, notes)
-        say(f"noted for {len(notes)} {'break' if len(notes) == 1 else 'breaks'}")
+        items = _choose(wanted, run_of(wanted), chosen, yes=yes)
+        now_ms = SystemClock().wall_ms()
+        Explanations(wanted.rules.directory).annotate(
+            [BreakNote(item["break_id"], by.strip(), now_ms, *news) for item in items]
+        )
+        say(f"noted for {quantity(len(items), 'break')}")
 
 
 def _filter(
@@ -238,22 +225,21 @@ def _filter(
         raise ConfigError(f"class {class_!r} does not exist; use one of {', '.join(Class)}")
     if file is not None:
         try:
-            lines = [line.strip() for line in file.read_text().splitlines()]
+            ids = [*ids, *file.read_text().split()]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the file of ids {file} cannot be read: {error}") from error
-        listed = [line for line in lines if line and not line.startswith("#")]
-        if not listed:
+        if not ids:
             raise ConfigError(f"the file {file} has no ids; write one in each line")
-        ids = [*ids, *listed]
     known = None if class_ is None else Class(class_)
-    return ItemFilter(known, status, bank, account, older_than, ids)
+    return ItemFilter(known, status, bank, account, older_than, tuple(ids))
 
 
 def _choose(
-    wanted: RequestedDays, run: "Run", chosen: "ItemFilter", verb: str, *, yes: bool
+    wanted: RequestedDays, run: "Run", chosen: "ItemFilter", *, yes: bool
 ) -> list[dict[str, Any]]:
-    """The breaks that fit; the user agrees first if there are several."""
+    """The breaks that fit. If there are several, the user sees their sums, and agrees first."""
     from txmq.reconcile.item_list import ItemFilter, items_of
+    from txmq.reconcile.report.words import amount
 
     if chosen == ItemFilter():
         raise ConfigError("name breaks by their ids, or choose them with --class, --bank, …")
@@ -261,99 +247,57 @@ def _choose(
     if not items:
         raise ConfigError(f"no such breaks on {run.result.business_date}; nothing was written")
     if len(items) > 1:
-        note(f"{len(items)} breaks: {_sums(items, run)}")
-        confirm(f"{verb} these {len(items)} breaks?", yes=yes, code=NOT_RUN)
+        counts, sums = Counter[str](), Counter[str]()
+        for item in items:
+            counts[item["currency"]] += 1
+            sums[item["currency"]] += item["amount"]
+        for currency, sum_ in sorted(sums.items()):
+            worth = amount(sum_, run.result.digits.get(currency, 2))
+            note(f"{quantity(counts[currency], 'break')}: {worth} {currency} at risk")
+        confirm(f"Write this for all {len(items)} breaks?", yes=yes, code=NOT_RUN)
     return items
 
 
-def _sums(items: Sequence[Mapping[str, Any]], run: "Run") -> str:
-    counts, sums = Counter[str](), Counter[str]()
-    for item in items:
-        counts[item["currency"]] += 1
-        sums[item["currency"]] += item["amount"]
-    return "; ".join(
-        f"{counts[currency]} with {_amount(sums[currency], currency, run)} {currency} at risk"
-        for currency in sorted(counts)
-    )
-
-
-def _amount(minor: int, currency: str, run: "Run") -> str:
-    from txmq.reconcile.report.words import amount
-
-    return amount(minor, run.result.digits.get(currency, 2))
-
-
-def _add_assignments(items: Sequence[dict[str, Any]], wanted: RequestedDays) -> None:
-    from txmq.reconcile.assignments import Assignment, assignments_of
+def _notes(break_id: str, wanted: RequestedDays) -> dict[str, str]:
+    """The owner, ticket, due date and comments of a break."""
+    from txmq.reconcile.explanations import BreakNote, Explanations
     from txmq.reconcile.report.words import moment
 
-    rules = wanted.rules
-    today = rules.day.of(SystemClock().wall_ms()).isoformat()
-    known: Mapping[str, Assignment] = assignments_of(rules.directory)
-    for item in items:
-        found = known.get(item["break_id"], Assignment())
-        item |= {"owner": found.owner, "ticket": found.ticket, "due": found.due}
-        item["is_overdue"] = found.is_overdue(today)
-        item["comments"] = "\n".join(
-            f"{moment(comment.at_ms, rules.day.zone)} {comment.by}: {comment.comment}"
-            for comment in found.comments
-        )
-
-
-def _print_items(items: list[dict[str, Any]], run: "Run", *, json: bool) -> None:
-    print_rows(
-        items,
-        (
-            *("break", "class", "status", "days", "amount", "", "transfer", "payer", "payee"),
-            *("owner", "due"),
-        ),
-        (
-            (
-                item["break_id"],
-                item["class"],
-                item["status"],
-                item["age_days"],
-                _amount(item["amount"], item["currency"], run),
-                item["currency"],
-                *(item[name] or "" for name in ("key", "payer", "payee", "owner")),
-                f"{item['due']} overdue" if item["is_overdue"] else item["due"],
-            )
-            for item in items
-        ),
-        json=json,
-        empty=f"no such breaks on {run.result.business_date}",
+    day = wanted.rules.day
+    latest, comments = (
+        Explanations(wanted.rules.directory).notes().get(break_id, (BreakNote(break_id, "", 0), []))
     )
-
-
-def _in_words(item: Mapping[str, Any], run: "Run") -> dict[str, object]:
-    """A break for people: amounts in major units, and nothing that is unknown."""
+    is_overdue = bool(latest.due) and latest.due < day.of(SystemClock().wall_ms()).isoformat()
     return {
-        name: _amount(value, item["currency"], run) if name in _AMOUNTS else value
-        for name, value in item.items()
-        if value not in {None, ""}
+        "owner": latest.owner,
+        "ticket": latest.ticket,
+        "due": latest.due,
+        "overdue": "overdue" if is_overdue else "",
+        "comments": "\n".join(
+            f"{moment(one.at_ms, day.zone)} {one.by}: {one.comment}" for one in comments
+        ),
     }
 
 
 def _export(items: Sequence[Mapping[str, Any]], run: "Run", path: Path) -> None:
+    from decimal import Decimal
+
     from txmq.reconcile.spreadsheet import as_csv, as_xlsx
 
-    formats: dict[str, Callable[..., bytes]] = {".csv": as_csv, ".xlsx": as_xlsx}
+    formats = {".csv": as_csv, ".xlsx": as_xlsx}
     if path.suffix not in formats:
         raise ConfigError(f"the file {path} is neither .csv nor .xlsx: name one that is")
-    rows = ([_exported(item, name, run) for name in _EXPORTED] for item in items)
+    rows = [
+        [
+            Decimal(item[name]).scaleb(-run.result.digits.get(item["currency"], 2))
+            if name in _AMOUNTS
+            else item[name]
+            for name in _EXPORTED
+        ]
+        for item in items
+    ]
     try:
         path.write_bytes(formats[path.suffix](_EXPORTED, rows))
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}") from error
-    say(f"{len(items)} {'break is' if len(items) == 1 else 'breaks are'} in {path}")
-
-
-def _exported(item: Mapping[str, Any], name: str, run: "Run") -> "Cell":
-    from decimal import Decimal
-
-    value: Cell = item[name]
-    if name in _AMOUNTS and isinstance(value, int):
-        return Decimal(value).scaleb(-run.result.digits.get(item["currency"], 2))
-    if isinstance(value, bool):
-        return "yes" if value else ""
-    return value
+    say(f"{quantity(len(items), 'break')} in {path}")

@@ -17,7 +17,6 @@ from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from txmq.reconcile.differences import ProofDay
     from txmq.reconcile.results import Results
     from txmq.reconcile.rules import Rules
     from txmq.reconcile.summary import Run
@@ -33,7 +32,6 @@ __all__ = [
     "RequestedDays",
     "Unmasked",
     "date_of",
-    "proof_day_of",
     "report_failures",
     "requested_days",
     "rules_of",
@@ -170,20 +168,6 @@ def run_of(wanted: RequestedDays) -> "Run":
         day = wanted.days[0]
         raise ReconcileRefused(f"{day} was not reconciled yet: txmq reconcile --date {day}")
     return run
-
-
-def proof_day_of(wanted: RequestedDays, run: "Run") -> "ProofDay":
-    """The proofs of a run with what may explain them.
-
-    Raises:
-        ReconcileRefused: A table is missing, or an explanation cannot be read.
-    """
-    from txmq.reconcile.item_list import proof_day
-    from txmq.reconcile.results import Results
-
-    yesterday = date.fromisoformat(run.result.business_date) - timedelta(days=1)
-    *before, _ = Results(wanted.rules.directory).chain(run, yesterday)
-    return proof_day(wanted.rules.directory, run, before[-1] if before else None)
 
 
 def warn_of_later_days(results: "Results") -> None:

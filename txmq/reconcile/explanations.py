@@ -1,38 +1,59 @@
-"""Explanations of breaks and of proofs, and their withdrawals, one in each line of a file."""
+"""What people write about breaks and proofs: one record in each line of a file, only ever added."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from txmq.errors import UsageError
-from txmq.reconcile.record_file import add_records, read_records
+from txmq.errors import ReconcileRefused, UsageError
+from txmq.reconcile.signatures import lock_signatures
 from txmq.reconcile.summary import FIGURES, Figures
 from txmq.reconcile.tables import ITEMS, TableSchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from txmq.reconcile.differences import Difference
+__all__ = [
+    "EXPLANATIONS",
+    "BreakNote",
+    "Difference",
+    "Explanation",
+    "Explanations",
+    "ProofExplanation",
+]
 
-__all__ = ["EXPLANATIONS", "Amounts", "Explanation", "Explanations", "ProofExplanation"]
-
-_BREAKS, _PROOFS = "explanations.jsonl", "proof-explanations.jsonl"
 _COLUMNS: Final = {"break_id", "class", *FIGURES, "explained_by", "explanation"}
 _LASTING: Final = ("account-table", "clearing", "double-entry")
-"""Proofs whose differences last; the others prove the bookings of one day."""
 EXPLANATIONS: Final = TableSchema(
     "explanations",
     "Explanations, and the figures of each break when it was explained.",
     tuple(column for column in ITEMS.columns if column.name in _COLUMNS),
 )
-Amounts: TypeAlias = dict[str, tuple[int, ...]]
-"""The amounts of differences, by their ids."""
+
+
+class Difference(Struct, frozen=True):
+    """What is left to explain of two values of a proof that should be equal."""
+
+    id: str
+    """The same on every day and in every run."""
+    proof: str
+    bank: str | None
+    account: str | None
+    """The account or the transfer."""
+    currency: str | None
+    amounts: tuple[int, ...]
+    """Found less expected; ``double-entry`` has one for each kind of booking."""
+
+    @property
+    def is_lasting(self) -> bool:
+        """True if it lasts until a person corrects it; others are in one day's bookings."""
+        # Bookings without a transfer have the kind `other` in place of a key, on each day anew.
+        return self.proof in _LASTING and self.account not in {None, "other"}
 
 
 class Explanation(Struct, frozen=True):
@@ -46,35 +67,46 @@ class Explanation(Struct, frozen=True):
     is_withdrawn: bool = False
     figures: Figures | None = None
     """The break's figures at that time. An explanation without them has no effect."""
-    proofs: Amounts = {}
-    """The differences of proofs that its transfer had at that time."""
+    proofs: dict[str, tuple[int, ...]] = {}
+    """The differences that its transfer had in proofs at that time: the amounts of each id."""
 
 
-class ProofExplanation(Struct, frozen=True, omit_defaults=True):
+class ProofExplanation(Struct, frozen=True):
     """An explanation of a proof's difference, or the withdrawal of one."""
 
-    id: str
-    proof: str
-    bank: str | None
-    account: str | None
-    currency: str | None
-    amounts: tuple[int, ...]
-    day: str
-    """The business date on which it was explained."""
-    until: str
-    """The last business date on which it counts."""
+    difference: Difference
     by: str
     reason: str
     at_ms: int
+    first: str
+    last: str
+    """The business dates between which it counts, as long as the amounts are the same."""
     is_withdrawn: bool = False
 
-    def is_valid_on(self, day: str) -> bool:
-        """True if it counts on a business date, as long as the amounts are the same."""
-        return self.day <= day <= self.until
+
+class BreakNote(Struct, frozen=True):
+    """Who works on a break. An empty field leaves the former value; no result depends on it."""
+
+    break_id: str
+    by: str
+    at_ms: int
+    owner: str = ""
+    ticket: str = ""
+    due: str = ""
+    comment: str = ""
+
+
+_FILES: Final[Mapping[type[Struct], str]] = {
+    Explanation: "explanations.jsonl",
+    ProofExplanation: "proof-explanations.jsonl",
+    BreakNote: "notes.jsonl",
+}
+Record = TypeVar("Record", Explanation, ProofExplanation, BreakNote)
+Explained = TypeVar("Explained", Explanation, ProofExplanation)
 
 
 class Explanations:
-    """The explanations in a directory of results; the last one of a break is valid.
+    """What people wrote in a directory of results; the last explanation of a break is valid.
 
     Args:
         directory: The directory of results.
@@ -98,13 +130,12 @@ class Explanations:
             by: The name of the person.
             reason: Why they are not breaks.
             now_ms: The time.
-            differences: Differences of proofs; those that name a break's transfer are explained
-                with it.
+            differences: Those of proofs; if one names a break's transfer it is explained with it.
 
         Raises:
             UsageError: The name or the reason is missing.
         """
-        made = [
+        return self._explain([
             Explanation(
                 item["break_id"],
                 item["was"] or item["class"],  # An explained break has its own class in `was`.
@@ -115,52 +146,63 @@ class Explanations:
                 proofs={one.id: one.amounts for one in differences if one.account == item["key"]},
             )
             for item in items
-        ]
-        return self._add(_BREAKS, made)
+        ])  # fmt: skip
 
     def explain_proofs(
         self,
         differences: Sequence[Difference],
-        day: str,
-        until: str,
         by: str,
         reason: str,
         now_ms: int,
+        first: str,
+        last: str,
     ) -> list[ProofExplanation]:
-        """Explain differences of proofs, from a business date until another one.
+        """Explain differences of proofs from a business date to a last one.
 
-        A difference in the bookings of one day is only explained on that day: the same amount on
-        another day is another difference.
+        A difference that does not last is explained on the first of them only: the same amount
+        on another day is another difference.
 
         Raises:
-            UsageError: The name or the reason is missing, or ``until`` is before ``day``.
+            UsageError: The name or the reason is missing, or the last date is before the first.
         """
-        if until < day:
-            raise UsageError(f"--until {until} is before {day}, the date of the difference")
-        made = [
-            ProofExplanation(
-                *(one.id, one.proof, one.bank, one.account, one.currency, one.amounts, day),
-                *(until if _is_lasting(one) else day, by.strip(), reason.strip(), now_ms),
-            )
-            for one in differences
-        ]
-        return self._add(_PROOFS, made)
+        if last < first:
+            raise UsageError(f"--until {last} is before {first}, the date of the difference")
+        who = by.strip(), reason.strip(), now_ms, first
+        return self._explain(
+            [ProofExplanation(one, *who, last if one.is_lasting else first) for one in differences]
+        )
 
     def withdraw(self, id_: str, by: str, reason: str, now_ms: int) -> None:
-        """Withdraw the explanation of a break or of a proof.
+        """Withdraw the explanation of a break, or those of a proof's difference.
 
         Raises:
             UsageError: It has no explanation, or the name or the reason is missing.
         """
-        more = {"by": by.strip(), "reason": reason.strip(), "at_ms": now_ms, "is_withdrawn": True}
         breaks = [one for one in self.in_force() if one.break_id == id_]
-        proofs = [one for one in self.proofs_in_force() if one.id == id_]
+        proofs = [one for one in self.proofs_in_force() if one.difference.id == id_]
         if not breaks and not proofs:
             raise UsageError(
                 f"{id_} has no explanation; see txmq reconcile breaks --all, or proofs --all"
             )
-        for file, found in ((_BREAKS, breaks), (_PROOFS, proofs)):
-            self._add(file, [msgspec.structs.replace(one, **more) for one in found])
+        news = {"by": by.strip(), "reason": reason.strip(), "at_ms": now_ms, "is_withdrawn": True}
+        self._explain([msgspec.structs.replace(one, **news) for one in breaks])
+        self._explain([msgspec.structs.replace(one, **news) for one in proofs])
+
+    def annotate(self, notes: Sequence[BreakNote]) -> None:
+        """Write notes about breaks: all of them, or none."""
+        self._add(BreakNote, notes)
+
+    def notes(self) -> dict[str, tuple[BreakNote, list[BreakNote]]]:
+        """For each break its owner, ticket and due date, and the comments, oldest first."""
+        found: dict[str, tuple[BreakNote, list[BreakNote]]] = {}
+        for note in self._read(BreakNote):
+            before, comments = found.get(note.break_id, (note, []))
+            news = {name: getattr(note, name) for name in ("owner", "ticket", "due")}
+            now = msgspec.structs.replace(
+                before, **{name: new for name, new in news.items() if new}
+            )
+            found[note.break_id] = now, [*comments, *([note] if note.comment else [])]
+        return found
 
     def all(self) -> list[Explanation]:
         """All explanations of breaks and their withdrawals, oldest first.
@@ -168,7 +210,7 @@ class Explanations:
         Raises:
             ReconcileRefused: The file cannot be read; it was changed by hand.
         """
-        return read_records(self._directory, _BREAKS, Explanation)
+        return self._read(Explanation)
 
     def in_force(self) -> list[Explanation]:
         """The valid explanations of breaks, by break id."""
@@ -180,48 +222,55 @@ class Explanations:
         ]
 
     def proofs_in_force(self) -> list[ProofExplanation]:
-        """The explanations of proofs that nobody has withdrawn, by id and date.
-
-        Raises:
-            ReconcileRefused: The file cannot be read; it was changed by hand.
-        """
-        every = read_records(self._directory, _PROOFS, ProofExplanation)
-        # A later explanation does not replace that of an earlier date, which may run again.
-        last = {(explanation.id, explanation.day): explanation for explanation in every}
+        """The explanations of differences that nobody has withdrawn, by id and first date."""
+        # A later one does not replace that of an earlier date, which may run again.
+        last = {(one.difference.id, one.first): one for one in self._read(ProofExplanation)}
         return [one for _, one in sorted(last.items()) if not one.is_withdrawn]
 
     @property
     def digest(self) -> str:
         """A hash of the valid explanations; empty without any."""
-        rows: list[Any] = [(*self._row(one), one.proofs) for one in self.in_force()]
-        rows += [msgspec.structs.replace(one, at_ms=0) for one in self.proofs_in_force()]
-        return hashlib.sha256(msgspec.json.encode(rows, order="sorted")).hexdigest() if rows else ""
+        held: list[Any] = [(_row(one), one.proofs) for one in self.in_force()]
+        held += [msgspec.structs.replace(one, at_ms=0) for one in self.proofs_in_force()]
+        return hashlib.sha256(msgspec.json.encode(held, order="sorted")).hexdigest() if held else ""
 
     def frame(self, spark: SparkSession) -> DataFrame | None:
-        """The valid explanations, as ``EXPLANATIONS``; ``None`` without any."""
-        rows = [self._row(one) for one in self.in_force()]
+        """The valid explanations of breaks, as ``EXPLANATIONS``; ``None`` without any."""
+        rows = [_row(one) for one in self.in_force()]
         return spark.createDataFrame(rows, EXPLANATIONS.ddl) if rows else None
 
-    def _row(self, explanation: Explanation) -> tuple[Any, ...]:
-        """An explanation as a row of ``EXPLANATIONS``."""
-        row = {
-            "break_id": explanation.break_id,
-            "class": explanation.class_,
-            "explained_by": explanation.by,
-            "explanation": explanation.reason,
-            **msgspec.to_builtins(explanation.figures),
-        }
-        return tuple(row[name] for name in EXPLANATIONS.names)
-
-    def _add(self, file: str, made: list[Any]) -> list[Any]:
+    def _explain(self, made: list[Explained]) -> list[Explained]:
         if not all(one.by and one.reason for one in made):
             raise UsageError(
                 "an explanation needs a name and a reason: give them with --by and --reason"
             )
-        add_records(self._directory, file, made)
+        if made:
+            self._add(type(made[0]), made)
         return made
 
+    def _read(self, type_: type[Record]) -> list[Record]:
+        path = self._directory / _FILES[type_]
+        try:
+            lines = path.read_bytes().splitlines()
+            return [msgspec.json.decode(line, type=type_) for line in lines if line.strip()]
+        except FileNotFoundError:
+            return []
+        except msgspec.DecodeError as error:
+            raise ReconcileRefused(f"{path} is not a file of {path.stem}: {error}") from error
 
-def _is_lasting(difference: Difference) -> bool:
-    # A booking without a transfer has the kind `other` instead of a key, on each day anew.
-    return difference.proof in _LASTING and difference.account not in {None, "other"}
+    def _add(self, type_: type[Record], made: Sequence[Record]) -> None:
+        with lock_signatures(self._directory) as disk:
+            lines = [msgspec.json.encode(one) + b"\n" for one in (*self._read(type_), *made)]
+            disk.replace(_FILES[type_], b"".join(lines))
+
+
+def _row(explanation: Explanation) -> tuple[Any, ...]:
+    """An explanation as a row of ``EXPLANATIONS``."""
+    row = {
+        "break_id": explanation.break_id,
+        "class": explanation.class_,
+        "explained_by": explanation.by,
+        "explanation": explanation.reason,
+        **msgspec.to_builtins(explanation.figures),
+    }
+    return tuple(row[name] for name in EXPLANATIONS.names)

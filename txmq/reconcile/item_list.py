@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +69,11 @@ def items_of(
         ReconcileRefused: The items cannot be read.
         UsageError: No item matches an id, or several do.
     """
-    wanted = wanted or ItemFilter()
+    wanted, day = wanted or ItemFilter(), date.fromisoformat(run.result.business_date)
     takes_all = is_complete or wanted.class_ or wanted.status or wanted.ids
     found = [
         item
-        for piece in _table(directory, run, "items").pieces()
+        for piece in _table(directory, day, run.run_id, "items").pieces()
         for item in piece.to_pylist()
         if (takes_all or ABOUT[Class(item["class"])].group == "break") and wanted.takes(item)
     ]
@@ -100,26 +100,18 @@ def find_item(items: list[dict[str, Any]], break_id: str) -> dict[str, Any]:
     return found[0]
 
 
-def proof_day(directory: str | Path, run: Run, before: Run | None) -> ProofDay:
-    """The proofs of a run with what may explain them.
-
-    Args:
-        directory: The directory that the rules name.
-        run: The run.
-        before: The run that it continues.
+def proof_day(directory: str | Path, run: Run) -> ProofDay:
+    """The proofs of a run, and what may explain their differences.
 
     Raises:
         ReconcileRefused: A table is missing, or an explanation cannot be read.
     """
-    result, people = run.result, Explanations(directory)
-    names = ("proofs", "items", "closed", "entries")
+    day, people = date.fromisoformat(run.result.business_date), Explanations(directory)
+    names, before = ("proofs", "items", "closed", "entries"), run.previous_run_id
     return ProofDay(
-        result.name,
-        result.business_date,
-        result.start_ms,
-        result.end_ms,
-        {name: _table(directory, run, name) for name in names},
-        None if before is None else _table(directory, before, "proofs"),
+        *(run.result.name, run.result.business_date, run.result.start_ms, run.result.end_ms),
+        {name: _table(directory, day, run.run_id, name) for name in names},
+        _table(directory, day - timedelta(days=1), before, "proofs") if before else None,
         people.in_force(),
         people.proofs_in_force(),
     )
@@ -143,9 +135,8 @@ def latest_extract(directory: str | Path, day: date) -> str:
     return last.extract_id
 
 
-def _table(directory: str | Path, run: Run, name: str) -> WrittenTable:
-    day = run.result.business_date
-    place = Path(directory, "results", name, f"business_date={day}", f"run={run.run_id}")
+def _table(directory: str | Path, day: date, run_id: str, name: str) -> WrittenTable:
+    place = Path(directory, "results", name, f"business_date={day}", f"run={run_id}")
     table = WrittenTable(f"{name} of {day}", sorted(place.glob("*.parquet")))
     if not table.parts:
         raise ReconcileRefused(f"the {name} of {day} are missing in {place}: run the day again")

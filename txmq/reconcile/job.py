@@ -100,8 +100,7 @@ def run(
                 manifest,
                 contents,
                 before=None if past is None else _proofs_of(past, results),
-                breaks=people.in_force(),
-                explained=people.proofs_in_force(),
+                explanations=people,
             )
     finally:
         spark.catalog.clearCache()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.differences import Cover, Place, ProofDay, covers_of, place_of, single_rows
-from txmq.reconcile.explanations import Explanation, ProofExplanation
+from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.account_mask import mask, mask_all
 from txmq.reconcile.report.facts import rank
@@ -45,8 +45,7 @@ def judge(
     contents: Mapping[str, str],
     *,
     before: WrittenTable | None = None,
-    breaks: Sequence[Explanation] = (),
-    explained: Sequence[ProofExplanation] = (),
+    explanations: Explanations | None = None,
 ) -> Result:
     """Summarize a day and decide its verdict.
 
@@ -56,8 +55,7 @@ def judge(
         manifest: The manifest of the extract.
         contents: The hash of each table.
         before: The proofs of the day before, if it has a result.
-        breaks: The valid explanations of breaks.
-        explained: The valid explanations of proofs.
+        explanations: What people explained; nothing if left out.
 
     Raises:
         ReconcileRefused: A table cannot be read. Or txmq or Spark has an error: the classes do not
@@ -67,14 +65,11 @@ def judge(
     totals = _totals(tables["totals"])
     covers = covers_of(
         ProofDay(
-            rules.name,
-            manifest.business_date,
-            manifest.start_ms,
-            manifest.end_ms,
+            *(rules.name, manifest.business_date, manifest.start_ms, manifest.end_ms),
             tables,
             before,
-            breaks,
-            explained,
+            explanations.in_force() if explanations else (),
+            explanations.proofs_in_force() if explanations else (),
         )
     )
     proofs, broken, off = _proofs(tables["proofs"], covers, rules)
@@ -209,7 +204,7 @@ def _sum_of_singles(row: dict[str, Any], covers: Mapping[Place, Cover], *, is_op
         if (proof, bank, currency) == (row["proof"], row["bank"], row["currency"]) and account
     ]
     by_items = sum(cover.by_items for cover in theirs)
-    by_person = sum(sum(cover.person.amounts) for cover in theirs if cover.person)
+    by_person = sum(sum(cover.person.difference.amounts) for cover in theirs if cover.person)
     return msgspec.convert(
         row | {"by_items": by_items, "by_person": by_person, "is_open": is_open}, Proof
     )
@@ -223,7 +218,7 @@ def _proof(row: dict[str, Any], covers: Mapping[Place, Cover]) -> Proof:
         by_items = cover.by_items if cover is not None else 0
     more = {"by_items": by_items, "is_open": person is None and off != by_items}
     if person is not None:
-        more |= {"explained_by": person.by, "explanation": person.reason, "until": person.until}
+        more |= {"explained_by": person.by, "explanation": person.reason, "until": person.last}
         more["by_person"] = off - by_items
     if row["proof"] in _ACCOUNT_PROOFS and row["account"] is not None:
         more["account"] = mask(row["account"])

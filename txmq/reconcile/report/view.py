@@ -101,11 +101,6 @@ class ClassEvidence(NamedTuple):
     transfers: int
     """The number of its transfers."""
 
-    @property
-    def shown(self) -> int:
-        """The number of transfers in the sample."""
-        return sum(map(len, self.items.values()))
-
 
 class ProofTable(NamedTuple):
     """The proofs of one currency; those of counts have none."""

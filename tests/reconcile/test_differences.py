@@ -11,11 +11,10 @@ from pyarrow import parquet
 
 from tests.reconcile import breaks
 from txmq.errors import UsageError
-from txmq.reconcile.differences import differences_of
-from txmq.reconcile.explanations import BreakNote, Explanations
+from txmq.reconcile.explanations import BreakNote, Difference, Explanations
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.item_list import proof_day
+from txmq.reconcile.item_list import differences_in
 from txmq.reconcile.rules import Money
 from txmq.reconcile.summary import Run
 from txmq.reconcile.tables import BALANCES, ENTRIES, ITEMS, MESSAGES, PROOFS, TOTALS, TableSchema
@@ -107,12 +106,11 @@ class Nights:
 
     def differences(self):
         """Those of the last judged night that nothing explains."""
-        day = proof_day(self.home, self.run)
-        return [found for found, cover in differences_of(day) if cover is None]
+        return msgspec.convert(differences_in(self.home, self.run), list[Difference])
 
     def explain(self, *items):
-        every = [found for found, _ in differences_of(proof_day(self.home, self.run))]
-        self.people.explain(items, "Li", "a fee", 1, every)
+        rows = differences_in(self.home, self.run, is_complete=True)
+        self.people.explain(items, "Li", "a fee", 1, msgspec.convert(rows, list[Difference]))
 
     def explain_proofs(self, last):
         day = self.run.result.business_date

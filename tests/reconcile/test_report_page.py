@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.reconcile import runs
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.report.page import page
 from txmq.reconcile.summary import Past
 
@@ -213,48 +213,6 @@ def test_charts_of_days_show_what_their_table_says(busy):
 
     assert len(told) == 4 * len(said)
     assert all(value.split()[0] in said[day] for day, value in told)
-
-
-def test_charts_of_classes_show_what_their_table_says(busy):
-    found = tree(busy)
-    at_risk = {
-        (row.one("th").parts[0], cells(row)[1]): cells(row)[-1]
-        for row in rows(found.one("table", id="totals"), "tbody")
-        if not row.has("group")
-    }
-    drawn = {}
-    for chart in found.all("svg"):
-        if chart.attrs.get("aria-labelledby", "").startswith("worth-"):
-            for bar in chart.all("svg"):
-                label, value = (node.text for node in bar.all("text"))
-                amount, currency = value.split()
-                drawn[label, currency] = amount
-
-    breaks = {name.value for name in Class if ABOUT[name].group == "break"}
-    assert drawn == {row: worth for row, worth in at_risk.items() if row[0] in breaks}
-
-
-def test_charts_of_ages_show_what_their_table_says(busy):
-    found = tree(busy)
-    table = found.one("table", id="aging")
-    buckets = [node.parts[0] for node in table.one("thead").all("th")][2:-1]
-    counted = {}
-    for row in rows(table, "tbody"):
-        name, _, *counts = cells(row)
-        for bucket, count in zip(buckets, counts, strict=False):
-            if number(count) and name != "in-flight":
-                counted[name, bucket] = counted.get((name, bucket), 0) + number(count)
-    chart = next(
-        node
-        for node in found.all("svg")
-        if node.attrs.get("aria-labelledby", "").startswith("ages-")
-    )
-    drawn = {}
-    for node in chart.all("title"):
-        if told := re.fullmatch(r"(.+), (\S+) business days: ([\d,]+)", node.text):
-            drawn[told[1], told[2]] = number(told[3])
-
-    assert drawn == counted
 
 
 def test_the_last_row_is_the_sum_of_all_classes(busy):

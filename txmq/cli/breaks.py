@@ -6,6 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
 from txmq.cli.common import AsJson, Yes, confirm
@@ -28,6 +29,7 @@ from txmq.cli.reconcile_options import (
 )
 from txmq.errors import ConfigError
 from txmq.quantity import quantity
+from txmq.reconcile.classes import Class
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -43,13 +45,14 @@ Ids = Annotated[
 ]
 Reason = Annotated[str, typer.Option("--reason", help="The explanation.")]
 ClassName = Annotated[
-    str | None, typer.Option("--class", help="Only this class, such as double-credit.")
+    Class | None, typer.Option("--class", help="Only this class, such as double-credit.")
 ]
 OlderThan = Annotated[
     int | None, typer.Option("--older-than", metavar="DAYS", help="Only older; business days.")
 ]
 IdFile = Annotated[
-    Path | None, typer.Option("--file", help="Only the ids in this file, one in each line.")
+    typer.FileText | None,
+    typer.Option("--file", help="Only the ids in this file, one in each line."),
 ]
 _AMOUNTS: Final = ("amount", "debited", "returned", "credited", "ordered")
 _EXPORTED: Final = (
@@ -137,15 +140,15 @@ def explain(
     The proofs clearing and double-entry of their transfers are explained with them.
     """
     with report_failures():
-        from txmq.reconcile.differences import differences_of
-        from txmq.reconcile.explanations import Explanations
-        from txmq.reconcile.item_list import proof_day
+        from txmq.reconcile.explanations import Difference, Explanations
+        from txmq.reconcile.item_list import differences_in
 
         wanted = requested_days(config, day)
         run, directory = run_of(wanted), wanted.rules.directory
         chosen = _filter(class_, bank, account, older_than, file, ids or ())
         items = _choose(wanted, run, chosen, yes=yes)
-        differences = [found for found, _ in differences_of(proof_day(directory, run))]
+        rows = differences_in(directory, run, is_complete=True)
+        differences = msgspec.convert(rows, list[Difference])
         now_ms = SystemClock().wall_ms()
         for done in Explanations(directory).explain(items, by, reason, now_ms, differences):
             say(
@@ -210,28 +213,20 @@ def assign(
 
 
 def _filter(
-    class_: str | None,
+    class_: Class | None,
     bank: str | None,
     account: str | None,
     older_than: int | None,
-    file: Path | None,
+    file: typer.FileText | None,
     ids: Sequence[str] = (),
     status: str | None = None,
 ) -> "ItemFilter":
-    from txmq.reconcile.classes import Class
     from txmq.reconcile.item_list import ItemFilter
 
-    if class_ is not None and class_ not in {known.value for known in Class}:
-        raise ConfigError(f"class {class_!r} does not exist; use one of {', '.join(Class)}")
-    if file is not None:
-        try:
-            ids = [*ids, *file.read_text().split()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the file of ids {file} cannot be read: {error}") from error
-        if not ids:
-            raise ConfigError(f"the file {file} has no ids; write one in each line")
-    known = None if class_ is None else Class(class_)
-    return ItemFilter(known, status, bank, account, older_than, tuple(ids))
+    listed = file.read().split() if file is not None else []
+    if file is not None and not listed:
+        raise ConfigError(f"the file {file.name} has no ids; write one in each line")
+    return ItemFilter(class_, status, bank, account, older_than, (*ids, *listed))
 
 
 def _choose(

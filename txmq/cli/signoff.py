@@ -49,16 +49,16 @@ def signoff(
     """Sign a day's result: one person prepares it, another one reviews it."""
     with report_failures():
         from txmq.reconcile.results import Results
-        from txmq.reconcile.signatures import Signatures
+        from txmq.reconcile.signatures import Role, Signatures
 
+        roles: dict[str | None, Role] = {"preparer": "preparer", "reviewer": "reviewer"}
         wanted = requested_days(config, day)
         run, signatures = run_of(wanted), Signatures(wanted.rules.directory)
         if not show:
-            if role not in {"preparer", "reviewer"}:
+            if role not in roles:
                 raise ConfigError("choose a role: --as preparer or --as reviewer, or only --show")
             Results(wanted.rules.directory).verify(run)
-            sign = signatures.prepare if role == "preparer" else signatures.review
-            signed = sign(run, by, SystemClock().wall_ms(), note, despite)
+            signed = signatures.sign(roles[role], run, by, SystemClock().wall_ms(), note, despite)
             _publish(wanted, msgspec.structs.replace(run, sign_off=signed))
         _show_signatures(run, signatures, json=json)
 

@@ -56,7 +56,7 @@ ABOUT: Final[dict[Class, About]] = {
     Class.DUPLICATE_DEBIT: About(
         "break",
         "the payer was debited, or paid back, more than once",
-        "a debit or a return was repeated, and the bank that pays has no unique key on the transfer",
+        "a debit or a return was repeated, and the bank that pays has no unique key for it",
         "give a second debit back to the payer, or take a second return back; add a unique key",
     ),
     Class.DUPLICATE_CREDIT: About(

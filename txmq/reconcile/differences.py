@@ -19,7 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.explanations import Difference, Explanation, ProofExplanation
+from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
+from txmq.reconcile.extract.manifest import Manifest
+from txmq.reconcile.summary import Result
 from txmq.reconcile.written_table import WrittenTable
 
 __all__ = ["Cover", "Place", "ProofDay", "covers_of", "differences_of", "place_of", "single_rows"]
@@ -42,17 +44,12 @@ class Cover(NamedTuple):
 class ProofDay(NamedTuple):
     """The proofs of a day, and what may explain their differences."""
 
-    name: str
-    """The name of the rules."""
-    date: str
-    start_ms: int
-    end_ms: int
+    of: Manifest | Result
     tables: Mapping[str, WrittenTable]
     """The run's ``proofs``, ``items``, ``closed`` and ``entries``."""
     before: WrittenTable | None
     """The proofs of the day before."""
-    breaks: Sequence[Explanation]
-    proofs: Sequence[ProofExplanation]
+    people: Explanations | None
 
 
 def covers_of(day: ProofDay) -> dict[Place, Cover]:
@@ -60,11 +57,12 @@ def covers_of(day: ProofDay) -> dict[Place, Cover]:
     items, found = _explaining_items(day), dict[Place, Cover]()
     people = {
         (one.difference.id, one.difference.amounts): one
-        for one in day.proofs
-        if one.first <= day.date <= one.last
+        for one in (day.people.proofs_in_force() if day.people else ())
+        if one.first <= day.of.business_date <= one.last
     }
     named = {one.difference.account or "" for one in people.values()} | items.keys()
-    seen = {one.break_id: one.proofs for one in day.breaks}
+    breaks = day.people.in_force() if day.people else ()
+    seen = {one.break_id: one.proofs for one in breaks}
     for place, difference in _singles(day, named).items():
         item = items.get(difference.account or "")
         if item is not None and _is_of_item(difference, item, seen.get(item["break_id"], {})):
@@ -108,7 +106,7 @@ def place_of(row: Mapping[str, Any]) -> Place:
 
 
 def _id(day: ProofDay, place: Place) -> str:
-    return hashlib.sha256(msgspec.json.encode([day.name, *place])).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode([day.of.name, *place])).hexdigest()[:16]
 
 
 def _with(table: pa.Table, column: str, values: Sequence[str] | set[str]) -> pa.Table:
@@ -174,7 +172,7 @@ def _of_items_today(day: ProofDay, covers: Mapping[Place, Cover]) -> dict[str, i
     """
     sums: defaultdict[tuple[str, str], int] = defaultdict(int)
     at, is_transfer = pc.field("recorded_ms"), pc.field("kind") != "other"
-    is_today = (at >= day.start_ms) & (at < day.end_ms)
+    is_today = (at >= day.of.start_ms) & (at < day.of.end_ms)
     for piece in day.tables["entries"].pieces("key", "currency", "kind", "amount", "recorded_ms"):
         rows = piece.filter(is_today & is_transfer)
         wide = rows.append_column("wide", rows["amount"].cast(_WIDE))

@@ -7,18 +7,19 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.differences import ProofDay
+from txmq.reconcile.differences import ProofDay, differences_of
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.report.account_mask import mask_all
 from txmq.reconcile.summary import Run
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["ItemFilter", "find_item", "items_of", "latest_extract", "proof_day"]
+__all__ = ["ItemFilter", "differences_in", "find_item", "items_of", "latest_extract"]
 
 
 class ItemFilter(Struct, frozen=True):
@@ -87,34 +88,66 @@ def items_of(
     return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
 
 
-def find_item(items: list[dict[str, Any]], break_id: str) -> dict[str, Any]:
-    """The item whose id begins with ``break_id``.
+def find_item(items: list[dict[str, Any]], id_: str, name: str = "break_id") -> dict[str, Any]:
+    """The item whose id begins with ``id_``.
 
     Raises:
         UsageError: No item matches, or several do.
     """
-    found = [item for item in items if item["break_id"].startswith(break_id)]
-    if len(found) != 1 or not break_id:
-        many = "matches several breaks" if found else "matches no break"
-        raise UsageError(f"{break_id!r} {many} of this day; see txmq reconcile breaks --all")
+    found = [item for item in items if item[name].startswith(id_)]
+    if len(found) != 1 or not id_:
+        noun, command = ("break", "breaks") if name == "break_id" else ("difference", "proofs")
+        many = f"several {noun}s" if found else f"no {noun}"
+        raise UsageError(f"{id_!r} matches {many} of this day; see txmq reconcile {command} --all")
     return found[0]
 
 
-def proof_day(directory: str | Path, run: Run) -> ProofDay:
-    """The proofs of a run, and what may explain their differences.
+def differences_in(
+    directory: str | Path,
+    run: Run,
+    proof: str | None = None,
+    bank: str | None = None,
+    account: str | None = None,
+    *,
+    is_complete: bool = False,
+) -> list[dict[str, Any]]:
+    """The differences of a run's proofs that nothing explains, or all with what explains them.
+
+    A hint names an item with the same account and amount as a difference of ``account-table``.
 
     Raises:
         ReconcileRefused: A table is missing, or an explanation cannot be read.
     """
-    day, people = date.fromisoformat(run.result.business_date), Explanations(directory)
-    names, before = ("proofs", "items", "closed", "entries"), run.previous_run_id
-    return ProofDay(
-        *(run.result.name, run.result.business_date, run.result.start_ms, run.result.end_ms),
+    day, before = date.fromisoformat(run.result.business_date), run.previous_run_id
+    names = ("proofs", "items", "closed", "entries")
+    proofs = ProofDay(
+        run.result,
         {name: _table(directory, day, run.run_id, name) for name in names},
         _table(directory, day - timedelta(days=1), before, "proofs") if before else None,
-        people.in_force(),
-        people.proofs_in_force(),
+        Explanations(directory),
     )
+    hints = {
+        (item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
+        for item in items_of(directory, run, is_complete=True, is_masked=False)
+        for side in ("payer", "payee")
+    }
+    found = []
+    for one, cover in differences_of(proofs):
+        pairs = (proof, one.proof), (bank, one.bank), (account, one.account)
+        if (is_complete or cover is None) and all(only in {None, has} for only, has in pairs):
+            of_table = one.account, one.currency, abs(one.amounts[0])
+            hint = hints.get(of_table) if one.proof == "account-table" and not cover else None
+            person = cover.person if cover else None
+            found.append(
+                {
+                    **msgspec.to_builtins(one),
+                    "explained_by": person.by if person else "items" if cover else None,
+                    "explanation": person and person.reason,
+                    "until": person and person.last,
+                    "hint": hint,
+                }
+            )
+    return found
 
 
 def latest_extract(directory: str | Path, day: date) -> str:

@@ -115,7 +115,8 @@ class ReconSchema:
             "items", _key("run_id"), _key("break_id"), *_columns_of(tables.ITEMS.columns[1:])
         )
         self.proofs = self._table(
-            *("proofs", _key("run_id"), _number(), *_columns_of(tables.PROOFS.columns)),
+            "proofs",
+            *(_key("run_id"), _number(), *_columns_of(tables.PROOFS.columns)),
             *_columns({"is_open": Boolean, "by_items": BigInteger, "by_person": BigInteger}),
             *(Column(name, Text) for name in ("explained_by", "explanation", "until")),
         )

@@ -257,13 +257,8 @@ class Result(Struct, frozen=True):
     @property
     def unsolved(self) -> str:
         """What a signature is given in spite of, in words; empty if nothing is left."""
-        parts = [
-            quantity(self.breaks, "break", "breaks") if self.breaks else "",
-            quantity(self.broken_proofs, "failed proof", "failed proofs")
-            if self.broken_proofs
-            else "",
-        ]
-        return " and ".join(filter(None, parts))
+        counts = (self.breaks, "break"), (self.broken_proofs, "failed proof")
+        return " and ".join(quantity(count, noun) for count, noun in counts if count)
 
     @property
     def past(self) -> Past:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.differences import Cover, Place, ProofDay, covers_of, place_of, single_rows
-from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.explanations import Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.account_mask import mask, mask_all
 from txmq.reconcile.report.facts import rank
@@ -28,7 +28,6 @@ __all__ = ["judge"]
 _ACCOUNT_PROOFS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs with a row for each account; the others have a row for each transfer, or none."""
 _BY_DIFFERENCE: Final[Order] = (
-    ("is_open", "descending"),
     ("size", "descending"),
     ("bank", "ascending"),
     ("account", "ascending"),
@@ -63,15 +62,7 @@ def judge(
     """
     _check_all_was_read(tables["balances"], manifest)
     totals = _totals(tables["totals"])
-    covers = covers_of(
-        ProofDay(
-            *(rules.name, manifest.business_date, manifest.start_ms, manifest.end_ms),
-            tables,
-            before,
-            explanations.in_force() if explanations else (),
-            explanations.proofs_in_force() if explanations else (),
-        )
-    )
+    covers = covers_of(ProofDay(manifest, tables, before, explanations))
     proofs, broken, off = _proofs(tables["proofs"], covers, rules)
     items = _items(tables["items"], rules)
     aging, oldest = _aging(tables["items"])
@@ -145,81 +136,71 @@ def _proofs(
     and what is left of the difference by proof and currency.
     """
     shown = top_rows(_singles(proofs, covers), rules.limits.evidence, _BY_DIFFERENCE, by="proof")
-    found = [_proof(row, covers) for row in shown]
-    failed = sum_groups(
-        _singles(proofs, covers), ("proof", "bank", "currency"), ("is_open", "rest")
-    )
-    single = {proof for proof, _, _ in failed}
-    broken, off = 0, Counter[tuple[str, str]]()
-    for (proof, _, currency), (_, count, rest) in failed.items():
-        broken += count
-        if count:
-            off[proof, currency or ""] += rest
+    numbers = ("is_open", "size", "by_items", "by_person")
+    sums = sum_groups(_singles(proofs, covers), ("proof", "bank", "currency"), numbers)
+    single = {proof for proof, _, _ in sums}
+    broken, left = 0, Counter[tuple[str, str]]()
+    for (proof, _, currency), (_, are_open, size, *_) in sums.items():
+        broken += are_open
+        left[proof, currency or ""] += size
     wholes = (piece.filter(pc.field("account").is_null()) for piece in proofs.pieces())
     for row in (row for piece in wholes for row in piece.to_pylist()):
-        if row["proof"] in single:
-            # Single accounts or transfers have rows, and the whole proof is only their sum.
-            of_it = failed.get((row["proof"], row["bank"], row["currency"]), [0, 0, 0])
-            found.append(_sum_of_singles(row, covers, is_open=of_it[1] > 0))
-            continue
-        whole = _proof(row, covers)
-        if not whole.holds and whole.proof.startswith("classes-"):
+        place, off = place_of(row), row["found"] - row["expected"]
+        if off and row["proof"].startswith("classes-"):
             raise ReconcileRefused(
-                f"the classes do not add up: {whole.about}, but {whole.expected} is not "
-                f"{whole.found} in {whole.currency}; this is an error in txmq, please report it"
+                f"the classes do not add up: {row['about']}, but {row['expected']} is not "
+                f"{row['found']} in {row['currency']}; this is an error in txmq, please report it"
             )
-        found.append(whole)
-        if whole.is_open:
-            broken += 1
-            off[whole.proof, whole.currency or ""] += abs(whole.rest)
+        # If single accounts or transfers have rows, the whole proof is only their sum.
+        of_singles = sums.get((row["proof"], row["bank"], row["currency"]), [0] * 5)
+        _, is_open, _, by_items, by_person = of_singles
+        if row["proof"] not in single:
+            by_items, person = covers.get(place, Cover())
+            by_person = off - by_items if person else 0
+            is_open = off != by_items + by_person
+            broken += is_open
+            left[row["proof"], row["currency"] or ""] += abs(off - by_items - by_person)
+        shown.append(row | {"is_open": is_open, "by_items": by_items, "by_person": by_person})
+    found = [_proof(row, covers.get(place_of(row), Cover()).person) for row in shown]
     found.sort(key=lambda proof: (
         proof.proof, proof.account is not None, proof.bank or "", proof.currency or "",
         not proof.is_open, -abs(proof.difference), proof.account or "",
     ))  # fmt: skip
-    return tuple(found), broken, off
+    return tuple(found), broken, +left
 
 
 def _singles(proofs: WrittenTable, covers: Mapping[Place, Cover]) -> Iterator[pa.Table]:
-    """The rows of single accounts or transfers that do not hold, with what is left of them."""
-    covered = pa.array(["\0".join(name or "" for name in place) for place in covers], pa.string())
+    """The rows of single accounts or transfers that do not hold, with what explains them."""
+    by_items, by_person = (
+        pa.array(
+            ["\0".join(name or "" for name in place) for place, cover in covers.items()
+             if (cover.person is not None) is is_person],
+            pa.string(),
+        )
+        for is_person in (False, True)
+    )  # fmt: skip
     for piece in single_rows(proofs):
         places = pc.binary_join_element_wise(
-            piece["proof"], piece["bank"], piece["account"], piece["currency"], "\0",
+            *(piece[name] for name in ("proof", "bank", "account", "currency")), "\0",
             null_handling="replace", null_replacement="",
         )  # fmt: skip
-        is_open, size = pc.invert(pc.is_in(places, covered)), pc.abs(piece["off"])
+        nothing = pa.scalar(0, piece["off"].type)
+        is_items, is_person = pc.is_in(places, by_items), pc.is_in(places, by_person)
+        is_open = pc.invert(pc.or_(is_items, is_person))
         more = {
-            "size": size,
             "is_open": is_open.cast(pa.int64()),
-            "rest": pc.if_else(is_open, size, pa.scalar(0, size.type)),
+            "size": pc.if_else(is_open, pc.abs(piece["off"]), nothing),
+            "by_items": pc.if_else(is_items, piece["off"], nothing),
+            "by_person": pc.if_else(is_person, piece["off"], nothing),
         }
         yield pa.table({name: piece[name] for name in piece.column_names} | more)
 
 
-def _sum_of_singles(row: dict[str, Any], covers: Mapping[Place, Cover], *, is_open: bool) -> Proof:
-    """A proof as a whole, with what explains its single rows."""
-    theirs = [
-        cover
-        for (proof, bank, account, currency), cover in covers.items()
-        if (proof, bank, currency) == (row["proof"], row["bank"], row["currency"]) and account
-    ]
-    by_items = sum(cover.by_items for cover in theirs)
-    by_person = sum(sum(cover.person.difference.amounts) for cover in theirs if cover.person)
-    return msgspec.convert(
-        row | {"by_items": by_items, "by_person": by_person, "is_open": is_open}, Proof
-    )
-
-
-def _proof(row: dict[str, Any], covers: Mapping[Place, Cover]) -> Proof:
-    cover = covers.get(place_of(row))
-    off = by_items = row["found"] - row["expected"]
-    person = None if cover is None else cover.person
-    if cover is None or row["account"] is None or person is not None:
-        by_items = cover.by_items if cover is not None else 0
-    more = {"by_items": by_items, "is_open": person is None and off != by_items}
+def _proof(row: dict[str, Any], person: ProofExplanation | None) -> Proof:
+    more: dict[str, Any] = {name: int(row[name]) for name in ("by_items", "by_person")}
+    more["is_open"] = bool(row["is_open"])
     if person is not None:
         more |= {"explained_by": person.by, "explanation": person.reason, "until": person.last}
-        more["by_person"] = off - by_items
     if row["proof"] in _ACCOUNT_PROOFS and row["account"] is not None:
         more["account"] = mask(row["account"])
     return msgspec.convert(row | more, Proof)

@@ -16,10 +16,8 @@ __all__ = [
     "ClassGroup",
     "CurrencySum",
     "Figure",
-    "FigureChange",
     "ProofTable",
     "aged",
-    "changes",
     "evidence",
     "figures",
     "groups",
@@ -43,15 +41,6 @@ class Figure(NamedTuple):
     values: tuple[tuple[str, str], ...]
     """Each with its unit, if it has one."""
     note: str
-
-
-class FigureChange(NamedTuple):
-    """A figure against the day before."""
-
-    name: str
-    before: str
-    now: str
-    change: str
 
 
 class CurrencySum(NamedTuple):
@@ -153,41 +142,6 @@ def _oldest(result: Result) -> tuple[str, str]:
         return "none", ""
     unit = "business day" if found.days == 1 else "business days"
     return f"{'' if found.is_exact else '≥ '}{found.days}", unit
-
-
-def changes(run: Run) -> tuple[FigureChange, ...]:
-    """The changes since the day before; empty on the first day."""
-    if not run.trend:
-        return ()
-    before, now = facts.days(run)[-2:]
-    shown = [
-        FigureChange(
-            "Match rate",
-            rate(before.match_rate),
-            rate(now.match_rate),
-            points(now.match_rate, before.match_rate),
-        ),
-        *(
-            FigureChange(name, f"{was:,}", f"{is_:,}", signed(is_ - was))
-            for name, was, is_ in (
-                ("Transfers", before.transfers, now.transfers),
-                ("Breaks", before.breaks, now.breaks),
-                ("Open", before.open, now.open),
-            )
-        ),
-    ]
-    for currency in sorted(before.at_risk | now.at_risk):
-        places = facts.digits(run.result, currency)
-        was, is_ = (past.at_risk.get(currency, 0) for past in (before, now))
-        shown.append(
-            FigureChange(
-                f"Value at risk, {currency}",
-                amount(was, places),
-                amount(is_, places),
-                signed(is_ - was, places),
-            )
-        )
-    return tuple(shown)
 
 
 def groups(result: Result) -> tuple[ClassGroup, ...]:

@@ -237,6 +237,7 @@ def busy(*, evidence=4, **more):
         items=tuple(kept),
         proofs=proofs(),
         broken_proofs=1,
+        oldest_days=9,
         closed=17,
         decisions=decisions(),
         decided_by_hand=5,

@@ -4,7 +4,7 @@ import csv
 import io
 import zipfile
 from decimal import Decimal
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def cells(data):
     """The cells of a sheet, row by row: their type and their text."""
     with zipfile.ZipFile(io.BytesIO(data)) as file:
         assert file.testzip() is None
-        parts = {name: ElementTree.fromstring(file.read(name)) for name in file.namelist()}
+        parts = {name: ET.fromstring(file.read(name)) for name in file.namelist()}
     assert set(parts) == {
         "[Content_Types].xml", "_rels/.rels", "xl/workbook.xml", "xl/_rels/workbook.xml.rels",
         "xl/sheet.xml",

@@ -222,6 +222,8 @@ class Result(Struct, frozen=True):
     """The digits after the point, by currency."""
     contents: dict[str, str]
     """A hash of each table's rows, in any order."""
+    oldest_days: int = 0
+    """The age of the oldest break in business days; 0 without breaks."""
     zone: str = "UTC"
     """The zone of the rules, in which reports show moments."""
 

@@ -92,6 +92,7 @@ def judge(
             currency: _money(rules, currency).digits for currency in sorted(currencies) if currency
         },
         contents=dict(contents),
+        oldest_days=oldest,
         zone=rules.day.zone,
     )
 

@@ -118,7 +118,11 @@ def figures(run: Run) -> tuple[Figure, ...]:
             f"{signed(result.breaks - before.breaks)} since the day before" if before else "",
         ),
         Figure("Value at risk", _amounts(result, result.at_risk), "the amount in breaks"),
-        Figure("Oldest break", (_oldest(result),), "since it was first seen"),
+        Figure(
+            "Oldest break",
+            ((f"{result.oldest_days}", "business days"),) if result.breaks else (("none", ""),),
+            "since it was first seen",
+        ),
         Figure(
             "In flight",
             ((f"{flying:,}", ""),),
@@ -134,14 +138,6 @@ def _amounts(result: Result, sums: dict[str, int]) -> tuple[tuple[str, str], ...
         if sums[currency]
     )
     return amounts or (("0", ""),)
-
-
-def _oldest(result: Result) -> tuple[str, str]:
-    found = facts.oldest(result)
-    if found is None:
-        return "none", ""
-    unit = "business day" if found.days == 1 else "business days"
-    return f"{'' if found.is_exact else '≥ '}{found.days}", unit
 
 
 def groups(result: Result) -> tuple[ClassGroup, ...]:

@@ -222,9 +222,13 @@ def test_money_that_leaves_clearing_does_not_hide_behind_an_explained_break(nigh
     assert (found.verdict, found.broken_proofs) == ("over limits", 1)
 
 
-@pytest.mark.parametrize(("off", "is_open"), [(-88, False), (-87, True)])
-def test_a_transfer_in_flight_explains_a_side_that_is_missing(nights, off, is_open):
-    one = item("icbc/1", "in-flight", amount=88)
+@pytest.mark.parametrize(
+    ("off", "debits", "is_open"),
+    [(-88, 1, False), (-87, 1, True), (88, 1, True), (88, 0, False), (-88, 0, True)],
+)
+def test_a_transfer_in_flight_explains_a_side_that_is_missing(nights, off, debits, is_open):
+    """And not a side that is booked twice."""
+    one = item("icbc/1", "in-flight", amount=88, debits=debits)
     rows = [proof("clearing", off, "icbc/1"), proof("clearing", off), proof("clearing-total", off)]
     entries = [entry("icbc/1", off, nights.start_ms(0), "debit")]
 

@@ -262,7 +262,9 @@ def test_a_difference_is_explained_by_a_filter_and_withdrawn(asking, home):
     said = told(asking("proofs", "explain", "--bank", "icbc", "--proof", "account-table", *who,
                        "--until", "2026-06-30"))  # fmt: skip
 
-    assert said.startswith(f"{id_} counts as explained on the dates from 2026-03-31 to 2026-06-30")
+    assert said.startswith(
+        f"{id_} counts as explained from the next run on, for the dates 2026-03-31 to 2026-06-30"
+    )
     assert [row["proof"] for row in json.loads(told(asking("proofs", "--json")))] == [
         "conservation", "double-entry",
     ]  # fmt: skip

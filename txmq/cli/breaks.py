@@ -29,7 +29,6 @@ from txmq.cli.reconcile_options import (
 )
 from txmq.errors import ConfigError
 from txmq.quantity import quantity
-from txmq.reconcile.classes import Class
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ Ids = Annotated[
 ]
 Reason = Annotated[str, typer.Option("--reason", help="The explanation.")]
 ClassName = Annotated[
-    Class | None, typer.Option("--class", help="Only this class, such as double-credit.")
+    str | None, typer.Option("--class", help="Only this class, such as double-credit.")
 ]
 OlderThan = Annotated[
     int | None, typer.Option("--older-than", metavar="DAYS", help="Only older; business days.")
@@ -98,7 +97,7 @@ def breaks(
         chosen = _filter(class_, bank, account, older_than, file, status=status)
         run, directory = run_of(wanted), wanted.rules.directory
         found = items_of(directory, run, chosen, is_complete=everything, is_masked=not unmasked)
-        found = [item | _notes(item["break_id"], wanted) for item in found]
+        found = _with_notes(found, wanted)
         if export is not None:
             _export(found, run, export)
             return
@@ -213,7 +212,7 @@ def assign(
 
 
 def _filter(
-    class_: Class | None,
+    class_: str | None,
     bank: str | None,
     account: str | None,
     older_than: int | None,
@@ -221,8 +220,11 @@ def _filter(
     ids: Sequence[str] = (),
     status: str | None = None,
 ) -> "ItemFilter":
+    from txmq.reconcile.classes import Class
     from txmq.reconcile.item_list import ItemFilter
 
+    if class_ is not None and class_ not in set(Class):
+        raise ConfigError(f"class {class_!r} does not exist; use one of {', '.join(Class)}")
     listed = file.read().split() if file is not None else []
     if file is not None and not listed:
         raise ConfigError(f"the file {file.name} has no ids; write one in each line")
@@ -244,6 +246,7 @@ def _choose(
     if len(items) > 1:
         counts, sums = Counter[str](), Counter[str]()
         for item in items:
+            note(f"{item['break_id']} {item['class']} of {item['key']}")
             counts[item["currency"]] += 1
             sums[item["currency"]] += item["amount"]
         for currency, sum_ in sorted(sums.items()):
@@ -253,25 +256,20 @@ def _choose(
     return items
 
 
-def _notes(break_id: str, wanted: RequestedDays) -> dict[str, str]:
-    """The owner, ticket, due date and comments of a break."""
+def _with_notes(items: list[dict[str, Any]], wanted: RequestedDays) -> list[dict[str, Any]]:
+    """Breaks with their owners, tickets, due dates and comments."""
     from txmq.reconcile.explanations import BreakNote, Explanations
     from txmq.reconcile.report.words import moment
 
-    day = wanted.rules.day
-    latest, comments = (
-        Explanations(wanted.rules.directory).notes().get(break_id, (BreakNote(break_id, "", 0), []))
-    )
-    is_overdue = bool(latest.due) and latest.due < day.of(SystemClock().wall_ms()).isoformat()
-    return {
-        "owner": latest.owner,
-        "ticket": latest.ticket,
-        "due": latest.due,
-        "overdue": "overdue" if is_overdue else "",
-        "comments": "\n".join(
-            f"{moment(one.at_ms, day.zone)} {one.by}: {one.comment}" for one in comments
-        ),
-    }
+    day, known = wanted.rules.day, Explanations(wanted.rules.directory).notes()
+    today, found = day.of(SystemClock().wall_ms()).isoformat(), []
+    for item in items:
+        latest, comments = known.get(item["break_id"], (BreakNote("", "", 0), []))
+        lines = (f"{moment(one.at_ms, day.zone)} {one.by}: {one.comment}" for one in comments)
+        more = {"owner": latest.owner, "ticket": latest.ticket, "due": latest.due}
+        more["overdue"] = "overdue" if latest.due and latest.due < today else ""
+        found.append(item | more | {"comments": "\n".join(lines)})
+    return found
 
 
 def _export(items: Sequence[Mapping[str, Any]], run: "Run", path: Path) -> None:

@@ -136,8 +136,8 @@ def explain(
         chosen = [msgspec.convert(row, Difference) for row in rows]
         for done in Explanations(directory).explain_proofs(chosen, by, reason, now_ms, first, last):
             say(
-                f"{done.difference.id} counts as explained on the dates from {done.first} to "
-                f"{done.last} from the next run on, as long as its amount does not change"
+                f"{done.difference.id} counts as explained from the next run on, for the dates "
+                f"{done.first} to {done.last}, as long as its amount does not change"
             )
 
 

@@ -1,5 +1,6 @@
 """``txmq reconcile signoff``: two people sign the result of a day."""
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -74,11 +75,8 @@ def _publish(wanted: RequestedDays, run: "Run") -> None:
     if wanted.rules.recon is not None:
         from txmq.reconcile.schema import ReconSchema
 
-        schema = ReconSchema(wanted.rules.recon)
-        try:
+        with closing(ReconSchema(wanted.rules.recon)) as schema:
             schema.sign(run)
-        finally:
-            schema.close()
 
 
 def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -30,6 +30,7 @@ Place: TypeAlias = tuple[str, str | None, str | None, str | None]
 """A proof, its bank, its account or transfer, and its currency."""
 
 _OF_TRANSFERS: Final = ("clearing", "double-entry")
+_ITEM: Final = ("break_id", "key", "class", "amount", "currency", "debits")
 _TOTAL: Final = "clearing-total"
 _WIDE: Final = pa.decimal128(38, 0)
 
@@ -109,8 +110,10 @@ def _id(day: ProofDay, place: Place) -> str:
     return hashlib.sha256(msgspec.json.encode([day.of.name, *place])).hexdigest()[:16]
 
 
-def _with(table: pa.Table, column: str, values: Sequence[str] | set[str]) -> pa.Table:
-    return table.filter(pc.is_in(table[column], pa.array(sorted(values), pa.string())))
+def _with(table: pa.Table, column: str, values: Iterable[str] | pa.ChunkedArray) -> pa.Table:
+    if not isinstance(values, pa.ChunkedArray):
+        values = pa.chunked_array([sorted(values)], pa.string())
+    return table.filter(pc.is_in(table[column], values.combine_chunks()))
 
 
 def _singles(day: ProofDay, accounts: set[str] | None) -> dict[Place, Difference]:
@@ -139,14 +142,13 @@ def _wholes(day: ProofDay) -> dict[Place, int]:
 
 def _explaining_items(day: ProofDay) -> dict[str, dict[str, Any]]:
     """The explained items and those in flight for which a proof fails, by transfer."""
-    failed = {
-        key
-        for piece in single_rows(day.tables["proofs"])
-        for key in _with(piece, "proof", _OF_TRANSFERS)["account"].to_pylist()
-    }
+    # After a mishap most transfers may fail: Arrow has room for all of their keys.
+    pieces = (_with(piece, "proof", _OF_TRANSFERS) for piece in single_rows(day.tables["proofs"]))
+    keys = [chunk for piece in pieces for chunk in piece["account"].chunks]
+    failed = pa.chunked_array(keys, pa.string())
     return {
         row["key"]: row
-        for piece in day.tables["items"].pieces("break_id", "key", "class", "amount", "currency")
+        for piece in day.tables["items"].pieces(*_ITEM)
         for row in _with(piece, "key", failed).to_pylist()
         if row["class"] in {Class.EXPLAINED, Class.IN_FLIGHT}
     }
@@ -160,9 +162,10 @@ def _is_of_item(
     if item["class"] == Class.EXPLAINED:
         # A break's figures do not have its clearing rows: the person must have seen these amounts.
         return seen.get(difference.id) == difference.amounts
-    # In flight: the other side of its one booking may be recorded after the end of the day.
-    sides = {abs(amount) for amount in difference.amounts}
-    return sides == {item["amount"]} and difference.currency == item["currency"]
+    # In flight: one side of its booking may be recorded after the end of the day. The other side
+    # takes the money from the payer, or gives it to clearing.
+    alone = -item["amount"] if item["debits"] else item["amount"]
+    return difference.amounts == (alone,) and difference.currency == item["currency"]
 
 
 def _of_items_today(day: ProofDay, covers: Mapping[Place, Cover]) -> dict[str, int]:
@@ -184,7 +187,7 @@ def _of_items_today(day: ProofDay, covers: Mapping[Place, Cover]) -> dict[str, i
     for piece in () if day.before is None else single_rows(day.before):
         before = _with(piece, "proof", ["clearing"])
         for closed in day.tables["closed"].pieces("key"):
-            for row in _with(before, "account", closed["key"].to_pylist()).to_pylist():
+            for row in _with(before, "account", closed["key"]).to_pylist():
                 sums[row["account"], row["currency"]] -= int(row["off"])
     failed = _singles(day, {key for key, _ in sums})
     found: defaultdict[str, int] = defaultdict(int)

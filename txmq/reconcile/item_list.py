@@ -25,7 +25,7 @@ __all__ = ["ItemFilter", "differences_in", "find_item", "items_of", "latest_extr
 class ItemFilter(Struct, frozen=True):
     """The items that a person asks for; an item must fit all of it."""
 
-    class_: Class | None = None
+    class_: str | None = None
     status: str | None = None
     bank: str | None = None
     account: str | None = None

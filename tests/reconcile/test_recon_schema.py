@@ -161,8 +161,9 @@ def test_items_are_taken_from_where_they_are_a_batch_at_a_time(schema, rows):
 def test_names_are_written_under_results_and_outlive_runs(schema, rows, tmp_path):
     run, signatures = breaks.run(DAY), Signatures(tmp_path)
     schema.write(run, [])
-    for sign, name in ((signatures.prepare, "Ann"), (signatures.review, "Bo")):
-        schema.sign(msgspec.structs.replace(run, sign_off=sign(run, name, 5, "seen")))
+    for role, name in (("preparer", "Ann"), ("reviewer", "Bo")):
+        signed = signatures.sign(role, run, name, 5, "seen")
+        schema.sign(msgspec.structs.replace(run, sign_off=signed))
     schema.write(breaks.run(DAY, "b" * 16, parked=1), [])
     schema.write(run, [])
 

@@ -192,6 +192,18 @@ def test_a_break_does_not_explain_what_its_explanation_has_not_seen(nights):
     assert shares(found, "clearing-total") == (1, 0, 0, 1, True)
 
 
+def test_both_kinds_of_booking_of_a_transfer_must_be_as_they_were(nights):
+    def rows(*offs):
+        return [proof("double-entry", off, "icbc/1", "ccb") for off in offs]
+
+    nights.judge(0, rows(-500, 500), [item("icbc/1")])
+    nights.explain(item("icbc/1"))
+
+    for offs, count in (((500, -500), 0), ((-500, 501), 2), ((-500,), 1)):
+        found = nights.judge(0, rows(*offs), [explained(item("icbc/1"))])
+        assert found.broken_proofs == count
+
+
 def test_an_open_break_and_another_transfer_explain_nothing(nights):
     proofs, entries = one_sided(nights.start_ms(0))
     others = [

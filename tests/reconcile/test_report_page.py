@@ -388,3 +388,28 @@ def test_many_days_are_drawn_with_few_labels():
     assert len(list(chart.all("circle"))) == 32
     assert len([node for node in chart.all("text") if re.fullmatch(r"\d\d-\d\d", node.text)]) <= 8
     assert all(0 <= Decimal(node.attrs["cy"]) <= 120 for node in chart.all("circle"))
+
+
+def test_a_difference_is_split_into_what_is_explained_and_the_rest(busy):
+    proof = runs.proofs()[0]
+    explained = msgspec.structs.replace(
+        proof, is_open=False, by_items=2_000_000, by_person=3_000_000, explained_by="Wu",
+        explanation="voucher 771", until="2026-12-31",
+    )  # fmt: skip
+    result = msgspec.structs.replace(busy.result, proofs=(explained,), broken_proofs=0)
+
+    told = tree(msgspec.structs.replace(busy, result=result)).text
+
+    assert "All of them hold or are explained" in told
+    for text in ("+50,000.00", "+20,000.00 by items", "+30,000.00 by a person", "voucher 771"):
+        assert text in told
+    assert "until 2026-12-31" in told
+
+
+def test_a_signature_says_what_it_is_given_in_spite_of(busy):
+    signed = runs.signed(busy)
+    sign_off = msgspec.structs.replace(signed.sign_off, prepared_despite="the customer knows")
+
+    told = tree(msgspec.structs.replace(signed, sign_off=sign_off)).text
+
+    assert "in spite of 43 breaks and 1 failed proof: “ the customer knows ”" in told

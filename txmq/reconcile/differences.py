@@ -45,7 +45,8 @@ class Cover(NamedTuple):
 class ProofDay(NamedTuple):
     """The proofs of a day, and what may explain their differences."""
 
-    of: Manifest | Result
+    source: Manifest | Result
+    """It names the rules and the date, with its window."""
     tables: Mapping[str, WrittenTable]
     """The run's ``proofs``, ``items``, ``closed`` and ``entries``."""
     before: WrittenTable | None
@@ -57,13 +58,13 @@ def covers_of(day: ProofDay) -> dict[Place, Cover]:
     """What explains the differences of a day; without those that nothing explains."""
     items, found = _explaining_items(day), dict[Place, Cover]()
     people = {
-        (one.difference.id, one.difference.amounts): one
-        for one in (day.people.proofs_in_force() if day.people else ())
-        if one.first <= day.of.business_date <= one.last
+        (note.difference.id, note.difference.amounts): note
+        for note in (day.people.proofs_in_force() if day.people else ())
+        if note.first <= day.source.business_date <= note.last
     }
-    named = {one.difference.account or "" for one in people.values()} | items.keys()
+    named = {note.difference.account or "" for note in people.values()} | items.keys()
     breaks = day.people.in_force() if day.people else ()
-    seen = {one.break_id: one.proofs for one in breaks}
+    seen = {explanation.break_id: explanation.proofs for explanation in breaks}
     for place, difference in _singles(day, named).items():
         item = items.get(difference.account or "")
         if item is not None and _is_of_item(difference, item, seen.get(item["break_id"], {})):
@@ -82,12 +83,13 @@ def covers_of(day: ProofDay) -> dict[Place, Cover]:
 def differences_of(day: ProofDay) -> list[tuple[Difference, Cover | None]]:
     """The differences of a day, each with what explains it; ``None`` if nothing does."""
     covers = covers_of(day)
-    found = [(one, covers.get(place)) for place, one in _singles(day, None).items()]
+    singles = _singles(day, None)
+    found = [(difference, covers.get(place)) for place, difference in singles.items()]
     for place, off in _wholes(day).items():
         cover = covers.get(place, Cover())
         if left := off - cover.by_items:
-            one = Difference(_id(day, place), *place, (left,))
-            found.append((one, cover if cover.person else None))
+            difference = Difference(_id(day, place), *place, (left,))
+            found.append((difference, cover if cover.person else None))
     return sorted(found, key=lambda pair: (pair[0].proof, -sum(map(abs, pair[0].amounts))))
 
 
@@ -107,7 +109,7 @@ def place_of(row: Mapping[str, Any]) -> Place:
 
 
 def _id(day: ProofDay, place: Place) -> str:
-    return hashlib.sha256(msgspec.json.encode([day.of.name, *place])).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode([day.source.name, *place])).hexdigest()[:16]
 
 
 def _with(table: pa.Table, column: str, values: Iterable[str] | pa.ChunkedArray) -> pa.Table:
@@ -175,7 +177,7 @@ def _of_items_today(day: ProofDay, covers: Mapping[Place, Cover]) -> dict[str, i
     """
     sums: defaultdict[tuple[str, str], int] = defaultdict(int)
     at, is_transfer = pc.field("recorded_ms"), pc.field("kind") != "other"
-    is_today = (at >= day.of.start_ms) & (at < day.of.end_ms)
+    is_today = (at >= day.source.start_ms) & (at < day.source.end_ms)
     for piece in day.tables["entries"].pieces("key", "currency", "kind", "amount", "recorded_ms"):
         rows = piece.filter(is_today & is_transfer)
         wide = rows.append_column("wide", rows["amount"].cast(_WIDE))

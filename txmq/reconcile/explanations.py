@@ -224,8 +224,11 @@ class Explanations:
     def proofs_in_force(self) -> list[ProofExplanation]:
         """The explanations of differences that nobody has withdrawn, by id and first date."""
         # A later one does not replace that of an earlier date, which may run again.
-        last = {(one.difference.id, one.first): one for one in self._read(ProofExplanation)}
-        return [one for _, one in sorted(last.items()) if not one.is_withdrawn]
+        every = self._read(ProofExplanation)
+        last = {
+            (explanation.difference.id, explanation.first): explanation for explanation in every
+        }
+        return [last[key] for key in sorted(last) if not last[key].is_withdrawn]
 
     @property
     def digest(self) -> str:

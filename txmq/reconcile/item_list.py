@@ -132,15 +132,17 @@ def differences_in(
         for side in ("payer", "payee")
     }
     found = []
-    for one, cover in differences_of(proofs):
-        pairs = (proof, one.proof), (bank, one.bank), (account, one.account)
+    for difference, cover in differences_of(proofs):
+        pairs = (proof, difference.proof), (bank, difference.bank), (account, difference.account)
         if (is_complete or cover is None) and all(only in {None, has} for only, has in pairs):
-            of_table = one.account, one.currency, abs(one.amounts[0])
-            hint = hints.get(of_table) if one.proof == "account-table" and not cover else None
+            of_table = difference.account, difference.currency, abs(difference.amounts[0])
+            hint = (
+                hints.get(of_table) if difference.proof == "account-table" and not cover else None
+            )
             person = cover.person if cover else None
             found.append(
                 {
-                    **msgspec.to_builtins(one),
+                    **msgspec.to_builtins(difference),
                     "explained_by": person.by if person else "items" if cover else None,
                     "explanation": person and person.reason,
                     "until": person and person.last,

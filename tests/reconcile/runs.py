@@ -168,6 +168,7 @@ def proofs(*, broken=True):
         expected=12_450_000,
         found=17_450_000,
         holds=False,
+        is_open=True,
         about="the table of accounts says another balance than the entries add up to",
     )
     return (wrong, *held) if broken else tuple(held)
@@ -236,6 +237,7 @@ def busy(*, evidence=4, **more):
         items=tuple(kept),
         proofs=proofs(),
         broken_proofs=1,
+        oldest_days=9,
         closed=17,
         decisions=decisions(),
         decided_by_hand=5,

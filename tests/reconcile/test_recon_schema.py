@@ -68,7 +68,11 @@ def row(number, **changes):
 
 def test_a_run_is_written_with_all_that_belongs_to_it(spark, schema, rows):
     plain = breaks.run(DAY, parked=2)
-    proof = Proof("conservation", None, None, "CNY", 2**40, 2**40 + 1, False, "what is in transit")
+    proof = Proof(
+        "conservation", None, None, "CNY", 2**40, 2**40 + 3, False, "what is in transit",
+        is_open=True, by_items=1, by_person=1, explained_by="Ann", explanation="a fee",
+        until="2026-11-30",
+    )  # fmt: skip
     result = msgspec.structs.replace(plain.result, proofs=(proof,), why=("two", "sentences"))
     run = msgspec.structs.replace(plain, result=result, result_digest=result.digest)
 
@@ -78,8 +82,8 @@ def test_a_run_is_written_with_all_that_belongs_to_it(spark, schema, rows):
     expected = (run.run_id, True, "two\nsentences", 12, 2, pytest.approx(10 / 12), result.digest)
     assert rows(schema.runs, *about) == [expected]
     assert rows(schema.proofs) == [
-        (run.run_id, 0, "conservation", None, None, "CNY", 2**40, 2**40 + 1, False,
-         "what is in transit"),
+        (run.run_id, 0, "conservation", None, None, "CNY", 2**40, 2**40 + 3, False,
+         "what is in transit", True, 1, 1, "Ann", "a fee", "2026-11-30"),
     ]  # fmt: skip
     assert rows(schema.totals, "number", "class", "group_", "at_risk") == [
         (0, "parked", "break", 200), (1, "matched", "agreed", 0),
@@ -156,8 +160,9 @@ def test_items_are_taken_from_where_they_are_a_batch_at_a_time(schema, rows):
 def test_names_are_written_under_results_and_outlive_runs(schema, rows, tmp_path):
     run, signatures = breaks.run(DAY), Signatures(tmp_path)
     schema.write(run, [])
-    for sign, name in ((signatures.prepare, "Ann"), (signatures.review, "Bo")):
-        schema.sign(msgspec.structs.replace(run, sign_off=sign(run, name, 5, "seen")))
+    for role, name in (("preparer", "Ann"), ("reviewer", "Bo")):
+        signed = signatures.sign(role, run, name, 5, "seen")
+        schema.sign(msgspec.structs.replace(run, sign_off=signed))
     schema.write(breaks.run(DAY, "b" * 16, parked=1), [])
     schema.write(run, [])
 

@@ -1,5 +1,6 @@
 """What people do with a day in the morning: look at its breaks, explain them, and sign."""
 
+import csv
 import json
 from datetime import date
 from pathlib import Path
@@ -18,7 +19,7 @@ from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import Results
 from txmq.reconcile.summary import FIGURES, Result, Run
-from txmq.reconcile.tables import ITEMS
+from txmq.reconcile.tables import ENTRIES, ITEMS, PROOFS
 
 DAY = date(2026, 3, 31)
 OLD = {"break_id": "b2e1", "class": "dead-letter", "group": "break", "age_days": 9}
@@ -26,6 +27,19 @@ WORTHY = {"break_id": "b1aa", "class": "double-credit", "group": "break", "amoun
 SMALL = {"break_id": "b1ab", "class": "parked", "group": "break", "status": "open"}
 WAITING = {"break_id": "b3ff", "class": "in-flight", "group": "open"}
 TOLD = ("report.html", "summary.json")
+PROVED = [
+    {
+        "proof": proof, "bank": bank, "account": account, "currency": "CNY", "expected": 0,
+        "found": found, "holds": not found, "about": "both are equal",
+    }
+    for proof, bank, account, found in (
+        ("account-table", "icbc", "6222020200011112222", 5_000),
+        ("account-table", "icbc", None, 5_000),
+        ("conservation", None, None, -7),
+        ("double-entry", "icbc", "icbc/1", 100),
+        ("double-entry", "icbc", None, 100),
+    )
+]  # fmt: skip
 KNOWN = {"break_id": "b4cc", "class": "explained", "was": "parked", "group": "open"}
 
 
@@ -35,6 +49,7 @@ def item(**more):
         column.name: None if column.is_optional else plain[column.type] for column in ITEMS.columns
     }
     made |= {"status": "new", "amount": 100, "currency": "CNY", "bucket": "0"}
+    made |= {"debit_bank": "icbc"}
     return made | {"key": "icbc/1", "payer": "6222020200011112222", "payee": "p\x1b[2J"} | more
 
 
@@ -86,10 +101,15 @@ def home(tmp_path):
     """A directory with the results of a day, and its rules beside it."""
     (tmp_path / "recon.toml").write_text(RULES)
     results = tmp_path / "results"
-    place = results / "results" / "items" / f"business_date={DAY}" / "run=one"
-    place.mkdir(parents=True)
     rows = [item(**value) for value in (SMALL, WAITING, WORTHY, KNOWN, OLD)]
-    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ITEMS)), place / "part-0.parquet")
+    for name, schema, content in (
+        ("items", ITEMS, rows), ("closed", ITEMS, []), ("entries", ENTRIES, []),
+        ("proofs", PROOFS, PROVED),
+    ):  # fmt: skip
+        place = results / "results" / name / f"business_date={DAY}" / "run=one"
+        place.mkdir(parents=True)
+        table = pa.Table.from_pylist(content, arrow_schema(schema))
+        parquet.write_table(table, place / "part-0.parquet")
     publish(results, "one", result(contents={"items": "5-0"}))
     return tmp_path
 
@@ -144,6 +164,117 @@ def test_items_that_are_gone_are_no_clean_day(asking, home):
 
     assert (found.exit_code, found.stdout) == (3, "")
     assert "the items of 2026-03-31 are missing" in found.stderr
+
+
+def test_breaks_are_chosen_by_bank_account_age_and_a_file(asking, tmp_path):
+    (tmp_path / "ids.txt").write_text("b1ab\nb2\n")
+
+    assert ids(asking("breaks", "--json", "--account", "6222020200011112222")) == [
+        "b2e1", "b1aa", "b1ab",
+    ]  # fmt: skip
+    assert ids(asking("breaks", "--json", "--older-than", "8")) == ["b2e1"]
+    assert ids(asking("breaks", "--json", "--bank", "icbc", "--class", "parked")) == ["b1ab"]
+    assert ids(asking("breaks", "--json", "--file", str(tmp_path / "ids.txt"))) == ["b2e1", "b1ab"]
+    wrong = asking("breaks", "--bank", "ccb", "--file", str(tmp_path / "ids.txt"))
+    assert (wrong.exit_code, wrong.stdout) == (3, "")
+    assert "'b1ab' matches no break" in wrong.stderr
+
+
+def test_many_breaks_are_explained_together_or_not_at_all(asking, home):
+    many = "breaks", "explain", "--account", "6222020200011112222", "--by", "Li", "--reason", "so"
+    refused = asking(*many)
+    assert (refused.exit_code, Explanations(home / "results").all()) == (3, [])
+    assert "3 breaks: 52.00 CNY at risk" in refused.stderr
+    assert "add --yes" in refused.stderr
+
+    done = asking(*many, "--yes")
+
+    assert (done.exit_code, done.stdout.count("\n")) == (0, 3)
+    held = Explanations(home / "results").in_force()
+    assert [one.break_id for one in held] == ["b1aa", "b1ab", "b2e1"]
+    assert [list(one.proofs.values()) for one in held] == [[(100,)]] * 3, "of their transfer"
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ((), "name breaks by their ids"),
+        (("--bank", "none"), "no such breaks on 2026-03-31"),
+        (("--class", "none"), "none"),
+    ],
+)
+def test_who_explains_nothing_hears_why(asking, home, more, why):
+    found = asking("breaks", "explain", "--by", "Li", "--reason", "so", *more)
+
+    assert (found.exit_code, found.stdout) == (3, "")
+    assert why in found.stderr
+    assert Explanations(home / "results").all() == []
+
+
+def test_a_break_has_an_owner_and_an_overdue_date(asking):
+    told(asking("breaks", "assign", "b2", "--by", "Li", "--owner", "Wu", "--due", "2026-04-01",
+                "--ticket", "https://tickets/7", "--comment", "asked ccb"))  # fmt: skip
+    told(asking("breaks", "assign", "b2", "--by", "Wu", "--comment", "no answer"))
+
+    row = json.loads(told(asking("breaks", "--json", "--class", "dead-letter")))[0]
+    assert (row["owner"], row["ticket"], row["due"], row["overdue"]) == (
+        "Wu", "https://tickets/7", "2026-04-01", "overdue",
+    )  # fmt: skip
+    assert [line.split(" ", 2)[2] for line in row["comments"].splitlines()] == [
+        "Li: asked ccb", "Wu: no answer",
+    ]  # fmt: skip
+    assert "2026-04-01" in told(asking("breaks"))
+    empty = asking("breaks", "assign", "b2", "--by", "Li")
+    assert empty.exit_code == 3
+    assert "give your name, and --owner" in empty.stderr
+
+
+def test_breaks_are_exported_for_a_spreadsheet(asking, tmp_path):
+    for suffix in ("csv", "xlsx"):
+        assert told(asking("breaks", "--export", str(tmp_path / f"out.{suffix}"))) == (
+            f"3 breaks in {tmp_path / f'out.{suffix}'}\n"
+        )
+
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text("utf-8-sig").splitlines()))
+    assert [(row["break_id"], row["amount"], row["payer"]) for row in rows] == [
+        ("b2e1", "1.00", "62…2222"), ("b1aa", "50.00", "62…2222"), ("b1ab", "1.00", "62…2222"),
+    ]  # fmt: skip
+    wrong = asking("breaks", "--export", "out.pdf")
+    assert (wrong.exit_code, "neither .csv nor .xlsx" in wrong.stderr) == (3, True)
+
+
+def test_the_differences_of_proofs_are_listed_with_a_hint(asking):
+    rows = json.loads(told(asking("proofs", "--json")))
+
+    assert [(row["proof"], row["account"], row["amounts"], row["hint"]) for row in rows] == [
+        ("account-table", "62…2222", [5_000], "like b1aa"),
+        ("conservation", None, [-7], None),
+        ("double-entry", "icbc/1", [100], None),
+    ]
+    assert "6222020200011112222" not in told(asking("proofs"))
+    assert "+50.00" in told(asking("proofs", "--unmasked", "--account", "6222020200011112222"))
+
+
+def test_a_difference_is_explained_by_a_filter_and_withdrawn(asking, home):
+    id_ = json.loads(told(asking("proofs", "--json", "--proof", "account-table")))[0]["id"]
+    who = "--by", "Wu", "--reason", "edited"
+
+    said = told(asking("proofs", "explain", "--bank", "icbc", "--proof", "account-table", *who,
+                       "--until", "2026-06-30"))  # fmt: skip
+
+    assert said.startswith(
+        f"{id_} counts as explained from the next run on, for the dates 2026-03-31 to 2026-06-30"
+    )
+    assert [row["proof"] for row in json.loads(told(asking("proofs", "--json")))] == [
+        "conservation", "double-entry",
+    ]  # fmt: skip
+    (row, *_) = json.loads(told(asking("proofs", "--json", "--all")))
+    assert (row["explained_by"], row["until"]) == ("Wu", "2026-06-30")
+    told(asking("proofs", "withdraw", id_, *who, dated=False))
+    assert len(json.loads(told(asking("proofs", "--json")))) == 3
+    for more in ((), ("--proof", "none"), ("zz",)):
+        assert asking("proofs", "explain", *more, *who).exit_code == 3
+    assert asking("proofs", "explain", "--bank", "icbc", *who).exit_code == 3, "without --yes"
 
 
 def test_a_break_is_explained_by_the_beginning_of_its_id(asking, home):
@@ -220,7 +351,7 @@ def test_the_page_and_the_summary_say_who_has_signed(asking, home):
 def test_nobody_signs_what_is_not_there_any_more(asking, home, role):
     if role == "reviewer":
         told(asking("signoff", "--as", "preparer", "--by", "Li"))
-    (path,) = (home / "results" / "results").rglob("*.parquet")
+    (path,) = (home / "results" / "results" / "items").rglob("*.parquet")
     parquet.write_table(parquet.read_table(path).slice(1), path)
 
     found = asking("signoff", "--as", role, "--by", "Wu")

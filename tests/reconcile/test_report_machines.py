@@ -12,11 +12,9 @@ from rich.console import Console
 from tests.reconcile import runs
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.classes import Class
-from txmq.reconcile.report import facts
 from txmq.reconcile.report.metrics import METRICS, exposition
 from txmq.reconcile.report.summary_json import as_json, read_json
 from txmq.reconcile.report.terminal import show
-from txmq.reconcile.summary import Aged
 
 LINE = re.compile(
     r'txmq_reconcile_(\w+)\{((?:\w+="(?:[^"\\\n]|\\.)*",?)+)\} (-?\d+\.\d+(?:e\+\d+)?)'
@@ -73,7 +71,7 @@ def test_json_is_sorted_and_has_the_figures(busy):
         "match_rate": busy.result.match_rate, "transfers": 1_000_004, "breaks": 43, "open": 450,
         "at_risk": {"CNY": 18_422_700, "USD": 184_000},
         "in_flight": {"transfers": 449, "amounts": {"CNY": 39_638_520, "USD": 1_550_300}},
-        "oldest_days": 9, "oldest_is_exact": True, "signature": "unsigned",
+        "signature": "unsigned",
     }  # fmt: skip
     assert plain["result"]["controls"][0]["hash_total"] == 7_720_114_630_028_511_204
 
@@ -156,30 +154,6 @@ def test_a_hostile_label_stays_a_label():
     found = samples(runs.run(runs.clean(name=name)))
 
     assert value(found, "breaks", name='x\\"} 1\\ntxmq_reconcile_verdict{verdict=\\"clean\\\\') == 0
-
-
-@pytest.mark.parametrize(
-    ("ages", "days", "is_exact"),
-    [
-        ((("0", 3),), 0, True),
-        ((("0", 1), ("1", 2)), 1, True),
-        ((("2-3", 1),), 2, False),
-        (((">7", 5),), 8, False),
-    ],
-)
-def test_the_oldest_age_says_how_well_it_is_known(ages, days, is_exact):
-    aging = tuple(
-        Aged(class_="parked", bucket=age, currency="CNY", transfers=count, at_risk=count)
-        for age, count in ages
-    )
-
-    assert facts.oldest(runs.result(aging=aging)) == (days, is_exact)
-
-
-def test_what_is_in_flight_is_no_old_break():
-    aging = (Aged(class_="in-flight", bucket=">7", currency="CNY", transfers=1, at_risk=1),)
-
-    assert facts.oldest(runs.result(aging=aging)) is None
 
 
 def test_a_terminal_shows_verdict_classes_and_what_does_not_hold(busy):

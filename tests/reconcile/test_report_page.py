@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.reconcile import runs
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.report.page import page
 from txmq.reconcile.summary import Past
 
@@ -215,48 +215,6 @@ def test_charts_of_days_show_what_their_table_says(busy):
     assert all(value.split()[0] in said[day] for day, value in told)
 
 
-def test_charts_of_classes_show_what_their_table_says(busy):
-    found = tree(busy)
-    at_risk = {
-        (row.one("th").parts[0], cells(row)[1]): cells(row)[-1]
-        for row in rows(found.one("table", id="totals"), "tbody")
-        if not row.has("group")
-    }
-    drawn = {}
-    for chart in found.all("svg"):
-        if chart.attrs.get("aria-labelledby", "").startswith("worth-"):
-            for bar in chart.all("svg"):
-                label, value = (node.text for node in bar.all("text"))
-                amount, currency = value.split()
-                drawn[label, currency] = amount
-
-    breaks = {name.value for name in Class if ABOUT[name].group == "break"}
-    assert drawn == {row: worth for row, worth in at_risk.items() if row[0] in breaks}
-
-
-def test_charts_of_ages_show_what_their_table_says(busy):
-    found = tree(busy)
-    table = found.one("table", id="aging")
-    buckets = [node.parts[0] for node in table.one("thead").all("th")][2:-1]
-    counted = {}
-    for row in rows(table, "tbody"):
-        name, _, *counts = cells(row)
-        for bucket, count in zip(buckets, counts, strict=False):
-            if number(count) and name != "in-flight":
-                counted[name, bucket] = counted.get((name, bucket), 0) + number(count)
-    chart = next(
-        node
-        for node in found.all("svg")
-        if node.attrs.get("aria-labelledby", "").startswith("ages-")
-    )
-    drawn = {}
-    for node in chart.all("title"):
-        if told := re.fullmatch(r"(.+), (\S+) business days: ([\d,]+)", node.text):
-            drawn[told[1], told[2]] = number(told[3])
-
-    assert drawn == counted
-
-
 def test_the_last_row_is_the_sum_of_all_classes(busy):
     table = tree(busy).one("table", id="totals")
     sums = {}
@@ -356,7 +314,9 @@ def test_signatures_say_where_they_are(busy, made, state):
 def test_a_day_that_is_not_over_says_so(busy):
     made = runs.run(runs.busy(is_final=False, as_of_ms=runs.END_MS - 3_600_000))
 
-    assert "The day was not over: the books were read at 2026-11-20 15:00:00 UTC" in tree(made).text
+    assert (
+        "The day was not over: the books were read at 2026-11-20 15:00:00+00:00" in tree(made).text
+    )
     assert "The day was not over" not in tree(busy).text
 
 
@@ -428,3 +388,28 @@ def test_many_days_are_drawn_with_few_labels():
     assert len(list(chart.all("circle"))) == 32
     assert len([node for node in chart.all("text") if re.fullmatch(r"\d\d-\d\d", node.text)]) <= 8
     assert all(0 <= Decimal(node.attrs["cy"]) <= 120 for node in chart.all("circle"))
+
+
+def test_a_difference_is_split_into_what_is_explained_and_the_rest(busy):
+    proof = runs.proofs()[0]
+    explained = msgspec.structs.replace(
+        proof, is_open=False, by_items=2_000_000, by_person=3_000_000, explained_by="Wu",
+        explanation="voucher 771", until="2026-12-31",
+    )  # fmt: skip
+    result = msgspec.structs.replace(busy.result, proofs=(explained,), broken_proofs=0)
+
+    told = tree(msgspec.structs.replace(busy, result=result)).text
+
+    assert "All of them hold or are explained" in told
+    for text in ("+50,000.00", "+20,000.00 by items", "+30,000.00 by a person", "voucher 771"):
+        assert text in told
+    assert "until 2026-12-31" in told
+
+
+def test_a_signature_says_what_it_is_given_in_spite_of(busy):
+    signed = runs.signed(busy)
+    sign_off = msgspec.structs.replace(signed.sign_off, prepared_despite="the customer knows")
+
+    told = tree(msgspec.structs.replace(signed, sign_off=sign_off)).text
+
+    assert "in spite of 43 breaks and 1 failed proof: “ the customer knows ”" in told

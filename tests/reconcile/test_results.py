@@ -134,13 +134,13 @@ def test_a_run_is_in_force_once_it_is_published(results, tmp_path):
 def test_a_run_comes_with_the_names_under_it(results, tmp_path):
     run = breaks.run(DAY)
     results.publish(run, {})
-    Signatures(tmp_path).prepare(run, "Ann", 5)
+    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
 
     assert results.current(DAY).sign_off.preparer == "Ann"
     results.publish(breaks.run(DAY, "b" * 16, parked=1), {})
     assert facts.signature(results.current(DAY)) == "invalidated"
     assert results.current(DAY).sign_off.result_digest == run.result_digest
-    Signatures(tmp_path).prepare(results.current(DAY), "Bo", 6)
+    Signatures(tmp_path).sign("preparer", results.current(DAY), "Bo", 6, despite="known")
     assert facts.signature(results.current(DAY)) == "prepared"
     assert results.current(DAY).sign_off.preparer == "Bo"
     assert len(Signatures(tmp_path).all("2026-11-20")) == 2
@@ -191,7 +191,7 @@ def test_what_is_looked_back_is_what_the_day_before_went_on_from(spark, results)
 
 def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path):
     known = breaks.transfer("icbc/1", "parked") | {"break_id": "0" * 16, "was": None}
-    Explanations(tmp_path).explain(known, "Ann", "known", 1)
+    Explanations(tmp_path).explain([known], "Ann", "known", 1)
     window = breaks.rules().day.window(DAY)
     first = results.earlier_days(spark, window, None)
     assert (first.items, first.entries, len(first.explanations)) == (None, None, 1)
@@ -303,7 +303,7 @@ def test_a_signed_run_is_never_replaced(spark, results, tmp_path):
     run = breaks.run(DAY)
     results.write_table("items", items(3), DAY, run.run_id)
     results.publish(run, {})
-    Signatures(tmp_path).prepare(run, "Ann", 5)
+    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
     before = files(tmp_path / "results")
 
     with pytest.raises(ReconcileRefused, match="is signed, and items would change"):
@@ -319,7 +319,7 @@ def test_a_signed_table_that_was_damaged_is_put_back(spark, results, tmp_path):
     hashed = results.write_table("items", items(3), DAY, "a" * 16)
     run = whole(results, {"items": hashed})
     results.publish(run, {})
-    Signatures(tmp_path).prepare(run, "Ann", 5)
+    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
     (path,) = (tmp_path / "results").rglob("part-*.parquet")
     before = path.read_bytes()
     path.write_bytes(b"no rows")
@@ -339,7 +339,7 @@ def test_a_signed_run_whose_rows_lie_in_other_files_now_says_which(spark, result
     hashed = results.write_table("matches", matches, DAY, "a" * 16)
     run = whole(results, {"matches": hashed})
     results.publish(run, {})
-    Signatures(tmp_path).prepare(run, "Ann", 5)
+    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
     shutil.rmtree(tmp_path / "results")
 
     results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)
@@ -356,7 +356,7 @@ def test_a_run_with_more_cores_is_the_same_run(spark, results, tmp_path):
     hashed = results.write_table("matches", matches, DAY, "a" * 16)
     run = breaks.run(DAY)
     results.publish(run, {})
-    Signatures(tmp_path).prepare(run, "Ann", 5)
+    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
     before = files(tmp_path / "results")
 
     again = results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)
@@ -383,7 +383,7 @@ def test_a_run_that_comes_to_something_else_is_not_in_force_until_it_is_whole(sp
 def test_what_was_said_of_a_signed_run_stays_as_it_was_signed(results, tmp_path):
     run = breaks.run(DAY)
     results.publish(run, {"report.html": b"signed"})
-    Signatures(tmp_path).prepare(run, "Ann", 5)
+    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
 
     results.publish(breaks.run(DAY, "b" * 16), {})
     later = msgspec.structs.replace(run, began_ms=7)

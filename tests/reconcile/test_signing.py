@@ -31,11 +31,11 @@ def test_one_prepares_and_another_one_reviews(signatures):
     run = breaks.run(DAY)
     assert signatures.state(run) == "unsigned"
 
-    prepared = signatures.prepare(run, " Ann  Li ", 5, "all explained")
+    prepared = signatures.sign("preparer", run, " Ann  Li ", 5, "all explained")
     assert signatures.state(run) == "prepared"
     assert (prepared.preparer, prepared.is_complete) == ("Ann Li", False)
 
-    signed = signatures.review(run, "Bo", 7)
+    signed = signatures.sign("reviewer", run, "Bo", 7)
     assert signatures.state(run) == "signed"
     assert signed.is_complete
     assert (signed.preparer, signed.prepared_ms, signed.prepared_note) == (
@@ -48,10 +48,10 @@ def test_one_prepares_and_another_one_reviews(signatures):
 @pytest.mark.parametrize("name", ["ann li", "  ANN LI ", "Ann\tLi", "Ａnn Li"])
 def test_nobody_reviews_their_own_work(signatures, name):
     run = breaks.run(DAY)
-    signatures.prepare(run, "Ann Li", 5)
+    signatures.sign("preparer", run, "Ann Li", 5)
 
     with pytest.raises(UsageError, match="another person must review it"):
-        signatures.review(run, name, 6)
+        signatures.sign("reviewer", run, name, 6)
     assert signatures.state(run) == "prepared"
 
 
@@ -61,55 +61,68 @@ def test_different_names_are_different_people():
 
 def test_a_day_that_is_not_over_is_not_signed(signatures):
     with pytest.raises(UsageError, match="2026-11-20 was not over"):
-        signatures.prepare(breaks.run(DAY, is_final=False), "Ann", 5)
+        signatures.sign("preparer", breaks.run(DAY, is_final=False), "Ann", 5)
 
 
 def test_there_is_nothing_to_review_before_somebody_has_prepared(signatures):
     with pytest.raises(UsageError, match="is not prepared yet"):
-        signatures.review(breaks.run(DAY), "Bo", 5)
+        signatures.sign("reviewer", breaks.run(DAY), "Bo", 5)
 
 
 @pytest.mark.parametrize("name", ["", "  "])
 def test_a_signature_is_a_name(signatures, name):
     with pytest.raises(UsageError, match="is missing: give it with --by"):
-        signatures.prepare(breaks.run(DAY), name, 5)
+        signatures.sign("preparer", breaks.run(DAY), name, 5)
 
 
 def test_a_result_is_prepared_and_reviewed_once(signatures):
     run = breaks.run(DAY)
-    signatures.prepare(run, "Ann", 5)
-    with pytest.raises(UsageError, match="Ann has prepared this result already; another person"):
-        signatures.prepare(run, "Bo", 6)
+    signatures.sign("preparer", run, "Ann", 5)
+    with pytest.raises(UsageError, match="Ann has prepared this result: another person must"):
+        signatures.sign("preparer", run, "Bo", 6)
 
-    signatures.review(run, "Bo", 7)
-    with pytest.raises(UsageError, match="Bo has reviewed this result already"):
-        signatures.review(run, "Cy", 8)
-    with pytest.raises(UsageError, match="it is signed"):
-        signatures.prepare(run, "Cy", 8)
+    signatures.sign("reviewer", run, "Bo", 7)
+    for role in ("reviewer", "preparer"):
+        with pytest.raises(UsageError, match="Ann and Bo have signed this result already"):
+            signatures.sign(role, run, "Cy", 8)
+
+
+def test_a_result_with_breaks_is_signed_in_spite_of_them_with_a_reason(signatures):
+    run = breaks.run(DAY, parked=2)
+    for role, name in (("preparer", "Ann"), ("reviewer", "Bo")):
+        with pytest.raises(UsageError, match="has 2 breaks: .* sign with --despite REASON"):
+            signatures.sign(role, run, name, 5, despite=" ")
+        signed = signatures.sign(role, run, name, 5, despite=f"{name} knows them")
+
+    assert (signed.prepared_despite, signed.reviewed_despite) == ("Ann knows them", "Bo knows them")
+    off = msgspec.structs.replace(run.result, totals=(), broken_proofs=1)
+    assert off.unsolved == "1 failed proof"
+    with pytest.raises(UsageError, match="no breaks and no failed proofs: omit --despite"):
+        signatures.sign("preparer", breaks.run(DAY), "Ann", 5, despite="so")
 
 
 @pytest.mark.parametrize("is_reviewed", [False, True])
 def test_another_result_invalidates_what_was_signed(signatures, is_reviewed):
     first, second = breaks.run(DAY), breaks.run(DAY, "b" * 16, parked=1)
-    signatures.prepare(first, "Ann", 5)
+    signatures.sign("preparer", first, "Ann", 5)
     if is_reviewed:
-        signatures.review(first, "Bo", 6)
+        signatures.sign("reviewer", first, "Bo", 6)
 
     assert signatures.state(second) == "invalidated"
     assert signatures.of(second) is None
     with pytest.raises(UsageError, match="has a new result: a preparer must sign"):
-        signatures.review(second, "Bo", 7)
+        signatures.sign("reviewer", second, "Bo", 7)
 
-    signatures.prepare(second, "Bo", 8)
-    signatures.review(second, "Ann", 9)
+    signatures.sign("preparer", second, "Bo", 8, despite="known")
+    signatures.sign("reviewer", second, "Ann", 9, despite="known")
     assert signatures.state(second) == "signed"
     assert signatures.state(first) == ("signed" if is_reviewed else "prepared")
 
 
 def test_the_same_result_of_another_run_is_signed(signatures):
     first, again = breaks.run(DAY), breaks.run(DAY, "b" * 16)
-    signatures.prepare(first, "Ann", 5)
-    signatures.review(first, "Bo", 6)
+    signatures.sign("preparer", first, "Ann", 5)
+    signatures.sign("reviewer", first, "Bo", 6)
 
     assert signatures.state(again) == "signed"
     assert signatures.signed_runs(DAY.isoformat()) == {first.run_id}
@@ -136,9 +149,9 @@ def not_from(day, before, last):
 def test_a_result_holds_as_long_as_the_one_that_it_was_made_from(signatures, tmp_path):
     results = Results(tmp_path)
     first, second, third = days(results, 0, 0, 0)
-    signatures.prepare(second, "Ann", 5)
-    signatures.review(second, "Bo", 6)
-    signatures.prepare(third, "Ann", 7)
+    signatures.sign("preparer", second, "Ann", 5)
+    signatures.sign("reviewer", second, "Bo", 6)
+    signatures.sign("preparer", third, "Ann", 7)
 
     results.publish(breaks.run(DAY, "b" * 16), {})  # It is the same.
     assert [signatures.state(value) for value in (second, third)] == ["signed", "prepared"]
@@ -147,11 +160,11 @@ def test_a_result_holds_as_long_as_the_one_that_it_was_made_from(signatures, tmp
     assert [signatures.state(value) for value in (second, third)] == ["invalidated"] * 2
     assert signatures.state(first) == "unsigned"
     with pytest.raises(UsageError) as refused:
-        signatures.review(third, "Bo", 8)
+        signatures.sign("reviewer", third, "Bo", 8)
     assert str(refused.value) == not_from(21, 20, 22)
     again = msgspec.structs.replace(second, previous_digest="of that one")
     with pytest.raises(UsageError) as refused:
-        signatures.prepare(again, "Cy", 9)
+        signatures.sign("preparer", again, "Cy", 9)
     assert str(refused.value) == not_from(21, 20, 21)
 
     results.publish(first, {})
@@ -185,16 +198,16 @@ def test_a_result_that_was_edited_is_not_signed(signatures):
     nicer = msgspec.structs.replace(run.result, verdict="clean")
 
     with pytest.raises(UsageError, match="changed since"):
-        signatures.prepare(msgspec.structs.replace(run, result=nicer), "Ann", 5)
+        signatures.sign("preparer", msgspec.structs.replace(run, result=nicer), "Ann", 5)
 
 
 def test_every_signature_stays_in_the_file(signatures, tmp_path):
     for parked, at in ((1, 1), (2, 2), (1, 3)):
         run = breaks.run(DAY, parked=parked)
         if signatures.of(run) is None:
-            signatures.prepare(run, "Ann", at)
+            signatures.sign("preparer", run, "Ann", at, despite="known")
         else:
-            signatures.review(run, "Bo", at)
+            signatures.sign("reviewer", run, "Bo", at, despite="known")
 
     kept = json.loads((tmp_path / "runs" / "2026-11-20" / "signoffs.json").read_text())
     assert [(row["role"], row["at_ms"]) for row in kept] == [
@@ -212,11 +225,11 @@ def test_a_file_that_is_none_is_told(signatures, tmp_path):
 
 def test_two_people_do_not_write_at_the_same_moment(signatures, tmp_path):
     with lock_signatures(tmp_path), pytest.raises(UsageError, match="try again"):
-        signatures.prepare(breaks.run(DAY), "Ann", 5)
+        signatures.sign("preparer", breaks.run(DAY), "Ann", 5)
     with lock_signatures(tmp_path), pytest.raises(UsageError, match="try again"):
-        Explanations(tmp_path).explain(item("0", "parked"), "Ann", "known", 1)
+        Explanations(tmp_path).explain([item("0", "parked")], "Ann", "known", 1)
 
-    signatures.prepare(breaks.run(DAY), "Ann", 5)
+    signatures.sign("preparer", breaks.run(DAY), "Ann", 5)
 
 
 def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(spark, tmp_path):
@@ -224,9 +237,9 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(spark, tmp_
     assert explanations.frame(spark) is None
     assert explanations.digest == ""
 
-    explanations.explain(item("b", "parked"), "Ann", "the service was down", 1)
-    explanations.explain(item("a", "double-credit"), "Ann", "a fee", 2)
-    explanations.explain(item("b", "dead-letter"), " Bo ", "a new\nreason", 3)
+    explanations.explain([item("b", "parked")], "Ann", "the service was down", 1)
+    explanations.explain([item("a", "double-credit")], "Ann", "a fee", 2)
+    explanations.explain([item("b", "dead-letter")], " Bo ", "a new\nreason", 3)
 
     rows = explanations.frame(spark).collect()
     said = ("break_id", "class", "explained_by", "explanation")
@@ -251,23 +264,23 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(spark, tmp_
 
 def test_the_digest_of_explanations_is_about_what_holds(tmp_path):
     explanations = Explanations(tmp_path)
-    explanations.explain(item("a", "parked"), "Ann", "known", 1)
+    explanations.explain([item("a", "parked")], "Ann", "known", 1)
     one = explanations.digest
-    explanations.explain(item("b", "parked"), "Ann", "known", 2)
+    explanations.explain([item("b", "parked")], "Ann", "known", 2)
     both = explanations.digest
     explanations.withdraw("b" * 16, "Ann", "not known", 3)
 
     assert one != both
     assert explanations.digest == one
 
-    explanations.explain(item("a", "parked", ordered=7), "Ann", "known", 4)
+    explanations.explain([item("a", "parked", ordered=7)], "Ann", "known", 4)
     assert explanations.digest not in {one, both}
 
 
 @pytest.mark.parametrize(("by", "reason"), [(" ", "known"), ("Ann", "\n")])
 def test_an_explanation_has_a_name_and_a_reason(tmp_path, by, reason):
     with pytest.raises(UsageError, match="needs a name and a reason"):
-        Explanations(tmp_path).explain(item("a", "parked"), by, reason, 1)
+        Explanations(tmp_path).explain([item("a", "parked")], by, reason, 1)
 
 
 def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(spark, tmp_path):
@@ -282,7 +295,7 @@ def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(spark,
         None,
     )
 
-    explanations.explain(item("a", "parked"), "Ann", "known", 2)
+    explanations.explain([item("a", "parked")], "Ann", "known", 2)
     assert [value.at_ms for value in explanations.in_force()] == [2]
 
 

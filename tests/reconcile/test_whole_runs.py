@@ -71,8 +71,9 @@ def proofs_of(done, name):
 
 def sign(stage, done):
     signatures = Signatures(stage.directory)
-    signatures.prepare(done, "Li Na", 1)
-    return signatures.review(done, "Wang Wei", 2)
+    why = done.result.unsolved and "known"
+    signatures.sign("preparer", done, "Li Na", 1, despite=why)
+    return signatures.sign("reviewer", done, "Wang Wei", 2, despite=why)
 
 
 def told_of(stage, done):
@@ -87,7 +88,7 @@ def told_of(stage, done):
 
 def explain(stage, item):
     people = Explanations(stage.directory)
-    people.explain(item, "Li Na", "the payee's bank books it on Monday", 1)
+    people.explain([item], "Li Na", "the payee's bank books it on Monday", 1)
 
 
 # An honest day

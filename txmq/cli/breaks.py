@@ -1,27 +1,65 @@
-"""``txmq reconcile breaks``: the breaks of a day, and their explanations."""
+"""``txmq reconcile breaks``: the breaks of a day, their explanations and their owners."""
 
-from typing import Annotated
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
-from txmq.cli.common import AsJson
-from txmq.cli.output import print_rows, say
+from txmq.cli.common import AsJson, Yes, confirm
+from txmq.cli.output import note, print_rows, say
 from txmq.cli.reconcile_options import (
+    NOT_RUN,
+    Account,
+    Bank,
     By,
     Config,
     Day,
     ReconcileGroup,
+    RequestedDays,
+    Unmasked,
+    date_of,
     report_failures,
     requested_days,
     rules_of,
     run_of,
 )
 from txmq.errors import ConfigError
+from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
 
-__all__ = ["app"]
+if TYPE_CHECKING:
+    from txmq.reconcile.item_list import ItemFilter
+    from txmq.reconcile.summary import Run
+
+__all__ = ["app", "withdraw"]
 
 app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
+
+Ids = Annotated[
+    list[str] | None, typer.Argument(help="The breaks, or the beginnings of their ids.")
+]
+Reason = Annotated[str, typer.Option("--reason", help="The explanation.")]
+ClassName = Annotated[
+    str | None, typer.Option("--class", help="Only this class, such as double-credit.")
+]
+OlderThan = Annotated[
+    int | None, typer.Option("--older-than", metavar="DAYS", help="Only older; business days.")
+]
+IdFile = Annotated[
+    typer.FileText | None,
+    typer.Option("--file", help="Only the ids in this file, one in each line."),
+]
+_AMOUNTS: Final = ("amount", "debited", "returned", "credited", "ordered")
+_EXPORTED: Final = (
+    *("break_id", "class", "was", "status", "first_seen", "age_days", "currency", *_AMOUNTS),
+    *("key", "debit_bank", "credit_bank", "payer", "payee", "message_id", "message_state"),
+    *("delivery", "decided_by", "reason", "explained_by", "explanation"),
+    *("owner", "ticket", "due", "overdue", "comments"),
+)
 
 
 @app.callback()
@@ -30,53 +68,49 @@ def breaks(
     *,
     day: Day = None,
     config: Config = None,
-    class_: Annotated[
-        str | None, typer.Option("--class", help="Only this class, such as double-credit.")
-    ] = None,
+    class_: ClassName = None,
     status: Annotated[
         str | None,
         typer.Option("--status", metavar="new|open|changed|reopened|explained", help="Only these."),
     ] = None,
+    bank: Bank = None,
+    account: Account = None,
+    older_than: OlderThan = None,
+    file: IdFile = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Also items in flight, and explained ones.")
     ] = False,
-    unmasked: Annotated[
-        bool, typer.Option("--unmasked", help="Show account numbers as they are.")
-    ] = False,
+    unmasked: Unmasked = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", help="Write them to this .csv or .xlsx file.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """List the breaks of a business date, oldest first; explain them, or withdraw explanations."""
+    """List the breaks of a business date, oldest first; explain, withdraw or assign them."""
     if ctx.invoked_subcommand is not None:
         return
     with report_failures():
-        from txmq.reconcile.classes import Class
         from txmq.reconcile.item_list import items_of
         from txmq.reconcile.report.words import amount
 
         wanted = requested_days(config, day)
-        if class_ is not None and class_ not in {known.value for known in Class}:
-            raise ConfigError(f"class {class_!r} does not exist; use one of {', '.join(Class)}")
-        run = run_of(wanted)
-        found = items_of(
-            wanted.rules.directory,
-            run,
-            class_=None if class_ is None else Class(class_),
-            status=status,
-            is_complete=everything,
-            is_masked=not unmasked,
-        )
+        chosen = _filter(class_, bank, account, older_than, file, status=status)
+        run, directory = run_of(wanted), wanted.rules.directory
+        found = items_of(directory, run, chosen, is_complete=everything, is_masked=not unmasked)
+        found = _with_notes(found, wanted)
+        if export is not None:
+            _export(found, run, export)
+            return
+        words = ("key", "payer", "payee", "owner", "due", "overdue")
         print_rows(
             found,
-            ("break", "class", "status", "days", "amount", "", "transfer", "payer", "payee"),
+            ("break", "class", "status", "days", "amount", "", "transfer", *words[1:-1], ""),
             (
                 (
-                    item["break_id"],
-                    item["class"],
-                    item["status"],
-                    item["age_days"],
+                    *(item[name] for name in ("break_id", "class", "status", "age_days")),
                     amount(item["amount"], run.result.digits.get(item["currency"], 2)),
                     item["currency"],
-                    *(item[name] or "" for name in ("key", "payer", "payee")),
+                    *(item[name] or "" for name in words),
                 )
                 for item in found
             ),
@@ -87,41 +121,176 @@ def breaks(
 
 @app.command()
 def explain(
-    break_id: Annotated[str, typer.Argument(help="The break, or the beginning of its id.")],
+    ids: Ids = None,
     *,
     by: By,
-    reason: Annotated[str, typer.Option("--reason", help="The explanation.")],
+    reason: Reason,
     day: Day = None,
     config: Config = None,
+    class_: ClassName = None,
+    bank: Bank = None,
+    account: Account = None,
+    older_than: OlderThan = None,
+    file: IdFile = None,
+    yes: Yes = False,
 ) -> None:
-    """Explain a break. It stops counting as one from the next run until its facts change."""
+    """Explain breaks. They stop counting as such from the next run until their facts change.
+
+    The proofs clearing and double-entry of their transfers are explained with them.
+    """
     with report_failures():
-        from txmq.reconcile.explanations import Explanations
-        from txmq.reconcile.item_list import find_item, items_of
+        from txmq.reconcile.explanations import Difference, Explanations
+        from txmq.reconcile.item_list import differences_in
 
         wanted = requested_days(config, day)
-        directory = wanted.rules.directory
-        items = items_of(directory, run_of(wanted), is_complete=True, is_masked=False)
+        run, directory = run_of(wanted), wanted.rules.directory
+        chosen = _filter(class_, bank, account, older_than, file, ids or ())
+        items = _choose(wanted, run, chosen, yes=yes)
+        rows = differences_in(directory, run, is_complete=True)
+        differences = msgspec.convert(rows, list[Difference])
         now_ms = SystemClock().wall_ms()
-        done = Explanations(directory).explain(find_item(items, break_id), by, reason, now_ms)
-        say(
-            f"{done.break_id} counts as explained from the next run on, as long as it is "
-            f"{done.class_} and its facts do not change"
-        )
+        for done in Explanations(directory).explain(items, by, reason, now_ms, differences):
+            say(
+                f"{done.break_id} counts as explained from the next run on, as long as it is "
+                f"{done.class_} and its facts do not change"
+            )
 
 
 @app.command()
 def withdraw(
-    break_id: Annotated[str, typer.Argument(help="The break, with its whole id.")],
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The whole id.")],
     *,
     by: By,
     reason: Annotated[str, typer.Option("--reason", help="Why the explanation is wrong.")],
     config: Config = None,
 ) -> None:
-    """Withdraw the explanation of a break."""
+    """Withdraw an explanation."""
     with report_failures():
         from txmq.reconcile.explanations import Explanations
 
         directory = rules_of(config).directory
-        done = Explanations(directory).withdraw(break_id, by, reason, SystemClock().wall_ms())
-        say(f"{done.break_id} counts as a break again from the next run on")
+        Explanations(directory).withdraw(id_, by, reason, SystemClock().wall_ms())
+        say(f"{id_} is not explained any more from the next run on")
+
+
+@app.command()
+def assign(
+    ids: Ids = None,
+    *,
+    by: By,
+    owner: Annotated[str, typer.Option("--owner", help="Who works on it.")] = "",
+    ticket: Annotated[str, typer.Option("--ticket", help="The link to a ticket.")] = "",
+    due: Annotated[
+        date | None,
+        typer.Option("--due", parser=date_of, metavar="DATE", help="When it should be done."),
+    ] = None,
+    comment: Annotated[str, typer.Option("--comment", help="A comment; all are kept.")] = "",
+    day: Day = None,
+    config: Config = None,
+    class_: ClassName = None,
+    bank: Bank = None,
+    account: Account = None,
+    older_than: OlderThan = None,
+    file: IdFile = None,
+    yes: Yes = False,
+) -> None:
+    """Give breaks an owner, a ticket or a due date, or comment on them. No result depends on it."""
+    with report_failures():
+        from txmq.reconcile.explanations import BreakNote, Explanations
+
+        wanted = requested_days(config, day)
+        news = owner, ticket, due.isoformat() if due else "", comment
+        if not any(news) or not by.strip():
+            raise ConfigError("give your name, and --owner, --ticket, --due or --comment")
+        chosen = _filter(class_, bank, account, older_than, file, ids or ())
+        items = _choose(wanted, run_of(wanted), chosen, yes=yes)
+        now_ms = SystemClock().wall_ms()
+        Explanations(wanted.rules.directory).annotate(
+            [BreakNote(item["break_id"], by.strip(), now_ms, *news) for item in items]
+        )
+        say(f"noted for {quantity(len(items), 'break')}")
+
+
+def _filter(
+    class_: str | None,
+    bank: str | None,
+    account: str | None,
+    older_than: int | None,
+    file: typer.FileText | None,
+    ids: Sequence[str] = (),
+    status: str | None = None,
+) -> "ItemFilter":
+    from txmq.reconcile.classes import Class
+    from txmq.reconcile.item_list import ItemFilter
+
+    if class_ is not None and class_ not in set(Class):
+        raise ConfigError(f"class {class_!r} does not exist; use one of {', '.join(Class)}")
+    listed = file.read().split() if file is not None else []
+    if file is not None and not listed:
+        raise ConfigError(f"the file {file.name} has no ids; write one in each line")
+    return ItemFilter(class_, status, bank, account, older_than, (*ids, *listed))
+
+
+def _choose(
+    wanted: RequestedDays, run: "Run", chosen: "ItemFilter", *, yes: bool
+) -> list[dict[str, Any]]:
+    """The breaks that fit. If there are several, the user sees their sums, and agrees first."""
+    from txmq.reconcile.item_list import ItemFilter, items_of
+    from txmq.reconcile.report.words import amount
+
+    if chosen == ItemFilter():
+        raise ConfigError("name breaks by their ids, or choose them with --class, --bank, …")
+    items = items_of(wanted.rules.directory, run, chosen, is_masked=False)
+    if not items:
+        raise ConfigError(f"no such breaks on {run.result.business_date}; nothing was written")
+    if len(items) > 1:
+        counts, sums = Counter[str](), Counter[str]()
+        for item in items:
+            note(f"{item['break_id']} {item['class']} of {item['key']}")
+            counts[item["currency"]] += 1
+            sums[item["currency"]] += item["amount"]
+        for currency, sum_ in sorted(sums.items()):
+            worth = amount(sum_, run.result.digits.get(currency, 2))
+            note(f"{quantity(counts[currency], 'break')}: {worth} {currency} at risk")
+        confirm(f"Write this for all {len(items)} breaks?", yes=yes, code=NOT_RUN)
+    return items
+
+
+def _with_notes(items: list[dict[str, Any]], wanted: RequestedDays) -> list[dict[str, Any]]:
+    """Breaks with their owners, tickets, due dates and comments."""
+    from txmq.reconcile.explanations import BreakNote, Explanations
+    from txmq.reconcile.report.words import moment
+
+    day, known = wanted.rules.day, Explanations(wanted.rules.directory).notes()
+    today, found = day.of(SystemClock().wall_ms()).isoformat(), []
+    for item in items:
+        latest, comments = known.get(item["break_id"], (BreakNote("", "", 0), []))
+        lines = (f"{moment(one.at_ms, day.zone)} {one.by}: {one.comment}" for one in comments)
+        more = {"owner": latest.owner, "ticket": latest.ticket, "due": latest.due}
+        more["overdue"] = "overdue" if latest.due and latest.due < today else ""
+        found.append(item | more | {"comments": "\n".join(lines)})
+    return found
+
+
+def _export(items: Sequence[Mapping[str, Any]], run: "Run", path: Path) -> None:
+    from decimal import Decimal
+
+    from txmq.reconcile.spreadsheet import as_csv, as_xlsx
+
+    formats = {".csv": as_csv, ".xlsx": as_xlsx}
+    if path.suffix not in formats:
+        raise ConfigError(f"the file {path} is neither .csv nor .xlsx: name one that is")
+    rows = [
+        [
+            Decimal(item[name]).scaleb(-run.result.digits.get(item["currency"], 2))
+            if name in _AMOUNTS
+            else item[name]
+            for name in _EXPORTED
+        ]
+        for item in items
+    ]
+    try:
+        path.write_bytes(formats[path.suffix](_EXPORTED, rows))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
+    say(f"{quantity(len(items), 'break')} in {path}")

@@ -128,12 +128,13 @@ def fail(text: str, code: int = FAILED) -> NoReturn:
     raise typer.Exit(code)
 
 
-def confirm(question: str, *, yes: bool) -> None:
+def confirm(question: str, *, yes: bool, code: int = WRONGLY_CALLED) -> None:
     """Ask before a change that cannot be undone.
 
     Args:
         question: What to ask.
         yes: Whether the caller has agreed already.
+        code: The exit code if the user cannot answer.
 
     Raises:
         typer.Exit: Standard input is not a terminal, so the user cannot answer.
@@ -145,7 +146,7 @@ def confirm(question: str, *, yes: bool) -> None:
         fail(
             f"{question} This cannot ask, because standard input is not a terminal; "
             "add --yes to go on without a question",
-            WRONGLY_CALLED,
+            code,
         )
     typer.confirm(printable(question), abort=True, err=True)
 

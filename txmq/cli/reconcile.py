@@ -1,14 +1,16 @@
 """``txmq reconcile``: a day's reconciliation, and what people do with it in the morning."""
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
-from txmq.cli import breaks
+from txmq.cli import breaks, proofs
 from txmq.cli.common import AsJson
 from txmq.cli.output import as_json, flush, note, say, table
 from txmq.cli.reconcile_options import (
@@ -37,6 +39,7 @@ _CODES: Final = {"clean": 0, "within limits": 1, "over limits": 2}
 
 app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
 app.add_typer(breaks.app, name="breaks")
+app.add_typer(proofs.app, name="proofs")
 app.command()(signoff)
 
 
@@ -44,17 +47,6 @@ Jars = Annotated[
     list[Path] | None, typer.Option("--jar", help="A driver for JDBC; may be repeated.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
-
-
-class SparkOptions(NamedTuple):
-    """The options that start Spark."""
-
-    master: str | None
-    memory: str
-    cores: int | None
-    jars: list[Path]
-    settings: list[str]
-    ui: bool
 
 
 @app.callback()
@@ -107,8 +99,13 @@ def reconcile(
         wanted = requested_days(config, day, first, last)
         if extract is not None and (reuse or len(wanted.days) > 1):
             raise ConfigError("--extract names the one extract of one date")
-        spark_options = SparkOptions(master, memory, cores, jar or [], spark or [], ui)
-        verdicts = _run_all(wanted, spark_options, extract, reuse=reuse, quiet=quiet, json=json)
+        settings = dict(_setting(setting) for setting in spark or [])
+        from txmq.reconcile.spark import open_spark
+
+        start = partial(
+            open_spark, master, memory=memory, cores=cores, jars=jar or [], settings=settings, ui=ui
+        )
+        verdicts = _run_all(wanted, start, extract, reuse=reuse, quiet=quiet, json=json)
     raise typer.Exit(max(_CODES[verdict] for verdict in verdicts))
 
 
@@ -175,7 +172,7 @@ def _log(rules: "Rules", day: date) -> Path:
 
 def _run_all(
     wanted: RequestedDays,
-    spark_options: SparkOptions,
+    start: Callable[..., AbstractContextManager[Any]],
     extract: str | None,
     *,
     reuse: bool,
@@ -183,31 +180,19 @@ def _run_all(
     json: bool,
 ) -> list["Verdict"]:
     """Run the days in their order; the verdict of each."""
-    settings = dict(_setting(setting) for setting in spark_options.settings)
     from txmq.reconcile.item_list import latest_extract
     from txmq.reconcile.job import run
     from txmq.reconcile.progress import show_progress
     from txmq.reconcile.results import open_results
-    from txmq.reconcile.spark import open_spark
 
     rules, verdicts = wanted.rules, []
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(quiet=quiet))
         results = stack.enter_context(open_results(rules.directory))
         with progress.stage("start Spark"):
-            session = stack.enter_context(
-                open_spark(
-                    spark_options.master,
-                    memory=spark_options.memory,
-                    cores=spark_options.cores,
-                    jars=spark_options.jars,
-                    settings=settings,
-                    log=_log(rules, wanted.days[0]),
-                    ui=spark_options.ui,
-                )
-            )
-        if spark_options.ui and not quiet:
-            note(f"txmq: Spark's pages: {session.sparkContext.uiWebUrl}")
+            session = stack.enter_context(start(log=_log(rules, wanted.days[0])))
+        if not quiet and (pages := session.sparkContext.uiWebUrl):
+            note(f"txmq: Spark's pages: {pages}")
         stack.enter_context(progress.tracking(session))
         for day in wanted.days:
             extract_id = latest_extract(rules.directory, day) if reuse else extract

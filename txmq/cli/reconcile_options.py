@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_RUN",
+    "Account",
+    "Bank",
     "By",
     "Config",
     "Day",
     "ReconcileGroup",
     "RequestedDays",
+    "Unmasked",
     "date_of",
     "report_failures",
     "requested_days",
@@ -103,6 +106,11 @@ Config = Annotated[
     typer.Option("--config", envvar="TXMQ_RECONCILE_CONFIG", help="The rules, a TOML file."),
 ]
 By = Annotated[str, typer.Option("--by", help="The name of the person who decides.")]
+Bank = Annotated[str | None, typer.Option("--bank", help="Only of this bank.")]
+Account = Annotated[
+    str | None, typer.Option("--account", help="Only of this account, as it is in the books.")
+]
+Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show account numbers as they are.")]
 
 
 class RequestedDays(NamedTuple):

@@ -1,5 +1,6 @@
 """``txmq reconcile signoff``: two people sign the result of a day."""
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -35,22 +36,30 @@ def signoff(
     ] = None,
     by: Annotated[str, typer.Option("--by", help="The name of the signer.")] = "",
     note: Annotated[str, typer.Option("--note", help="A note to keep with the signature.")] = "",
+    despite: Annotated[
+        str,
+        typer.Option(
+            "--despite",
+            metavar="REASON",
+            help="Why you sign although there are breaks or failed proofs; needed if there are.",
+        ),
+    ] = "",
     show: Annotated[bool, typer.Option("--show", help="Show who has signed.")] = False,
     json: AsJson = False,
 ) -> None:
     """Sign a day's result: one person prepares it, another one reviews it."""
     with report_failures():
         from txmq.reconcile.results import Results
-        from txmq.reconcile.signatures import Signatures
+        from txmq.reconcile.signatures import Role, Signatures
 
+        roles: dict[str | None, Role] = {"preparer": "preparer", "reviewer": "reviewer"}
         wanted = requested_days(config, day)
         run, signatures = run_of(wanted), Signatures(wanted.rules.directory)
         if not show:
-            if role not in {"preparer", "reviewer"}:
+            if role not in roles:
                 raise ConfigError("choose a role: --as preparer or --as reviewer, or only --show")
             Results(wanted.rules.directory).verify(run)
-            sign = signatures.prepare if role == "preparer" else signatures.review
-            signed = sign(run, by, SystemClock().wall_ms(), note)
+            signed = signatures.sign(roles[role], run, by, SystemClock().wall_ms(), note, despite)
             _publish(wanted, msgspec.structs.replace(run, sign_off=signed))
         _show_signatures(run, signatures, json=json)
 
@@ -66,11 +75,8 @@ def _publish(wanted: RequestedDays, run: "Run") -> None:
     if wanted.rules.recon is not None:
         from txmq.reconcile.schema import ReconSchema
 
-        schema = ReconSchema(wanted.rules.recon)
-        try:
+        with closing(ReconSchema(wanted.rules.recon)) as schema:
             schema.sign(run)
-        finally:
-            schema.close()
 
 
 def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> None:
@@ -88,14 +94,15 @@ def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> Non
     from txmq.reconcile.report.words import moment
 
     table(
-        ("as", "by", "at", "result", "note"),
+        ("as", "by", "at", "result", "note", "despite"),
         (
             (
                 signature.role,
                 signature.by,
-                moment(signature.at_ms),
+                moment(signature.at_ms, run.result.zone),
                 "this one" if signature.result_digest == run.result_digest else "another one",
                 signature.note,
+                signature.despite,
             )
             for signature in given
         ),

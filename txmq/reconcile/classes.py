@@ -64,8 +64,8 @@ ABOUT: Final[dict[Class, About]] = {
     Class.DUPLICATE_DEBIT: About(
         "break",
         "the payer was debited, or paid back, more than once",
-        "a transfer was repeated with its id, and the bank that pays has no unique key on it",
-        "pay the payer back, and give the ledger a unique key on the transfer",
+        "a debit or a return was repeated, and the bank that pays has no unique key for it",
+        "give a second debit back to the payer, or take a second return back; add a unique key",
     ),
     Class.DUPLICATE_CREDIT: About(
         "break",
@@ -82,8 +82,8 @@ ABOUT: Final[dict[Class, About]] = {
     Class.DOUBLE_CREDIT: About(
         "break",
         "the payee was credited more than once, or was credited and the payer was paid back",
-        "the payee's bank handled a message twice without a guard, or it was booked by hand",
-        "take the money back from the payee, and guard the handler with an idempotent key",
+        "a message was handled twice without a guard, or returned although it was credited",
+        "take the second credit back from the payee, or the return from the payer; add a guard",
     ),
     Class.CURRENCY_MISMATCH: About(
         "break",
@@ -93,7 +93,7 @@ ABOUT: Final[dict[Class, About]] = {
     ),
     Class.AMOUNT_MISMATCH: About(
         "break",
-        "the sides of a transfer have different amounts",
+        "the amounts of the sides differ, a sign is wrong, or the message's amount is unreadable",
         "a row or a message was changed after the fact, or a fee was booked under the same id",
         "compare the three sides with the customer's order, and correct the wrong one",
     ),
@@ -101,25 +101,25 @@ ABOUT: Final[dict[Class, About]] = {
         "break",
         "another account was booked than the message names",
         "a row was changed, or a payment was posted to a wrong account by hand",
-        "see which account the customer named, and move the money there",
+        "see which payer and payee the customer named, and move the money between these",
     ),
     Class.CREDIT_WITHOUT_MESSAGE: About(
         "break",
-        "the payee was credited, and no message that was ever visible ordered it",
+        "somebody was credited or paid back, and no message that was ever visible ordered it",
         "it was booked by hand, or a transfer of this id was never made",
-        "ask who booked it; take the money back if the booking has no reason",
+        "ask who booked it; take the money back from its receiver if the booking has no reason",
     ),
     Class.ROLLED_BACK_BUT_DEBITED: About(
         "break",
         "the payer was debited, and the message was rolled back",
         "the debit was committed outside its transaction, or a database lost its last commits",
-        "pay the payer back, or send the transfer again",
+        "pay the payer back or send it again; if the payee was credited, take that back first",
     ),
     Class.COMMITTED_BUT_NOT_DEBITED: About(
         "break",
         "the message was committed, and the payer was not debited",
         "the debit was deleted, a database lost its last commits, or it was decided by hand",
-        "debit the payer, or take the credit back",
+        "debit the payer; or stop the message, and take the credit back if there is one",
     ),
     Class.MESSAGE_WITHOUT_DEBIT: About(
         "break",

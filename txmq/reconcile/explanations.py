@@ -1,11 +1,11 @@
-"""Explanations of breaks and their withdrawals, one in each line of a file."""
+"""What people write about breaks and proofs: one record in each line of a file, only ever added."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -14,9 +14,35 @@ from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.signatures import lock_signatures
 from txmq.reconcile.summary import FIGURES, Figures
 
-__all__ = ["Explanation", "Explanations"]
+__all__ = [
+    "BreakNote",
+    "Difference",
+    "Explanation",
+    "Explanations",
+    "ProofExplanation",
+]
 
-_FILE = "explanations.jsonl"
+_LASTING: Final = ("account-table", "clearing", "double-entry")
+
+
+class Difference(Struct, frozen=True):
+    """What is left to explain of two values of a proof that should be equal."""
+
+    id: str
+    """The same on every day and in every run."""
+    proof: str
+    bank: str | None
+    account: str | None
+    """The account or the transfer."""
+    currency: str | None
+    amounts: tuple[int, ...]
+    """Found less expected; ``double-entry`` has one for each kind of booking."""
+
+    @property
+    def is_lasting(self) -> bool:
+        """True if it lasts until a person corrects it; others are in one day's bookings."""
+        # Bookings without a transfer have the kind `other` in place of a key, on each day anew.
+        return self.proof in _LASTING and self.account not in {None, "other"}
 
 
 class Explanation(Struct, frozen=True):
@@ -30,10 +56,46 @@ class Explanation(Struct, frozen=True):
     is_withdrawn: bool = False
     figures: Figures | None = None
     """The break's figures at that time. An explanation without them has no effect."""
+    proofs: dict[str, tuple[int, ...]] = {}
+    """The differences that its transfer had in proofs at that time: the amounts of each id."""
+
+
+class ProofExplanation(Struct, frozen=True):
+    """An explanation of a proof's difference, or the withdrawal of one."""
+
+    difference: Difference
+    by: str
+    reason: str
+    at_ms: int
+    first: str
+    last: str
+    """The business dates between which it counts, as long as the amounts are the same."""
+    is_withdrawn: bool = False
+
+
+class BreakNote(Struct, frozen=True):
+    """Who works on a break. An empty field leaves the former value; no result depends on it."""
+
+    break_id: str
+    by: str
+    at_ms: int
+    owner: str = ""
+    ticket: str = ""
+    due: str = ""
+    comment: str = ""
+
+
+_FILES: Final[Mapping[type[Struct], str]] = {
+    Explanation: "explanations.jsonl",
+    ProofExplanation: "proof-explanations.jsonl",
+    BreakNote: "notes.jsonl",
+}
+Record = TypeVar("Record", Explanation, ProofExplanation, BreakNote)
+Explained = TypeVar("Explained", Explanation, ProofExplanation)
 
 
 class Explanations:
-    """The explanations in a directory of results; the last one of a break is valid.
+    """What people wrote in a directory of results; the last explanation of a break is valid.
 
     Args:
         directory: The directory of results.
@@ -42,57 +104,105 @@ class Explanations:
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
 
-    def explain(self, item: Mapping[str, Any], by: str, reason: str, now_ms: int) -> Explanation:
-        """Explain a break. It stops counting as one from the next run until its facts change.
+    def explain(
+        self,
+        items: Sequence[Mapping[str, Any]],
+        by: str,
+        reason: str,
+        now_ms: int,
+        differences: Sequence[Difference] = (),
+    ) -> list[Explanation]:
+        """Explain breaks. They stop counting as such from the next run until their facts change.
 
         Args:
-            item: The break, as a row of ``ITEMS`` without masks.
+            items: The breaks, as rows of ``ITEMS`` without masks.
             by: The name of the person.
-            reason: Why it is not a break.
+            reason: Why they are not breaks.
             now_ms: The time.
+            differences: Those of proofs; if one names a break's transfer it is explained with it.
 
         Raises:
             UsageError: The name or the reason is missing.
         """
-        class_ = item["was"] or item["class"]  # An explained break has its own class in `was`.
-        figures = Figures(**{name: item[name] for name in FIGURES})
-        return self._add(
+        return self._explain([
             Explanation(
-                item["break_id"], class_, by.strip(), reason.strip(), now_ms, figures=figures
+                item["break_id"],
+                item["was"] or item["class"],  # An explained break has its own class in `was`.
+                by.strip(),
+                reason.strip(),
+                now_ms,
+                figures=Figures(**{name: item[name] for name in FIGURES}),
+                proofs={one.id: one.amounts for one in differences if one.account == item["key"]},
             )
-        )
+            for item in items
+        ])  # fmt: skip
 
-    def withdraw(self, break_id: str, by: str, reason: str, now_ms: int) -> Explanation:
-        """Withdraw the explanation of a break.
+    def explain_proofs(
+        self,
+        differences: Sequence[Difference],
+        by: str,
+        reason: str,
+        now_ms: int,
+        first: str,
+        last: str,
+    ) -> list[ProofExplanation]:
+        """Explain differences of proofs from a business date to a last one.
+
+        A difference that does not last is explained on the first of them only: the same amount
+        on another day is another difference.
 
         Raises:
-            UsageError: The break has no explanation, or the name or the reason is missing.
+            UsageError: The name or the reason is missing, or the last date is before the first.
         """
-        found = {explanation.break_id: explanation for explanation in self.in_force()}.get(break_id)
-        if found is None:
-            raise UsageError(f"the break {break_id} has no explanation; see txmq reconcile breaks")
-        one = Explanation(
-            break_id, found.class_, by.strip(), reason.strip(), now_ms, is_withdrawn=True
+        if last < first:
+            raise UsageError(f"--until {last} is before {first}, the date of the difference")
+        who = by.strip(), reason.strip(), now_ms, first
+        return self._explain(
+            [ProofExplanation(one, *who, last if one.is_lasting else first) for one in differences]
         )
-        return self._add(one)
+
+    def withdraw(self, id_: str, by: str, reason: str, now_ms: int) -> None:
+        """Withdraw the explanation of a break, or those of a proof's difference.
+
+        Raises:
+            UsageError: It has no explanation, or the name or the reason is missing.
+        """
+        breaks = [one for one in self.in_force() if one.break_id == id_]
+        proofs = [one for one in self.proofs_in_force() if one.difference.id == id_]
+        if not breaks and not proofs:
+            raise UsageError(
+                f"{id_} has no explanation; see txmq reconcile breaks --all, or proofs --all"
+            )
+        news = {"by": by.strip(), "reason": reason.strip(), "at_ms": now_ms, "is_withdrawn": True}
+        self._explain([msgspec.structs.replace(one, **news) for one in breaks])
+        self._explain([msgspec.structs.replace(one, **news) for one in proofs])
+
+    def annotate(self, notes: Sequence[BreakNote]) -> None:
+        """Write notes about breaks: all of them, or none."""
+        self._add(BreakNote, notes)
+
+    def notes(self) -> dict[str, tuple[BreakNote, list[BreakNote]]]:
+        """For each break its owner, ticket and due date, and the comments, oldest first."""
+        found: dict[str, tuple[BreakNote, list[BreakNote]]] = {}
+        for note in self._read(BreakNote):
+            before, comments = found.get(note.break_id, (note, []))
+            news = {name: getattr(note, name) for name in ("owner", "ticket", "due")}
+            now = msgspec.structs.replace(
+                before, **{name: new for name, new in news.items() if new}
+            )
+            found[note.break_id] = now, [*comments, *([note] if note.comment else [])]
+        return found
 
     def all(self) -> list[Explanation]:
-        """All explanations and withdrawals, oldest first.
+        """All explanations of breaks and their withdrawals, oldest first.
 
         Raises:
             ReconcileRefused: The file cannot be read; it was changed by hand.
         """
-        path = self._directory / _FILE
-        try:
-            lines = path.read_bytes().splitlines()
-            return [msgspec.json.decode(line, type=Explanation) for line in lines if line.strip()]
-        except FileNotFoundError:
-            return []
-        except msgspec.DecodeError as error:
-            raise ReconcileRefused(f"{path} is not a file of explanations: {error}") from error
+        return self._read(Explanation)
 
     def in_force(self) -> list[Explanation]:
-        """The valid explanations, by break id."""
+        """The valid explanations of breaks, by break id."""
         last = {explanation.break_id: explanation for explanation in self.all()}
         return [
             explanation
@@ -100,20 +210,42 @@ class Explanations:
             if explanation.figures is not None and not explanation.is_withdrawn
         ]
 
+    def proofs_in_force(self) -> list[ProofExplanation]:
+        """The explanations of differences that nobody has withdrawn, by id and first date."""
+        # A later one does not replace that of an earlier date, which may run again.
+        every = self._read(ProofExplanation)
+        last = {
+            (explanation.difference.id, explanation.first): explanation for explanation in every
+        }
+        return [last[key] for key in sorted(last) if not last[key].is_withdrawn]
+
     @property
     def digest(self) -> str:
         """A hash of the valid explanations; empty without any."""
-        valid = [
-            (one.break_id, one.class_, one.by, one.reason, one.figures) for one in self.in_force()
-        ]
-        return hashlib.sha256(msgspec.json.encode(valid)).hexdigest() if valid else ""
+        held: list[Any] = [msgspec.structs.replace(one, at_ms=0) for one in self.in_force()]
+        held += [msgspec.structs.replace(one, at_ms=0) for one in self.proofs_in_force()]
+        return hashlib.sha256(msgspec.json.encode(held, order="sorted")).hexdigest() if held else ""
 
-    def _add(self, one: Explanation) -> Explanation:
-        if not one.by or not one.reason:
+    def _explain(self, made: list[Explained]) -> list[Explained]:
+        if not all(one.by and one.reason for one in made):
             raise UsageError(
                 "an explanation needs a name and a reason: give them with --by and --reason"
             )
+        if made:
+            self._add(type(made[0]), made)
+        return made
+
+    def _read(self, type_: type[Record]) -> list[Record]:
+        path = self._directory / _FILES[type_]
+        try:
+            lines = path.read_bytes().splitlines()
+            return [msgspec.json.decode(line, type=type_) for line in lines if line.strip()]
+        except FileNotFoundError:
+            return []
+        except msgspec.DecodeError as error:
+            raise ReconcileRefused(f"{path} is not a file of {path.stem}: {error}") from error
+
+    def _add(self, type_: type[Record], made: Sequence[Record]) -> None:
         with lock_signatures(self._directory) as disk:
-            lines = [msgspec.json.encode(explanation) for explanation in (*self.all(), one)]
-            disk.replace(_FILE, b"\n".join(lines) + b"\n")
-        return one
+            lines = [msgspec.json.encode(one) + b"\n" for one in (*self._read(type_), *made)]
+            disk.replace(_FILES[type_], b"".join(lines))

@@ -1,27 +1,58 @@
-"""The items of a day and its extracts, read without Spark."""
+"""The items of a day, its proofs and its extracts, read without Spark."""
 
 from __future__ import annotations
 
-from datetime import date
+from collections.abc import Sequence
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.differences import ProofDay, differences_of
+from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import FILE, read_manifest
-from txmq.reconcile.report.account_mask import mask
+from txmq.reconcile.report.account_mask import mask_all
 from txmq.reconcile.summary import Run
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["find_item", "items_of", "latest_extract"]
+__all__ = ["ItemFilter", "differences_in", "find_item", "items_of", "latest_extract"]
+
+
+class ItemFilter(Struct, frozen=True):
+    """The items that a person asks for; an item must fit all of it."""
+
+    class_: str | None = None
+    status: str | None = None
+    bank: str | None = None
+    account: str | None = None
+    """An account that pays or is paid, as it is in the books."""
+    older_than: int | None = None
+    """Only items that are more business days old."""
+    ids: Sequence[str] = ()
+    """Ids of breaks, or their beginnings; all if empty."""
+
+    def takes(self, item: dict[str, Any]) -> bool:
+        """True if an item fits, regardless of the ids."""
+        accounts = f"{item['payer'] or ''} / {item['payee'] or ''}".split(" / ")
+        banks = f"{item['debit_bank'] or ''} / {item['credit_bank'] or ''}".split(" / ")
+        return (
+            self.class_ in {None, item["class"]}
+            and self.status in {None, item["status"]}
+            and (self.bank is None or self.bank in banks)
+            and (self.account is None or self.account in accounts)
+            and (self.older_than is None or item["age_days"] > self.older_than)
+        )
 
 
 def items_of(
     directory: str | Path,
     run: Run,
+    wanted: ItemFilter | None = None,
     *,
-    class_: Class | None = None,
-    status: str | None = None,
     is_complete: bool = False,
     is_masked: bool = True,
 ) -> list[dict[str, Any]]:
@@ -30,46 +61,95 @@ def items_of(
     Args:
         directory: The directory that the rules name.
         run: The run.
-        class_: Only items of this class.
-        status: Only items of this status.
-        is_complete: Include items in flight and explained ones; implied by a class or a status.
+        wanted: Only these items.
+        is_complete: Include items in flight and explained ones; implied by a class, a status or
+            an id.
         is_masked: Hide account numbers.
 
     Raises:
         ReconcileRefused: The items cannot be read.
+        UsageError: No item matches an id, or several do.
     """
-    day = run.result.business_date
-    place = Path(directory, "results", "items", f"business_date={day}", f"run={run.run_id}")
-    table = WrittenTable(f"items of {day}", sorted(place.glob("*.parquet")))
-    if not table.parts:
-        raise ReconcileRefused(f"the items of {day} are missing in {place}: run the day again")
-    rows: list[dict[str, Any]] = [row for piece in table.pieces() for row in piece.to_pylist()]
-    takes_all = is_complete or class_ is not None or status is not None
+    wanted, day = wanted or ItemFilter(), date.fromisoformat(run.result.business_date)
+    takes_all = is_complete or wanted.class_ or wanted.status or wanted.ids
     found = [
         item
-        for item in rows
-        if (takes_all or ABOUT[Class(item["class"])].group == "break")
-        and class_ in {None, item["class"]}
-        and status in {None, item["status"]}
+        for piece in _table(directory, day, run.run_id, "items").pieces()
+        for item in piece.to_pylist()
+        if (takes_all or ABOUT[Class(item["class"])].group == "break") and wanted.takes(item)
     ]
+    if wanted.ids:
+        chosen = {item["break_id"]: item for item in (find_item(found, id_) for id_ in wanted.ids)}
+        found = list(chosen.values())
     if is_masked:
         for item in found:
             for side in ("payer", "payee"):
-                item[side] = item[side] and mask(item[side])
+                item[side] = item[side] and mask_all(item[side])
     return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
 
 
-def find_item(items: list[dict[str, Any]], break_id: str) -> dict[str, Any]:
-    """The item whose id begins with ``break_id``.
+def find_item(items: list[dict[str, Any]], id_: str, name: str = "break_id") -> dict[str, Any]:
+    """The item whose id begins with ``id_``.
 
     Raises:
         UsageError: No item matches, or several do.
     """
-    found = [item for item in items if item["break_id"].startswith(break_id)]
-    if len(found) != 1 or not break_id:
-        many = "matches several breaks" if found else "matches no break"
-        raise UsageError(f"{break_id!r} {many} of this day; see txmq reconcile breaks --all")
+    found = [item for item in items if item[name].startswith(id_)]
+    if len(found) != 1 or not id_:
+        noun, command = ("break", "breaks") if name == "break_id" else ("difference", "proofs")
+        many = f"several {noun}s" if found else f"no {noun}"
+        raise UsageError(f"{id_!r} matches {many} of this day; see txmq reconcile {command} --all")
     return found[0]
+
+
+def differences_in(
+    directory: str | Path,
+    run: Run,
+    proof: str | None = None,
+    bank: str | None = None,
+    account: str | None = None,
+    *,
+    is_complete: bool = False,
+) -> list[dict[str, Any]]:
+    """The differences of a run's proofs that nothing explains, or all with what explains them.
+
+    A hint names an item with the same account and amount as a difference of ``account-table``.
+
+    Raises:
+        ReconcileRefused: A table is missing, or an explanation cannot be read.
+    """
+    day, before = date.fromisoformat(run.result.business_date), run.previous_run_id
+    names = ("proofs", "items", "closed", "entries")
+    proofs = ProofDay(
+        run.result,
+        {name: _table(directory, day, run.run_id, name) for name in names},
+        _table(directory, day - timedelta(days=1), before, "proofs") if before else None,
+        Explanations(directory),
+    )
+    hints = {
+        (item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
+        for item in items_of(directory, run, is_complete=True, is_masked=False)
+        for side in ("payer", "payee")
+    }
+    found = []
+    for difference, cover in differences_of(proofs):
+        pairs = (proof, difference.proof), (bank, difference.bank), (account, difference.account)
+        if (is_complete or cover is None) and all(only in {None, has} for only, has in pairs):
+            of_table = difference.account, difference.currency, abs(difference.amounts[0])
+            hint = (
+                hints.get(of_table) if difference.proof == "account-table" and not cover else None
+            )
+            person = cover.person if cover else None
+            found.append(
+                {
+                    **msgspec.to_builtins(difference),
+                    "explained_by": person.by if person else "items" if cover else None,
+                    "explanation": person and person.reason,
+                    "until": person and person.last,
+                    "hint": hint,
+                }
+            )
+    return found
 
 
 def latest_extract(directory: str | Path, day: date) -> str:
@@ -88,3 +168,11 @@ def latest_extract(directory: str | Path, day: date) -> str:
         found, key=lambda one: (max(source.taken_ms for source in one.sources), one.extract_id)
     )
     return last.extract_id
+
+
+def _table(directory: str | Path, day: date, run_id: str, name: str) -> WrittenTable:
+    place = Path(directory, "results", name, f"business_date={day}", f"run={run_id}")
+    table = WrittenTable(f"{name} of {day}", sorted(place.glob("*.parquet")))
+    if not table.parts:
+        raise ReconcileRefused(f"the {name} of {day} are missing in {place}: run the day again")
+    return table

@@ -79,7 +79,8 @@ def run(
         stage.rows = rows = sum(control.rows for control in manifest.controls)
         set_partition_count(spark, rows)
         ledgers = load(spark, manifest, directory)
-    explained = Explanations(results.directory).digest
+    people = Explanations(results.directory)
+    explained = people.digest
     before_this = past.result_digest if past else None
     name = run_id(day, rules.digest, manifest.extract_id, before_this, explained)
     try:
@@ -97,7 +98,14 @@ def run(
             contents["proofs"] = results.write_table("proofs", proofs, day, name)
         with progress.stage("judge"):
             tables = results.written_tables(day, name, contents)
-            found = judge(tables, rules, manifest, contents)
+            found = judge(
+                tables,
+                rules,
+                manifest,
+                contents,
+                before=None if past is None else _proofs_of(past, results),
+                explanations=people,
+            )
     finally:
         spark.catalog.clearCache()
     with progress.stage("report"):
@@ -144,13 +152,18 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     if past.result.end_ms >= rules.day.window(day).start_ms:
         if (why := why_outdated(results.directory, past, day)) is not None:
             raise ReconcileRefused(why)
-        results.verify(past, CARRIED_ON)
+        results.verify(past, (*CARRIED_ON, "proofs"))
         return past
     missing = date.fromisoformat(past.result.business_date) + timedelta(days=1)
     raise ReconcileRefused(
         f"{missing} was not reconciled, and its open items would be lost: run it first, or all "
         f"days with --from {missing} --to {day}"
     )
+
+
+def _proofs_of(past: Run, results: Results) -> WrittenTable:
+    day = date.fromisoformat(past.result.business_date)
+    return results.written_tables(day, past.run_id, ["proofs"])["proofs"]
 
 
 def _extract(

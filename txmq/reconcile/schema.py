@@ -80,9 +80,11 @@ _SIGN_OFF_COLUMNS: Final[Mapping[str, Any]] = {
     "preparer": Text,
     "prepared_ms": BigInteger,
     "prepared_note": Text,
+    "prepared_despite": Text,
     "reviewer": Text,
     "reviewed_ms": BigInteger,
     "reviewed_note": Text,
+    "reviewed_despite": Text,
 }
 
 
@@ -113,7 +115,10 @@ class ReconSchema:
             "items", _key("run_id"), _key("break_id"), *_columns_of(tables.ITEMS.columns[1:])
         )
         self.proofs = self._table(
-            "proofs", _key("run_id"), _number(), *_columns_of(tables.PROOFS.columns)
+            "proofs",
+            *(_key("run_id"), _number(), *_columns_of(tables.PROOFS.columns)),
+            *_columns({"is_open": Boolean, "by_items": BigInteger, "by_person": BigInteger}),
+            *(Column(name, Text) for name in ("explained_by", "explanation", "until")),
         )
         self.totals = self._table(
             "totals", _key("run_id"), _number(), *_columns_of(tables.TOTALS.columns)

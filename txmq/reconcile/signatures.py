@@ -21,20 +21,23 @@ from txmq.reconcile.chain import why_outdated
 from txmq.reconcile.summary import Run, SignOff
 from txmq.runtime.disk import LocalDisk
 
-__all__ = ["Signature", "SignatureState", "Signatures", "lock_signatures", "same_person"]
+__all__ = ["Role", "Signature", "SignatureState", "Signatures", "lock_signatures", "same_person"]
 
+Role: TypeAlias = Literal["preparer", "reviewer"]
 SignatureState: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidated"]
 
 
 class Signature(Struct, frozen=True):
     """The signature of a person under a result."""
 
-    role: Literal["preparer", "reviewer"]
+    role: Role
     by: str
     at_ms: int
     run_id: str
     result_digest: str
     note: str = ""
+    despite: str = ""
+    """Why it is given although there are breaks or failed proofs."""
 
 
 def same_person(one: str, other: str) -> bool:
@@ -72,48 +75,37 @@ class Signatures:
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
 
-    def prepare(self, run: Run, preparer: str, now_ms: int, note: str = "") -> SignOff:
-        """Sign a result as its preparer.
+    def sign(
+        self, role: Role, run: Run, name: str, now_ms: int, note: str = "", despite: str = ""
+    ) -> SignOff:
+        """Sign a result, first as its preparer and then as its reviewer.
+
+        Args:
+            role: The part of the signer.
+            run: The run with the result.
+            name: The name of the signer.
+            now_ms: The time.
+            note: A note to keep.
+            despite: Why the signer signs although there are breaks or failed proofs.
 
         Raises:
-            UsageError: The day was not over when the books were read, the day before has a newer
-                result, the result is prepared already, or the name is empty.
+            UsageError: The result was changed, was made before the day was over, or the day
+                before has a newer one; this part is signed already, or the first one is not; one
+                person signs twice; the name is empty; or ``despite`` is missing or not needed.
         """
-        self._check_current(run)
-        if not run.result.is_final:
-            raise UsageError(
-                f"{run.result.business_date} was not over when its books were read: run it again, "
-                "and sign the new result"
+        with lock_signatures(self._directory) as disk:
+            if (why := next(self._objections(role, run, name, despite), None)) is not None:
+                raise UsageError(why)
+            day = run.result.business_date
+            one = Signature(
+                *(role, _plain(name), now_ms, run.run_id, run.result_digest),
+                *(note.strip(), despite.strip()),
             )
-        with lock_signatures(self._directory) as disk:
-            if (found := self.of(run)) is not None:
-                raise UsageError(
-                    f"{found.preparer} has prepared this result already; "
-                    + ("it is signed" if found.is_complete else "another person must review it")
-                )
-            self._add(disk, run, "preparer", preparer, now_ms, note)
-        return self._found(run)
-
-    def review(self, run: Run, reviewer: str, now_ms: int, note: str = "") -> SignOff:
-        """Sign a result as its reviewer.
-
-        Raises:
-            UsageError: The result is not prepared, the day before has a newer result, the
-                reviewer is the preparer, the result is reviewed already, or the name is empty.
-        """
-        self._check_current(run)
-        with lock_signatures(self._directory) as disk:
-            found = self.of(run)
-            if found is None:
-                raise UsageError(self._why_unprepared(run))
-            if found.is_complete:
-                raise UsageError(f"{found.reviewer} has reviewed this result already; it is signed")
-            if same_person(found.preparer, reviewer):
-                raise UsageError(
-                    f"{found.preparer} has prepared this result: another person must review it"
-                )
-            self._add(disk, run, "reviewer", reviewer, now_ms, note)
-        return self._found(run)
+            text = msgspec.json.format(msgspec.json.encode([*self.all(day), one]))
+            disk.replace(_path(day), text + b"\n")
+        found = self.of(run)
+        assert found is not None
+        return found
 
     def state(self, run: Run) -> SignatureState:
         """The state of a result's sign-off; ``invalidated`` if another result was signed, or if
@@ -163,7 +155,11 @@ class Signatures:
         for signature in self.all(run.result.business_date):
             if signature.role == "preparer":
                 found[signature.result_digest] = SignOff(
-                    signature.result_digest, signature.by, signature.at_ms, signature.note
+                    signature.result_digest,
+                    signature.by,
+                    signature.at_ms,
+                    signature.note,
+                    signature.despite,
                 )
             elif (prepared := found.get(signature.result_digest)) is not None:
                 found[signature.result_digest] = msgspec.structs.replace(
@@ -171,54 +167,43 @@ class Signatures:
                     reviewer=signature.by,
                     reviewed_ms=signature.at_ms,
                     reviewed_note=signature.note,
+                    reviewed_despite=signature.despite,
                 )
         return found
 
-    def _check_current(self, run: Run) -> None:
-        """Refuse a result that was changed, or whose day before has a newer result.
-
-        Raises:
-            UsageError: The result was changed, or the result it was made from is not in force.
-        """
-        if run.result.digest != run.result_digest:
-            raise UsageError(
-                f"the result of {run.result.business_date} changed since run {run.run_id} wrote "
-                "it: run the day again"
-            )
+    def _objections(self, role: Role, run: Run, name: str, despite: str) -> Iterator[str]:
+        """The reasons why a person cannot sign a result."""
+        result, day = run.result, run.result.business_date
+        if result.digest != run.result_digest:
+            yield f"the result of {day} changed since run {run.run_id} wrote it: run the day again"
         if (why := self.outdated(run)) is not None:
-            raise UsageError(why)
-
-    def _add(
-        self,
-        disk: LocalDisk,
-        run: Run,
-        role: Literal["preparer", "reviewer"],
-        name: str,
-        now_ms: int,
-        note: str,
-    ) -> None:
-        if not (by := _plain(name)):
-            raise UsageError(f"the name of the {role} is missing: give it with --by")
-        day = run.result.business_date
-        one = Signature(role, by, now_ms, run.run_id, run.result_digest, note.strip())
-        text = msgspec.json.format(msgspec.json.encode([*self.all(day), one]))
-        disk.replace(_path(day), text + b"\n")
-
-    def _found(self, run: Run) -> SignOff:
-        found = self.of(run)
-        assert found is not None
-        return found
-
-    def _why_unprepared(self, run: Run) -> str:
-        day = run.result.business_date
-        if self.state(run) == "invalidated":
-            return (
-                f"{day} was run again with other inputs since it was prepared, and has a new "
-                "result: a preparer must sign the new one first"
+            yield why
+        if not result.is_final:
+            yield f"{day} was not over when its books were read: run it again, and sign the result"
+        yield from self._objections_to_order(role, run, name)
+        if not _plain(name):
+            yield f"the name of the {role} is missing: give it with --by"
+        if result.unsolved and not despite.strip():
+            yield (
+                f"the result of {day} has {result.unsolved}: explain them and run the day again, "
+                "or sign with --despite REASON"
             )
-        return (
-            f"the result of {day} is not prepared yet: a preparer must sign it before the reviewer"
-        )
+        if despite.strip() and not result.unsolved:
+            yield f"the result of {day} has no breaks and no failed proofs: omit --despite"
+
+    def _objections_to_order(self, role: Role, run: Run, name: str) -> Iterator[str]:
+        found, day = self.of(run), run.result.business_date
+        if found is None and role == "reviewer":
+            if self.state(run) == "invalidated":
+                yield (
+                    f"{day} was run again with other inputs since it was prepared, and has a new "
+                    "result: a preparer must sign the new one first"
+                )
+            yield f"the result of {day} is not prepared yet: a preparer must sign it first"
+        if found is not None and found.is_complete:
+            yield f"{found.preparer} and {found.reviewer} have signed this result already"
+        if found is not None and (role == "preparer" or same_person(found.preparer, name)):
+            yield f"{found.preparer} has prepared this result: another person must review it"
 
 
 def _path(day: str) -> str:

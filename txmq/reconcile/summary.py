@@ -12,6 +12,8 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from txmq.quantity import quantity
+
 __all__ = [
     "BUCKETS",
     "FIGURES",
@@ -79,6 +81,26 @@ class Proof(Struct, frozen=True):
     found: int
     holds: bool
     about: str
+    is_open: bool = False
+    """True if a part of the difference is neither explained by items nor by a person."""
+    by_items: int = 0
+    """The part of the difference that items explain."""
+    by_person: int = 0
+    """The part that a person explains."""
+    explained_by: str | None = None
+    explanation: str | None = None
+    until: str | None = None
+    """The last business date on which this explanation counts."""
+
+    @property
+    def difference(self) -> int:
+        """Found less expected."""
+        return self.found - self.expected
+
+    @property
+    def rest(self) -> int:
+        """The part of the difference that nothing explains."""
+        return self.difference - self.by_items - self.by_person
 
 
 class Aged(Struct, frozen=True):
@@ -186,7 +208,7 @@ class Result(Struct, frozen=True):
     """One row for each bank and currency for the proofs that hold, and a row for each one that does
     not, up to a number that the rules give."""
     broken_proofs: int
-    """The number of proofs that do not hold, shown or not."""
+    """The number of proofs that do not hold and are not explained, shown or not."""
     items: tuple[Item, ...]
     """A sample of each class that is not agreed."""
     closed: int
@@ -200,6 +222,10 @@ class Result(Struct, frozen=True):
     """The digits after the point, by currency."""
     contents: dict[str, str]
     """A hash of each table's rows, in any order."""
+    oldest_days: int = 0
+    """The age of the oldest break in business days; 0 without breaks."""
+    zone: str = "UTC"
+    """The zone of the rules, in which reports show moments."""
 
     @property
     def digest(self) -> str:
@@ -229,6 +255,12 @@ class Result(Struct, frozen=True):
     def breaks(self) -> int:
         """The number of breaks."""
         return self._count("break")
+
+    @property
+    def unsolved(self) -> str:
+        """What a signature is given in spite of, in words; empty if nothing is left."""
+        counts = (self.breaks, "break"), (self.broken_proofs, "failed proof")
+        return " and ".join(quantity(count, noun) for count, noun in counts if count)
 
     @property
     def past(self) -> Past:
@@ -274,9 +306,11 @@ class SignOff(Struct, frozen=True):
     preparer: str
     prepared_ms: int
     prepared_note: str = ""
+    prepared_despite: str = ""
     reviewer: str = ""
     reviewed_ms: int = 0
     reviewed_note: str = ""
+    reviewed_despite: str = ""
 
     @property
     def is_complete(self) -> bool:

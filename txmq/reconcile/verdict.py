@@ -12,8 +12,10 @@ import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
+from txmq.reconcile.differences import Cover, Place, ProofDay, covers_of, place_of, single_rows
+from txmq.reconcile.explanations import Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.report.account_mask import mask
+from txmq.reconcile.report.account_mask import mask, mask_all
 from txmq.reconcile.report.facts import rank
 from txmq.reconcile.report.words import amount
 from txmq.reconcile.rules import Money, Rules
@@ -26,7 +28,7 @@ __all__ = ["judge"]
 _ACCOUNT_PROOFS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs with a row for each account; the others have a row for each transfer, or none."""
 _BY_DIFFERENCE: Final[Order] = (
-    ("off", "descending"),
+    ("size", "descending"),
     ("bank", "ascending"),
     ("account", "ascending"),
     ("currency", "ascending"),
@@ -40,6 +42,9 @@ def judge(
     rules: Rules,
     manifest: Manifest,
     contents: Mapping[str, str],
+    *,
+    before: WrittenTable | None = None,
+    explanations: Explanations | None = None,
 ) -> Result:
     """Summarize a day and decide its verdict.
 
@@ -48,6 +53,8 @@ def judge(
         rules: The limits.
         manifest: The manifest of the extract.
         contents: The hash of each table.
+        before: The proofs of the day before, if it has a result.
+        explanations: What people explained; nothing if left out.
 
     Raises:
         ReconcileRefused: A table cannot be read. Or txmq or Spark has an error: the classes do not
@@ -55,7 +62,8 @@ def judge(
     """
     _check_all_was_read(tables["balances"], manifest)
     totals = _totals(tables["totals"])
-    proofs, broken, off = _proofs(tables["proofs"], rules)
+    covers = covers_of(ProofDay(manifest, tables, before, explanations))
+    proofs, broken, off = _proofs(tables["proofs"], covers, rules)
     items = _items(tables["items"], rules)
     aging, oldest = _aging(tables["items"])
     verdict, why = _verdict(totals, proofs, off, oldest, rules)
@@ -84,6 +92,8 @@ def judge(
             currency: _money(rules, currency).digits for currency in sorted(currencies) if currency
         },
         contents=dict(contents),
+        oldest_days=oldest,
+        zone=rules.day.zone,
     )
 
 
@@ -121,57 +131,80 @@ def _totals(totals: WrittenTable) -> tuple[Total, ...]:
 
 
 def _proofs(
-    proofs: WrittenTable, rules: Rules
+    proofs: WrittenTable, covers: Mapping[Place, Cover], rules: Rules
 ) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
-    """The proofs, then single rows that do not hold; the number of those; and the difference by
-    proof and currency.
+    """The proofs, then single rows that do not hold; the number of those that nothing explains;
+    and what is left of the difference by proof and currency.
     """
+    shown = top_rows(_singles(proofs, covers), rules.limits.evidence, _BY_DIFFERENCE, by="proof")
+    numbers = ("is_open", "size", "by_items", "by_person")
+    sums = sum_groups(_singles(proofs, covers), ("proof", "bank", "currency"), numbers)
+    single = {proof for proof, _, _ in sums}
+    broken, left = 0, Counter[tuple[str, str]]()
+    for (proof, _, currency), (_, are_open, size, *_) in sums.items():
+        broken += are_open
+        left[proof, currency or ""] += size
     wholes = (piece.filter(pc.field("account").is_null()) for piece in proofs.pieces())
-    found = [_proof(row) for piece in wholes for row in piece.to_pylist()]
-    shown = top_rows(_single_proofs(proofs), rules.limits.evidence, _BY_DIFFERENCE, by="proof")
-    found += [_proof(row) for row in shown]
-    do_not_hold = (piece.filter(~pc.field("holds")) for piece in _single_proofs(proofs))
-    sums = sum_groups(do_not_hold, ("proof", "currency"), ("off",))
-    off = {(proof, currency or ""): sum_ for (proof, currency), (_, sum_) in sums.items()}
-    broken = sum(count for count, _ in sums.values())
-    named = {proof for proof, _ in off}
-    for proof in found:
-        if proof.account is not None or proof.holds:
-            continue
-        if proof.proof.startswith("classes-"):
+    for row in (row for piece in wholes for row in piece.to_pylist()):
+        place, off = place_of(row), row["found"] - row["expected"]
+        if off and row["proof"].startswith("classes-"):
             raise ReconcileRefused(
-                f"the classes do not add up: {proof.about}, but {proof.expected} is not "
-                f"{proof.found} in {proof.currency}; this is an error in txmq, please report it"
+                f"the classes do not add up: {row['about']}, but {row['expected']} is not "
+                f"{row['found']} in {row['currency']}; this is an error in txmq, please report it"
             )
-        off.setdefault((proof.proof, proof.currency or ""), abs(proof.expected - proof.found))
-    # If single accounts or transfers have rows, the whole proof is only their sum.
-    whole = sum(
-        not proof.holds and proof.account is None and proof.proof not in named for proof in found
-    )
+        # If single accounts or transfers have rows, the whole proof is only their sum.
+        of_singles = sums.get((row["proof"], row["bank"], row["currency"]), [0] * 5)
+        _, is_open, _, by_items, by_person = of_singles
+        if row["proof"] not in single:
+            by_items, person = covers.get(place, Cover())
+            by_person = off - by_items if person else 0
+            is_open = off != by_items + by_person
+            broken += is_open
+            left[row["proof"], row["currency"] or ""] += abs(off - by_items - by_person)
+        shown.append(row | {"is_open": is_open, "by_items": by_items, "by_person": by_person})
+    found = [_proof(row, covers.get(place_of(row), Cover()).person) for row in shown]
     found.sort(key=lambda proof: (
         proof.proof, proof.account is not None, proof.bank or "", proof.currency or "",
-        -abs(proof.expected - proof.found), proof.account or "",
+        not proof.is_open, -abs(proof.difference), proof.account or "",
     ))  # fmt: skip
-    return tuple(found), broken + whole, off
+    return tuple(found), broken, +left
 
 
-def _single_proofs(proofs: WrittenTable) -> Iterator[pa.Table]:
-    """The proofs' rows for single accounts or transfers, with their differences."""
-    for piece in proofs.pieces():
-        rows = piece.filter(pc.field("account").is_valid())
-        off = pc.abs(pc.subtract(_wide(rows["expected"]), _wide(rows["found"])))
-        yield rows.append_column("off", off)
+def _singles(proofs: WrittenTable, covers: Mapping[Place, Cover]) -> Iterator[pa.Table]:
+    """The rows of single accounts or transfers that do not hold, with what explains them."""
+    by_items, by_person = (
+        pa.array(
+            ["\0".join(name or "" for name in place) for place, cover in covers.items()
+             if (cover.person is not None) is is_person],
+            pa.string(),
+        )
+        for is_person in (False, True)
+    )  # fmt: skip
+    for piece in single_rows(proofs):
+        places = pc.binary_join_element_wise(
+            *(piece[name] for name in ("proof", "bank", "account", "currency")), "\0",
+            null_handling="replace", null_replacement="",
+        )  # fmt: skip
+        nothing = pa.scalar(0, piece["off"].type)
+        is_items, is_person = pc.is_in(places, by_items), pc.is_in(places, by_person)
+        is_open = pc.invert(pc.or_(is_items, is_person))
+        more = {
+            "is_open": is_open.cast(pa.int64()),
+            "size": pc.if_else(is_open, pc.abs(piece["off"]), nothing),
+            "by_items": pc.if_else(is_items, piece["off"], nothing),
+            "by_person": pc.if_else(is_person, piece["off"], nothing),
+        }
+        yield pa.table({name: piece[name] for name in piece.column_names} | more)
 
 
-def _wide(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """As decimals with room for the difference of any two numbers."""
-    return numbers.cast(pa.decimal128(19, 0))
-
-
-def _proof(row: dict[str, Any]) -> Proof:
+def _proof(row: dict[str, Any], person: ProofExplanation | None) -> Proof:
+    more: dict[str, Any] = {name: int(row[name]) for name in ("by_items", "by_person")}
+    more["is_open"] = bool(row["is_open"])
+    if person is not None:
+        more |= {"explained_by": person.by, "explanation": person.reason, "until": person.last}
     if row["proof"] in _ACCOUNT_PROOFS and row["account"] is not None:
-        row = row | {"account": mask(row["account"])}
-    return msgspec.convert(row, Proof)
+        more["account"] = mask(row["account"])
+    return msgspec.convert(row | more, Proof)
 
 
 def _items(items: WrittenTable, rules: Rules) -> tuple[Item, ...]:
@@ -183,10 +216,7 @@ def _items(items: WrittenTable, rules: Rules) -> tuple[Item, ...]:
 
 
 def _masked(row: dict[str, Any]) -> dict[str, Any]:
-    sides = {side: row[side] for side in ("payer", "payee") if row[side]}
-    return row | {
-        side: " / ".join(map(mask, accounts.split(" / "))) for side, accounts in sides.items()
-    }
+    return row | {side: mask_all(row[side]) for side in ("payer", "payee") if row[side]}
 
 
 def _decisions(by_hand: WrittenTable, rules: Rules) -> tuple[HandDecision, ...]:
@@ -223,7 +253,7 @@ def _verdict(
     rules: Rules,
 ) -> tuple[Verdict, list[str]]:
     breaks = sum(total.transfers for total in totals if total.group == "break")
-    failed = sorted({proof.proof for proof in proofs if not proof.holds})
+    failed = sorted({proof.proof for proof in proofs if proof.is_open})
     over = list(_over(totals, off, breaks, oldest, rules))
     if over:
         return "over limits", over

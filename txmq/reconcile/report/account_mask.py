@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["HIDDEN", "mask"]
+__all__ = ["HIDDEN", "RULE", "mask", "mask_all"]
 
 HIDDEN: Final = "…"
 """The replacement of all hidden characters, regardless of their number."""
 
-_SHOWN: Final = ((12, 2, 4), (8, 2, 2), (6, 0, 2))
-"""The least length, and the characters shown at the head and at the end. At least half of a number
-stays hidden, and a short one stays hidden completely."""
+RULE: Final = (
+    "Account numbers of 12 or more characters show their first 2 and last 4, those of 8 to 11 "
+    "their first 2 and last 2, and shorter ones, such as a bank's own accounts, all of them."
+)
+_SHOWN: Final = ((12, 2, 4), (8, 2, 2))
+"""The least length, and the characters shown at the head and at the end."""
 
 
 def mask(account: str) -> str:
     """An account number without its middle; the same number always has the same mask.
 
-    ``6222 0200 1234 0011`` becomes ``62…0011``. With the books, the mask and the transfer's key
+    ``6222 0200 1234 0011`` becomes ``62…0011``. At least half of a number stays hidden, but a
+    number with fewer than 8 characters is shown. With the books, the mask and the transfer's key
     identify the account; with the report alone they do not. Two accounts may have the same
     mask.
 
@@ -28,4 +32,9 @@ def mask(account: str) -> str:
     for least, head, end in _SHOWN:
         if len(bare) >= least:
             return f"{bare[:head]}{HIDDEN}{bare[-end:]}"
-    return HIDDEN
+    return bare
+
+
+def mask_all(accounts: str) -> str:
+    """The masks of the accounts of one side of a transfer, joined by `` / `` if it has several."""
+    return " / ".join(map(mask, accounts.split(" / ")))

@@ -1,4 +1,4 @@
-"""Charts as shares of a width, with a description in words for screen readers. Pure.
+"""Trends as shares of a width, with a description in words for screen readers. Pure.
 
 Widths and positions are texts in percent, so that a chart fills its place and its letters keep
 their size. They are computed in whole numbers: amounts are never floats.
@@ -6,26 +6,20 @@ their size. They are computed in whole numbers: amounts are never floats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from txmq.reconcile.classes import Class
 from txmq.reconcile.report import facts
 from txmq.reconcile.report.words import amount, rate
-from txmq.reconcile.summary import BUCKETS, Result, Run
+from txmq.reconcile.summary import Run
 
 __all__ = [
     "PLOT",
     "TOP",
-    "Bar",
-    "Bars",
-    "Piece",
     "Trend",
     "TrendDay",
-    "ages",
     "break_trend",
-    "classes_by_value",
     "rate_trend",
     "risk_trends",
 ]
@@ -41,32 +35,6 @@ _VALUES_MAX: Final = 10
 _FITTING: Final = 4
 """The maximum of letters of a value above a column on a phone."""
 _FLOORS: Final = tuple(map(Decimal, ("99.9", "99.5", "99", "98", "95", "90", "80", "50", "0")))
-
-
-class Piece(NamedTuple):
-    """A part of a bar."""
-
-    kind: str
-    left: str
-    width: str
-    title: str
-
-
-class Bar(NamedTuple):
-    """A horizontal bar, with its label above it."""
-
-    label: str
-    value: str
-    pieces: tuple[Piece, ...]
-
-
-class Bars(NamedTuple):
-    """Bars below each other."""
-
-    id: str
-    title: str
-    about: str
-    bars: tuple[Bar, ...]
 
 
 class TrendDay(NamedTuple):
@@ -99,65 +67,6 @@ class Trend(NamedTuple):
     lowest: str
     days: tuple[TrendDay, ...]
     is_line: bool
-
-
-def classes_by_value(result: Result) -> tuple[Bars, ...]:
-    """The value at risk of each class of breaks; a chart for each currency."""
-    return tuple(
-        filter(None, (_by_value(result, currency) for currency in facts.currencies(result)))
-    )
-
-
-def _by_value(result: Result, currency: str) -> Bars | None:
-    found = [
-        total
-        for total in result.totals
-        if total.currency == currency and total.group == "break" and total.at_risk > 0
-    ]
-    if not found:
-        return None
-    found.sort(key=lambda total: (-total.at_risk, facts.rank(total.class_)))
-    places = facts.digits(result, currency)
-    bars = []
-    for total in found:
-        worth = f"{amount(total.at_risk, places)} {currency}"
-        width = _share(total.at_risk, found[0].at_risk)
-        bars.append(Bar(total.class_, worth, (Piece("worth", "0%", width, worth),)))
-    first = f"{found[0].class_} has the most: {bars[0].value}. "
-    return Bars(
-        f"worth-{currency}",
-        f"Value at risk by class, {currency}",
-        first + _bars_in_words(bars),
-        tuple(bars),
-    )
-
-
-def ages(result: Result) -> Bars | None:
-    """The ages of the items of each class; ``None`` without items.
-
-    Items in flight are left out: they are never old, and far more than the others.
-    """
-    counts: dict[str, dict[str, int]] = {}
-    for cell in result.aging:
-        if cell.class_ == Class.IN_FLIGHT:
-            continue
-        row = counts.setdefault(cell.class_, {})
-        row[cell.bucket] = row.get(cell.bucket, 0) + cell.transfers
-    most = max((sum(row.values()) for row in counts.values()), default=0)
-    if not most:
-        return None
-    bars = []
-    for name in sorted(counts, key=facts.rank):
-        pieces, before = [], 0
-        for at, bucket in enumerate(BUCKETS):
-            if count := counts[name].get(bucket, 0):
-                title = f"{name}, {bucket} business days: {count:,}"
-                pieces.append(Piece(f"age-{at}", _share(before, most), _share(count, most), title))
-                before += count
-        bars.append(Bar(name, f"{before:,}", tuple(pieces)))
-    oldest = sum(row.get(BUCKETS[-1], 0) for row in counts.values())
-    about = f"{oldest:,} are older than 7 business days. Each bar begins with the youngest. "
-    return Bars("ages", "Age by class", about + _bars_in_words(bars), tuple(bars))
 
 
 def rate_trend(run: Run) -> Trend:
@@ -225,10 +134,6 @@ def _days(
             )
         )
     return tuple(found)
-
-
-def _bars_in_words(bars: Iterable[Bar]) -> str:
-    return "; ".join(f"{bar.label} {bar.value}" for bar in bars) + "."
 
 
 def _share(part: int, whole: int) -> str:

@@ -1,4 +1,4 @@
-"""Facts derived from a run: its verdict in words, the oldest break, its signatures. Pure.
+"""Facts derived from a run: its verdict in words, its signatures. Pure.
 
 The page, the JSON, the metrics and the terminal agree because all of them use this module.
 """
@@ -9,23 +9,20 @@ from typing import Final, NamedTuple
 
 from txmq.reconcile.classes import ABOUT, About, Class
 from txmq.reconcile.signatures import SignatureState
-from txmq.reconcile.summary import BUCKETS, Past, Result, Run, Verdict
+from txmq.reconcile.summary import Past, Result, Run, Verdict
 
 __all__ = [
     "VERDICTS",
     "Headline",
-    "Oldest",
     "about",
     "currencies",
     "days",
     "digits",
     "in_flight",
-    "oldest",
     "rank",
     "signature",
 ]
 
-_LEAST_AGES: Final = dict(zip(BUCKETS, (0, 1, 2, 4, 8), strict=True))
 _RANKS: Final = {class_.value: at for at, class_ in enumerate(Class)}
 
 
@@ -39,7 +36,10 @@ class Headline(NamedTuple):
 
 VERDICTS: Final[dict[Verdict, Headline]] = {
     "clean": Headline(
-        "good", "Clean", "Every transfer is agreed, or in flight for a permitted time."
+        "good",
+        "Clean",
+        "Every transfer is agreed, explained, or in flight for a permitted time; every proof holds "
+        "or is explained.",
     ),
     "within limits": Headline(
         "wait",
@@ -52,14 +52,6 @@ VERDICTS: Final[dict[Verdict, Headline]] = {
         "The breaks or proofs exceed the limits of the rules. A person must act today.",
     ),
 }
-
-
-class Oldest(NamedTuple):
-    """The age of the oldest break, in business days."""
-
-    days: int
-    is_exact: bool
-    """True if the age is exact: a result has only ranges of ages, and a sample."""
 
 
 def about(name: str) -> About:
@@ -91,19 +83,6 @@ def in_flight(result: Result) -> tuple[int, dict[str, int]]:
     return sum(total.transfers for total in found), sums
 
 
-def oldest(result: Result) -> Oldest | None:
-    """The age of the oldest break; ``None`` without breaks."""
-    aged = [cell for cell in result.aging if cell.transfers and _is_break(cell.class_)]
-    if not aged:
-        return None
-    least = max(_LEAST_AGES[cell.bucket] for cell in aged)
-    shown = [item.age_days for item in result.items if _is_break(item.class_)]
-    among = [age for age in shown if age >= least]
-    bucket = BUCKETS[list(_LEAST_AGES.values()).index(least)]
-    all_of_it = sum(cell.transfers for cell in aged if cell.bucket == bucket)
-    return Oldest(max(among, default=least), len(among) >= all_of_it or bucket in {"0", "1"})
-
-
 def days(run: Run) -> tuple[Past, ...]:
     """The earlier days and this one, oldest first."""
     return (*run.trend, run.result.past)
@@ -116,7 +95,3 @@ def signature(run: Run) -> SignatureState:
     if run.sign_off.result_digest != run.result_digest:
         return "invalidated"
     return "signed" if run.sign_off.is_complete else "prepared"
-
-
-def _is_break(name: str) -> bool:
-    return about(name).group == "break"

@@ -25,7 +25,7 @@ METRICS: Final[Mapping[str, str]] = {
     "breaks": "Transfers that need a person.",
     "oldest_break_days": "The age of the oldest break in business days; 0 without breaks.",
     "in_flight": "Transfers in flight when the date ended, within the grace.",
-    "broken_proofs": "Balance proofs that do not hold.",
+    "broken_proofs": "Balance proofs that do not hold and are not explained.",
     "closed": "Items of earlier dates that were agreed on this one.",
     "stage_seconds": "The duration of each stage of the run.",
     "stage_rows_per_second": "The rows per second of each stage.",
@@ -68,13 +68,12 @@ def _add_run(run: Run, add: Callable[..., None]) -> None:
 
 
 def _add_result(result: Result, add: Callable[..., None]) -> None:
-    oldest = facts.oldest(result)
     for verdict in facts.VERDICTS:
         add("verdict", result.verdict == verdict, verdict=verdict)
     add("final", result.is_final)
     add("match_ratio", result.match_rate)
     add("breaks", result.breaks)
-    add("oldest_break_days", oldest.days if oldest else 0)
+    add("oldest_break_days", result.oldest_days)
     add("in_flight", facts.in_flight(result)[0])
     add("broken_proofs", result.broken_proofs)
     add("closed", result.closed)

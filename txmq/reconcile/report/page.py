@@ -12,7 +12,7 @@ from jinja2.runtime import Context
 from markupsafe import Markup
 
 from txmq.printable import printable
-from txmq.reconcile.report import charts, facts, view, words
+from txmq.reconcile.report import account_mask, charts, facts, view, words
 from txmq.reconcile.summary import BUCKETS, Run
 
 __all__ = ["page"]
@@ -37,12 +37,9 @@ def page(run: Run) -> bytes:
         "headline": facts.VERDICTS[result.verdict],
         "verdicts": facts.VERDICTS,
         "figures": view.figures(run),
-        "changes": view.changes(run),
         "groups": view.groups(result),
         "sums": view.sums(result.totals),
         "not_found": view.not_found(result),
-        "worth": charts.classes_by_value(result),
-        "ages": charts.ages(result),
         "aged": view.aged(result),
         "buckets": BUCKETS,
         "days": facts.days(run),
@@ -51,6 +48,7 @@ def page(run: Run) -> bytes:
         "proofs": view.proofs(result),
         "evidence": view.evidence(result),
         "signature": facts.signature(run),
+        "mask_rule": account_mask.RULE,
         "top": charts.TOP,
         "plot": charts.PLOT,
     }
@@ -69,6 +67,11 @@ def _money(context: Context, minor: int, currency: str | None) -> str:
 
 
 @pass_context
+def _moment(context: Context, at_ms: int) -> str:
+    return words.moment(at_ms, context["result"].zone)
+
+
+@pass_context
 def _signed(context: Context, minor: int, currency: str | None) -> str:
     return words.signed(minor, facts.digits(context["result"], currency))
 
@@ -84,7 +87,7 @@ def _environment() -> Environment:
     )
     made.filters |= {
         "long_date": words.long_date,
-        "moment": words.moment,
+        "moment": _moment,
         "money": _money,
         "rate": words.rate,
         "seconds": words.seconds,

@@ -24,8 +24,6 @@ def as_json(run: Run) -> bytes:
             open            the number in flight or explained
             at_risk         the amounts of breaks: {"CNY": 120000}
             in_flight       {"transfers": 3, "amounts": {"CNY": 4500}}
-            oldest_days     the age of the oldest break in business days; null without breaks
-            oldest_is_exact true if that age is exact; otherwise the break is at least so old
             signature       unsigned, prepared, signed or invalidated
 
     Every amount is a whole number of minor units; ``result.digits`` has the digits after the
@@ -53,7 +51,6 @@ def read_json(text: bytes) -> Run:
 
 def _figures(run: Run) -> dict[str, object]:
     result = run.result
-    oldest = facts.oldest(result)
     count, amounts = facts.in_flight(result)
     return {
         "match_rate": result.match_rate,
@@ -62,7 +59,5 @@ def _figures(run: Run) -> dict[str, object]:
         "open": facts.days(run)[-1].open,
         "at_risk": result.at_risk,
         "in_flight": {"transfers": count, "amounts": amounts},
-        "oldest_days": None if oldest is None else oldest.days,
-        "oldest_is_exact": oldest is None or oldest.is_exact,
         "signature": facts.signature(run),
     }

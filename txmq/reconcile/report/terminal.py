@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from rich import box
@@ -18,9 +18,7 @@ from txmq.reconcile.summary import Run, Total
 
 __all__ = ["show"]
 
-_ALL: Final = ("debited", "credited", "at_risk")
-_LEAST: Final = ("at_risk",)
-"""The amounts of a class on a wide screen, and on a narrow one."""
+_AMOUNTS: Final = ("debited", "credited", "at_risk")
 _UNBOUNDED: Final = 10_000
 _PROOFS: Final = 10
 _STYLES: Final = {"good": "bold green", "wait": "bold yellow", "bad": "bold red"}
@@ -47,13 +45,11 @@ def show(run: Run, console: Console, report: str = "") -> None:
         _say(console, f"  - {why}")
     console.print()
     rows = [total for group in view.groups(result) for total, _ in group.rows]
-    # An amount is never cut: if the wide table does not fit, a narrower one is tried, and
-    # finally each class gets its own lines.
+    # An amount is never cut: if the table does not fit, each class gets its own lines.
+    table = _table(run, rows)
     unbounded = console.options.update(max_width=_UNBOUNDED)
-    for table in (_table(run, rows, _ALL), _table(run, rows, _LEAST)):
-        if Measurement.get(console, unbounded, table).maximum <= console.width:
-            console.print(table)
-            break
+    if Measurement.get(console, unbounded, table).maximum <= console.width:
+        console.print(table)
     else:
         _print_classes(run, rows, console)
     _say(
@@ -72,17 +68,17 @@ def show(run: Run, console: Console, report: str = "") -> None:
         _say(console, f"report: {report}")
 
 
-def _table(run: Run, rows: Iterable[Total], amounts: Sequence[str]) -> Table:
+def _table(run: Run, rows: Iterable[Total]) -> Table:
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     drawn.add_column("class")
     drawn.add_column("group")
-    for heading in ("transfers", *amounts):
+    for heading in ("transfers", *_AMOUNTS):
         drawn.add_column(heading.replace("_", " "), justify="right")
     drawn.add_column("")
 
     def add(name: str, group: Text, total: Total | view.CurrencySum, style: str = "") -> None:
         places = facts.digits(run.result, total.currency)
-        worth = (amount(getattr(total, name), places) for name in amounts)
+        worth = (amount(getattr(total, name), places) for name in _AMOUNTS)
         currency = Text(printable(total.currency))
         drawn.add_row(name, group, f"{total.transfers:,}", *worth, currency, style=style)
 
@@ -106,20 +102,22 @@ def _print_classes(run: Run, rows: Iterable[Total], console: Console) -> None:
 def _proofs(run: Run, console: Console) -> None:
     result = run.result
     if not result.broken_proofs:
-        _say(console, "All balance proofs hold.")
+        is_whole = all(proof.holds for proof in result.proofs)
+        _say(console, f"All balance proofs hold{'' if is_whole else ' or are explained'}.")
         return
     count = _count(result.broken_proofs, "balance proof does", "balance proofs do")
     _say(console, f"{count} not hold:", _STYLES["bad"])
-    shown = view.proofs(result)[0][:_PROOFS]
+    shown = view.open_proofs(result)[:_PROOFS]
     for proof in shown:
         places = facts.digits(result, proof.currency)
         where = ", ".join(filter(None, (proof.bank, proof.account)))
         expected, found = amount(proof.expected, places), amount(proof.found, places)
-        off = signed(proof.found - proof.expected, places)
+        off, unit = signed(proof.difference, places), f" {proof.currency or ''}".rstrip()
+        rest = f", {signed(proof.rest, places)}{unit} unexplained"
         _say(
             console,
             f"  - {proof.proof}{f' of {where}' if where else ''}: {expected} expected, "
-            f"{found} found, {off} {proof.currency or ''}".rstrip(),
+            f"{found} found, {off}{unit}{rest if proof.rest != proof.difference else ''}",
         )
     if result.broken_proofs > len(shown):
         _say(console, f"  and {result.broken_proofs - len(shown):,} more")

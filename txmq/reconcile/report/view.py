@@ -16,13 +16,13 @@ __all__ = [
     "ClassGroup",
     "CurrencySum",
     "Figure",
-    "FigureChange",
+    "ProofTable",
     "aged",
-    "changes",
     "evidence",
     "figures",
     "groups",
     "not_found",
+    "open_proofs",
     "proofs",
     "sums",
 ]
@@ -41,15 +41,6 @@ class Figure(NamedTuple):
     values: tuple[tuple[str, str], ...]
     """Each with its unit, if it has one."""
     note: str
-
-
-class FigureChange(NamedTuple):
-    """A figure against the day before."""
-
-    name: str
-    before: str
-    now: str
-    change: str
 
 
 class CurrencySum(NamedTuple):
@@ -94,9 +85,17 @@ class ClassEvidence(NamedTuple):
 
     name: str
     about: About
-    items: tuple[Item, ...]
+    items: dict[str, list[Item]]
+    """By currency."""
     transfers: int
     """The number of its transfers."""
+
+
+class ProofTable(NamedTuple):
+    """The proofs of one currency; those of counts have none."""
+
+    currency: str
+    rows: tuple[Proof, ...]
 
 
 def figures(run: Run) -> tuple[Figure, ...]:
@@ -119,7 +118,11 @@ def figures(run: Run) -> tuple[Figure, ...]:
             f"{signed(result.breaks - before.breaks)} since the day before" if before else "",
         ),
         Figure("Value at risk", _amounts(result, result.at_risk), "the amount in breaks"),
-        Figure("Oldest break", (_oldest(result),), "since it was first seen"),
+        Figure(
+            "Oldest break",
+            ((f"{result.oldest_days}", "business days"),) if result.breaks else (("none", ""),),
+            "since it was first seen",
+        ),
         Figure(
             "In flight",
             ((f"{flying:,}", ""),),
@@ -135,49 +138,6 @@ def _amounts(result: Result, sums: dict[str, int]) -> tuple[tuple[str, str], ...
         if sums[currency]
     )
     return amounts or (("0", ""),)
-
-
-def _oldest(result: Result) -> tuple[str, str]:
-    found = facts.oldest(result)
-    if found is None:
-        return "none", ""
-    unit = "business day" if found.days == 1 else "business days"
-    return f"{'' if found.is_exact else '≥ '}{found.days}", unit
-
-
-def changes(run: Run) -> tuple[FigureChange, ...]:
-    """The changes since the day before; empty on the first day."""
-    if not run.trend:
-        return ()
-    before, now = facts.days(run)[-2:]
-    shown = [
-        FigureChange(
-            "Match rate",
-            rate(before.match_rate),
-            rate(now.match_rate),
-            points(now.match_rate, before.match_rate),
-        ),
-        *(
-            FigureChange(name, f"{was:,}", f"{is_:,}", signed(is_ - was))
-            for name, was, is_ in (
-                ("Transfers", before.transfers, now.transfers),
-                ("Breaks", before.breaks, now.breaks),
-                ("Open", before.open, now.open),
-            )
-        ),
-    ]
-    for currency in sorted(before.at_risk | now.at_risk):
-        places = facts.digits(run.result, currency)
-        was, is_ = (past.at_risk.get(currency, 0) for past in (before, now))
-        shown.append(
-            FigureChange(
-                f"Value at risk, {currency}",
-                amount(was, places),
-                amount(is_, places),
-                signed(is_ - was, places),
-            )
-        )
-    return tuple(shown)
 
 
 def groups(result: Result) -> tuple[ClassGroup, ...]:
@@ -228,26 +188,35 @@ def aged(result: Result) -> tuple[tuple[AgedRow, ...], tuple[AgedRow, ...]]:
     return tuple(shown), tuple(below)
 
 
-def proofs(result: Result) -> tuple[tuple[Proof, ...], tuple[Proof, ...]]:
-    """The proofs that fail, the greatest difference first, and the proofs that hold."""
-    broken = sorted(
-        (proof for proof in result.proofs if not proof.holds),
-        key=lambda proof: -abs(proof.found - proof.expected),
-    )
-    return tuple(broken), tuple(proof for proof in result.proofs if proof.holds)
+def proofs(result: Result) -> tuple[ProofTable, ...]:
+    """The proofs of each currency: those with an open difference, the explained ones, then those
+    that hold.
+    """
+    by_unit: dict[str, list[Proof]] = {}
+    for proof in result.proofs:
+        by_unit.setdefault(proof.currency or "", []).append(proof)
+    for rows in by_unit.values():
+        rows.sort(key=lambda proof: (not proof.is_open, proof.holds, -abs(proof.difference)))
+    return tuple(ProofTable(unit, tuple(by_unit[unit])) for unit in sorted(by_unit))
+
+
+def open_proofs(result: Result) -> tuple[Proof, ...]:
+    """The proofs with an open difference, the greatest first."""
+    found = (proof for proof in result.proofs if proof.is_open)
+    return tuple(sorted(found, key=lambda proof: -abs(proof.rest)))
 
 
 def evidence(result: Result) -> tuple[ClassEvidence, ...]:
-    """The sample of each class."""
-    by_class: dict[str, list[Item]] = {}
+    """The sample of each class, by currency."""
+    by_class: dict[str, dict[str, list[Item]]] = {}
     for item in result.items:
-        by_class.setdefault(item.class_, []).append(item)
+        by_class.setdefault(item.class_, {}).setdefault(item.currency, []).append(item)
     order = {group: at for at, (group, _) in enumerate(_GROUPS)}
     return tuple(
         ClassEvidence(
             name,
             facts.about(name),
-            tuple(by_class[name]),
+            by_class[name],
             sum(total.transfers for total in result.totals if total.class_ == name),
         )
         for name in sorted(

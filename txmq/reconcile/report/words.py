@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import ROUND_FLOOR, Decimal
 from typing import Final
+from zoneinfo import ZoneInfo
 
 __all__ = ["amount", "exact", "long_date", "moment", "points", "rate", "seconds", "signed"]
 
@@ -48,13 +49,16 @@ def _percent(share: float) -> Decimal:
     return (Decimal(repr(share)) * 100).quantize(_FINEST, ROUND_FLOOR)
 
 
-def moment(at_ms: int) -> str:
-    """A moment in UTC. A moment outside the calendar, as in a damaged row, is its number."""
+def moment(at_ms: int, zone: str) -> str:
+    """A moment in a zone, with its distance from UTC: ``2026-03-31 23:00:00+08:00``.
+
+    A moment outside the calendar, as in a damaged row, is its number.
+    """
     try:
-        found = datetime.fromtimestamp(at_ms // 1000, UTC)
+        found = datetime.fromtimestamp(at_ms // 1000, ZoneInfo(zone))
     except (OverflowError, ValueError, OSError):
         return f"{at_ms} ms"
-    return f"{found:%Y-%m-%d %H:%M:%S} UTC"
+    return found.isoformat(" ", "seconds")
 
 
 def long_date(day: str) -> str:

@@ -1,0 +1,383 @@
+"""What explains the differences of proofs, and the verdict on what is left."""
+
+from datetime import date
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from tests.reconcile import breaks
+from txmq.errors import UsageError
+from txmq.reconcile.explanations import BreakNote, Difference, Explanations
+from txmq.reconcile.extract.manifest import Manifest
+from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.item_list import differences_in
+from txmq.reconcile.rules import Money
+from txmq.reconcile.summary import Run
+from txmq.reconcile.tables import BALANCES, ENTRIES, ITEMS, MESSAGES, PROOFS, TOTALS, TableSchema
+from txmq.reconcile.verdict import judge
+from txmq.reconcile.written_table import WrittenTable
+
+DATES = "2026-03-31", "2026-04-01", "2026-04-02"
+OPEN = breaks.rules(money={"CNY": Money(materiality=50)})
+SCHEMAS = {
+    "proofs": PROOFS, "items": ITEMS, "closed": ITEMS, "by_hand": MESSAGES,
+    "entries": TableSchema("entries", "", ENTRIES.columns),
+    "balances": BALANCES, "totals": TOTALS,
+}  # fmt: skip
+
+
+def proof(name, off, account=None, bank=None, currency="CNY"):
+    return {
+        "proof": name, "bank": bank, "account": account, "currency": currency, "expected": 1_000,
+        "found": 1_000 + off, "holds": off == 0, "about": f"{name} is equal",
+    }  # fmt: skip
+
+
+def item(key, class_="credit-without-message", **more):
+    life = {
+        "break_id": breaks.break_id(key), "was": None, "status": "new", "first_seen": DATES[0],
+        "age_days": 0, "bucket": "0", "history": "", "explained_by": None, "explanation": None,
+    }  # fmt: skip
+    return breaks.transfer(key, class_) | life | more
+
+
+def entry(key, amount, at_ms, kind="credit"):
+    return {
+        "id": None, "key": key, "kind": kind, "role": "customer", "account": "bob",
+        "amount": amount, "currency": "CNY", "booked_ms": at_ms, "recorded_ms": at_ms,
+    }  # fmt: skip
+
+
+def explained(one, by="Li"):
+    more = {"was": one["class"], "class": "explained", "group": "open", "status": "explained"}
+    return one | more | {"explained_by": by, "explanation": "a fee"}
+
+
+class Nights:
+    """The tables of some nights, as runs write them, and what people say about them."""
+
+    def __init__(self, home, rules=OPEN):
+        self.home, self.rules = home, rules
+        self.people = Explanations(home)
+        self.kept = {}
+
+    def judge(self, night, proofs, items=(), closed=(), entries=()):
+        """Write the tables of a night and judge them."""
+        window = self.rules.day.window(self.day(night))
+        manifest = Manifest(
+            *("e", self.rules.name, "1", "d", DATES[night], window.start_ms, window.end_ms),
+            *(window.end_ms, ()),
+        )
+        tables = {"proofs": proofs, "items": items, "closed": closed, "entries": entries}
+        tables |= {"by_hand": (), "balances": (), "totals": totals(items)}
+        run_id = f"{night}" * 16
+        for name, rows in tables.items():
+            place = self.home / "results" / name / f"business_date={DATES[night]}/run={run_id}"
+            place.mkdir(parents=True, exist_ok=True)
+            written = pa.Table.from_pylist(list(rows), arrow_schema(SCHEMAS[name]))
+            parquet.write_table(written, place / "part-00000.parquet", row_group_size=2)
+        self.kept[night] = {
+            name: WrittenTable(
+                name, list((self.home / "results" / name).glob(f"*={DATES[night]}/*/*"))
+            )
+            for name in tables
+        }
+        before = self.kept.get(night - 1, {}).get("proofs")
+        result = judge(
+            self.kept[night], self.rules, manifest, {}, before=before, explanations=self.people
+        )
+        self.run = Run(
+            run_id=run_id, extract_id="e", result=result, result_digest=result.digest, trend=(),
+            stages=(), began_ms=0, ended_ms=1, txmq_version="", spark_version="",
+            previous_run_id=f"{night - 1}" * 16 if before else None,
+        )  # fmt: skip
+        return result
+
+    @staticmethod
+    def day(night):
+        return date.fromisoformat(DATES[night])
+
+    def start_ms(self, night):
+        return self.rules.day.window(self.day(night)).start_ms
+
+    def differences(self):
+        """Those of the last judged night that nothing explains."""
+        return msgspec.convert(differences_in(self.home, self.run), list[Difference])
+
+    def explain(self, *items):
+        rows = differences_in(self.home, self.run, is_complete=True)
+        self.people.explain(items, "Li", "a fee", 1, msgspec.convert(rows, list[Difference]))
+
+    def explain_proofs(self, last):
+        day = self.run.result.business_date
+        self.people.explain_proofs(self.differences(), "Wu", "edited by hand", 1, day, last)
+
+
+def totals(items):
+    return [
+        {
+            "class": one["class"], "group": one["group"], "currency": "CNY", "transfers": 1,
+            "debited": 0, "returned": 0, "credited": 0, "ordered": 0,
+            "at_risk": one["amount"] if one["group"] == "break" else 0,
+        }
+        for one in items
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def nights(tmp_path):
+    return Nights(tmp_path)
+
+
+def shares(result, name, account=None):
+    (found,) = (proof for proof in result.proofs if (proof.proof, proof.account) == (name, account))
+    return found.difference, found.by_items, found.by_person, found.rest, found.is_open
+
+
+# Breaks explain the proofs of their transfers
+
+
+def one_sided(night_ms, off=300, total=None):
+    """A credit that was booked by hand, with one side."""
+    total = off if total is None else total
+    return (
+        [
+            *(proof("clearing", off, "icbc/1"), proof("clearing", off)),
+            *(proof("double-entry", off, "icbc/1", "ccb"), proof("double-entry", off, None, "ccb")),
+            *(proof("clearing-total", total), proof("conservation", 0)),
+        ],
+        [entry("icbc/1", off, night_ms)],
+    )
+
+
+def test_an_explained_break_explains_its_own_rows_and_its_part_of_the_total(nights):
+    proofs, entries = one_sided(nights.start_ms(0))
+    broken = nights.judge(0, proofs, [item("icbc/1")], entries=entries)
+    assert (broken.verdict, broken.broken_proofs) == ("over limits", 3)
+    assert "the proof clearing-total does not hold: it is off by 3.00 CNY" in broken.why
+
+    nights.explain(item("icbc/1"))
+    known = explained(item("icbc/1"))
+    cleared = nights.judge(0, proofs, [known], entries=entries)
+
+    assert (cleared.verdict, cleared.why, cleared.broken_proofs) == ("clean", (), 0)
+    for name, account in (
+        ("clearing", "icbc/1"), ("clearing", None), ("double-entry", "icbc/1"),
+        ("double-entry", None), ("clearing-total", None),
+    ):  # fmt: skip
+        assert shares(cleared, name, account) == (300, 300, 0, 0, False)
+    assert nights.differences() == []
+
+    # Its rows stay open on the next night; the total of that night does not have them.
+    proofs, entries = one_sided(nights.start_ms(0), total=0)
+    assert nights.judge(1, proofs, [known], entries=entries).verdict == "clean"
+
+
+def test_a_break_does_not_explain_what_its_explanation_has_not_seen(nights):
+    """The figures of a break have no clearing rows: one that is booked later shows only here."""
+    proofs, entries = one_sided(nights.start_ms(0))
+    nights.judge(0, proofs, [item("icbc/1")], entries=entries)
+    nights.explain(item("icbc/1"))
+
+    proofs, _ = one_sided(nights.start_ms(0), off=301, total=1)
+    entries = [*entries, entry("icbc/1", 1, nights.start_ms(1))]
+    found = nights.judge(1, proofs, [explained(item("icbc/1"))], entries=entries)
+
+    assert found.broken_proofs == 3
+    assert shares(found, "clearing", "icbc/1") == (301, 0, 0, 301, True)
+    assert shares(found, "clearing-total") == (1, 0, 0, 1, True)
+
+
+def test_both_kinds_of_booking_of_a_transfer_must_be_as_they_were(nights):
+    def rows(*offs):
+        return [proof("double-entry", off, "icbc/1", "ccb") for off in offs]
+
+    nights.judge(0, rows(-500, 500), [item("icbc/1")])
+    nights.explain(item("icbc/1"))
+
+    for offs, count in (((500, -500), 0), ((-500, 501), 2), ((-500,), 1)):
+        found = nights.judge(0, rows(*offs), [explained(item("icbc/1"))])
+        assert found.broken_proofs == count
+
+
+def test_an_open_break_and_another_transfer_explain_nothing(nights):
+    proofs, entries = one_sided(nights.start_ms(0))
+    others = [
+        proof("clearing", 5, "icbc/2"), proof("account-table", 300, "bob", "ccb"),
+        proof("account-table", 300, None, "ccb"), proof("roll-forward", 300, "icbc/1", "ccb"),
+    ]  # fmt: skip
+    nights.judge(0, proofs + others, [item("icbc/1")], entries=entries)
+    assert len(nights.differences()) == 6
+    nights.explain(item("icbc/1"))
+
+    nights.judge(0, proofs + others, [explained(item("icbc/1"))], entries=entries)
+
+    assert {found.proof for found in nights.differences()} == {
+        "clearing", "account-table", "roll-forward"
+    }  # fmt: skip
+
+
+def test_money_that_leaves_clearing_does_not_hide_behind_an_explained_break(nights):
+    """The total holds, because the two add up to zero."""
+    proofs, entries = one_sided(nights.start_ms(0))
+    nights.judge(0, proofs, [item("icbc/1")], entries=entries)
+    nights.explain(item("icbc/1"))
+
+    proofs, entries = one_sided(nights.start_ms(0), total=0)
+    found = nights.judge(0, proofs, [explained(item("icbc/1"))], entries=entries)
+
+    assert shares(found, "clearing-total") == (0, 300, 0, -300, True)
+    assert (found.verdict, found.broken_proofs) == ("over limits", 1)
+
+
+@pytest.mark.parametrize(
+    ("off", "debits", "is_open"),
+    [(-88, 1, False), (-87, 1, True), (88, 1, True), (88, 0, False), (-88, 0, True)],
+)
+def test_a_transfer_in_flight_explains_a_side_that_is_missing(nights, off, debits, is_open):
+    """And not a side that is booked twice."""
+    one = item("icbc/1", "in-flight", amount=88, debits=debits)
+    rows = [proof("clearing", off, "icbc/1"), proof("clearing", off), proof("clearing-total", off)]
+    entries = [entry("icbc/1", off, nights.start_ms(0), "debit")]
+
+    found = nights.judge(0, rows, [one], entries=entries)
+
+    assert (found.broken_proofs > 0) is is_open
+    # The other side comes after the cut-off, and the total of the next day is off by it.
+    rows = [proof("clearing", 0), proof("clearing-total", -off)]
+    settled = nights.judge(1, rows, closed=[item("icbc/1", "matched")])
+    assert (settled.verdict, settled.broken_proofs) == ("clean", 0)
+    assert shares(settled, "clearing-total") == (-off, -off, 0, 0, False)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-9, 9), st.booleans(), st.booleans()), max_size=6),
+    st.integers(-9, 9),
+)
+def test_items_and_the_rest_add_up_to_the_total(tmp_path_factory, parts, other):
+    """Whatever is explained: the rest is what unexplained items and other bookings contribute."""
+    nights = Nights(tmp_path_factory.mktemp("sums"))
+    keys = [f"icbc/{number}" for number in range(len(parts))]
+    failing = [
+        proof("clearing", off, key) for key, (off, _, _) in zip(keys, parts, strict=True) if off
+    ]
+    total = sum(off for off, _, _ in parts) + other
+    rows = [*failing, proof("clearing", 0), proof("clearing-total", total)]
+    entries = [
+        entry(key, part, nights.start_ms(0))
+        for key, (off, _, is_split) in zip(keys, parts, strict=True)
+        for part in ((off - 4, 4) if is_split else (off,))
+    ]
+    items = [item(key) for key in keys]
+    nights.judge(0, rows, items, entries=entries)
+    chosen = [one for one, (_, is_known, _) in zip(items, parts, strict=True) if is_known]
+    nights.explain(*chosen)
+
+    now = [explained(one) if one in chosen else one for one in items]
+    found = nights.judge(0, rows, now, entries=entries)
+
+    unknown = sum(off for off, is_known, _ in parts if not is_known)
+    assert shares(found, "clearing-total")[3] == unknown + other
+
+
+# People explain the others
+
+
+EDITED = [
+    proof("account-table", 5_000, "6222020200011112222", "icbc"),
+    *(proof("account-table", 5_000, None, "icbc"), proof("conservation", -7)),
+    proof("double-entry", 9, "other", "icbc"),
+]
+
+
+def test_a_person_explains_a_difference_until_it_changes_or_the_date_is_over(nights):
+    assert nights.judge(0, EDITED).broken_proofs == 3
+    before = nights.people.digest
+    nights.explain_proofs(DATES[1])
+    assert nights.people.digest != before
+
+    cleared = nights.judge(0, EDITED)
+    assert (cleared.verdict, cleared.broken_proofs) == ("clean", 0)
+    assert shares(cleared, "account-table", "62…2222") == (5_000, 0, 5_000, 0, False)
+    (shown,) = (proof for proof in cleared.proofs if proof.account == "62…2222")
+    assert (shown.explained_by, shown.explanation, shown.until) == (
+        "Wu", "edited by hand", DATES[1],
+    )  # fmt: skip
+
+    lasting = EDITED[:2]
+    assert nights.judge(1, lasting).verdict == "clean"
+    other = [proof("account-table", 5_001, "6222020200011112222", "icbc")]
+    assert nights.judge(1, other).broken_proofs == 1
+    assert nights.judge(2, lasting).broken_proofs == 1, "the date is over"
+
+
+def test_a_difference_in_the_bookings_of_a_day_is_new_on_each_day(nights):
+    nights.judge(0, EDITED)
+    nights.explain_proofs(DATES[2])
+
+    found = nights.judge(1, EDITED)
+
+    assert {one.proof for one in found.proofs if one.is_open} == {"conservation", "double-entry"}
+    nights.explain_proofs(DATES[2])
+    assert nights.judge(1, EDITED).verdict == "clean"
+    assert nights.judge(0, EDITED).verdict == "clean", "the first day is still explained"
+
+
+def test_a_withdrawn_explanation_of_a_proof_has_no_effect(nights):
+    nights.judge(0, EDITED)
+    nights.explain_proofs(DATES[2])
+    (one, *_) = nights.people.proofs_in_force()
+
+    nights.people.withdraw(one.difference.id, "Wu", "no", 2)
+
+    assert nights.judge(0, EDITED).broken_proofs == 1
+    with pytest.raises(UsageError, match="has no explanation"):
+        nights.people.withdraw(one.difference.id, "Wu", "no", 3)
+
+
+def test_an_explanation_cannot_end_before_it_begins(nights):
+    nights.judge(1, EDITED)
+    with pytest.raises(UsageError, match="--until 2026-03-31 is before 2026-04-01"):
+        nights.explain_proofs(DATES[0])
+
+
+def test_what_is_left_within_the_limits_is_within_limits(nights):
+    found = nights.judge(0, [*EDITED, proof("gapless", 0, None, "icbc", None)][2:3])
+
+    assert (found.verdict, found.why) == (
+        "within limits", ("the proof conservation does not hold, by an amount within the limits",),
+    )  # fmt: skip
+
+
+def test_the_differences_that_are_left_are_shown_first(tmp_path):
+    limits = msgspec.structs.replace(OPEN.limits, evidence=1)
+    nights = Nights(tmp_path, msgspec.structs.replace(OPEN, limits=limits))
+    nights.judge(0, EDITED[:2])
+    nights.explain_proofs(DATES[0])
+
+    found = nights.judge(
+        0, [*EDITED[:2], proof("account-table", 60, "6222020200011113333", "icbc")]
+    )
+
+    assert [one.account for one in found.proofs if one.account] == ["62…3333"]
+    assert found.why == ("the proof account-table does not hold: it is off by 0.60 CNY",)
+
+
+# Notes
+
+
+def test_notes_keep_the_latest_owner_and_all_comments(tmp_path):
+    people = Explanations(tmp_path)
+    people.annotate([BreakNote("a", "Li", 1, "Wu", "", "2026-04-01", "asked the bank")])
+    people.annotate([BreakNote("a", "Wu", 2, comment="no answer"), BreakNote("b", "Wu", 2, "Wu")])
+    people.annotate([BreakNote("a", "Wu", 3, due="2026-04-09")])
+
+    latest, comments = people.notes()["a"]
+
+    assert (latest.owner, latest.due) == ("Wu", "2026-04-09")
+    assert [note.comment for note in comments] == ["asked the bank", "no answer"]
+    assert people.digest == "", "no result depends on notes"

@@ -1,0 +1,83 @@
+"""A night that is cleared stays clean, until a fact changes or an explanation is over."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tests import spark_session
+from tests.reconcile.whole_stage import FRIDAY, PAYEE, SATURDAY, THURSDAY, WEDNESDAY, Stage, at
+from txmq.cli.root import app
+
+pytestmark = pytest.mark.timeout(300)  # The first run starts Spark.
+
+BY_HAND = (
+    "INSERT INTO journal (transfer, account, amount, currency, kind, booked_ms, recorded_ms) "
+    "VALUES ('hand', ?, 60000, 'CNY', 'credit', ?, ?)"
+)
+SAID = "--by", "Li Na", "--reason", "voucher 771"
+
+
+@pytest.fixture
+def stage(spark, tmp_path, monkeypatch):
+    spark_session.lend(monkeypatch, spark)
+    stage = Stage.set_up(tmp_path / "cleared")
+    stage.first_day()
+    when = at(WEDNESDAY, "12:00")
+    # One side only, and past the table of accounts.
+    stage.sql("ccb", BY_HAND, PAYEE, when, when)
+    return stage
+
+
+def call(stage, day, *arguments, more=()):
+    how = ["--date", str(day), "--config", str(stage.home / "recon.toml"), *more]
+    return CliRunner().invoke(app, ["reconcile", *arguments, *how])
+
+
+def run(stage, day, *more):
+    found = call(stage, day, more=["--quiet", "--json", *more])
+    result = json.loads(found.stdout)["result"]
+    return found.exit_code, sorted({one["proof"] for one in result["proofs"] if one["is_open"]})
+
+
+def test_a_cleared_night_is_clean_until_a_fact_changes(stage):
+    code, off = run(stage, WEDNESDAY)
+    assert (code, off) == (2, ["account-table", "clearing", "clearing-total", "double-entry"])
+
+    # The break explains what is its own, and a person the table of accounts.
+    hint = json.loads(call(stage, WEDNESDAY, "proofs", "--json").stdout)[0]
+    assert (hint["account"], hint["amounts"]) == ("62…0002", [60000])
+    explained = call(
+        stage, WEDNESDAY, "breaks", "explain", "--class", "credit-without-message", *SAID
+    )
+    assert explained.exit_code == 0, explained.output
+    edited = call(stage, WEDNESDAY, "proofs", "explain", hint["id"], *SAID, "--until", str(FRIDAY))
+    assert edited.exit_code == 0, edited.output
+    assert run(stage, WEDNESDAY, "--reuse-extract") == (0, [])
+
+    # The next nights are clean too.
+    stage.credit("night", 88_00, at(WEDNESDAY, "17:03"))
+    stage.poll()
+    assert run(stage, THURSDAY) == (0, [])
+
+    # A clearing row for the same transfer is a new fact, although the facts of the break stay.
+    row = "clearing", at(FRIDAY, "09:00"), at(FRIDAY, "09:00")
+    stage.sql("ccb", BY_HAND.replace("60000", "-60001"), *row)
+    assert run(stage, FRIDAY) == (
+        2,
+        ["account-table", "clearing", "clearing-total", "double-entry"],
+    )
+
+
+@pytest.mark.soak  # test_differences.py has the same without Spark.
+def test_an_explanation_that_is_over_comes_back(stage):
+    run(stage, WEDNESDAY)
+    call(stage, WEDNESDAY, "breaks", "explain", "--class", "credit-without-message", *SAID)
+    call(stage, WEDNESDAY, "proofs", "explain", "--proof", "account-table", *SAID,
+         "--until", str(FRIDAY))  # fmt: skip
+    assert run(stage, WEDNESDAY, "--reuse-extract") == (0, [])
+    stage.credit("night", 88_00, at(WEDNESDAY, "17:03"))
+    stage.poll()
+
+    assert [run(stage, day)[0] for day in (THURSDAY, FRIDAY)] == [0, 0]
+    assert run(stage, SATURDAY) == (2, ["account-table"])

@@ -1,0 +1,148 @@
+"""``txmq reconcile proofs``: the differences of a day's balance proofs, and their explanations."""
+
+from collections.abc import Mapping
+from datetime import date
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from txmq.cli.breaks import Reason, withdraw
+from txmq.cli.common import AsJson, Yes, confirm
+from txmq.cli.output import note, print_rows, say
+from txmq.cli.reconcile_options import (
+    NOT_RUN,
+    Account,
+    Bank,
+    By,
+    Config,
+    Day,
+    ReconcileGroup,
+    Unmasked,
+    date_of,
+    report_failures,
+    requested_days,
+    run_of,
+)
+from txmq.errors import ConfigError
+from txmq.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from txmq.reconcile.summary import Result
+
+__all__ = ["app"]
+
+app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
+app.command()(withdraw)
+
+ProofName = Annotated[
+    str | None, typer.Option("--proof", help="Only this proof, such as account-table.")
+]
+
+
+@app.callback()
+def proofs(
+    ctx: typer.Context,
+    *,
+    day: Day = None,
+    config: Config = None,
+    proof: ProofName = None,
+    bank: Bank = None,
+    account: Account = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also explained ones.")] = False,
+    unmasked: Unmasked = False,
+    json: AsJson = False,
+) -> None:
+    """List the differences of a date's proofs that nothing explains.
+
+    A hint names a break with the same account and amount; a person decides if it is the reason.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    with report_failures():
+        from txmq.reconcile.item_list import differences_in
+        from txmq.reconcile.report.account_mask import mask
+
+        wanted = requested_days(config, day)
+        run, directory = run_of(wanted), wanted.rules.directory
+        rows = differences_in(directory, run, proof, bank, account, is_complete=everything)
+        for row in () if unmasked else rows:
+            if row["proof"] in {"account-table", "roll-forward", "roll-forward-rows"}:
+                row["account"] = mask(row["account"])
+        names = ("currency", "explained_by", "until", "hint")
+        print_rows(
+            rows,
+            ("id", "proof", "bank", "account", "difference", "", "explained by", "until", "hint"),
+            (
+                (
+                    *(row[name] or "" for name in ("id", "proof", "bank", "account")),
+                    _amounts(row, run.result),
+                    *(row[name] or "" for name in names),
+                )
+                for row in rows
+            ),
+            json=json,
+            empty=f"no such differences on {run.result.business_date}",
+        )
+
+
+@app.command()
+def explain(
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="The differences, or the beginnings of their ids.")
+    ] = None,
+    *,
+    by: By,
+    reason: Reason,
+    until: Annotated[
+        date | None,
+        typer.Option(
+            "--until",
+            parser=date_of,
+            metavar="DATE",
+            help="The last business date on which it counts; the date itself if left out.",
+        ),
+    ] = None,
+    day: Day = None,
+    config: Config = None,
+    proof: ProofName = None,
+    bank: Bank = None,
+    account: Account = None,
+    yes: Yes = False,
+) -> None:
+    """Explain differences of proofs, from the next run until their amounts change.
+
+    Those of account-table, clearing and double-entry last: --until says for how long they are
+    explained. All others are in the bookings of one date, and are only explained on that date.
+    """
+    with report_failures():
+        from txmq.reconcile.explanations import Difference, Explanations
+        from txmq.reconcile.item_list import differences_in, find_item
+
+        wanted = requested_days(config, day)
+        run, directory = run_of(wanted), wanted.rules.directory
+        if not (ids or proof or bank or account):
+            raise ConfigError("name differences by their ids, or choose them with --proof, …")
+        rows = differences_in(directory, run, proof, bank, account, is_complete=bool(ids))
+        rows = [find_item(rows, id_, "id") for id_ in ids] if ids else rows
+        if not rows:
+            raise ConfigError("no difference fits; see txmq reconcile proofs")
+        if len(rows) > 1:
+            for row in rows:
+                note(f"{row['id']} {row['proof']}: {_amounts(row, run.result)}")
+            confirm(f"Explain these {len(rows)} differences?", yes=yes, code=NOT_RUN)
+        first, now_ms = run.result.business_date, SystemClock().wall_ms()
+        last = until.isoformat() if until else first
+        chosen = [msgspec.convert(row, Difference) for row in rows]
+        for done in Explanations(directory).explain_proofs(chosen, by, reason, now_ms, first, last):
+            say(
+                f"{done.difference.id} counts as explained from the next run on, for the dates "
+                f"{done.first} to {done.last}, as long as its amount does not change"
+            )
+
+
+def _amounts(row: Mapping[str, Any], result: "Result") -> str:
+    from txmq.reconcile.report.facts import digits
+    from txmq.reconcile.report.words import signed
+
+    return ", ".join(signed(amount, digits(result, row["currency"])) for amount in row["amounts"])

@@ -1,0 +1,200 @@
+"""The differences of balance proofs, and what explains each of them; without Spark.
+
+Only three proofs can fail because of an item. A row of ``clearing`` or ``double-entry`` names the
+transfer whose rows it adds up. ``clearing-total`` is the sum of all rows of the day, so an item
+contributes exactly the sum of its own. No item contributes to ``conservation``, which counts both
+sides of every transfer; and that an account's table or an earlier balance differs by the amount
+of an item does not prove that the item is the reason. A person explains these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.reconcile.classes import Class
+from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
+from txmq.reconcile.extract.manifest import Manifest
+from txmq.reconcile.summary import Result
+from txmq.reconcile.written_table import WrittenTable
+
+__all__ = ["Cover", "Place", "ProofDay", "covers_of", "differences_of", "place_of", "single_rows"]
+
+Place: TypeAlias = tuple[str, str | None, str | None, str | None]
+"""A proof, its bank, its account or transfer, and its currency."""
+
+_OF_TRANSFERS: Final = ("clearing", "double-entry")
+_ITEM: Final = ("break_id", "key", "class", "amount", "currency", "debits")
+_TOTAL: Final = "clearing-total"
+_WIDE: Final = pa.decimal128(38, 0)
+
+
+class Cover(NamedTuple):
+    """What explains a difference."""
+
+    by_items: int = 0
+    person: ProofExplanation | None = None
+
+
+class ProofDay(NamedTuple):
+    """The proofs of a day, and what may explain their differences."""
+
+    source: Manifest | Result
+    """It names the rules and the date, with its window."""
+    tables: Mapping[str, WrittenTable]
+    """The run's ``proofs``, ``items``, ``closed`` and ``entries``."""
+    before: WrittenTable | None
+    """The proofs of the day before."""
+    people: Explanations | None
+
+
+def covers_of(day: ProofDay) -> dict[Place, Cover]:
+    """What explains the differences of a day; without those that nothing explains."""
+    items, found = _explaining_items(day), dict[Place, Cover]()
+    people = {
+        (note.difference.id, note.difference.amounts): note
+        for note in (day.people.proofs_in_force() if day.people else ())
+        if note.first <= day.source.business_date <= note.last
+    }
+    named = {note.difference.account or "" for note in people.values()} | items.keys()
+    breaks = day.people.in_force() if day.people else ()
+    seen = {explanation.break_id: explanation.proofs for explanation in breaks}
+    for place, difference in _singles(day, named).items():
+        item = items.get(difference.account or "")
+        if item is not None and _is_of_item(difference, item, seen.get(item["break_id"], {})):
+            found[place] = Cover(sum(difference.amounts))
+        elif person := people.get((difference.id, difference.amounts)):
+            found[place] = Cover(0, person)
+    settled = _of_items_today(day, found)
+    for place, off in _wholes(day).items():
+        by_items = settled.get(place[3] or "", 0) if place[0] == _TOTAL else 0
+        whole = people.get((_id(day, place), (off - by_items,)))
+        if by_items or whole:
+            found[place] = Cover(by_items, whole)
+    return found
+
+
+def differences_of(day: ProofDay) -> list[tuple[Difference, Cover | None]]:
+    """The differences of a day, each with what explains it; ``None`` if nothing does."""
+    covers = covers_of(day)
+    singles = _singles(day, None)
+    found = [(difference, covers.get(place)) for place, difference in singles.items()]
+    for place, off in _wholes(day).items():
+        cover = covers.get(place, Cover())
+        if left := off - cover.by_items:
+            difference = Difference(_id(day, place), *place, (left,))
+            found.append((difference, cover if cover.person else None))
+    return sorted(found, key=lambda pair: (pair[0].proof, -sum(map(abs, pair[0].amounts))))
+
+
+def single_rows(proofs: WrittenTable) -> Iterator[pa.Table]:
+    """The rows of single accounts or transfers that do not hold, with ``off``: found less
+    expected, as decimals with room for the difference of any two numbers.
+    """
+    for piece in proofs.pieces():
+        rows = piece.filter(pc.field("account").is_valid() & ~pc.field("holds"))
+        found, expected = (rows[name].cast(pa.decimal128(19, 0)) for name in ("found", "expected"))
+        yield rows.append_column("off", pc.subtract(found, expected))
+
+
+def place_of(row: Mapping[str, Any]) -> Place:
+    """The place of a row of ``PROOFS``."""
+    return row["proof"], row["bank"], row["account"], row["currency"]
+
+
+def _id(day: ProofDay, place: Place) -> str:
+    return hashlib.sha256(msgspec.json.encode([day.source.name, *place])).hexdigest()[:16]
+
+
+def _with(table: pa.Table, column: str, values: Iterable[str] | pa.ChunkedArray) -> pa.Table:
+    if not isinstance(values, pa.ChunkedArray):
+        values = pa.chunked_array([sorted(values)], pa.string())
+    return table.filter(pc.is_in(table[column], values.combine_chunks()))
+
+
+def _singles(day: ProofDay, accounts: set[str] | None) -> dict[Place, Difference]:
+    """The differences of single accounts or transfers: all, or those of some names."""
+    found: defaultdict[Place, list[int]] = defaultdict(list)
+    for piece in single_rows(day.tables["proofs"]):
+        for row in (piece if accounts is None else _with(piece, "account", accounts)).to_pylist():
+            found[place_of(row)].append(int(row["off"]))
+    return {
+        place: Difference(_id(day, place), *place, tuple(sorted(amounts)))
+        for place, amounts in found.items()
+    }
+
+
+def _wholes(day: ProofDay) -> dict[Place, int]:
+    """The differences of proofs that have no single rows, also those of zero."""
+    proofs = day.tables["proofs"]
+    single = {name for piece in single_rows(proofs) for name in piece["proof"].unique().to_pylist()}
+    return {
+        place_of(row): row["found"] - row["expected"]
+        for piece in proofs.pieces()
+        for row in piece.filter(pc.field("account").is_null()).to_pylist()
+        if row["proof"] not in single
+    }
+
+
+def _explaining_items(day: ProofDay) -> dict[str, dict[str, Any]]:
+    """The explained items and those in flight for which a proof fails, by transfer."""
+    # After a mishap most transfers may fail: Arrow has room for all of their keys.
+    pieces = (_with(piece, "proof", _OF_TRANSFERS) for piece in single_rows(day.tables["proofs"]))
+    keys = [chunk for piece in pieces for chunk in piece["account"].chunks]
+    failed = pa.chunked_array(keys, pa.string())
+    return {
+        row["key"]: row
+        for piece in day.tables["items"].pieces(*_ITEM)
+        for row in _with(piece, "key", failed).to_pylist()
+        if row["class"] in {Class.EXPLAINED, Class.IN_FLIGHT}
+    }
+
+
+def _is_of_item(
+    difference: Difference, item: Mapping[str, Any], seen: Mapping[str, tuple[int, ...]]
+) -> bool:
+    if difference.proof not in _OF_TRANSFERS:
+        return False
+    if item["class"] == Class.EXPLAINED:
+        # A break's figures do not have its clearing rows: the person must have seen these amounts.
+        return seen.get(difference.id) == difference.amounts
+    # In flight: one side of its booking may be recorded after the end of the day. The other side
+    # takes the money from the payer, or gives it to clearing.
+    alone = -item["amount"] if item["debits"] else item["amount"]
+    return difference.amounts == (alone,) and difference.currency == item["currency"]
+
+
+def _of_items_today(day: ProofDay, covers: Mapping[Place, Cover]) -> dict[str, int]:
+    """What the day's rows of items contribute to ``clearing-total``, by currency.
+
+    A transfer whose own ``clearing`` fails, and that nothing explains, is left out.
+    """
+    sums: defaultdict[tuple[str, str], int] = defaultdict(int)
+    at, is_transfer = pc.field("recorded_ms"), pc.field("kind") != "other"
+    is_today = (at >= day.source.start_ms) & (at < day.source.end_ms)
+    for piece in day.tables["entries"].pieces("key", "currency", "kind", "amount", "recorded_ms"):
+        rows = piece.filter(is_today & is_transfer)
+        wide = rows.append_column("wide", rows["amount"].cast(_WIDE))
+        of_each = wide.group_by(["key", "currency"]).aggregate([("wide", "sum")])
+        # A piece may end within a transfer; a part that adds up to zero adds nothing.
+        for row in of_each.filter(pc.field("wide_sum") != pa.scalar(0, _WIDE)).to_pylist():
+            sums[row["key"], row["currency"]] += int(row["wide_sum"])
+    # An item that is agreed now had a difference before, and its rows of today have settled it.
+    for piece in () if day.before is None else single_rows(day.before):
+        before = _with(piece, "proof", ["clearing"])
+        for closed in day.tables["closed"].pieces("key"):
+            for row in _with(before, "account", closed["key"]).to_pylist():
+                sums[row["account"], row["currency"]] -= int(row["off"])
+    failed = _singles(day, {key for key, _ in sums})
+    found: defaultdict[str, int] = defaultdict(int)
+    for (key, currency), sum_ in sums.items():
+        place = "clearing", None, key, currency
+        if place in covers or place not in failed:
+            found[currency] += sum_
+    return found

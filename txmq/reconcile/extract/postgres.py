@@ -197,9 +197,10 @@ class _PostgresReader:
         statements = EntryStatements(bank, self._money, self._books.window, dialect)
         check_columns(where, column_names(bank.entries), types)
         self._check_zones(where, types)
-        if bank.entries.id and types[bank.entries.id] not in _WHOLE:
-            # An id that is not a number would become NULL, which is allowed.
-            raise_for_misfit(where, statements.faults()[-1:], partial(_ask, first))
+        silent = statements.silent_faults()
+        if bank.entries.id and types[bank.entries.id] in _WHOLE:
+            silent.pop()  # Every such id is a number.
+        raise_for_misfit(where, silent, partial(_ask, first))
         slices = _Slices(_slices(first, relation, bank.readers, self._snapshot.version))
         try:
             return (*self._entries(statements, dialect, slices), *self._accounts(first))

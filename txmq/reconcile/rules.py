@@ -500,9 +500,11 @@ def _of_the_sources(rules: Rules) -> Iterator[str]:
         errors: list[str] = []
         if bool(bank.database) == (files is not None):
             errors.append("write either database or [bank.files]")
+        is_complete = files is not None and files.is_statement
         required = ("key", "account", "amount", "booked", "currency", "kind")
-        required = required if files is None or not files.is_statement else ()
-        missing = [f"entries.{name}" for name in required if not getattr(entries, name)]
+        missing = [
+            f"entries.{name}" for name in required if not is_complete and not getattr(entries, name)
+        ]
         for name, columns in (("entries", entries), ("accounts", accounts)):
             if columns is not None and files is None and not columns.table:
                 missing.append(f"{name}.table")

@@ -7,13 +7,13 @@ balance, and the next page begins with it. If they do not, the file is incomplet
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from txmq.errors import ReconcileRefused
 
-__all__ = ["EntryFields", "StatementPage", "kind_of_entry", "refuse", "stated_balances"]
+__all__ = ["EntryFields", "StatementPage", "kind_of", "refuse", "stated_balances"]
 
 EntryFields: TypeAlias = dict[str, Any]
 """An entry's values by the names in ``STATEMENT_FIELDS``, and its ``line`` in the file."""
@@ -43,10 +43,11 @@ def refuse(file: str, line: int, why: str) -> NoReturn:
     raise ReconcileRefused(f"{file} line {line}: {why}")
 
 
-def kind_of_entry(*, is_credit: bool, is_reversal: bool) -> str:
+def kind_of(is_credit: bool, is_reversal: bool) -> str:
     """The kind of an entry. The reversal of a debit is a credit, and the reverse."""
-    reversed_ = "debit-reversal" if is_credit else "credit-reversal"
-    return reversed_ if is_reversal else "credit" if is_credit else "debit"
+    return f"{'debit' if is_credit else 'credit'}-reversal" if is_reversal else (
+        "credit" if is_credit else "debit"
+    )  # fmt: skip
 
 
 def stated_balances(pages: Iterable[StatementPage]) -> Iterable[tuple[StatementPage, EntryFields]]:

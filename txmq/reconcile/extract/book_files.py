@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import date
 from functools import partial
@@ -126,7 +126,7 @@ class _FileReading:
 
     def _read(
         self, pattern: str, columns: EntryColumns | AccountColumns, pages: list[StatementPage]
-    ) -> Iterator[tuple[str, FileRows]]:
+    ) -> Generator[tuple[str, FileRows], None, None]:
         """The rows of each file of a pattern; on a date without business there may be none."""
         names, path = sorted(column_names(columns)), Path(pattern.format(date=self._day))
         found = sorted(path.parent.glob(path.name)) if pattern else []
@@ -161,7 +161,7 @@ class _FileReading:
         self,
         table: str,
         columns: EntryColumns | AccountColumns,
-        sources: Iterable[tuple[str, FileRows]],
+        sources: Generator[tuple[str, FileRows], None, None],
     ) -> None:
         """Copy rows into a table of the temporary database."""
         names = sorted(column_names(columns))
@@ -179,8 +179,9 @@ class _FileReading:
                     refuse(file, line, str(error))
                 yield (*row, row[place], file, line)
 
-        for file, rows in sources:
-            self._connection.executemany(insert, stored(file, rows))
+        with closing(sources):
+            for file, rows in sources:
+                self._connection.executemany(insert, stored(file, rows))
 
     def _check_end(self) -> None:
         """Check that no row of a dated file is of a later date, which would not read it."""
@@ -238,7 +239,7 @@ class _FileReading:
         return writer.extracted(self._books.bank.name)
 
 
-def _stated(pages: Sequence[StatementPage]) -> Iterator[tuple[str, FileRows]]:
+def _stated(pages: Sequence[StatementPage]) -> Generator[tuple[str, FileRows], None, None]:
     """The balances of statements, as rows of accounts."""
     for page, balance in stated_balances(pages):
         values = [balance[name] for name in sorted(balance)]

@@ -13,12 +13,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Final
 
-from txmq.reconcile.extract.bank_statements import (
-    EntryFields,
-    StatementPage,
-    kind_of_entry,
-    refuse,
-)
+from txmq.reconcile.extract.bank_statements import EntryFields, StatementPage, kind_of, refuse
 
 __all__ = ["read_mt940"]
 
@@ -31,7 +26,9 @@ _ENTRY: Final = re.compile(
 )
 _CHARGE: Final = re.compile(r"/CHGS/([A-Z]{3})([0-9]+,[0-9]*)")
 _SUBFIELD: Final = re.compile(r"\?(?:2[0-9]|6[0-3])([^?]*)")
-_END_TO_END: Final = re.compile(r"(?:^|/)EREF/(.+?)(?:/[A-Z]{4}/|/$|$)|EREF\+(.+?)(?:[A-Z]{4}\+|$)")
+_END_TO_END: Final = re.compile(
+    r"(?:^|/)EREF/(.+?)(?://|/[A-Z]{4}/|/?$)|EREF\+(.+?)(?:[A-Z]{4}\+|$)"
+)
 _NONE: Final = ("NONREF", "NOTPROVIDED")
 """What banks write where a payer gave no reference."""
 
@@ -53,21 +50,7 @@ def read_mt940(
             message = _Message(file)
         elif message is None:
             refuse(file, line, f":{tag}: is before the first :20:")
-        if tag != "86":
-            yield from message.pop_rows()
-        match tag:
-            case "25" | "25P":
-                message.account = text.partition("\n")[0].strip()
-            case "28C":
-                message.number = text.strip()
-            case "60F" | "60M":
-                message.opening, message.currency = _balance(file, line, text)
-            case "61":
-                message.add_entry(line, text)
-            case "86":
-                message.describe_entry(text.replace("\n", ""))
-            case "62F" | "62M":
-                yield message.page(line, text)
+        yield from message.take(line, tag, text)
     if message is None:
         refuse(file, line, "it has no statement (:20:), so it is not MT940")
     message.check_end(line)
@@ -77,29 +60,49 @@ class _Message:
     """A page of a statement while it is read."""
 
     def __init__(self, file: str) -> None:
-        self.account = self.number = self.currency = ""
-        self.opening: Decimal | None = None
+        self._account = self._number = self._currency = ""
+        self._opening: Decimal | None = None
         self._file = file
         self._moved = Decimal(0)
         self._rows: list[EntryFields] = []
         """The rows of the last entry: its ``:86:`` may follow."""
         self._is_closed = False
 
-    def page(self, line: int, text: str) -> StatementPage:
-        """Its balances, from the closing one."""
+    def take(self, line: int, tag: str, text: str) -> Iterator[EntryFields | StatementPage]:
+        """Take the next field."""
+        if tag != "86":
+            yield from self._rows
+            self._rows = []
+        match tag:
+            case "25" | "25P":
+                self._account = text.partition("\n")[0].strip()
+            case "28C":
+                self._number = text.strip()
+            case "60F" | "60M":
+                self._opening, self._currency = _balance(self._file, line, text)
+            case "61":
+                self._add_entry(line, text)
+            case "86" if self._rows:
+                self._describe_entry(text.replace("\n", ""))
+            case "62F" | "62M":
+                yield self._page(line, text)
+
+    def _page(self, line: int, text: str) -> StatementPage:
         amount, currency = _balance(self._file, line, text)
-        if not self.account or currency != (self.currency or currency):
-            why = f":25: is {self.account!r}, :60F: in {self.currency!r} and :62F: in {currency!r}"
+        if not self._account or currency != (self._currency or currency):
+            why = (
+                f":25: is {self._account!r}, :60F: in {self._currency!r} and :62F: in {currency!r}"
+            )
             refuse(self._file, line, f"{why}; a statement has one account and one currency")
         self._is_closed = True
         return StatementPage(
             self._file,
             line,
             # Some banks write the currency after the account.
-            self.account.removesuffix(currency).strip(),
-            self.number,
-            [int(part) if part.isdecimal() else 0 for part in self.number.split("/")],
-            {} if self.opening is None else {currency: self.opening},
+            self._account.removesuffix(currency).strip(),
+            self._number,
+            [int(part) if part.isdecimal() else 0 for part in self._number.split("/")],
+            {} if self._opening is None else {currency: self._opening},
             {currency: self._moved},
             {currency: amount},
         )
@@ -108,17 +111,11 @@ class _Message:
         """Refuse a message without an end."""
         if not self._is_closed:
             why = "has no closing balance (:62F:), so the file may be truncated"
-            refuse(self._file, line, f"statement {self.number} {why}")
+            refuse(self._file, line, f"statement {self._number} {why}")
 
-    def pop_rows(self) -> list[EntryFields]:
-        """The rows of the last entry, which is complete."""
-        rows, self._rows = self._rows, []
-        return rows
-
-    def add_entry(self, line: int, text: str) -> None:
-        """Begin an entry, and one for a charge that it includes."""
+    def _add_entry(self, line: int, text: str) -> None:
         found = _ENTRY.fullmatch(text)
-        if found is None or self._is_closed or not self.currency:
+        if found is None or self._is_closed or not self._currency:
             why = "is no entry" if found is None else "is not between :60F: and :62F:"
             refuse(self._file, line, f":61:{text!r} {why}")
         value, booked, mark, number, code, customer, bank, more = found.groups()
@@ -135,18 +132,18 @@ class _Message:
         reference = "" if customer.strip() in _NONE else customer.strip()
         row: EntryFields = {
             "line": line,
-            "account": self.account.removesuffix(self.currency).strip(),
-            "currency": self.currency,
+            "account": self._account.removesuffix(self._currency).strip(),
+            "currency": self._currency,
             "booked": booked_date.isoformat(),
             "value": value_date.isoformat(),
         }
         charges = _CHARGE.findall(more or "")
-        included = sum((_decimal(sum_) for code, sum_ in charges if code == self.currency), 0)
+        included = sum((_decimal(sum_) for code, sum_ in charges if code == self._currency), 0)
         self._rows = [
             row
             | {
                 "amount": amount + included,
-                "kind": kind_of_entry(is_credit=is_credit, is_reversal=mark.startswith("R")),
+                "kind": kind_of(is_credit, mark.startswith("R")),
                 "end_to_end_id": reference,
                 "customer_reference": reference,
                 "bank_reference": (bank or "").strip(),
@@ -156,16 +153,13 @@ class _Message:
         if included:
             self._rows.append(row | {"amount": -included, "kind": "charge"})
 
-    def describe_entry(self, text: str) -> None:
-        """Add ``:86:`` to the last entry, if it follows one."""
-        if self._rows:
-            is_coded = text[:3].isdecimal() and text[3:4] == "?"
-            text = "".join(_SUBFIELD.findall(text)) if is_coded else text
-            self._rows[0]["remittance"] = text
-            found = _END_TO_END.search(text)
-            named = (found[1] or found[2]).strip() if found else ""
-            if named and named not in _NONE:
-                self._rows[0]["end_to_end_id"] = named
+    def _describe_entry(self, text: str) -> None:
+        row, is_coded = self._rows[0], text[:3].isdecimal() and text[3:4] == "?"
+        row["remittance"] = text = "".join(_SUBFIELD.findall(text)) if is_coded else text
+        found = _END_TO_END.search(text)
+        named = (found[1] or found[2]).strip() if found else ""
+        if named and named not in _NONE:
+            row["end_to_end_id"] = named
 
 
 def _fields(file: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:

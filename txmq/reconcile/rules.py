@@ -176,10 +176,6 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """A bank's journal, or its table of transfers: one row for each side of a booking."""
 
-    namespace: Name | Namespaces
-    """The name of the bank that issues the transfer ids in this table. If several banks do, a
-    column or the beginning of an id decides: ``{ column = "issuer", names = { 102 = "icbc" } }``
-    or ``{ names = { IC = "icbc", CC = "ccb" } }``."""
     table: str = ""
     """The table's name, with its schema if needed. Required in a database; files have none."""
     key: str = ""
@@ -195,6 +191,10 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """The column with the currency, or the currency of all rows."""
     kind: ColumnSource = ""
     """The column with the kind of booking, or the kind of all rows."""
+    namespace: Name | Namespaces = ""
+    """The name of the bank that issues the transfer ids in this table; required. If several banks
+    do, a column or the beginning of an id decides: ``{ column = "issuer", names = { 102 = "icbc"
+    } }`` or ``{ names = { IC = "icbc", CC = "ccb" } }``."""
     kinds: dict[str, tuple[str, ...]] = {}
     """What the bank calls a debit, a credit and a return: lists under ``debit``, ``credit`` and
     ``return``. Any other kind belongs to no transfer."""
@@ -231,16 +231,16 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
 class AccountColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """A bank's table of accounts with their balances."""
 
-    account: str
+    table: str = ""
+    """Its name. Required in a database, and the next three keys everywhere."""
+    account: str = ""
     """The column with the account."""
-    currency: ColumnSource
+    currency: ColumnSource = ""
     """The column with its currency, or the currency of all accounts."""
-    balance: str
+    balance: str = ""
     """The column with its balance, in the same units as the entries' amounts."""
     opening: str = ""
     """The column with the balance at the beginning of the date, only in ``files.balances``."""
-    table: str = ""
-    """Its name. Required in a database."""
     where: str = ""
     """An SQL condition, as for the entries."""
 
@@ -444,7 +444,7 @@ def _complete(bank: Bank, here: Path) -> Bank:
         bank,
         files=located,
         entries=msgspec.structs.replace(bank.entries, **missing, units="major"),
-        accounts=AccountColumns("account", "currency", "closing", "opening"),
+        accounts=AccountColumns("", "account", "currency", "closing", "opening"),
     )
 
 
@@ -500,17 +500,15 @@ def _of_the_sources(rules: Rules) -> Iterator[str]:
         errors: list[str] = []
         if bool(bank.database) == (files is not None):
             errors.append("write either database or [bank.files]")
-        is_complete = files is not None and files.is_statement
-        required = ("key", "account", "amount", "booked", "currency", "kind")
-        missing = [
-            f"entries.{name}" for name in required if not is_complete and not getattr(entries, name)
-        ]
+        needed = {"entries": ["namespace"], "accounts": ["account", "currency", "balance"]}
+        if files is None or not files.is_statement:
+            needed["entries"] += ["key", "account", "amount", "booked", "currency", "kind"]
         for name, columns in (("entries", entries), ("accounts", accounts)):
-            if columns is not None and files is None and not columns.table:
-                missing.append(f"{name}.table")
-            if columns is not None and files is not None and (columns.table or columns.where):
-                errors.append(f"{name}.table and {name}.where are for databases: remove them")
-        errors += [f"{name} is missing" for name in missing]
+            if columns is not None:
+                keys = [*needed[name], *(["table"] if files is None else [])]
+                errors += [f"{name}.{key} is missing" for key in keys if not getattr(columns, key)]
+                if files is not None and (columns.table or columns.where):
+                    errors.append(f"{name}.table and {name}.where are for databases: remove them")
         if files is None and accounts is not None and accounts.opening:
             errors.append("accounts.opening is for [bank.files]: a database has all entries")
         if files is not None:

@@ -45,7 +45,9 @@ def read_camt(file: str, chunks: Iterable[bytes]) -> Iterator[EntryFields | Stat
         ReconcileRefused: The file is not camt.053, or has an invalid value.
     """
     statement: _Statement | None = None
+    has_any = False
     for element in _children(file, chunks):
+        has_any = True
         statement = statement or _Statement(file)
         match element.tag:
             case "Stmt":
@@ -57,6 +59,8 @@ def read_camt(file: str, chunks: Iterable[bytes]) -> Iterator[EntryFields | Stat
                 statement.add_balance(element)
             case _:
                 statement.head.append(element)
+    if not has_any:
+        refuse(file, 1, "it has no statement (Stmt), so it is not camt.053")
 
 
 class _Statement:
@@ -185,7 +189,6 @@ def _children(file: str, chunks: Iterable[bytes]) -> Iterator[Element]:
     parser = expat.ParserCreate()
     opened: list[Element] = []  # From the statement on.
     done: list[Element] = []
-    has_any = False
 
     def start(name: str, attributes: dict[str, str]) -> None:
         plain = name.rpartition(":")[2]
@@ -210,11 +213,8 @@ def _children(file: str, chunks: Iterable[bytes]) -> Iterator[Element]:
     try:
         for chunk in chunks:
             parser.Parse(chunk)
-            has_any = has_any or bool(done)
             yield from done
             done.clear()
         parser.Parse(b"", True)
     except expat.ExpatError as error:
         refuse(file, error.lineno, f"it is not complete XML: {expat.ErrorString(error.code)}")
-    if not has_any:
-        refuse(file, 1, "it has no statement (Stmt), so it is not camt.053")

@@ -10,8 +10,8 @@ from txmq.reconcile.rules import Constant, Flow, Money
 MONEY = {"CNY": Money(), "JPY": Money(digits=0), "BHD": Money(digits=3)}
 
 
-def read(amount, currency, units="major", **more):
-    body = f'{{"payer": "a", "payee": "b", "amount": {amount}, "currency": {currency}}}'.encode()
+def read(amount, code, units="major", **more):
+    body = f'{{"payer": "a", "payee": "b", "amount": {amount}, "currency": {code}}}'.encode()
     flows = Flows([Flow("Transfers", "icbc", units=units, **more)], MONEY)
     record = SimpleNamespace(plain_body=lambda: body, properties="KEYS\x011\x02")
     _, _, _, found, _, problem = flows._of["Transfers"][0].read(record)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import date
 from functools import partial
@@ -41,20 +41,13 @@ from txmq.runtime.clock import Clock
 __all__ = ["read_files"]
 
 _CHUNK: Final = 1 << 16
-_PLACE: Final = {"file": "txmq_file", "line": "txmq_line"}
 
 _Sums: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
 """The balance and the number of entries of each account and currency."""
 
 
 def read_files(books: BookRequest, rules: Rules, day: date, clock: Clock) -> ExtractedSource:
-    """Extract a bank's book.
-
-    Args:
-        books: The bank, the day and the target directory.
-        rules: The known currencies, and where results are.
-        day: The business date.
-        clock: This machine's clock.
+    """Extract a bank's book; the rules know where the result of the day before is.
 
     Raises:
         ReconcileRefused: A file is missing or has an invalid value.
@@ -86,6 +79,7 @@ class _FileReading:
         self._day = day
         self._connection = connection
         self._hashes: list[str] = []
+        self._pages: list[StatementPage] = []
         changes = {"recorded": RECORDED} if bank.files.is_dated else {}
         entries = msgspec.structs.replace(bank.entries, table="entries", **changes)
         accounts = bank.accounts and msgspec.structs.replace(bank.accounts, table="accounts")
@@ -95,7 +89,7 @@ class _FileReading:
         self._dialect = FileDialect(bank, bank.files, rules.day, books.window.start_ms)
         for function, parse in self._dialect.functions.items():
             connection.create_function(function, 2, parse, deterministic=True)
-        self._reader = SqliteReader(staged, rules.money, connection, self._dialect, _PLACE)
+        self._reader = SqliteReader(staged, rules.money, connection, self._dialect)
 
     @property
     def snapshot(self) -> str:
@@ -105,13 +99,11 @@ class _FileReading:
     def tables(self) -> tuple[ExtractedTable, ...]:
         """Read the files, and write the tables of the extract."""
         files, bank, reader = self._files, self._books.bank, self._reader
-        pages: list[StatementPage] = []
-        self._stage("entries", bank.entries, self._read(files.path, bank.entries, pages))
+        self._stage("entries", bank.entries, files.path)
         self._check_end()
         count = len(self._hashes)
         if bank.accounts is not None:
-            balances = self._read(files.balances, bank.accounts, pages)
-            self._stage("accounts", bank.accounts, _stated(pages) if pages else balances)
+            self._stage("accounts", bank.accounts, files.balances)
         entries = reader.entries()
         if not files.is_dated:
             return (entries, *reader.sums(), *reader.accounts())
@@ -124,50 +116,12 @@ class _FileReading:
         sums = self._write(OPENING, opening), self._write(LATER, {})
         return (entries, *sums, *([self._write(ACCOUNTS, ended)] if bank.accounts else ()))
 
-    def _read(
-        self, pattern: str, columns: EntryColumns | AccountColumns, pages: list[StatementPage]
-    ) -> Generator[tuple[str, FileRows], None, None]:
-        """The rows of each file of a pattern; on a date without business there may be none."""
-        names, path = sorted(column_names(columns)), Path(pattern.format(date=self._day))
-        found = sorted(path.parent.glob(path.name)) if pattern else []
-        is_needed = not self._files.is_dated or self._rules.day.is_business(self._day)
-        if pattern and is_needed and not found:
-            raise ReconcileRefused(
-                f"{self._books.bank.name}: the file {path} does not exist; get it from the bank, "
-                f"or add {self._day} to day.holidays if the bank sends none"
-            )
-        for path in found:
-            with open_unchanged(path) as file:
-                if self._files.is_statement:
-                    yield path.name, self._statement_rows(path.name, file, names, pages)
-                else:
-                    yield path.name, read_rows(path.name, file, names, self._files)
-                self._hashes.append(f"{path.name} {sha256_of(path)}")
-
-    def _statement_rows(
-        self, name: str, file: BinaryIO, columns: Sequence[str], pages: list[StatementPage]
-    ) -> FileRows:
-        if self._files.format == "camt.053":
-            found = read_camt(name, iter(partial(file.read, _CHUNK), b""))
-        else:
-            found = read_mt940(name, decoded_lines(name, file, self._files.charset))
-        for item in found:
-            if isinstance(item, StatementPage):
-                pages.append(item)
-            else:
-                yield item["line"], [item.get(column) for column in columns]
-
-    def _stage(
-        self,
-        table: str,
-        columns: EntryColumns | AccountColumns,
-        sources: Generator[tuple[str, FileRows], None, None],
-    ) -> None:
-        """Copy rows into a table of the temporary database."""
+    def _stage(self, table: str, columns: EntryColumns | AccountColumns, pattern: str) -> None:
+        """Copy the rows of files into a table of the temporary database."""
         names = sorted(column_names(columns))
         decisive = getattr(columns, "recorded", "") or getattr(columns, "booked", names[0])
         place, decimal = names.index(decisive), self._files.decimal
-        fields = [*map(self._dialect.quoted, [*names, RECORDED, *_PLACE.values()])]
+        fields = [*map(self._dialect.quoted, [*names, RECORDED, *self._dialect.place.values()])]
         self._connection.execute(f"CREATE TABLE {table} ({', '.join(fields)})")
         insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(fields))})"
 
@@ -179,14 +133,46 @@ class _FileReading:
                     refuse(file, line, str(error))
                 yield (*row, row[place], file, line)
 
-        with closing(sources):
-            for file, rows in sources:
-                self._connection.executemany(insert, stored(file, rows))
+        for path in self._paths(pattern) if pattern else []:
+            with open_unchanged(path) as file:
+                rows = self._rows(path.name, file, names)
+                self._connection.executemany(insert, stored(path.name, rows))
+                self._hashes.append(f"{path.name} {sha256_of(path)}")
+        if table == "accounts":
+            for page, balance in stated_balances(self._pages):
+                rows = iter([(page.line, [balance[name] for name in names])])
+                self._connection.executemany(insert, stored(page.file, rows))
+
+    def _paths(self, pattern: str) -> list[Path]:
+        """The files of a pattern; on a date without business there may be none."""
+        path = Path(pattern.format(date=self._day))
+        found = sorted(path.parent.glob(path.name))
+        if not found and (not self._files.is_dated or self._rules.day.is_business(self._day)):
+            raise ReconcileRefused(
+                f"{self._books.bank.name}: the file {path} does not exist; get it from the bank, "
+                f"or add {self._day} to day.holidays if the bank sends none"
+            )
+        return found
+
+    def _rows(self, name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows:
+        files = self._files
+        if not files.is_statement:
+            yield from read_rows(name, file, columns, files)
+            return
+        if files.format == "camt.053":
+            found = read_camt(name, iter(partial(file.read, _CHUNK), b""))
+        else:
+            found = read_mt940(name, decoded_lines(name, file, files.charset))
+        for item in found:
+            if isinstance(item, StatementPage):
+                self._pages.append(item)
+            else:
+                yield item["line"], [item.get(column) for column in columns]
 
     def _check_end(self) -> None:
         """Check that no row of a dated file is of a later date, which would not read it."""
         moment = self._dialect.moment(RECORDED, "", "")
-        chosen = ", ".join(map(self._dialect.quoted, [*_PLACE.values(), RECORDED]))
+        chosen = ", ".join(map(self._dialect.quoted, [*self._dialect.place.values(), RECORDED]))
         statement = f"SELECT {chosen} FROM entries WHERE {moment} >= ? LIMIT 1"
         later = self._connection.execute(statement, (self._books.window.end_ms,)).fetchall()
         for file, line, value in later if self._files.is_dated else ():
@@ -237,10 +223,3 @@ class _FileReading:
         with TableWriter(table, self._books.directory / table.name) as writer:
             writer.write(pa.RecordBatch.from_pylist(rows, schema))
         return writer.extracted(self._books.bank.name)
-
-
-def _stated(pages: Sequence[StatementPage]) -> Generator[tuple[str, FileRows], None, None]:
-    """The balances of statements, as rows of accounts."""
-    for page, balance in stated_balances(pages):
-        values = [balance[name] for name in sorted(balance)]
-        yield page.file, iter([(page.line, values)])

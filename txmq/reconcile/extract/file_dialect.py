@@ -57,6 +57,8 @@ class FileDialect(SqliteDialect):
         start_ms: A row counts from this moment on, however early it was booked.
     """
 
+    place: Mapping[str, str] = {"file": "txmq_file", "line": "txmq_line"}
+
     def __init__(self, bank: Bank, files: BankFiles, day: Day, start_ms: int) -> None:
         self._start_ms = start_ms
         self.functions: Mapping[str, _Function] = {
@@ -99,7 +101,7 @@ def _moment_parser(bank: Bank, files: BankFiles, day: Day) -> _Function:
             return floored(value, factor)
         if not isinstance(value, str):
             return None
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             found = _read(value.strip(), form)
             if not isinstance(found, datetime):
                 # Nobody knows the time, so grace counts from the end of the date.

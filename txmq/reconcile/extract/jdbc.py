@@ -62,6 +62,8 @@ class SparkDialect:
         types: The columns' types in Spark's schema, by name.
     """
 
+    place: Mapping[str, str] = {}
+
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
 

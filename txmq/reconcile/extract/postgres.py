@@ -67,6 +67,8 @@ class PostgresDialect:
         types: The columns' types, by name.
     """
 
+    place: Mapping[str, str] = {}
+
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
 
@@ -201,7 +203,7 @@ class _PostgresReader:
         if bank.entries.id and types[bank.entries.id] in _WHOLE:
             silent.pop()  # Every such id is a number.
         raise_for_misfit(where, silent, partial(_ask, first))
-        slices = _Slices(_slices(first, relation, bank.readers, self._snapshot.version))
+        slices = iter(_slices(first, relation, bank.readers, self._snapshot.version))
         try:
             return (*self._entries(statements, dialect, slices), *self._accounts(first))
         except (ReconcileRefused, adbc.Error):
@@ -211,7 +213,7 @@ class _PostgresReader:
             raise
 
     def _entries(
-        self, statements: EntryStatements, dialect: PostgresDialect, slices: _Slices
+        self, statements: EntryStatements, dialect: PostgresDialect, slices: Iterator[str]
     ) -> tuple[ExtractedTable, ...]:
         books, bank = self._books, self._books.bank
         with (
@@ -236,10 +238,13 @@ class _PostgresReader:
         control = control_from_answer(bank.name, ENTRIES, _rows(counted))
         return checked_extract(bank.name, control, writer), *write_sums(books, sums)
 
-    def _copy(self, statements: EntryStatements, slices: _Slices, writer: TableWriter) -> None:
+    def _copy(
+        self, statements: EntryStatements, slices: Iterator[str], writer: TableWriter
+    ) -> None:
         """Copy slices over one connection, one after the other."""
         with _connect(self._url) as connection:
             self._join(connection)
+            # The threads share the iterator of a list, which gives each slice to one of them.
             for slice_ in slices:
                 with closing(connection.cursor()) as cursor:
                     cursor.execute(statements.rows(slice_))
@@ -280,21 +285,6 @@ class _PostgresReader:
                 raise ReconcileRefused(
                     f'{where}: {column} is a {other}, but the rules have time = "{entries.time}"'
                 )
-
-
-class _Slices:
-    """A queue of conditions for several threads."""
-
-    def __init__(self, conditions: list[str]) -> None:
-        self._left = iter(conditions)
-        self._lock = threading.Lock()
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        with self._lock:
-            return next(self._left)
 
 
 def _url(given: str) -> str:

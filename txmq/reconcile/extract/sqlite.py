@@ -51,6 +51,8 @@ _GREATEST: Final = (1 << 63) - 1
 class SqliteDialect:
     """SQL expressions of SQLite, with functions defined here."""
 
+    place: Mapping[str, str] = {}
+
     def quoted(self, name: str) -> str:
         """See :meth:`Dialect.quoted`."""
         return '"' + name.replace('"', '""') + '"'
@@ -127,7 +129,6 @@ class SqliteReader:
         money: The known currencies.
         connection: Has the functions that the dialect uses.
         dialect: The form of the bank's values.
-        place: The columns that identify a row in an error; its id and its key if left out.
     """
 
     def __init__(
@@ -136,16 +137,15 @@ class SqliteReader:
         money: Mapping[str, Money],
         connection: sqlite3.Connection,
         dialect: SqliteDialect,
-        place: Mapping[str, str] | None = None,
     ) -> None:
         bank = books.bank
         self._books = books
         self._connection = connection
-        self._entries = EntryStatements(bank, money, books.window, dialect, place)
+        self._entries = EntryStatements(bank, money, books.window, dialect)
         self._accounts = None
         if bank.accounts is not None:
             units = bank.entries.units
-            self._accounts = AccountStatements(bank.accounts, units, money, dialect, place)
+            self._accounts = AccountStatements(bank.accounts, units, money, dialect)
 
     def entries(self) -> ExtractedTable:
         """The entries of the day."""

@@ -46,6 +46,9 @@ _POWERS: Final = {digits: 10**digits for digits in range(7)}
 class Dialect(Protocol):
     """The SQL expressions of a database; columns are given by their names."""
 
+    place: Mapping[str, str]
+    """The columns that identify a row in an error; its id and its key if there are none."""
+
     def quoted(self, name: str) -> str:
         """A name."""
         ...
@@ -118,13 +121,12 @@ class _Statements:
         units: str,
         money: Mapping[str, Money],
         dialect: Dialect,
-        place: Mapping[str, str] | None,
     ) -> None:
         self._columns = columns
         self._units = units
         self._money = money
-        names = (name for name in ("id", "key") if getattr(columns, name, ""))
-        self._place = place or {name: getattr(columns, name) for name in names}
+        named = {name: getattr(columns, name, "") for name in ("id", "key")}
+        self._place = dialect.place or {name: named[name] for name in named if named[name]}
         self.dialect = dialect
 
     @property
@@ -196,18 +198,12 @@ class EntryStatements(_Statements):
         money: The known currencies; if empty, any currency is accepted.
         window: The day.
         dialect: The database's dialect.
-        place: The columns that identify a row in an error; its id and its key if left out.
     """
 
     def __init__(
-        self,
-        bank: Bank,
-        money: Mapping[str, Money],
-        window: DayWindow,
-        dialect: Dialect,
-        place: Mapping[str, str] | None = None,
+        self, bank: Bank, money: Mapping[str, Money], window: DayWindow, dialect: Dialect
     ) -> None:
-        super().__init__(bank.entries, bank.entries.units, money, dialect, place)
+        super().__init__(bank.entries, bank.entries.units, money, dialect)
         self._bank = bank
         self._entries = bank.entries
         self._window = window
@@ -340,7 +336,6 @@ class AccountStatements(_Statements):
         units: The units of balances.
         money: The known currencies; if empty, any currency is accepted.
         dialect: The database's dialect.
-        place: The columns that identify a row in an error.
     """
 
     def __init__(
@@ -349,9 +344,8 @@ class AccountStatements(_Statements):
         units: str,
         money: Mapping[str, Money],
         dialect: Dialect,
-        place: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(accounts, units, money, dialect, place)
+        super().__init__(accounts, units, money, dialect)
         self._accounts = accounts
 
     def rows(self) -> str:

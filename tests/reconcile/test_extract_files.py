@@ -271,6 +271,14 @@ SECOND = (balance_xml("OPBD", "3"), balance_xml("CLBD", "4"), entry_xml("1"))
         (document(statement_xml(*ONE))[:-30], "line 8: it is not complete XML: unclosed token"),
         ("<!DOCTYPE a [<!ENTITY x 'y'>]><a>&x;</a>", "line 1: it has a document type"),
         (document(), "it has no statement"),
+        (
+            document(
+                statement_xml(
+                    *ONE, page="<StmtPgntn><PgNb>1</PgNb><LastPgInd>false</LastPgInd></StmtPgntn>"
+                )
+            ),
+            "S1/1 of account DE1 is not the last page",
+        ),
         (document(statement_xml(*ONE, account="")), "the statement has no account"),
         (document(statement_xml(entry_xml("1,50"))), "Amt '1,50', Ccy 'EUR' and CdtDbtInd 'CRDT'"),
         (document(statement_xml(entry_xml("1").replace("2024-11-20", "2024-11-21"))), "after the"),
@@ -290,8 +298,9 @@ def test_a_statement_that_cannot_be_is_refused(tmp_path, text, told):
         (":62M:C241120EUR117,50", ":62M:C241120EUR117,51", "statement 7/1 of account NL91"),
         (":62F:C241120EUR109,50", ":64:C241120EUR109,50", "statement 7/2 has no closing balance"),
         ("1120CR", "1332CR", "line 6: :61:.* has an invalid date"),
-        (":25:", ":25X:", "line 12: .*'', .*'EUR'"),
+        (":25:", ":25X:", "line 12: account '' begins in 'EUR'"),
         (":60M:C241120EUR117,50", ":60M:C241120EUR116,50", "a page is missing"),
+        (":62F:", ":62M:", "statement 7/2 of account .* is not the last page"),
         (":20:", "", "'STARTUMSE' belongs to no field"),
         (":60F:C241119EUR100,00", ":60F:C241119EUR100.00", "is not a balance such as"),
     ],

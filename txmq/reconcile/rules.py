@@ -77,14 +77,11 @@ class Namespaces(Struct, frozen=True, forbid_unknown_fields=True):
     """The column that decides."""
 
 
-StatementFormat: TypeAlias = Literal["camt.053", "mt940"]
-FileFormat: TypeAlias = Literal["csv", "json-lines", "parquet", "camt.053", "mt940"]
-
 _FIELDS: Final = ("account", "currency", "amount", "kind", "booked", "value", "end_to_end_id")
 STATEMENT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "camt.053": (
         *_FIELDS, "transaction_id", "instruction_id", "message_id", "entry_reference",
-        "servicer_reference", "code", "remittance",
+        "bank_reference", "code", "remittance",
     ),
     "mt940": (*_FIELDS, "customer_reference", "bank_reference", "code", "remittance"),
 }  # fmt: skip
@@ -252,7 +249,7 @@ class BankFiles(Struct, frozen=True, forbid_unknown_fields=True):
     """Their path. ``*`` in the name stands for any text, and ``{date}`` for the business date,
     also as ``{date:%Y%m%d}``. With a date, the files have the entries of one date; without, the
     whole journal."""
-    format: FileFormat
+    format: Literal["csv", "json-lines", "parquet", "camt.053", "mt940"]
     """Rows with columns, or bank statements."""
     balances: str = ""
     """The path of files of the same format with the columns of ``[bank.accounts]``."""

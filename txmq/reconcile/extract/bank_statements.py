@@ -29,6 +29,8 @@ class StatementPage(NamedTuple):
     name: str
     order: list[int]
     """The numbers of the statement and of the page, as far as the bank numbers them."""
+    is_last: bool
+    """False if more pages of the statement follow."""
     opening: Mapping[str, Decimal]
     moved: Mapping[str, Decimal]
     closing: Mapping[str, Decimal]
@@ -83,6 +85,8 @@ def stated_balances(pages: Iterable[StatementPage]) -> Iterable[tuple[StatementP
                 why = f"{why}, but it ends with {closing}: get a complete file from the bank"
                 refuse(page.file, page.line, why)
             balance = begun + moved if closing is None and begun is not None else closing
+        if not page.is_last:
+            refuse(page.file, page.line, f"{where} is not the last page, and no other follows")
         if balance is not None:
             ends = {"opening": chain[0].opening.get(currency), "closing": balance}
             yield chain[-1], {"account": account, "currency": currency, **ends}

@@ -97,8 +97,9 @@ class _Statement:
         )
         name = "/".join(filter(None, (_text(self.head, "Id") or number, page)))
         order = [int(text) if text.isdecimal() else 0 for text in (number, page)]
-        ends_of = opening, self._moved, closing
-        return StatementPage(self._file, line, self._account, name, order, *ends_of)
+        is_last = _text(self.head, "StmtPgntn/LastPgInd") in ("", *_TRUE)
+        sums = opening, self._moved, closing
+        return StatementPage(self._file, line, self._account, name, order, is_last, *sums)
 
     def entry(self, entry: Element) -> Iterator[EntryFields]:
         """The rows of an entry: one for each of its transactions, and one for each charge."""

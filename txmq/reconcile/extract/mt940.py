@@ -85,27 +85,20 @@ class _Message:
             case "86" if self._rows:
                 self._describe_entry(text.replace("\n", ""))
             case "62F" | "62M":
-                yield self._page(line, text)
+                yield self._page(line, text, is_last=tag == "62F")
 
-    def _page(self, line: int, text: str) -> StatementPage:
+    def _page(self, line: int, text: str, *, is_last: bool) -> StatementPage:
         amount, currency = _balance(self._file, line, text)
         if not self._account or currency != (self._currency or currency):
-            why = (
-                f":25: is {self._account!r}, :60F: in {self._currency!r} and :62F: in {currency!r}"
-            )
+            why = f"account {self._account!r} begins in {self._currency!r} and ends in {currency!r}"
             refuse(self._file, line, f"{why}; a statement has one account and one currency")
         self._is_closed = True
-        return StatementPage(
-            self._file,
-            line,
-            # Some banks write the currency after the account.
-            self._account.removesuffix(currency).strip(),
-            self._number,
-            [int(part) if part.isdecimal() else 0 for part in self._number.split("/")],
-            {} if self._opening is None else {currency: self._opening},
-            {currency: self._moved},
-            {currency: amount},
-        )
+        # Some banks write the currency after the account.
+        account = self._account.removesuffix(currency).strip()
+        order = [int(part) if part.isdecimal() else 0 for part in self._number.split("/")]
+        opening = {} if self._opening is None else {currency: self._opening}
+        sums = opening, {currency: self._moved}, {currency: amount}
+        return StatementPage(self._file, line, account, self._number, order, is_last, *sums)
 
     def check_end(self, line: int) -> None:
         """Refuse a message without an end."""
@@ -130,28 +123,17 @@ class _Message:
         amount = _decimal(number) if is_credit else -_decimal(number)
         self._moved += amount
         reference = "" if customer.strip() in _NONE else customer.strip()
-        row: EntryFields = {
-            "line": line,
-            "account": self._account.removesuffix(self._currency).strip(),
-            "currency": self._currency,
-            "booked": booked_date.isoformat(),
-            "value": value_date.isoformat(),
-        }
+        row: EntryFields = {"line": line, "currency": self._currency}
+        row["account"] = self._account.removesuffix(self._currency).strip()
+        row |= {"booked": booked_date.isoformat(), "value": value_date.isoformat()}
         charges = _CHARGE.findall(more or "")
-        included = sum((_decimal(sum_) for code, sum_ in charges if code == self._currency), 0)
-        self._rows = [
-            row
-            | {
-                "amount": amount + included,
-                "kind": kind_of(is_credit, mark.startswith("R")),
-                "end_to_end_id": reference,
-                "customer_reference": reference,
-                "bank_reference": (bank or "").strip(),
-                "code": code,
-            }
-        ]
+        included = sum((_decimal(sum_) for money, sum_ in charges if money == self._currency), 0)
         if included:
             self._rows.append(row | {"amount": -included, "kind": "charge"})
+        row |= {"amount": amount + included, "kind": kind_of(is_credit, mark.startswith("R"))}
+        row |= {"end_to_end_id": reference, "customer_reference": reference}
+        row |= {"bank_reference": (bank or "").strip(), "code": code}
+        self._rows.insert(0, row)
 
     def _describe_entry(self, text: str) -> None:
         row, is_coded = self._rows[0], text[:3].isdecimal() and text[3:4] == "?"

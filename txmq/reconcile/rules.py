@@ -89,12 +89,9 @@ STATEMENT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 _STATEMENT_DEFAULTS: Final = {
     "key": "end_to_end_id",
     **{name: name for name in ("account", "amount", "booked", "currency", "kind")},
-    "kinds": {
-        "debit": ("debit",),
-        "credit": ("credit", "credit-reversal"),
-        "return": ("debit-reversal",),
-    },
-}
+    "kinds": {"debit": ("debit",), "credit": ("credit", "credit-reversal"),
+              "return": ("debit-reversal",)},
+}  # fmt: skip
 
 
 class Day(Struct, frozen=True, forbid_unknown_fields=True):
@@ -379,9 +376,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
         del plain["directory"], plain["log"]["directory"], plain["recon"]
         for bank in plain["bank"]:
             del bank["database"], bank["properties"], bank["readers"]
-            if bank["files"] is None:
-                del bank["files"]
-            else:
+            if bank["files"] is not None:
                 del bank["files"]["path"], bank["files"]["balances"]
         return plain
 
@@ -432,15 +427,14 @@ def _complete(bank: Bank, here: Path) -> Bank:
     located = msgspec.structs.replace(files, path=str(here / files.path), balances=balances)
     if not files.is_statement:
         return msgspec.structs.replace(bank, files=located)
+    given = bank.entries
     missing = {
-        name: value
-        for name, value in _STATEMENT_DEFAULTS.items()
-        if not getattr(bank.entries, name)
+        name: _STATEMENT_DEFAULTS[name] for name in _STATEMENT_DEFAULTS if not getattr(given, name)
     }
     return msgspec.structs.replace(
         bank,
         files=located,
-        entries=msgspec.structs.replace(bank.entries, **missing, units="major"),
+        entries=msgspec.structs.replace(given, **missing, units="major"),
         accounts=AccountColumns("", "account", "currency", "closing", "opening"),
     )
 

@@ -10,7 +10,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-from txmq.reconcile.extract.sqlite import SqliteDialect, floored, milliseconds, minor_units
+from txmq.reconcile.extract.sqlite import SqliteDialect, floored, milliseconds
 from txmq.reconcile.rules import Bank, BankFiles, Day
 
 __all__ = ["RECORDED", "FileDialect", "stored_value"]
@@ -18,6 +18,8 @@ __all__ = ["RECORDED", "FileDialect", "stored_value"]
 RECORDED: Final = "txmq_recorded"
 """The column with the moment at which a row of a dated file counts."""
 
+_CACHED: Final = 1 << 16
+"""The SQL converts each value several times, and files repeat many values."""
 _LONG: Final = range(-(1 << 63), 1 << 63)
 _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
@@ -62,17 +64,15 @@ class FileDialect(SqliteDialect):
     def __init__(self, bank: Bank, files: BankFiles, day: Day, start_ms: int) -> None:
         self._start_ms = start_ms
         self.functions: Mapping[str, _Function] = {
-            "txmq_file_minor": _amount_parser(files.decimal, files.grouping),
-            "txmq_file_moment": lru_cache(1 << 12)(_moment_parser(bank, files, day)),
+            "txmq_file_minor": lru_cache(_CACHED)(_amount_parser(files.decimal, files.grouping)),
+            "txmq_file_moment": lru_cache(_CACHED)(_moment_parser(bank, files, day)),
         }
         """The functions of one and two arguments that the expressions use."""
 
     def minor(self, column: str, scale: str) -> str:
-        """See :meth:`Dialect.minor`."""
         return f"txmq_file_minor({self.quoted(column)}, {scale})"
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        """See :meth:`Dialect.moment`."""
         del held, zone
         found = f"txmq_file_moment({self.quoted(column)}, 0)"
         return f"max({found}, {self._start_ms})" if column == RECORDED else found
@@ -80,14 +80,16 @@ class FileDialect(SqliteDialect):
 
 def _amount_parser(decimal: str, grouping: str) -> _Function:
     groups = rf"|[0-9]{{1,3}}(?:{re.escape(grouping)}[0-9]{{3}})+" if grouping else ""
-    pattern = re.compile(rf"\s*[+-]?(?:[0-9]+{groups})(?:{re.escape(decimal)}[0-9]+)?\s*")
+    pattern = re.compile(rf"\s*([+-]?(?:[0-9]+{groups}))(?:{re.escape(decimal)}([0-9]+))?\s*")
 
-    def parse(value: int | str | None, scale: int) -> int | None:
-        if isinstance(value, str):
-            if pattern.fullmatch(value) is None:
-                return None
-            value = (value.replace(grouping, "") if grouping else value).replace(decimal, ".")
-        return minor_units(value, scale)
+    def parse(value: int | str | None, scale: int | None) -> int | None:
+        found = pattern.fullmatch(str(value))
+        if found is None or scale is None:
+            return None
+        fraction, digits = (found[2] or "").rstrip("0"), len(str(scale)) - 1
+        whole = found[1].replace(grouping, "") if grouping else found[1]
+        minor = int(whole + fraction.ljust(digits, "0"))
+        return minor if len(fraction) <= digits and minor in _LONG else None
 
     return parse
 

@@ -73,27 +73,22 @@ class PostgresDialect:
         self._types = types
 
     def quoted(self, name: str) -> str:
-        """See :meth:`Dialect.quoted`."""
         return '"' + name.replace('"', '""') + '"'
 
     def literal(self, text: str) -> str:
-        """See :meth:`Dialect.literal`."""
         doubled = text.replace("'", "''")
         if "\\" in text:
             return "E'" + doubled.replace("\\", "\\\\") + "'"
         return f"'{doubled}'"
 
     def text(self, column: str) -> str:
-        """See :meth:`Dialect.text`."""
         quoted = self.quoted(column)
         return quoted if self._types.get(column) == "text" else f"{quoted}::text"
 
     def code(self, text: str) -> str:
-        """See :meth:`Dialect.code`."""
         return f"{text} ~ '^[A-Z]{{3}}$'"
 
     def minor(self, column: str, scale: str) -> str:
-        """See :meth:`Dialect.minor`."""
         if self._types.get(column) in _WHOLE and scale == "1":
             return f"{self.quoted(column)}::bigint"
         scaled = f"({self._number(column)} * {scale})"
@@ -104,7 +99,6 @@ class PostgresDialect:
         )
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        """See :meth:`Dialect.moment`."""
         quoted = self.quoted(column)
         if held in ("milliseconds", "seconds"):
             if held == "milliseconds" and self._types.get(column) in _WHOLE:
@@ -118,11 +112,9 @@ class PostgresDialect:
         return f"(CASE WHEN isfinite({given}) THEN floor({micros} / 1000)::bigint END)"
 
     def sums(self, number: str) -> tuple[str, ...]:
-        """See :meth:`Dialect.sums`."""
         return (f"sum({number})::text",)
 
     def total(self, number: str) -> str:
-        """See :meth:`Dialect.total`."""
         return (
             f"CASE WHEN count(*) = count({number}) AND abs(sum({number})) <= {_GREATEST} "
             f"THEN sum({number})::bigint END"

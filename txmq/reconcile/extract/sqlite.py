@@ -38,7 +38,6 @@ __all__ = [
     "SqliteReader",
     "floored",
     "milliseconds",
-    "minor_units",
     "read_sqlite",
 ]
 
@@ -54,23 +53,18 @@ class SqliteDialect:
     place: Mapping[str, str] = {}
 
     def quoted(self, name: str) -> str:
-        """See :meth:`Dialect.quoted`."""
         return '"' + name.replace('"', '""') + '"'
 
     def literal(self, text: str) -> str:
-        """See :meth:`Dialect.literal`."""
         return "'" + text.replace("'", "''") + "'"
 
     def text(self, column: str) -> str:
-        """See :meth:`Dialect.text`."""
         return f"CAST({self.quoted(column)} AS TEXT)"
 
     def code(self, text: str) -> str:
-        """See :meth:`Dialect.code`."""
         return f"{text} GLOB '[A-Z][A-Z][A-Z]'"
 
     def minor(self, column: str, scale: str) -> str:
-        """See :meth:`Dialect.minor`."""
         quoted = self.quoted(column)
         counted = f"txmq_minor({quoted}, {scale})"
         if scale != "1":
@@ -78,7 +72,6 @@ class SqliteDialect:
         return f"(CASE typeof({quoted}) WHEN 'integer' THEN {quoted} ELSE {counted} END)"
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        """See :meth:`Dialect.moment`."""
         quoted = self.quoted(column)
         if held in ("milliseconds", "seconds"):
             factor = 1 if held == "milliseconds" else 1000
@@ -87,11 +80,9 @@ class SqliteDialect:
         return f"txmq_moment({quoted}, {self.literal(zone if held == 'timestamp' else '')})"
 
     def sums(self, number: str) -> tuple[str, ...]:
-        """See :meth:`Dialect.sums`."""
         return f"sum({number} & {_LOW})", f"sum({number} >> 32)"
 
     def total(self, number: str) -> str:
-        """See :meth:`Dialect.total`."""
         return f"CASE WHEN count(*) = count({number}) THEN sum({number}) END"
 
 
@@ -215,7 +206,7 @@ def _open(path: str) -> sqlite3.Connection:
         f"file:{quote(path)}?mode=ro", uri=True, isolation_level=None, timeout=_PATIENCE_S
     )
     for name, count, function in (
-        ("txmq_minor", 2, minor_units),
+        ("txmq_minor", 2, _minor),
         ("txmq_floor", 2, floored),
         ("txmq_moment", 2, _moment),
     ):
@@ -236,8 +227,7 @@ def _number(given: object) -> Decimal | None:
     return found if found.is_finite() and abs(found) <= _GREATEST else None
 
 
-def minor_units(given: object, scale: int) -> int | None:
-    """A value as whole minor units; ``None`` if it is not a number of these within 64 bits."""
+def _minor(given: object, scale: int) -> int | None:
     number = _number(given)
     return None if number is None else _whole_number(number * scale, is_floored=False)
 

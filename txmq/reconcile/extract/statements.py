@@ -51,35 +51,27 @@ class Dialect(Protocol):
 
     def quoted(self, name: str) -> str:
         """A name."""
-        ...
 
     def literal(self, text: str) -> str:
         """A text."""
-        ...
 
     def text(self, column: str) -> str:
         """A column as text."""
-        ...
 
     def code(self, text: str) -> str:
         """A condition: the text is three capital letters."""
-        ...
 
     def minor(self, column: str, scale: str) -> str:
         """A column as whole minor units; ``scale`` is the number of them in a major unit."""
-        ...
 
     def moment(self, column: str, held: str, zone: str) -> str:
         """A column as milliseconds; ``held`` is a value of ``EntryColumns.time``."""
-        ...
 
     def sums(self, number: str) -> tuple[str, ...]:
         """The sum of a number, or the sums of its halves."""
-        ...
 
     def total(self, number: str) -> str:
         """The sum of a number; NULL if it overflows, or any row is NULL."""
-        ...
 
 
 class RowFault(NamedTuple):

@@ -45,9 +45,7 @@ def files_of(tmp_path, files, entries=ENTRIES):
     """Rules of one bank with files."""
     (tmp_path / "in").mkdir(exist_ok=True)
     path = tmp_path / "recon.toml"
-    flows = (f'[[log.flow]]\ntopic = "{name}"\nnamespace = "{name}"\n' for name in ("icbc", "ccb"))
-    also = "".join(flows) if "names =" in entries else ""
-    path.write_text(f"{HEAD}[bank.files]\n{files}\n{entries}\n{also}")
+    path.write_text(f"{HEAD}[bank.files]\n{files}\n{entries}\n")
     return read_rules(path, {})
 
 
@@ -583,20 +581,3 @@ def test_places_of_files_are_not_part_of_the_rules(tmp_path):
     here, other = (files_of(tmp_path, text) for text in (WHOLE, WHOLE.replace("in/", "elsewhere/")))
 
     assert here.digest == other.digest != files_of(tmp_path, WHOLE + '\ndecimal = ","').digest
-
-
-def test_several_banks_may_issue_the_ids_of_a_table(tmp_path):
-    csv_of(tmp_path, lines_of({"transfer": "IC-1"}, {"transfer": "ICC-1"}, {"transfer": ""}))
-    prefixes = ENTRIES.replace('"icbc"', '{ names = { IC = "icbc", ICC = "ccb" } }')
-    _, folder = taken(files_of(tmp_path, WHOLE, prefixes))
-    assert [row["key"] for row in rows_of(folder, "ccb")] == ["icbc/IC-1", "ccb/ICC-1", None]
-
-    column = ENTRIES.replace(
-        '"icbc"', '{ column = "kind", names = { credit = "icbc", D = "ccb" } }'
-    )
-    _, folder = taken(files_of(tmp_path, WHOLE, column))
-    assert [row["key"] for row in rows_of(folder, "ccb")] == ["icbc/IC-1", "icbc/ICC-1", None]
-
-    csv_of(tmp_path, lines_of({"transfer": "X-1"}))
-    with pytest.raises(ReconcileRefused, match="is 'X-1': its beginning is not one of 'IC', 'ICC'"):
-        taken(files_of(tmp_path, WHOLE, prefixes))

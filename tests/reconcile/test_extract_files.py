@@ -581,3 +581,15 @@ def test_places_of_files_are_not_part_of_the_rules(tmp_path):
     here, other = (files_of(tmp_path, text) for text in (WHOLE, WHOLE.replace("in/", "elsewhere/")))
 
     assert here.digest == other.digest != files_of(tmp_path, WHOLE + '\ndecimal = ","').digest
+
+
+def test_the_moment_of_recording_decides_the_date_of_a_row(tmp_path):
+    rules = files_of(tmp_path, DATED, ENTRIES.replace('id = "id"', 'recorded = "id"'))
+    csv_of(tmp_path, lines_of({"id": NOON_MS, "booked": START_MS - 7}), "ccb-2024-11-20.csv")
+    _, folder = taken(rules)
+    (row,) = rows_of(folder, "ccb")
+    assert (row["booked_ms"], row["recorded_ms"]) == (START_MS - 7, NOON_MS)
+
+    csv_of(tmp_path, lines_of({"id": "soon"}), "ccb-2024-11-20.csv")
+    with pytest.raises(ReconcileRefused, match="moment of recording of the row file .* is 'soon'"):
+        taken(rules)

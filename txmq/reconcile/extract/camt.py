@@ -69,7 +69,7 @@ class _Statement:
     def __init__(self, file: str) -> None:
         self.head = Element("Stmt")
         self._file = file
-        self._balances = defaultdict[str, defaultdict[str, list[Decimal]]](_lists)
+        self._balances: list[tuple[str, str, Decimal]] = []
         self._moved = defaultdict[str, Decimal](Decimal)
 
     @property
@@ -78,23 +78,15 @@ class _Statement:
 
     def add_balance(self, element: Element) -> None:
         amount, currency = self._money(element)
-        self._balances[currency][_text(element, "Tp/CdOrPrtry/Cd")].append(amount)
+        self._balances.append((_text(element, "Tp/CdOrPrtry/Cd"), currency, amount))
 
     def page(self, line: int) -> StatementPage:
         if not self._account:
             refuse(self._file, line, "the statement has no account (Acct/Id)")
-        opening, closing = dict[str, Decimal](), dict[str, Decimal]()
-        for currency, of in self._balances.items():
-            # A page begins with an interim balance, or ends with one.
-            begins, ends = of["OPBD"] or of["PRCD"], of["CLBD"]
-            interim = of["ITBD"] if begins or ends or len(of["ITBD"]) > 1 else []
-            for found, place, where in ((begins, 0, opening), (ends, -1, closing)):
-                if found or interim:
-                    where[currency] = (found or interim)[place]
-        number, page = (
-            _text(self.head, *paths)
-            for paths in (("ElctrncSeqNb", "LglSeqNb"), ("StmtPgntn/PgNb",))
-        )
+        # A page may begin with an interim balance, or end with one.
+        opening = _ends(self._balances[::-1], "ITBD", "PRCD", "OPBD")
+        closing = _ends(self._balances, "ITBD", "CLBD")
+        number, page = _text(self.head, "ElctrncSeqNb"), _text(self.head, "StmtPgntn/PgNb")
         name = "/".join(filter(None, (_text(self.head, "Id") or number, page)))
         order = [int(text) if text.isdecimal() else 0 for text in (number, page)]
         is_last = _text(self.head, "StmtPgntn/LastPgInd") in ("", *_TRUE)
@@ -175,8 +167,10 @@ class _Statement:
         return (Decimal(text) if sign == "CRDT" else -Decimal(text)), currency
 
 
-def _lists() -> defaultdict[str, list[Decimal]]:
-    return defaultdict(list)
+def _ends(balances: list[tuple[str, str, Decimal]], *codes: str) -> dict[str, Decimal]:
+    """The last balance of each currency that has the last of these codes."""
+    order = ((code, *balance) for code in codes for balance in balances)
+    return {currency: amount for code, named, currency, amount in order if named == code}
 
 
 def _text(element: Element, *paths: str) -> str:

@@ -15,7 +15,7 @@ from txmq.reconcile.rules import Bank, BankFiles, Day
 
 __all__ = ["RECORDED", "FileDialect", "stored_value"]
 
-RECORDED: Final = "txmq_recorded"
+RECORDED: Final = "moment of recording"
 """The column with the moment at which a row of a dated file counts."""
 
 _CACHED: Final = 1 << 16

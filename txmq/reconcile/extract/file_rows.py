@@ -66,13 +66,7 @@ def decoded_lines(name: str, file: BinaryIO, charset: str) -> Iterator[tuple[int
 
 
 def read_rows(name: str, file: BinaryIO, columns: Sequence[str], files: BankFiles) -> FileRows:
-    """The rows of a file.
-
-    Args:
-        name: Its name for errors.
-        file: The file.
-        columns: The wanted columns. In JSON a missing field is empty.
-        files: The rules for it.
+    """The rows of a file with the values of these columns; in JSON a missing field is empty.
 
     Raises:
         ReconcileRefused: It lacks a column, or has an invalid row.

@@ -465,7 +465,7 @@ def test_random_entries_are_read_back_from_each_format(tmp_path_factory, form, r
     elif form == "json-lines":
         lines = (json.dumps(row | {"amount": "@"}) for row in rows)
         texts = (
-            line.replace('"@"', f"{row['amount']:f}")
+            line.replace('"amount": "@"', f'"amount": {row["amount"]:f}')
             for line, row in zip(lines, major, strict=True)
         )
         path.write_text("".join(f"{line}\n" for line in texts))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.extracts import DAY, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
 from txmq.errors import ConfigError, ReconcileRefused
+from txmq.reconcile.extract import book_files
 from txmq.reconcile.rules import read_rules
 
 DAY_MS = 86_400_000
@@ -593,3 +594,21 @@ def test_the_moment_of_recording_decides_the_date_of_a_row(tmp_path):
     csv_of(tmp_path, lines_of({"id": "soon"}), "ccb-2024-11-20.csv")
     with pytest.raises(ReconcileRefused, match="moment of recording of the row file .* is 'soon'"):
         taken(rules)
+
+
+def test_an_account_without_a_statement_keeps_its_balance(tmp_path, monkeypatch):
+    closed = {("DE1", "EUR"): (10750, 3), ("DE2", "EUR"): (999, 1)}
+    monkeypatch.setattr(book_files._FileReading, "_closed", lambda _: closed)
+    rules = statement_of(tmp_path, document(statement_xml(*ONE, account="DE2")))
+
+    _, folder = taken(rules)
+    _, saturday = taken(rules, DAY + timedelta(days=3))
+
+    def told(where, table, value):
+        return {row["account"]: row[value] for row in rows_of(where, "ccb", table)}
+
+    # What the bank states counts, and roll-forward compares it with the day before.
+    assert told(folder, "opening", "amount") == {"DE1": 10750, "DE2": 100}
+    assert told(folder, "accounts", "balance") == {"DE1": 10750, "DE2": 300}
+    assert told(saturday, "opening", "rows") == {"DE1": 3, "DE2": 1}
+    assert told(saturday, "accounts", "balance") == {"DE1": 10750, "DE2": 999}

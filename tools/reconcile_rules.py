@@ -13,7 +13,7 @@ from msgspec import NODEFAULT, Meta, Struct
 
 from txmq.attribute_texts import texts_under
 from txmq.config import group_of
-from txmq.reconcile.rules import Constant, Rules
+from txmq.reconcile.rules import Constant, Namespaces, Rules
 
 HEAD = """\
 # The rules of a reconciliation
@@ -82,7 +82,7 @@ def _fields(shape: type[Struct]) -> Iterator[tuple[str, Any, object]]:
 def _group(kind: Any) -> tuple[type[Struct], str] | None:
     """The struct that a key is made into, and how its table is headed."""
     shape = group_of(kind)
-    if shape is None or shape is Constant:
+    if shape in {None, Constant, Namespaces}:
         return None
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
@@ -103,7 +103,8 @@ def _kind_name(kind: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(_kind_name(part) for part in inner if part is not NoneType)
     named = {str: "text", int: "whole number", bool: "true or false", date: "date"}
-    return '`{ is = "…" }`' if kind is Constant else named[kind]
+    named |= {Constant: '`{ is = "…" }`', Namespaces: "`{ column = …, names = { … } }`"}
+    return named[kind]
 
 
 def _bounds(meta: Meta) -> str:

@@ -17,7 +17,7 @@ ALWAYS = DayWindow(0, 1 << 60)
 
 def rules_of(data, *flows):
     columns = EntryColumns("entries", "id", "account", "amount", "booked", "c", "k", "icbc")
-    bank = Bank("icbc", "sqlite:///none.db", columns)
+    bank = Bank(name="icbc", database="sqlite:///none.db", entries=columns)
     return Rules("test", "here", (bank,), LogRules(str(data), flows or (FLOW,)))
 
 

@@ -257,6 +257,22 @@ def test_an_id_that_is_no_number_is_refused_and_an_empty_one_is_not(bank, tmp_pa
         taken(rules)
 
 
+def test_several_banks_may_issue_the_ids_of_a_table(bank, tmp_path):
+    bank.journal([{"transfer": name} for name in ("IC-1", "ICC-1", None)])
+    prefixes = {"names": {"IC": "icbc", "ICC": "ccb"}}
+    column = {"column": "currency", "names": {"CNY": "icbc"}}
+
+    found = []
+    for namespace in (prefixes, column):
+        _, folder = taken(rules_of(tmp_path, bank_of(bank, namespace=namespace)))
+        found.append([row["key"] for row in rows_of(folder)])
+    assert found == [["icbc/IC-1", "ccb/ICC-1", None], ["icbc/IC-1", "icbc/ICC-1", None]]
+
+    bank.add([{"id": 9, "transfer": "X-1"}])
+    with pytest.raises(ReconcileRefused, match="'X-1': its beginning is not one of 'IC', 'ICC'"):
+        taken(rules_of(tmp_path, bank_of(bank, namespace=prefixes)))
+
+
 def test_a_table_of_accounts_that_does_not_fit_is_refused(bank, tmp_path):
     bank.journal([{}])
     bank.run("CREATE TABLE balances (account TEXT, currency TEXT, balance NUMERIC)")

@@ -22,9 +22,11 @@ from txmq.config import load_tree, parse_duration
 from txmq.errors import ConfigError
 
 __all__ = [
+    "STATEMENT_FIELDS",
     "TRANSFER_KINDS",
     "AccountColumns",
     "Bank",
+    "BankFiles",
     "Constant",
     "Day",
     "DayWindow",
@@ -33,6 +35,7 @@ __all__ = [
     "Limits",
     "LogRules",
     "Money",
+    "Namespaces",
     "Outcomes",
     "Recon",
     "Rules",
@@ -66,6 +69,33 @@ class Constant(Struct, frozen=True, forbid_unknown_fields=True):
 
 ColumnSource: TypeAlias = str | Constant
 """A column's name, or a constant for all rows."""
+
+
+class Namespaces(Struct, frozen=True, forbid_unknown_fields=True):
+    """The banks that issue the transfer ids of a table with several namespaces."""
+
+    names: Annotated[dict[str, Name], Meta(min_length=1)]
+    """The bank of each value of ``column``; without a column, of each beginning of an id. The
+    longest beginning counts, and the empty text is the beginning of every id."""
+    column: str = ""
+    """The column that decides."""
+
+
+_FIELDS: Final = ("account", "currency", "amount", "kind", "booked", "value", "end_to_end_id")
+STATEMENT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "camt.053": (
+        *_FIELDS, "transaction_id", "instruction_id", "message_id", "entry_reference",
+        "bank_reference", "code", "remittance",
+    ),
+    "mt940": (*_FIELDS, "customer_reference", "bank_reference", "code", "remittance"),
+}  # fmt: skip
+"""The fields of a statement's entries, which take the place of columns."""
+_STATEMENT_DEFAULTS: Final = {
+    "key": "end_to_end_id",
+    **{name: name for name in ("account", "amount", "booked", "currency", "kind")},
+    "kinds": {"debit": ("debit",), "credit": ("credit",), "recall": ("credit-reversal",),
+              "return": ("debit-reversal",)},
+}  # fmt: skip
 
 
 class Day(Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,22 +188,25 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """A bank's journal, or its table of transfers: one row for each side of a booking."""
 
-    table: str
-    """The table's name, with its schema if needed."""
-    key: str
-    """The column with the transfer's id; empty in rows that belong to no transfer."""
-    account: str
+    table: str = ""
+    """The table's name, with its schema if needed. Required in a database; files have none."""
+    key: str = ""
+    """The column with the transfer's id; empty in rows that belong to no transfer. This key and
+    the next five are required, except for bank statements."""
+    account: str = ""
     """The column with the account."""
-    amount: str
+    amount: str = ""
     """The column with the amount."""
-    booked: str
+    booked: str = ""
     """The column with the moment that decides the business date."""
-    currency: ColumnSource
+    currency: ColumnSource = ""
     """The column with the currency, or the currency of all rows."""
-    kind: ColumnSource
+    kind: ColumnSource = ""
     """The column with the kind of booking, or the kind of all rows."""
-    namespace: Name
-    """The name of the bank that issues the transfer ids in this table."""
+    namespace: Name | Namespaces = ""
+    """The name of the bank that issues the transfer ids in this table; required. If several banks
+    do, a column or the beginning of an id decides: ``{ column = "issuer", names = { 102 = "icbc"
+    } }`` or ``{ names = { IC = "icbc", CC = "ccb" } }``."""
     kinds: dict[str, tuple[str, ...]] = {}
     """What the bank calls a debit, a credit and so on: lists under ``debit``, ``credit``,
     ``return`` (the payer is paid back), ``recall`` (a credit is taken back from the payee) and
@@ -188,7 +221,8 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     where: str = ""
     """An SQL condition in the database's dialect; only rows that meet it are read."""
     time: Literal["milliseconds", "seconds", "timestamp", "timestamptz"] = "milliseconds"
-    """The type of ``booked`` and ``recorded``. A ``timestamp`` is read in the bank's zone."""
+    """The type of ``booked`` and ``recorded``. A ``timestamp`` is read in the bank's zone. In a
+    file, a date without a time is the last moment of this business date."""
     units: Literal["minor", "major"] = "minor"
     """The unit of amounts and balances."""
     amounts: Literal["signed", "unsigned"] = "signed"
@@ -211,26 +245,67 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
 class AccountColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """A bank's table of accounts with their balances."""
 
-    table: str
-    """Its name."""
-    account: str
+    table: str = ""
+    """Its name. Required in a database, and the next three keys everywhere."""
+    account: str = ""
     """The column with the account."""
-    currency: ColumnSource
+    currency: ColumnSource = ""
     """The column with its currency, or the currency of all accounts."""
-    balance: str
+    balance: str = ""
     """The column with its balance, in the same units as the entries' amounts."""
+    opening: str = ""
+    """The column with the balance at the beginning of the date, only in ``files.balances``."""
     where: str = ""
     """An SQL condition, as for the entries."""
 
 
+class BankFiles(Struct, frozen=True, forbid_unknown_fields=True):
+    """Files with a bank's book, instead of its database."""
+
+    path: str
+    """Their path. ``*`` in the name stands for any text, and ``{date}`` for the business date,
+    also as ``{date:%Y%m%d}``. With a date, the files have the entries of one date; without, the
+    whole journal."""
+    format: Literal["csv", "json-lines", "parquet", "camt.053", "mt940"]
+    """Rows with columns, or bank statements."""
+    balances: str = ""
+    """The path of files of the same format with the columns of ``[bank.accounts]``."""
+    charset: str = "utf-8"
+    """The encoding of text, such as ``gb18030`` or ``latin-1``. XML and Parquet name their own."""
+    delimiter: Annotated[str, Meta(min_length=1, max_length=1)] = ","
+    """The character between two values of a CSV file."""
+    quote: Annotated[str, Meta(max_length=1)] = '"'
+    """The character around a value of a CSV file; empty if none has a meaning."""
+    columns: tuple[str, ...] = ()
+    """The columns of a CSV file without a header; if empty, the first line names them."""
+    decimal: Annotated[str, Meta(min_length=1, max_length=1)] = "."
+    """The character before the minor units of an amount."""
+    grouping: Annotated[str, Meta(max_length=1)] = ""
+    """The character between each three digits of an amount: ``.`` in 1.234,56."""
+    moments: str = ""
+    """The format of moments for Python's ``strptime``, such as ``%d.%m.%Y %H:%M:%S``; ISO 8601 if
+    empty."""
+
+    @property
+    def is_dated(self) -> bool:
+        """True if a file has the entries of one date."""
+        return "{date" in self.path
+
+    @property
+    def is_statement(self) -> bool:
+        """True if the files are bank statements."""
+        return self.format in STATEMENT_FIELDS
+
+
 class Bank(Struct, frozen=True, forbid_unknown_fields=True):
-    """One bank."""
+    """One bank: a database, or files."""
 
     name: Name
     """Unique among the banks, and not ``log``."""
-    database: str
-    """Its URL: ``postgresql://``, ``sqlite:///`` or ``jdbc:``; ``${VARIABLE}`` is replaced."""
     entries: EntryColumns
+    database: str = ""
+    """Its URL: ``postgresql://``, ``sqlite:///`` or ``jdbc:``; ``${VARIABLE}`` is replaced."""
+    files: BankFiles | None = None
     accounts: AccountColumns | None = None
     zone: str = "UTC"
     """The time zone of its moments without one."""
@@ -259,7 +334,9 @@ class Flow(Struct, frozen=True, forbid_unknown_fields=True):
     payee: str = "payee"
     """The field with the credited account."""
     amount: str = "amount"
-    """The field with the amount, a whole number of minor units."""
+    """The field with the amount."""
+    units: Literal["minor", "major"] = "minor"
+    """The unit of amounts. Major units are JSON numbers or texts, such as 12.34."""
     currency: ColumnSource = "currency"
     """The field with the currency, or the currency of all messages."""
 
@@ -320,6 +397,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
         del plain["directory"], plain["log"]["directory"], plain["recon"]
         for bank in plain["bank"]:
             del bank["database"], bank["properties"], bank["readers"]
+            if bank["files"] is not None:
+                del bank["files"]["path"], bank["files"]["balances"]
         return plain
 
 
@@ -343,10 +422,7 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
         rules,
         directory=str(here / rules.directory),
         log=msgspec.structs.replace(rules.log, directory=str(here / rules.log.directory)),
-        bank=tuple(
-            msgspec.structs.replace(bank, database=_locate(bank.database, here))
-            for bank in rules.bank
-        ),
+        bank=tuple(_complete(bank, here) for bank in rules.bank),
         recon=recon,
     )
 
@@ -363,13 +439,37 @@ def _locate(database: str, here: Path) -> str:
     return f"{scheme}:///{here / file}"
 
 
+def _complete(bank: Bank, here: Path) -> Bank:
+    """Make a bank's paths relative to the rules' directory, and fill in a statement's fields."""
+    files = bank.files
+    if files is None:
+        return msgspec.structs.replace(bank, database=_locate(bank.database, here))
+    balances = files.balances and str(here / files.balances)
+    located = msgspec.structs.replace(files, path=str(here / files.path), balances=balances)
+    if not files.is_statement:
+        return msgspec.structs.replace(bank, files=located)
+    given = bank.entries
+    missing = {
+        name: _STATEMENT_DEFAULTS[name] for name in _STATEMENT_DEFAULTS if not getattr(given, name)
+    }
+    return msgspec.structs.replace(
+        bank,
+        files=located,
+        entries=msgspec.structs.replace(given, **missing, units="major"),
+        accounts=AccountColumns("", "account", "currency", "closing", "opening"),
+    )
+
+
 def _check(rules: Rules, path: Path) -> None:
     """Check what types cannot express.
 
     Raises:
         ConfigError: The rules cannot work.
     """
-    seen = (_of_the_day, _of_the_banks, _of_the_flows, _of_the_namespaces, _of_the_money)
+    seen = (
+        *(_of_the_day, _of_the_banks, _of_the_sources),
+        *(_of_the_flows, _of_the_namespaces, _of_the_money),
+    )
     for error in chain.from_iterable(check(rules) for check in seen):
         raise ConfigError(f"{path}: {error}")
 
@@ -406,6 +506,67 @@ def _of_the_banks(rules: Rules) -> Iterator[str]:
             yield f"{bank.name}: gapless is about ids, so id has to name their column"
 
 
+def _of_the_sources(rules: Rules) -> Iterator[str]:
+    for bank in rules.bank:
+        entries, accounts, files = bank.entries, bank.accounts, bank.files
+        errors: list[str] = []
+        if bool(bank.database) == (files is not None):
+            errors.append("write either database or [bank.files]")
+        needed = {"entries": ["namespace"], "accounts": ["account", "currency", "balance"]}
+        if files is None or not files.is_statement:
+            needed["entries"] += ["key", "account", "amount", "booked", "currency", "kind"]
+        for name, columns in (("entries", entries), ("accounts", accounts)):
+            if columns is not None:
+                keys = [*needed[name], *(["table"] if files is None else [])]
+                errors += [f"{name}.{key} is missing" for key in keys if not getattr(columns, key)]
+                if files is not None and (columns.table or columns.where):
+                    errors.append(f"{name}.table and {name}.where are for databases: remove them")
+        if files is None and accounts is not None and accounts.opening:
+            errors.append("accounts.opening is for [bank.files]: a database has all entries")
+        if files is not None:
+            checks = _of_the_statements if files.is_statement else _of_the_balances
+            errors += [*_of_the_files(files, entries.time), *checks(bank, files)]
+        yield from (f"{bank.name}: {error}" for error in errors)
+
+
+def _of_the_files(files: BankFiles, time: str) -> Iterator[str]:
+    for name, path in (("path", files.path), ("balances", files.balances)):
+        try:
+            path.format(date=date(2024, 1, 1))
+        except (ValueError, LookupError, AttributeError, TypeError):
+            yield f"files.{name} {path!r} is invalid: braces are only for {{date}}"
+    try:
+        if "\n".encode(files.charset) != b"\n":
+            yield f"files.charset {files.charset!r} has lines of another kind: convert it to utf-8"
+    except LookupError:
+        yield f"files.charset {files.charset!r} is unknown; write one such as gb18030"
+    if files.decimal == files.grouping:
+        yield f"files.decimal and files.grouping are both {files.decimal!r}"
+    if files.moments and not time.startswith("timestamp"):
+        yield f'files.moments is for texts: write time = "timestamp", not {time!r}'
+
+
+def _of_the_statements(bank: Bank, files: BankFiles) -> Iterator[str]:
+    if bank.accounts is not None or files.balances:
+        yield f"{files.format} has balances: remove [bank.accounts] and files.balances"
+    if not files.is_dated:
+        yield f"files.path {files.path!r} has no {{date}}, and a statement is of one date"
+    fields = STATEMENT_FIELDS[files.format]
+    for name in ("key", "account", "amount", "booked", "recorded", "currency", "kind", "id"):
+        value = getattr(bank.entries, name)
+        if isinstance(value, str) and value and value not in fields:
+            yield f"entries.{name} {value!r} is not one of {', '.join(fields)}"
+
+
+def _of_the_balances(bank: Bank, files: BankFiles) -> Iterator[str]:
+    if (bank.accounts is None) == bool(files.balances):
+        yield "[bank.accounts] and files.balances need each other"
+    elif files.balances and ("{date" in files.balances) != files.is_dated:
+        yield f"files.balances {files.balances!r} and files.path both need {{date}}, or neither"
+    elif bank.accounts is not None and bank.accounts.opening and not files.is_dated:
+        yield f"accounts.opening {bank.accounts.opening!r} needs {{date}} in files.path"
+
+
 def _of_the_flows(rules: Rules) -> Iterator[str]:
     groups = dict[str, set[str]]()
     for flow in rules.log.flow:
@@ -417,7 +578,7 @@ def _of_the_flows(rules: Rules) -> Iterator[str]:
 
 
 def _of_the_namespaces(rules: Rules) -> Iterator[str]:
-    named = [(bank.name, bank.entries.namespace) for bank in rules.bank]
+    named = [(bank.name, name) for bank in rules.bank for name in _names(bank.entries.namespace)]
     named += [(f"the flow of {flow.topic}", flow.namespace) for flow in rules.log.flow]
     ledgers = Counter(namespace for _, namespace in named)
     for where, namespace in named:
@@ -426,6 +587,12 @@ def _of_the_namespaces(rules: Rules) -> Iterator[str]:
                 f"{where} alone has the namespace {namespace}: a transfer has the same one in "
                 "every ledger that knows it"
             )
+
+
+def _names(namespace: str | Namespaces) -> list[str]:
+    if isinstance(namespace, str):
+        return [namespace]
+    return sorted(set(namespace.names.values()))
 
 
 def _duplicates(names: Iterable[str]) -> list[str]:

@@ -104,9 +104,9 @@ def raise_for_misfit(where: str, faults: Iterable[RowFault], ask: Ask) -> None:
         ReconcileRefused: A row is invalid; the message names it.
     """
     for fault in faults:
-        for number, key, held in ask(fault.statement):
-            names = {"id": number, "key": key}
-            row = ", ".join(f"{name} {value}" for name, value in names.items() if value is not None)
+        for *values, held in ask(fault.statement):
+            names = zip(fault.names, values, strict=True)
+            row = ", ".join(f"{name} {value}" for name, value in names if value is not None)
             why = "is empty" if held is None else f"is {held!r}: {fault.expected}"
             raise ReconcileRefused(f"{where}: {fault.column} of the row {row or 'found'} {why}")
 

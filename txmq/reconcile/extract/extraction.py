@@ -92,7 +92,7 @@ def extract_day(
     home = Path(rules.directory) / "extracts" / day.isoformat()
     try:
         with draft_folder(home) as draft:
-            sources = _sources(rules, window, draft, take_log, spark, progress, clock)
+            sources = _sources(rules, day, window, draft, take_log, spark, progress, clock)
             manifest = Manifest.of(rules, day, sources)
             write_manifest(draft, manifest)
             return _publish(draft, place(rules.directory, manifest), manifest)
@@ -102,6 +102,7 @@ def extract_day(
 
 def _sources(
     rules: Rules,
+    day: date,
     window: DayWindow,
     directory: Path,
     take_log: ExtractLog,
@@ -116,7 +117,7 @@ def _sources(
 
     with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
         requests = (BookRequest(bank, window, directory / bank.name) for bank in rules.bank)
-        futures = [pool.submit(_read, rules, books, spark, clock) for books in requests]
+        futures = [pool.submit(_read, rules, day, books, spark, clock) for books in requests]
         banks = [report(future.result()) for future in futures]
     log = take_log(rules, window, directory)
     moment = log.moment_ms
@@ -127,7 +128,7 @@ def _sources(
 
 
 def _read(
-    rules: Rules, books: BookRequest, spark: SparkSession | None, clock: Clock
+    rules: Rules, day: date, books: BookRequest, spark: SparkSession | None, clock: Clock
 ) -> ExtractedSource:
     # Each database needs its own packages, so they are imported late.
     match _kind(books.bank):
@@ -139,6 +140,10 @@ def _read(
             from txmq.reconcile.extract.sqlite import read_sqlite
 
             return read_sqlite(books, rules.money, clock)
+        case "files":
+            from txmq.reconcile.extract.book_files import read_files
+
+            return read_files(books, rules, day, clock)
         case _:
             from txmq.reconcile.extract.jdbc import read_jdbc
 
@@ -147,6 +152,8 @@ def _read(
 
 
 def _kind(bank: Bank) -> str:
+    if bank.files is not None:
+        return "files"
     scheme = bank.database.partition(":")[0].partition("+")[0]
     return _KINDS.get(scheme, "")
 

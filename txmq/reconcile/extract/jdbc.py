@@ -62,19 +62,18 @@ class SparkDialect:
         types: The columns' types in Spark's schema, by name.
     """
 
+    place: Mapping[str, str] = {}
+
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
 
     def quoted(self, name: str) -> str:
-        """See :meth:`Dialect.quoted`."""
         return "`" + name.replace("`", "``") + "`"
 
     def literal(self, text: str) -> str:
-        """See :meth:`Dialect.literal`."""
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
     def text(self, column: str) -> str:
-        """See :meth:`Dialect.text`."""
         text = f"CAST({self.quoted(column)} AS STRING)"
         if self._types.get(column) == "decimal":
             # Some databases have only decimals, and a transfer's id is 4711, not 4711.000.
@@ -82,11 +81,9 @@ class SparkDialect:
         return text
 
     def code(self, text: str) -> str:
-        """See :meth:`Dialect.code`."""
         return f"{text} RLIKE '^[A-Z]{{3}}$'"
 
     def minor(self, column: str, scale: str) -> str:
-        """See :meth:`Dialect.minor`."""
         if self._types.get(column) in _WHOLE and scale == "1":
             return f"CAST({self.quoted(column)} AS BIGINT)"
         scaled = self._scaled(column, scale)
@@ -96,7 +93,6 @@ class SparkDialect:
         )
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        """See :meth:`Dialect.moment`."""
         quoted = self.quoted(column)
         if held in ("milliseconds", "seconds"):
             floor = f"floor({self._scaled(column, '1' if held == 'milliseconds' else '1000')})"
@@ -108,11 +104,9 @@ class SparkDialect:
         return f"CAST(floor({micros} / 1000BD) AS BIGINT)"
 
     def sums(self, number: str) -> tuple[str, ...]:
-        """See :meth:`Dialect.sums`."""
         return f"sum({number} & {_LOW})", f"sum(shiftright({number}, 32))"
 
     def total(self, number: str) -> str:
-        """See :meth:`Dialect.total`."""
         return f"CASE WHEN count(*) = count({number}) THEN sum({number}) END"
 
     def _scaled(self, column: str, scale: str) -> str:

@@ -61,9 +61,9 @@ class ExtractedSource(Struct, frozen=True):
     """A bank, or the log."""
 
     name: str
-    kind: Literal["postgresql", "sqlite", "jdbc", "log"]
+    kind: Literal["postgresql", "sqlite", "jdbc", "files", "log"]
     snapshot: str
-    """The database's name of the snapshot; empty if it has none."""
+    """The database's name of the snapshot, or a hash of the files; empty if it has none."""
     taken_ms: int
     """The time of the snapshot, by this machine's clock."""
     source_ms: int

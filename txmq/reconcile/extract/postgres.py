@@ -67,31 +67,28 @@ class PostgresDialect:
         types: The columns' types, by name.
     """
 
+    place: Mapping[str, str] = {}
+
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
 
     def quoted(self, name: str) -> str:
-        """See :meth:`Dialect.quoted`."""
         return '"' + name.replace('"', '""') + '"'
 
     def literal(self, text: str) -> str:
-        """See :meth:`Dialect.literal`."""
         doubled = text.replace("'", "''")
         if "\\" in text:
             return "E'" + doubled.replace("\\", "\\\\") + "'"
         return f"'{doubled}'"
 
     def text(self, column: str) -> str:
-        """See :meth:`Dialect.text`."""
         quoted = self.quoted(column)
         return quoted if self._types.get(column) == "text" else f"{quoted}::text"
 
     def code(self, text: str) -> str:
-        """See :meth:`Dialect.code`."""
         return f"{text} ~ '^[A-Z]{{3}}$'"
 
     def minor(self, column: str, scale: str) -> str:
-        """See :meth:`Dialect.minor`."""
         if self._types.get(column) in _WHOLE and scale == "1":
             return f"{self.quoted(column)}::bigint"
         scaled = f"({self._number(column)} * {scale})"
@@ -102,7 +99,6 @@ class PostgresDialect:
         )
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        """See :meth:`Dialect.moment`."""
         quoted = self.quoted(column)
         if held in ("milliseconds", "seconds"):
             if held == "milliseconds" and self._types.get(column) in _WHOLE:
@@ -116,11 +112,9 @@ class PostgresDialect:
         return f"(CASE WHEN isfinite({given}) THEN floor({micros} / 1000)::bigint END)"
 
     def sums(self, number: str) -> tuple[str, ...]:
-        """See :meth:`Dialect.sums`."""
         return (f"sum({number})::text",)
 
     def total(self, number: str) -> str:
-        """See :meth:`Dialect.total`."""
         return (
             f"CASE WHEN count(*) = count({number}) AND abs(sum({number})) <= {_GREATEST} "
             f"THEN sum({number})::bigint END"
@@ -197,10 +191,11 @@ class _PostgresReader:
         statements = EntryStatements(bank, self._money, self._books.window, dialect)
         check_columns(where, column_names(bank.entries), types)
         self._check_zones(where, types)
-        if bank.entries.id and types[bank.entries.id] not in _WHOLE:
-            # An id that is not a number would become NULL, which is allowed.
-            raise_for_misfit(where, statements.faults()[-1:], partial(_ask, first))
-        slices = _Slices(_slices(first, relation, bank.readers, self._snapshot.version))
+        silent = statements.silent_faults()
+        if bank.entries.id and types[bank.entries.id] in _WHOLE:
+            silent.pop()  # Every such id is a number.
+        raise_for_misfit(where, silent, partial(_ask, first))
+        slices = iter(_slices(first, relation, bank.readers, self._snapshot.version))
         try:
             return (*self._entries(statements, dialect, slices), *self._accounts(first))
         except (ReconcileRefused, adbc.Error):
@@ -210,7 +205,7 @@ class _PostgresReader:
             raise
 
     def _entries(
-        self, statements: EntryStatements, dialect: PostgresDialect, slices: _Slices
+        self, statements: EntryStatements, dialect: PostgresDialect, slices: Iterator[str]
     ) -> tuple[ExtractedTable, ...]:
         books, bank = self._books, self._books.bank
         with (
@@ -235,10 +230,13 @@ class _PostgresReader:
         control = control_from_answer(bank.name, ENTRIES, _rows(counted))
         return checked_extract(bank.name, control, writer), *write_sums(books, sums)
 
-    def _copy(self, statements: EntryStatements, slices: _Slices, writer: TableWriter) -> None:
+    def _copy(
+        self, statements: EntryStatements, slices: Iterator[str], writer: TableWriter
+    ) -> None:
         """Copy slices over one connection, one after the other."""
         with _connect(self._url) as connection:
             self._join(connection)
+            # The threads share the iterator of a list, which gives each slice to one of them.
             for slice_ in slices:
                 with closing(connection.cursor()) as cursor:
                     cursor.execute(statements.rows(slice_))
@@ -279,21 +277,6 @@ class _PostgresReader:
                 raise ReconcileRefused(
                     f'{where}: {column} is a {other}, but the rules have time = "{entries.time}"'
                 )
-
-
-class _Slices:
-    """A queue of conditions for several threads."""
-
-    def __init__(self, conditions: list[str]) -> None:
-        self._left = iter(conditions)
-        self._lock = threading.Lock()
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        with self._lock:
-            return next(self._left)
 
 
 def _url(given: str) -> str:

@@ -23,6 +23,7 @@ from txmq.reconcile.extract.books import (
     check_columns,
     copy_table,
     error_text,
+    raise_for_misfit,
     write_sums,
 )
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
@@ -32,7 +33,13 @@ from txmq.reconcile.rules import Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, TableSchema
 from txmq.runtime.clock import Clock
 
-__all__ = ["SqliteDialect", "read_sqlite"]
+__all__ = [
+    "SqliteDialect",
+    "SqliteReader",
+    "floored",
+    "milliseconds",
+    "read_sqlite",
+]
 
 _BATCH: Final = 50_000
 _PATIENCE_S: Final = 30
@@ -43,24 +50,21 @@ _GREATEST: Final = (1 << 63) - 1
 class SqliteDialect:
     """SQL expressions of SQLite, with functions defined here."""
 
+    place: Mapping[str, str] = {}
+
     def quoted(self, name: str) -> str:
-        """See :meth:`Dialect.quoted`."""
         return '"' + name.replace('"', '""') + '"'
 
     def literal(self, text: str) -> str:
-        """See :meth:`Dialect.literal`."""
         return "'" + text.replace("'", "''") + "'"
 
     def text(self, column: str) -> str:
-        """See :meth:`Dialect.text`."""
         return f"CAST({self.quoted(column)} AS TEXT)"
 
     def code(self, text: str) -> str:
-        """See :meth:`Dialect.code`."""
         return f"{text} GLOB '[A-Z][A-Z][A-Z]'"
 
     def minor(self, column: str, scale: str) -> str:
-        """See :meth:`Dialect.minor`."""
         quoted = self.quoted(column)
         counted = f"txmq_minor({quoted}, {scale})"
         if scale != "1":
@@ -68,7 +72,6 @@ class SqliteDialect:
         return f"(CASE typeof({quoted}) WHEN 'integer' THEN {quoted} ELSE {counted} END)"
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        """See :meth:`Dialect.moment`."""
         quoted = self.quoted(column)
         if held in ("milliseconds", "seconds"):
             factor = 1 if held == "milliseconds" else 1000
@@ -77,11 +80,9 @@ class SqliteDialect:
         return f"txmq_moment({quoted}, {self.literal(zone if held == 'timestamp' else '')})"
 
     def sums(self, number: str) -> tuple[str, ...]:
-        """See :meth:`Dialect.sums`."""
         return f"sum({number} & {_LOW})", f"sum({number} >> 32)"
 
     def total(self, number: str) -> str:
-        """See :meth:`Dialect.total`."""
         return f"CASE WHEN count(*) = count({number}) THEN sum({number}) END"
 
 
@@ -104,40 +105,74 @@ def read_sqlite(books: BookRequest, money: Mapping[str, Money], clock: Clock) ->
             # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
             taken_ms = clock.wall_ms()
-            reader = _SQLiteReader(books, money, connection)
-            tables = (*reader.entries(), *reader.accounts())
+            reader = SqliteReader(books, money, connection, SqliteDialect())
+            tables = (reader.entries(), *reader.sums(), *reader.accounts())
     except sqlite3.Error as error:
         raise ReconcileRefused(f"{name}: {error_text(error)} ({path})") from error
     return ExtractedSource(name, "sqlite", "", taken_ms, taken_ms, tables)
 
 
-class _SQLiteReader:
-    """Reads a bank's tables in one transaction."""
+class SqliteReader:
+    """Reads a bank's tables in one transaction.
+
+    Args:
+        books: The bank, the day and the target directory.
+        money: The known currencies.
+        connection: Has the functions that the dialect uses.
+        dialect: The form of the bank's values.
+    """
 
     def __init__(
-        self, books: BookRequest, money: Mapping[str, Money], connection: sqlite3.Connection
+        self,
+        books: BookRequest,
+        money: Mapping[str, Money],
+        connection: sqlite3.Connection,
+        dialect: SqliteDialect,
     ) -> None:
+        bank = books.bank
         self._books = books
-        self._money = money
         self._connection = connection
+        self._entries = EntryStatements(bank, money, books.window, dialect)
+        self._accounts = None
+        if bank.accounts is not None:
+            units = bank.entries.units
+            self._accounts = AccountStatements(bank.accounts, units, money, dialect)
 
-    def entries(self) -> tuple[ExtractedTable, ...]:
-        """The entries of the day, and the sums before and after."""
-        books, bank = self._books, self._books.bank
-        statements = EntryStatements(bank, self._money, books.window, SqliteDialect())
-        entries = self._copy(ENTRIES, statements, column_names(bank.entries))
-        cursor = self._connection.execute(statements.sums())
+    def entries(self) -> ExtractedTable:
+        """The entries of the day."""
+        return self._copy(ENTRIES, self._entries, column_names(self._books.bank.entries))
+
+    def sums(self) -> tuple[ExtractedTable, ExtractedTable]:
+        """The sums before the day and after it."""
+        cursor = self._connection.execute(self._entries.sums())
         names = [field[0] for field in cursor.description]
         columns = list(zip(*cursor.fetchall(), strict=True)) or [()] * len(names)
-        return (entries, *write_sums(books, pa.table([*map(pa.array, columns)], names)))
+        return write_sums(self._books, pa.table([*map(pa.array, columns)], names))
+
+    def moved(self) -> dict[tuple[str, str], int]:
+        """The change of each account and currency on the day."""
+        statement = f"SELECT account, currency, sum(amount) FROM ({self._entries.rows()})"
+        rows = self._ask(f"{statement} GROUP BY account, currency")
+        return {(account, currency): amount for account, currency, amount in rows}
+
+    def stated(self) -> dict[tuple[str, str], tuple[int | None, int]]:
+        """The opening balance of each account, if the bank states it, and the closing balance."""
+        if self._accounts is None:
+            return {}
+        where = f"{self._books.bank.name}/accounts"
+        raise_for_misfit(where, self._accounts.faults(), self._ask)
+        rows = self._ask(self._accounts.ends())
+        found = {(account, currency): (begun, ended) for account, currency, begun, ended in rows}
+        if len(found) < len(rows):
+            raise ReconcileRefused(f"{where}: an account has two balances in one currency")
+        return found
 
     def accounts(self) -> tuple[ExtractedTable, ...]:
         """The bank's table of accounts, if the rules name one."""
-        bank, accounts = self._books.bank, self._books.bank.accounts
-        if accounts is None:
+        accounts = self._books.bank.accounts
+        if accounts is None or self._accounts is None:
             return ()
-        statements = AccountStatements(accounts, bank.entries.units, self._money, SqliteDialect())
-        return (self._copy(ACCOUNTS, statements, column_names(accounts)),)
+        return (self._copy(ACCOUNTS, self._accounts, column_names(accounts)),)
 
     def _copy(
         self,
@@ -172,7 +207,7 @@ def _open(path: str) -> sqlite3.Connection:
     )
     for name, count, function in (
         ("txmq_minor", 2, _minor),
-        ("txmq_floor", 2, _floor),
+        ("txmq_floor", 2, floored),
         ("txmq_moment", 2, _moment),
     ):
         connection.create_function(name, count, function, deterministic=True)
@@ -197,7 +232,8 @@ def _minor(given: object, scale: int) -> int | None:
     return None if number is None else _whole_number(number * scale, is_floored=False)
 
 
-def _floor(given: object, factor: int) -> int | None:
+def floored(given: object, factor: int) -> int | None:
+    """A multiple of a number, rounded downwards; ``None`` if it is not a number."""
     number = _number(given)
     return None if number is None else _whole_number(number * factor, is_floored=True)
 
@@ -218,6 +254,11 @@ def _moment(given: object, zone: str) -> int | None:
         found = datetime.fromisoformat(given.strip())
     except ValueError:
         return None
+    return milliseconds(found, zone)
+
+
+def milliseconds(found: datetime, zone: str) -> int | None:
+    """A moment with a zone of its own, or in a zone; ``None`` if it has both or neither."""
     if bool(zone) == (found.tzinfo is not None):
         return None
     if zone:

@@ -17,7 +17,15 @@ from txmq.reconcile.extract.controls import (
     money_column,
     number_columns,
 )
-from txmq.reconcile.rules import AccountColumns, Bank, Constant, DayWindow, EntryColumns, Money
+from txmq.reconcile.rules import (
+    AccountColumns,
+    Bank,
+    Constant,
+    DayWindow,
+    EntryColumns,
+    Money,
+    Namespaces,
+)
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import ENTRIES, TableSchema
 
@@ -29,6 +37,7 @@ __all__ = [
     "column_names",
     "control_from_answer",
     "control_query",
+    "roles_of",
 ]
 
 _POWERS: Final = {digits: 10**digits for digits in range(7)}
@@ -37,37 +46,32 @@ _POWERS: Final = {digits: 10**digits for digits in range(7)}
 class Dialect(Protocol):
     """The SQL expressions of a database; columns are given by their names."""
 
+    place: Mapping[str, str]
+    """The columns that identify a row in an error; its id and its key if there are none."""
+
     def quoted(self, name: str) -> str:
         """A name."""
-        ...
 
     def literal(self, text: str) -> str:
         """A text."""
-        ...
 
     def text(self, column: str) -> str:
         """A column as text."""
-        ...
 
     def code(self, text: str) -> str:
         """A condition: the text is three capital letters."""
-        ...
 
     def minor(self, column: str, scale: str) -> str:
         """A column as whole minor units; ``scale`` is the number of them in a major unit."""
-        ...
 
     def moment(self, column: str, held: str, zone: str) -> str:
         """A column as milliseconds; ``held`` is a value of ``EntryColumns.time``."""
-        ...
 
     def sums(self, number: str) -> tuple[str, ...]:
         """The sum of a number, or the sums of its halves."""
-        ...
 
     def total(self, number: str) -> str:
         """The sum of a number; NULL if it overflows, or any row is NULL."""
-        ...
 
 
 class RowFault(NamedTuple):
@@ -76,15 +80,28 @@ class RowFault(NamedTuple):
     column: str
     """The bank's column."""
     expected: str
+    names: tuple[str, ...]
+    """The names of the values that identify a row."""
     statement: str
-    """A query for one such row: its id, its key and the value, all as text."""
+    """A query for one such row: these values and the invalid one, all as text."""
 
 
 def column_names(columns: EntryColumns | AccountColumns) -> frozenset[str]:
     """The names of a bank's columns that are read."""
-    sources = ("id", "key", "account", "amount", "balance", "booked", "recorded", "kind")
-    names = (getattr(columns, source, "") for source in (*sources, "currency"))
+    sources = ("id", "key", "account", "amount", "balance", "opening", "booked", "recorded", "kind")
+    names = {getattr(columns, source, "") for source in (*sources, "currency")}
+    namespace = getattr(columns, "namespace", "")
+    names.add(namespace.column if isinstance(namespace, Namespaces) else "")
     return frozenset(name for name in names if isinstance(name, str) and name)
+
+
+def roles_of(entries: EntryColumns) -> dict[str, str]:
+    """The roles of a bank's own accounts; all other accounts belong to customers."""
+    return {
+        account: role
+        for role in ("capital", "suspense", "clearing")
+        for account in getattr(entries, role)
+    }
 
 
 class _Statements:
@@ -100,6 +117,8 @@ class _Statements:
         self._columns = columns
         self._units = units
         self._money = money
+        named = {name: getattr(columns, name, "") for name in ("id", "key")}
+        self._place = dialect.place or {name: named[name] for name in named if named[name]}
         self.dialect = dialect
 
     @property
@@ -147,15 +166,11 @@ class _Statements:
     def _fault(
         self, column: str, expression: str, expected: str, *, optional: bool = False
     ) -> RowFault:
-        named = []
-        for name in ("id", "key"):
-            given = getattr(self._columns, name, "")
-            named.append(self.dialect.text(given) if given else "NULL")
         held = self.dialect.text(column)
         when = f"{expression} IS NULL" + (f" AND {held} IS NOT NULL" if optional else "")
-        return RowFault(
-            column, expected, f"SELECT {', '.join(named)}, {held} {self._from(f'({when})')} LIMIT 1"
-        )
+        chosen = ", ".join([*map(self.dialect.text, self._place.values()), held])
+        statement = f"SELECT {chosen} {self._from(f'({when})')} LIMIT 1"
+        return RowFault(column, expected, tuple(self._place), statement)
 
     def _currency_faults(self) -> list[RowFault]:
         given = self._columns.currency
@@ -242,6 +257,15 @@ class EntryStatements(_Statements):
         ]
         moments = dict.fromkeys((entries.booked, entries.recorded or entries.booked))
         found += [self._fault(moment, self._moment(moment), "not a moment") for moment in moments]
+        return found + self.silent_faults()
+
+    def silent_faults(self) -> list[RowFault]:
+        """Checks for invalid values that would become NULL in a column that allows it."""
+        entries, namespace, found = self._entries, self._entries.namespace, list[RowFault]()
+        if isinstance(namespace, Namespaces):
+            known = ", ".join(map(repr, sorted(namespace.names)))
+            why = f"{namespace.column or 'its beginning'} is not one of {known}"
+            found.append(self._fault(entries.key, self._key(), why, optional=True))
         if entries.id:
             found.append(self._fault(entries.id, self._id(), "not a whole number", optional=True))
         return found
@@ -257,8 +281,17 @@ class EntryStatements(_Statements):
         )
 
     def _key(self) -> str:
-        namespace = self.dialect.literal(f"{self._entries.namespace}/")
-        return f"{namespace} || {self.dialect.text(self._entries.key)}"
+        namespace, text = self._entries.namespace, self.dialect.text(self._entries.key)
+        literal = self.dialect.literal
+        if isinstance(namespace, str):
+            return f"{literal(f'{namespace}/')} || {text}"
+        decisive = self.dialect.text(namespace.column) if namespace.column else ""
+        whens = (
+            f"WHEN {decisive or f'substr({text}, 1, {len(word)})'} = {literal(word)} "
+            f"THEN {literal(f'{name}/')}"
+            for word, name in sorted(namespace.names.items(), key=lambda pair: -len(pair[0]))
+        )
+        return f"CASE {' '.join(whens)} END || {text}"
 
     def _kind(self) -> str:
         given = self._entries.kind
@@ -268,12 +301,7 @@ class EntryStatements(_Statements):
         return self._case(given, kinds, "other")
 
     def _role(self) -> str:
-        roles = {
-            account: role
-            for role in ("capital", "suspense", "clearing")
-            for account in getattr(self._entries, role)
-        }
-        return self._case(self._entries.account, roles, "customer")
+        return self._case(self._entries.account, roles_of(self._entries), "customer")
 
     def _case(self, column: str, words: Mapping[str, str], otherwise: str) -> str:
         text, literal = self.dialect.text(column), self.dialect.literal
@@ -320,14 +348,25 @@ class AccountStatements(_Statements):
             f"{self._from()}"
         )
 
+    def ends(self) -> str:
+        """All accounts with their balances at the beginning and the end of the day."""
+        opening = self._accounts.opening
+        begun = self._minor(opening) if opening else "NULL"
+        account, ended = self.dialect.text(self._accounts.account), self._accounts.balance
+        return f"SELECT {account}, {self.currency()}, {begun}, {self._minor(ended)} {self._from()}"
+
     def faults(self) -> list[RowFault]:
         """Checks for invalid rows, the most likely first."""
-        accounts = self._accounts
-        return [
-            self._fault(accounts.balance, self._minor(accounts.balance), "not whole minor units"),
+        accounts, amount = self._accounts, "not whole minor units"
+        found = [
+            self._fault(accounts.balance, self._minor(accounts.balance), amount),
             *self._currency_faults(),
             self._fault(accounts.account, self.dialect.text(accounts.account), "not an account"),
         ]
+        if accounts.opening:
+            minor = self._minor(accounts.opening)
+            found.append(self._fault(accounts.opening, minor, amount, optional=True))
+        return found
 
 
 def control_query(rows: str, table: TableSchema, dialect: Dialect) -> str:

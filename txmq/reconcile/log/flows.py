@@ -7,7 +7,8 @@ valid order becomes a row with a problem, never an exception.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec import Struct
 from txmq.errors import RemoteProtocolError
 from txmq.protocol import properties
 from txmq.protocol.record import Record
-from txmq.reconcile.rules import Constant, Flow
+from txmq.reconcile.rules import Constant, Flow, Money
 
 __all__ = ["FailureRow", "Flows", "MessageRow", "printable_text"]
 
@@ -24,6 +25,7 @@ _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200
 _LONG: Final = range(-(2**63), 2**63)
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
+_MAJOR: Final = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,9})?")
 _MISSING: Final = object()
 
 
@@ -64,10 +66,10 @@ class FailureRow(Struct, gc=False):
 class Flows:
     """The flows of the rules, by topic."""
 
-    def __init__(self, flows: Iterable[Flow]) -> None:
+    def __init__(self, flows: Iterable[Flow], money: Mapping[str, Money]) -> None:
         self._of: dict[str, list[_FlowReader]] = {}
         for flow in flows:
-            self._of.setdefault(flow.topic, []).append(_FlowReader(flow))
+            self._of.setdefault(flow.topic, []).append(_FlowReader(flow, money))
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._of
@@ -126,7 +128,9 @@ class Flows:
 class _FlowReader:
     """Reads the bodies of one flow."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: Flow, money: Mapping[str, Money]) -> None:
+        self._money = money if flow.units == "major" else None
+        self._decode = _decode if self._money is None else _decode_exactly
         self.tags = frozenset(flow.tags)
         self._before_key = f"{flow.namespace}/"
         self._key = flow.key.split(".") if flow.key else None
@@ -149,7 +153,7 @@ class _FlowReader:
             ConfigError: The package that decompresses the body is not installed.
         """
         try:
-            body = _decode(record.plain_body())
+            body = self._decode(record.plain_body())
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return self._unread(record, f"its body is not JSON: {error}")
         except RemoteProtocolError as error:
@@ -164,7 +168,7 @@ class _FlowReader:
                 problems.append("it has no key")
         payer = _text(body, self._payer, problems)
         payee = _text(body, self._payee, problems)
-        amount = _at(body, self._amount)
+        amount = self._amount_in(body)
         if type(amount) is not int or amount not in _LONG:
             problems.append(_why(self._amount, amount, "whole number of minor units"))
             amount = None
@@ -177,6 +181,16 @@ class _FlowReader:
         wrong = "; ".join(problems)[:_PROBLEM_CHARS_MAX] or None
         return self._in_namespace(key), payer, payee, amount, currency, wrong
 
+    def _amount_in(self, body: Any) -> Any:
+        """The amount as the body has it, or the minor units of a number in major units."""
+        amount = _at(body, self._amount)
+        if self._money is None or not isinstance(amount, int | str | Decimal):
+            return amount
+        currency = self._constant or _at(body, self._currency or [])
+        money = self._money.get(currency) if isinstance(currency, str) else None
+        scaled = _MAJOR.fullmatch(str(amount)) and Decimal(amount).scaleb((money or Money()).digits)
+        return int(scaled) if scaled is not None and scaled % 1 == 0 else str(amount)
+
     def _unread(
         self, record: Record, problem: str
     ) -> tuple[str | None, None, None, None, None, str]:
@@ -188,6 +202,7 @@ class _FlowReader:
 
 
 _decode: Final = msgspec.json.Decoder().decode
+_decode_exactly: Final = msgspec.json.Decoder(float_hook=Decimal).decode
 
 
 def printable_text(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ from txmq.reconcile.log.collapse import Collapse, OpenEnds
 from txmq.reconcile.log.files import LogFiles, OpenFile
 from txmq.reconcile.log.flows import Flows
 from txmq.reconcile.log.spans import STRETCH_BYTES, LogStretch, find_start, records_from, stretches
-from txmq.reconcile.rules import DayWindow, Flow, Rules
+from txmq.reconcile.rules import DayWindow, Flow, Money, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS, TableSchema
 from txmq.runtime.clock import Clock, SystemClock
 
@@ -64,6 +64,7 @@ class _Job(NamedTuple):
     """The inputs that every process needs."""
 
     flows: tuple[Flow, ...]
+    money: Mapping[str, Money]
     window: DayWindow
 
 
@@ -94,8 +95,8 @@ def extract_log(
         ConfigError: The package that decompresses a body is not installed.
     """
     broker = Path(rules.log.directory)
-    job = _Job(rules.log.flow, window)
-    whole = Collapse(Flows(rules.log.flow), window)
+    job = _Job(rules.log.flow, rules.money, window)
+    whole = Collapse(Flows(rules.log.flow, rules.money), window)
     position = count = 0
     with ExitStack() as stack:
         writers = [
@@ -184,7 +185,7 @@ def _try_collapse(opened: OpenFile, stretch: LogStretch, job: _Job) -> _Part | N
 
 
 def _collapse(opened: OpenFile, stretch: LogStretch, job: _Job, start: int) -> _Part:
-    collapse = Collapse(Flows(job.flows), job.window)
+    collapse = Collapse(Flows(job.flows, job.money), job.window)
     at, count = start, 0
     for at, found in records_from(opened, start, stretch.end):  # noqa: B007 - the end of the last span
         collapse.take(item for item, _ in found)

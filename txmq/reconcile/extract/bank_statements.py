@@ -1,0 +1,92 @@
+"""Bank statements, and the arithmetic that every statement must pass; pure.
+
+A statement has its own control totals: the opening balance and the entries give the closing
+balance, and the next page begins with it. If they do not, the file is incomplete or was misread.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+from txmq.errors import ReconcileRefused
+
+__all__ = ["EntryFields", "StatementPage", "kind_of", "refuse", "stated_balances"]
+
+EntryFields: TypeAlias = dict[str, Any]
+"""An entry's values by the names in ``STATEMENT_FIELDS``, and its ``line`` in the file."""
+
+
+class StatementPage(NamedTuple):
+    """A statement, or a page of one. Amounts are in major units, by currency."""
+
+    file: str
+    line: int
+    """Where it ends in the file."""
+    account: str
+    name: str
+    order: list[int]
+    """The numbers of the statement and of the page, as far as the bank numbers them."""
+    is_last: bool
+    """False if more pages of the statement follow."""
+    opening: Mapping[str, Decimal]
+    moved: Mapping[str, Decimal]
+    closing: Mapping[str, Decimal]
+
+
+def refuse(file: str, line: int, why: str) -> NoReturn:
+    """Refuse a file.
+
+    Raises:
+        ReconcileRefused: Always; the message begins with the place.
+    """
+    raise ReconcileRefused(f"{file} line {line}: {why}")
+
+
+def kind_of(is_credit: bool, is_reversal: bool) -> str:
+    """The kind of an entry. The reversal of a debit is a credit, and the reverse."""
+    return f"{'debit' if is_credit else 'credit'}-reversal" if is_reversal else (
+        "credit" if is_credit else "debit"
+    )  # fmt: skip
+
+
+def stated_balances(pages: Iterable[StatementPage]) -> Iterable[tuple[StatementPage, EntryFields]]:
+    """The balances of each account at the beginning and the end of the date, with the last page.
+
+    Without a closing balance, it follows from the entries.
+
+    Raises:
+        ReconcileRefused: A page does not add up, was sent twice, or does not begin where the page
+            before it ends.
+    """
+    chains = defaultdict[tuple[str, str], list[StatementPage]](list)
+    for page in pages:
+        for currency in page.opening.keys() | page.moved.keys() | page.closing.keys():
+            chains[page.account, currency].append(page)
+    for (account, currency), chain in sorted(chains.items()):
+        chain.sort(key=lambda page: page.order)
+        balance: Decimal | None = None
+        places = dict[str, str]()
+        for page in chain:
+            where = f"statement {page.name} of account {account}"
+            if page.name in places:
+                refuse(page.file, page.line, f"{where} is in {places[page.name]} too: remove one")
+            places[page.name] = f"{page.file} line {page.line}"
+            opening, closing = page.opening.get(currency), page.closing.get(currency)
+            if None not in (balance, opening) and balance != opening:
+                why = f"{where} begins with {opening} {currency}, but the page before ends with"
+                refuse(page.file, page.line, f"{why} {balance}: a page is missing")
+            moved = page.moved.get(currency, Decimal(0))
+            begun = balance if opening is None else opening
+            if opening is not None and closing not in (None, opening + moved):
+                why = f"{where} begins with {opening} {currency}, and its entries sum to {moved}"
+                why = f"{why}, but it ends with {closing}: get a complete file from the bank"
+                refuse(page.file, page.line, why)
+            balance = begun + moved if closing is None and begun is not None else closing
+        if not page.is_last:
+            refuse(page.file, page.line, f"{where} is not the last page, and no other follows")
+        if balance is not None:
+            ends = {"opening": chain[0].opening.get(currency), "closing": balance}
+            yield chain[-1], {"account": account, "currency": currency, **ends}

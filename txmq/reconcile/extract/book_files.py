@@ -1,0 +1,225 @@
+"""A bank's book from files instead of a database.
+
+All formats take one path: their rows go into a temporary SQLite database on the disk, and from
+there into the extract as the rows of any bank. So the same checks and the same SQL apply.
+
+A file of one date does not have earlier entries. Its opening balances are those that the bank
+states, and otherwise the closing balances of the day before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.bank_statements import StatementPage, refuse, stated_balances
+from txmq.reconcile.extract.books import BookRequest, error_text
+from txmq.reconcile.extract.camt import read_camt
+from txmq.reconcile.extract.file_dialect import RECORDED, FileDialect, stored_value
+from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
+from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
+from txmq.reconcile.extract.mt940 import read_mt940
+from txmq.reconcile.extract.sqlite import SqliteReader
+from txmq.reconcile.extract.statements import column_names, roles_of
+from txmq.reconcile.extract.table_writer import TableWriter, arrow_schema
+from txmq.reconcile.parquet_files import sha256_of
+from txmq.reconcile.results import Results
+from txmq.reconcile.rules import AccountColumns, BankFiles, EntryColumns, Rules
+from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, TableSchema
+from txmq.runtime.clock import Clock
+
+__all__ = ["read_files"]
+
+_CHUNK: Final = 1 << 16
+
+_Sums: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
+"""The balance and the number of entries of each account and currency."""
+
+
+def read_files(books: BookRequest, rules: Rules, day: date, clock: Clock) -> ExtractedSource:
+    """Extract a bank's book; the rules know where the result of the day before is.
+
+    Raises:
+        ReconcileRefused: A file is missing or has an invalid value.
+    """
+    name, taken_ms = books.bank.name, clock.wall_ms()
+    try:
+        # The empty name is a database on the disk that SQLite removes by itself.
+        with closing(sqlite3.connect("", isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = OFF")
+            connection.execute("BEGIN")
+            reading = _FileReading(books, rules, day, connection)
+            tables = reading.tables()
+    except (sqlite3.Error, OSError, OverflowError) as error:
+        raise ReconcileRefused(f"{name}: {error_text(error)}") from error
+    return ExtractedSource(name, "files", reading.snapshot, taken_ms, taken_ms, tables)
+
+
+class _FileReading:
+    """Reads a bank's files."""
+
+    def __init__(
+        self, books: BookRequest, rules: Rules, day: date, connection: sqlite3.Connection
+    ) -> None:
+        bank = books.bank
+        assert bank.files is not None
+        self._files: BankFiles = bank.files
+        self._books = books
+        self._rules = rules
+        self._day = day
+        self._connection = connection
+        self._hashes: list[str] = []
+        self._pages: list[StatementPage] = []
+        changes = {"recorded": RECORDED} if bank.files.is_dated else {}
+        entries = msgspec.structs.replace(bank.entries, table="entries", **changes)
+        accounts = bank.accounts and msgspec.structs.replace(bank.accounts, table="accounts")
+        staged = books._replace(
+            bank=msgspec.structs.replace(bank, entries=entries, accounts=accounts)
+        )
+        self._dialect = FileDialect(bank, bank.files, rules.day, books.window.start_ms)
+        for function, parse in self._dialect.functions.items():
+            connection.create_function(function, 2, parse, deterministic=True)
+        self._reader = SqliteReader(staged, rules.money, connection, self._dialect)
+
+    @property
+    def snapshot(self) -> str:
+        """A hash of the files that were read."""
+        return hashlib.sha256("\n".join(self._hashes).encode()).hexdigest()
+
+    def tables(self) -> tuple[ExtractedTable, ...]:
+        """Read the files, and write the tables of the extract."""
+        files, bank, reader = self._files, self._books.bank, self._reader
+        self._stage("entries", bank.entries, files.path)
+        self._check_end()
+        count = len(self._hashes)
+        if bank.accounts is not None:
+            self._stage("accounts", bank.accounts, files.balances)
+        entries = reader.entries()
+        if not files.is_dated:
+            return (entries, *reader.sums(), *reader.accounts())
+        moved, stated = reader.moved(), reader.stated()
+        opening = self._opening(moved, stated)
+        ended = {key: (end, 0) for key, (_, end) in stated.items()}
+        if len(self._hashes) == count:
+            # A bank sends no statement of an account that did not move.
+            ended = {k: (sum_ + moved.get(k, 0), 0) for k, (sum_, _) in opening.items()} | ended
+        sums = self._write(OPENING, opening), self._write(LATER, {})
+        return (entries, *sums, *([self._write(ACCOUNTS, ended)] if bank.accounts else ()))
+
+    def _stage(self, table: str, columns: EntryColumns | AccountColumns, pattern: str) -> None:
+        """Copy the rows of files into a table of the temporary database."""
+        names = sorted(column_names(columns))
+        decisive = getattr(columns, "recorded", "") or getattr(columns, "booked", names[0])
+        place, decimal = names.index(decisive), self._files.decimal
+        fields = [*map(self._dialect.quoted, [*names, RECORDED, *self._dialect.place.values()])]
+        self._connection.execute(f"CREATE TABLE {table} ({', '.join(fields)})")
+        insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(fields))})"
+
+        def stored(file: str, rows: FileRows) -> Iterator[tuple[Any, ...]]:
+            for line, values in rows:
+                try:
+                    row = [stored_value(value, decimal) for value in values]
+                except ValueError as error:
+                    refuse(file, line, str(error))
+                yield (*row, row[place], file, line)
+
+        for path in self._paths(pattern) if pattern else []:
+            with open_unchanged(path) as file:
+                rows = self._rows(path.name, file, names)
+                self._connection.executemany(insert, stored(path.name, rows))
+                self._hashes.append(f"{path.name} {sha256_of(path)}")
+        if table == "accounts":
+            for page, balance in stated_balances(self._pages):
+                rows = iter([(page.line, [balance[name] for name in names])])
+                self._connection.executemany(insert, stored(page.file, rows))
+
+    def _paths(self, pattern: str) -> list[Path]:
+        """The files of a pattern; on a date without business there may be none."""
+        path = Path(pattern.format(date=self._day))
+        found = sorted(path.parent.glob(path.name))
+        if not found and (not self._files.is_dated or self._rules.day.is_business(self._day)):
+            raise ReconcileRefused(
+                f"{self._books.bank.name}: the file {path} does not exist; get it from the bank, "
+                f"or add {self._day} to day.holidays if the bank sends none"
+            )
+        return found
+
+    def _rows(self, name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows:
+        files = self._files
+        if not files.is_statement:
+            yield from read_rows(name, file, columns, files)
+            return
+        if files.format == "camt.053":
+            found = read_camt(name, iter(partial(file.read, _CHUNK), b""))
+        else:
+            found = read_mt940(name, decoded_lines(name, file, files.charset))
+        for item in found:
+            if isinstance(item, StatementPage):
+                self._pages.append(item)
+            else:
+                yield item["line"], [item.get(column) for column in columns]
+
+    def _check_end(self) -> None:
+        """Check that no row of a dated file is of a later date, which would not read it."""
+        moment = self._dialect.moment(RECORDED, "", "")
+        chosen = ", ".join(map(self._dialect.quoted, [*self._dialect.place.values(), RECORDED]))
+        statement = f"SELECT {chosen} FROM entries WHERE {moment} >= ? LIMIT 1"
+        later = self._connection.execute(statement, (self._books.window.end_ms,)).fetchall()
+        for file, line, value in later if self._files.is_dated else ():
+            why = f"{value!r} is after the end of {self._day}, the date of the file"
+            refuse(file, line, f"{why}: compare day.cut_off and day.zone with the bank's")
+
+    def _opening(
+        self,
+        moved: Mapping[tuple[str, str], int],
+        stated: Mapping[tuple[str, str], tuple[int | None, int]],
+    ) -> _Sums:
+        """The balances at the beginning of the date: stated, or as the day before ended.
+
+        On the first date they follow from the closing balances, if only these are stated.
+        """
+        carried, found = self._closed(), dict[tuple[str, str], tuple[int, int]]()
+        for key in sorted(moved.keys() | stated.keys() | (carried or {}).keys()):
+            before, rows = (carried or {}).get(key, (0, 0))
+            opening, ended = stated.get(key, (None, None))
+            if carried is None and ended is not None:
+                before = ended - moved.get(key, 0)
+            found[key] = (before if opening is None else opening), rows
+        return found
+
+    def _closed(self) -> _Sums | None:
+        """How the day before ended; ``None`` if it has no result."""
+        results = Results(self._rules.directory)
+        past = results.previous(self._day)
+        if past is None or past.result.end_ms != self._books.window.start_ms:
+            return None
+        ended = date.fromisoformat(past.result.business_date)
+        table = results.written_tables(ended, past.run_id, ["balances"])["balances"]
+        return {
+            (row["account"], row["currency"]): (row["closing"], row["closing_rows"])
+            for piece in table.pieces("bank", "account", "currency", "closing", "closing_rows")
+            for row in piece.to_pylist()
+            if row["bank"] == self._books.bank.name
+        }
+
+    def _write(self, table: TableSchema, sums: _Sums) -> ExtractedTable:
+        roles, schema = roles_of(self._books.bank.entries), arrow_schema(table)
+        rows = [
+            {"account": account, "role": roles.get(account, "customer"), "currency": currency}
+            | {"amount": amount, "balance": amount, "rows": rows}
+            for (account, currency), (amount, rows) in sums.items()
+            if amount or rows or table is ACCOUNTS
+        ]
+        with TableWriter(table, self._books.directory / table.name) as writer:
+            writer.write(pa.RecordBatch.from_pylist(rows, schema))
+        return writer.extracted(self._books.bank.name)

@@ -44,7 +44,8 @@ class Taken:
     """What was taken of a log, read again from its files."""
 
     def __init__(self, data, out, window=ALWAYS, flows=(), **how):
-        self.log = extract_log(rules_of(data, *flows), window, Path(out), **how)
+        rules = data if isinstance(data, Rules) else rules_of(data, *flows)
+        self.log = extract_log(rules, window, Path(out), **how)
         self.messages, self.failures, self.offsets = (
             pq.read_table(out / "log" / item.name).to_pylist()
             for item in (MESSAGES, FAILURES, OFFSETS)

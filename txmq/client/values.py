@@ -22,6 +22,7 @@ __all__ = [
     "QueueStatus",
     "SendResult",
     "SendStatus",
+    "StoredBatch",
 ]
 
 
@@ -81,6 +82,16 @@ class PulledBatch:
     def found(self) -> bool:
         """Whether the broker had messages; messages filtered out by tag count too."""
         return self.outcome is PullOutcome.FOUND
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """The records of one pull, as they are stored."""
+
+    outcome: PullOutcome
+    data: bytes
+    """The records one after the other; empty if none was found."""
+    next_offset: QueueOffset
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,8 @@ class ExtractedLog(NamedTuple):
     """The number of records read."""
     gone: int
     """The number of decisions on half messages whose file was deleted; they have no row."""
+    notes: tuple[str, ...] = ()
+    """What the log cannot tell."""
 
 
 ExtractLog: TypeAlias = Callable[[Rules, DayWindow, Path], ExtractedLog]
@@ -120,10 +122,8 @@ def _sources(
         banks = [report(future.result()) for future in futures]
     log = take_log(rules, window, directory)
     moment = log.moment_ms
-    return (
-        *banks,
-        report(ExtractedSource("log", "log", "", moment, moment, log.tables, log.position)),
-    )
+    source = ExtractedSource("log", "log", "", moment, moment, log.tables, log.position, log.notes)
+    return (*banks, report(source))
 
 
 def _read(

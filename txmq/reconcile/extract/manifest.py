@@ -70,7 +70,9 @@ class ExtractedSource(Struct, frozen=True):
     """The time of the snapshot, by the source's clock."""
     tables: tuple[ExtractedTable, ...]
     watermark: int | None = None
-    """The log position up to which it was read."""
+    """The log position up to which it was read; of several brokers, the greatest."""
+    notes: tuple[str, ...] = ()
+    """What the source cannot tell."""
 
 
 class Manifest(Struct, frozen=True):

@@ -1,8 +1,8 @@
 """The logs of a cluster for a day: planned, read into files, and collapsed from these.
 
 The files lie beside the day's extracts until the extract is complete. A run that was killed leaves
-them, and the next one continues if the plan still holds: it was made after the day ended, for the
-same rules. Otherwise the next run starts anew.
+them. The next run continues if the plan still holds: it was made after the day ended, for the same
+rules. Otherwise it starts anew.
 """
 
 from __future__ import annotations
@@ -10,55 +10,68 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from txmq.errors import ReconcileRefused, TxmqError
-from txmq.protocol.span import Found
-from txmq.reconcile.log.broker_numbers import number_brokers
 from txmq.reconcile.log.cluster_log import (
     BrokerPlan,
     ClusterPlan,
-    EarlierHalves,
     RangeFile,
+    earlier_half,
     fetch_ranges,
     plan_reading,
 )
 from txmq.reconcile.log.collapse import Collapse
 from txmq.reconcile.log.flows import Flows
+from txmq.reconcile.log.log_rows import BrokerLog, LogRows, arrow_batches, number_brokers
 from txmq.reconcile.log.mark_collapse import MarkCollapse
-from txmq.reconcile.log.parts import BrokerLog, CollapseJob, LogPart, collapsed_part, in_processes
 from txmq.reconcile.log.pulled_records import log_record, merged_records
 from txmq.reconcile.parquet_files import sync
-from txmq.reconcile.rules import Rules
+from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.tables import FAILURES, MESSAGES
 from txmq.runtime.clock import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ClusterLogs", "reading_folder"]
+__all__ = ["cluster_logs"]
 
+RECORDS_A_FILE: Final = 50_000
 _FOLDER: Final = ".cluster-log"
 _PLAN: Final = "plan.json"
+_RECORDS_A_BATCH: Final = 16 * 1024
 
 
 class _SavedPlan(msgspec.Struct, frozen=True):
-    """A plan, and the inputs that it was made for."""
+    """A plan, and a hash of the inputs that it was made for."""
 
     key: str
     plan: ClusterPlan
 
 
 @contextmanager
-def reading_folder(home: Path) -> Iterator[Path]:
-    """The folder for the files of a day; another run of the day waits until this one has ended.
+def cluster_logs(
+    rules: Rules, window: DayWindow, home: Path, spark: SparkSession | None, clock: Clock
+) -> Iterator[tuple[ClusterPlan, list[BrokerLog]]]:
+    """Read the logs of a cluster; another run of the day waits until this one has ended.
 
-    Its files are removed at the end of the block unless an error ends it.
+    Args:
+        rules: They name the cluster, and the messages that count.
+        window: The day.
+        home: For a folder of files, which workers of Spark need under the same path.
+        spark: Its workers read; this process does if left out.
+        clock: Stamps the plan.
+
+    Raises:
+        ReconcileRefused: The cluster cannot be read.
     """
     folder = home / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,10 +79,42 @@ def reading_folder(home: Path) -> Iterator[Path]:
     try:
         with suppress(OSError):  # Some file systems have no locks.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield folder
+        plan = _plan(rules, window, folder, clock)
+        files = _files(folder, plan)
+        every = [file for queues in files for queue in queues for file in queue]
+        _fetch(rules.log.cluster, [file for file in every if not Path(file.path).exists()], spark)
+        numbers = number_brokers(broker.name for broker in plan.brokers)
+        yield (
+            plan,
+            [
+                BrokerLog(
+                    numbers[broker.name],
+                    broker.offsets,
+                    _rows(rules, window, broker, numbers[broker.name], queues),
+                )
+                for broker, queues in zip(plan.brokers, files, strict=True)
+            ],
+        )
         _clear(folder)
     finally:
         os.close(descriptor)
+
+
+def _plan(rules: Rules, window: DayWindow, folder: Path, clock: Clock) -> ClusterPlan:
+    """The plan of a run that was killed, or a new one."""
+    inputs = (rules.log.cluster, rules.reading_digest, window)
+    key, path = hashlib.sha256(msgspec.json.encode(inputs)).hexdigest(), folder / _PLAN
+    with suppress(OSError, msgspec.DecodeError):
+        saved = msgspec.json.decode(path.read_bytes(), type=_SavedPlan)
+        if saved.key == key and saved.plan.moment_ms >= window.end_ms:
+            return saved.plan
+    _clear(folder)
+    plan = plan_reading(rules.log.cluster, rules.log.flow, window, clock)
+    draft = path.with_name(f".{_PLAN}")
+    draft.write_bytes(msgspec.json.encode(_SavedPlan(key, plan)))
+    sync(draft)
+    draft.rename(path)
+    return plan
 
 
 def _clear(folder: Path) -> None:
@@ -77,84 +122,36 @@ def _clear(folder: Path) -> None:
         path.unlink()
 
 
-class ClusterLogs:
-    """The logs of a cluster's brokers for a day, read into files.
-
-    Args:
-        rules: They name the cluster, and the messages that count.
-        job: The flows and the day.
-        folder: For the files; workers of Spark need it under the same path.
-        clock: Stamps the plan.
-    """
-
-    def __init__(self, rules: Rules, job: CollapseJob, folder: Path, clock: Clock) -> None:
-        self._names = rules.log.cluster
-        self._job = job
-        self._folder = folder
-        self.plan = self._resume(rules, job, clock)
-
-    def _resume(self, rules: Rules, job: CollapseJob, clock: Clock) -> ClusterPlan:
-        parts = (self._names, rules.reading_digest, job.window)
-        key = hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
-        path = self._folder / _PLAN
-        with suppress(OSError, msgspec.DecodeError):
-            saved = msgspec.json.decode(path.read_bytes(), type=_SavedPlan)
-            if saved.key == key and saved.plan.moment_ms >= job.window.end_ms:
-                return saved.plan
-        _clear(self._folder)
-        plan = plan_reading(self._names, job.flows, job.window, clock)
-        draft = path.with_name(f".{_PLAN}")
-        draft.write_bytes(msgspec.json.encode(_SavedPlan(key, plan)))
-        sync(draft)
-        draft.rename(path)
-        return plan
-
-    def fetch(self, spark: SparkSession | None) -> None:
-        """Read all ranges that no earlier run has read, on Spark's workers if there is a session.
-
-        Raises:
-            ReconcileRefused: A range cannot be read.
-        """
-        found = [file for broker in self.plan.brokers for file in self._files(broker)]
-        todo = [file for file in found if not Path(file.path).exists()]
-        if spark is None or len(todo) < 2:
-            fetch_ranges(self._names, todo)
-            return
-        context = spark.sparkContext
-        slices = min(len(todo), 4 * context.defaultParallelism)
-        work = partial(_fetch_slice, self._names)
-        for error in context.parallelize(todo, slices).mapPartitions(work).collect():
-            raise ReconcileRefused(error)
-
-    def logs(self, processes: int | None) -> Iterator[BrokerLog]:
-        """The logs from the files."""
-        numbers = number_brokers(broker.name for broker in self.plan.brokers)
-        for broker in self.plan.brokers:
-            halves = EarlierHalves(self._names, broker)
-            work = partial(_collapse_piece, self._job, broker.is_txmq)
-            pieces = [
-                [Path(file.path) for file in self._files(broker, at)]
-                for at in range(len(broker.pieces))
+def _files(folder: Path, plan: ClusterPlan) -> list[list[list[RangeFile]]]:
+    """The files by broker and queue, in the order of offsets."""
+    return [
+        [
+            [
+                RangeFile(
+                    str(folder / f"{place}-{index}-{start}.records"),
+                    replace(queue, start=start, end=min(start + RECORDS_A_FILE, queue.end)),
+                )
+                for start in range(queue.start, queue.end, RECORDS_A_FILE)
             ]
-            yield BrokerLog(
-                numbers[broker.name],
-                broker.offsets,
-                _collapse(self._job, is_txmq=broker.is_txmq),
-                in_processes(work, pieces, processes),
-                halves.at_position if broker.is_txmq else halves.at_offset,
-            )
-
-    def _files(self, broker: BrokerPlan, piece: int | None = None) -> Iterator[RangeFile]:
-        chosen = range(len(broker.pieces)) if piece is None else [piece]
-        number = self.plan.brokers.index(broker)
-        for at in chosen:
-            for index, wanted in enumerate(broker.pieces[at].ranges):
-                path = self._folder / f"{number}-{at}-{index}.records"
-                yield RangeFile(str(path), broker.name, wanted)
+            for index, queue in enumerate(broker.ranges)
+        ]
+        for place, broker in enumerate(plan.brokers)
+    ]
 
 
-def _fetch_slice(names: str, todo: Iterable[RangeFile]) -> list[str]:
-    """Read some ranges on a worker of Spark; the error as text, since Spark would wrap it."""
+def _fetch(names: str, todo: list[RangeFile], spark: SparkSession | None) -> None:
+    if spark is None or not todo:
+        fetch_ranges(names, todo)
+        return
+    context = spark.sparkContext
+    slices = min(len(todo), 4 * context.defaultParallelism)
+    work = partial(_fetch_on_worker, names)
+    for error in context.parallelize(todo, slices).mapPartitions(work).collect():
+        raise ReconcileRefused(error)
+
+
+def _fetch_on_worker(names: str, todo: Iterable[RangeFile]) -> list[str]:
+    """Read some files; an error is returned as text, since Spark would wrap it."""
     try:
         fetch_ranges(names, todo)
     except TxmqError as error:
@@ -162,19 +159,25 @@ def _fetch_slice(names: str, todo: Iterable[RangeFile]) -> list[str]:
     return []
 
 
-def _collapse(job: CollapseJob, *, is_txmq: bool) -> Collapse:
-    return (Collapse if is_txmq else MarkCollapse)(Flows(job.flows), job.window)
+def _rows(
+    rules: Rules, window: DayWindow, broker: BrokerPlan, number: int, files: list[list[RangeFile]]
+) -> Iterator[LogRows]:
+    """The rows of a broker's log in its files."""
+    collapse = (Collapse if broker.is_txmq else MarkCollapse)(Flows(rules.log.flow), window)
 
+    def done(records: int, position: int) -> LogRows:
+        messages = list(arrow_batches(MESSAGES, collapse.messages, number))
+        failures = list(arrow_batches(FAILURES, collapse.failures, number))
+        collapse.messages.clear()
+        collapse.failures.clear()
+        return LogRows(records, position, messages, failures, collapse.gone)
 
-def _collapse_piece(job: CollapseJob, is_txmq: bool, files: Sequence[Path]) -> LogPart:
-    collapse = _collapse(job, is_txmq=is_txmq)
-    end = count = 0
-
-    def found() -> Iterator[Found]:
-        nonlocal end, count
-        for record in merged_records(files):
-            end, count = record.position, count + 1
-            yield log_record(record) if is_txmq else record
-
-    collapse.take(found())
-    return collapsed_part(collapse, 0, end, count)
+    position = 0
+    records = merged_records([[Path(file.path) for file in queue] for queue in files])
+    while some := list(islice(records, _RECORDS_A_BATCH)):
+        position = some[-1].position
+        collapse.take(map(log_record, some) if broker.is_txmq else some)
+        yield done(len(some), position)
+    collapse.join(collapse.open_ends(), partial(earlier_half, rules.log.cluster, broker))
+    collapse.finish()
+    yield done(0, position)

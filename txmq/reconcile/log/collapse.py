@@ -18,14 +18,7 @@ from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.flows import FailureRow, Flows, MessageRow, printable_text
 from txmq.reconcile.rules import DayWindow
 
-__all__ = [
-    "Collapse",
-    "EarlierMark",
-    "EarlierParking",
-    "EarlierTransaction",
-    "HalfAt",
-    "OpenEnds",
-]
+__all__ = ["Collapse", "HalfAt", "OpenEnds"]
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
@@ -64,45 +57,13 @@ class _EarlierRecall(NamedTuple):
     at_ms: int
 
 
-class EarlierMark(NamedTuple):
-    """The mark that a half message of an earlier part is done, in a log that has only marks."""
-
-    half_offset: int
-    at_ms: int
-
-
-class EarlierParking(NamedTuple):
-    """The parking of a half message of an earlier part, in such a log."""
-
-    id: str
-    at_ms: int
-
-
-class EarlierTransaction(NamedTuple):
-    """The row of a decided message in such a log; its half message may be in an earlier part."""
-
-    row: MessageRow
-
-
-_Orphan: TypeAlias = (
-    _EarlierDecision
-    | _EarlierArrival
-    | _EarlierRecall
-    | EarlierMark
-    | EarlierParking
-    | EarlierTransaction
-)
-
-
 class OpenEnds(NamedTuple):
     """The open messages at the end of a part of the log, and records about earlier parts."""
 
     held: dict[int, MessageRow]
     others: set[int]
     waiting: dict[int, MessageRow]
-    orphans: list[_Orphan]
-    marked: dict[int, int] = {}
-    """In a log that has only marks: the positions of held half messages, by their offsets."""
+    orphans: list[_EarlierDecision | _EarlierArrival | _EarlierRecall]
 
 
 class Collapse:
@@ -132,7 +93,7 @@ class Collapse:
         self._waiting_by_id: dict[str, set[int]] = {}
         self._copied: dict[int, Decision] = {}
         """Decisions whose copies come next, by the position of the half message."""
-        self._orphans: list[_Orphan] = []
+        self._orphans: list[_EarlierDecision | _EarlierArrival | _EarlierRecall] = []
 
     # Records
 
@@ -305,7 +266,7 @@ class Collapse:
             elif isinstance(orphan, _EarlierArrival):
                 if not self._arrive(orphan.waited_at, orphan.row):
                     self._keep(orphan.row)
-            elif isinstance(orphan, _EarlierRecall):
+            else:
                 self._recall(orphan.id, orphan.at_ms)
         self._held |= later.held
         self._others |= later.others

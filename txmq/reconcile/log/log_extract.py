@@ -1,25 +1,39 @@
 """The extract of a day's log: its tables as Parquet, with their control totals.
 
-The log is that of one broker or of several, in their directories or read over the wire.
+The logs are those of one broker or several, in their directories or read from a cluster. The log
+in a directory is cut into stretches of one size. Each is collapsed by itself, in several processes
+if there is much to read, and then they are joined in order. So the same log gives the same rows in
+the same order on any machine.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
+from txmq.errors import ReconcileRefused, RemoteProtocolError
+from txmq.protocol import record as records
+from txmq.protocol.bodies import ConsumerOffsets
+from txmq.protocol.checked_body import unpack
+from txmq.protocol.record import Record
 from txmq.reconcile.extract.extraction import ExtractedLog
 from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.log.broker_numbers import with_broker
-from txmq.reconcile.log.directory_log import directory_log, saved_offsets
-from txmq.reconcile.log.files import LogFiles
-from txmq.reconcile.log.parts import BrokerLog, CollapseJob, arrow_batches
-from txmq.reconcile.log.spans import STRETCH_BYTES
-from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.log.collapse import Collapse, OpenEnds
+from txmq.reconcile.log.files import LogFiles, OpenFile
+from txmq.reconcile.log.flows import Flows
+from txmq.reconcile.log.log_rows import BrokerLog, GroupOffset, LogRows, arrow_batches
+from txmq.reconcile.log.spans import STRETCH_BYTES, LogStretch, find_start, records_from, stretches
+from txmq.reconcile.rules import DayWindow, Flow, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 from txmq.runtime.clock import Clock, SystemClock
 
@@ -29,8 +43,32 @@ if TYPE_CHECKING:
 __all__ = ["extract_log"]
 
 _SOURCE: Final = "log"
+_OFFSETS: Final = "config/offsets.json"
+_STRETCHES_A_PROCESS: Final = 4
+"""Starting a process takes as long as reading two stretches."""
 
 _CLOCK: Final = SystemClock()
+
+
+class _Part(NamedTuple):
+    """A collapsed stretch."""
+
+    start: int
+    """The start of its first span."""
+    end: int
+    """The end of its last span."""
+    records: int
+    messages: list[pa.RecordBatch]
+    failures: list[pa.RecordBatch]
+    open_ends: OpenEnds
+
+
+class _Job(NamedTuple):
+    """The inputs that every process needs."""
+
+    flows: tuple[Flow, ...]
+    window: DayWindow
+    broker: int
 
 
 def extract_log(
@@ -53,68 +91,181 @@ def extract_log(
         window: The day.
         directory: The target directory.
         spark: Its workers read a cluster; this process does if left out.
-        processes: The number of processes that collapse; one for each processor if left out.
-        stretch_bytes: The size of a stretch of a directory; the order of rows depends on it.
+        processes: The number of processes that read; one for each processor if left out.
+        stretch_bytes: The size of a stretch; the order of rows depends on it.
         clock: Stamps the reading.
 
     Raises:
-        ReconcileRefused: The log is damaged, does not reach back to the beginning of the day, or
-            cannot be read.
+        ReconcileRefused: A log is damaged, or does not reach back to the beginning of the day, or
+            the cluster does not answer.
         ConfigError: The package that decompresses a body is not installed.
     """
-    job = CollapseJob(rules.log.flow, window)
-    notes: tuple[str, ...] = ()
     with ExitStack() as stack:
+        notes: tuple[str, ...] = ()
         if rules.log.cluster:
-            from txmq.reconcile.log.cluster_extract import ClusterLogs, reading_folder
+            from txmq.reconcile.log.cluster_extract import cluster_logs
 
-            folder = stack.enter_context(reading_folder(directory.parent))
-            cluster = ClusterLogs(rules, job, folder, clock)
-            cluster.fetch(spark)
-            logs, moment_ms = cluster.logs(processes), cluster.plan.moment_ms
-            notes = cluster.plan.notes
+            reading = cluster_logs(rules, window, directory.parent, spark, clock)
+            plan, logs = stack.enter_context(reading)
+            moment_ms, notes = plan.moment_ms, plan.notes
         else:
             brokers = [Path(place) for place in rules.log.places]
-            offsets = [saved_offsets(broker) for broker in brokers]
-            opened = [stack.enter_context(LogFiles(broker, window.start_ms)) for broker in brokers]
+            offsets = [_saved_offsets(broker) for broker in brokers]
+            opened = [stack.enter_context(LogFiles(each, window.start_ms)) for each in brokers]
             moment_ms = clock.wall_ms()
-            logs = (
-                directory_log(number, offsets[number], log, job, processes, stretch_bytes)
+            logs = [
+                BrokerLog(number, offsets[number], _rows_of(log, job, processes, stretch_bytes))
                 for number, log in enumerate(opened)
-            )
-        return _write_logs(logs, directory, moment_ms, notes)
-
-
-def _write_logs(
-    logs: Iterator[BrokerLog], directory: Path, moment_ms: int, notes: tuple[str, ...]
-) -> ExtractedLog:
-    ends: list[int] = []
-    count = gone = 0
-    with ExitStack() as stack:
+                for job in [_Job(rules.log.flow, window, number)]
+            ]
         writers = [
             stack.enter_context(TableWriter(table, directory / _SOURCE / table.name))
             for table in (MESSAGES, FAILURES, OFFSETS)
         ]
-        messages, failures, offsets = writers
+        ends, count, gone = [0], 0, 0
         for log in logs:
-            whole, number, end = log.whole, log.number, 0
-            _write(offsets, arrow_batches(OFFSETS, log.offsets), number)
-            for part in log.parts:
-                count, end = count + part.records, part.end
-                _write(messages, part.messages, number)
-                _write(failures, part.failures, number)
-                whole.join(part.open_ends, log.half_at)
-                _write(messages, arrow_batches(MESSAGES, whole.messages), number)
-                whole.messages.clear()
-            whole.finish()
-            _write(messages, arrow_batches(MESSAGES, whole.messages), number)
-            gone += whole.gone
-            ends.append(end)
+            _write(writers[2], arrow_batches(OFFSETS, log.offsets, log.number))
+            for rows in log.rows:
+                _write(writers[0], rows.messages)
+                _write(writers[1], rows.failures)
+                count, gone = count + rows.records, gone + rows.gone
+                ends.append(rows.position)
     # The broker keeps no totals, so the control totals are those of the written rows.
     tables = tuple(writer.extracted(_SOURCE) for writer in writers)
-    return ExtractedLog(tables, max(ends, default=0), moment_ms, count, gone, notes)
+    return ExtractedLog(tables, max(ends), moment_ms, count, gone, notes)
 
 
-def _write(writer: TableWriter, batches: Iterable[pa.RecordBatch], number: int) -> None:
+def _write(writer: TableWriter, batches: Iterable[pa.RecordBatch]) -> None:
     for batch in batches:
-        writer.write(with_broker(batch, number))
+        writer.write(batch)
+
+
+def _rows_of(
+    log: LogFiles, job: _Job, processes: int | None, stretch_bytes: int
+) -> Iterator[LogRows]:
+    """The rows of the log in a directory."""
+    whole = Collapse(Flows(job.flows), job.window)
+    todo = list(stretches((file.file for file in log.files), stretch_bytes))
+    position = 0
+    for part in _parts(log, job, todo, processes):
+        position = part.end
+        whole.join(part.open_ends, partial(_half_at, log))
+        messages = [*part.messages, *arrow_batches(MESSAGES, whole.messages, job.broker)]
+        whole.messages.clear()
+        yield LogRows(part.records, position, messages, part.failures)
+    whole.finish()
+    messages = list(arrow_batches(MESSAGES, whole.messages, job.broker))
+    yield LogRows(0, position, messages, gone=whole.gone)
+
+
+# Stretches
+
+
+def _parts(
+    log: LogFiles, job: _Job, todo: list[LogStretch], processes: int | None
+) -> Iterator[_Part]:
+    """The collapsed stretches in order; each begins where the previous one ends."""
+    at = -1
+    opened = {file.file.start: file for file in log.files}
+    for stretch, read in zip(todo, _read_stretches(log, job, todo, processes), strict=True):
+        start = stretch.start if stretch.is_first else at
+        part = read
+        if part is None or part.start != start:
+            # Its file was deleted and is open only here, or its first span was a message body
+            # that looks like one, which any sender can write.
+            part = _collapse(opened[stretch.file.start], stretch, job, start)
+        at = part.end
+        yield part
+
+
+def _read_stretches(
+    log: LogFiles, job: _Job, todo: list[LogStretch], processes: int | None
+) -> Iterator[_Part | None]:
+    wanted = (os.cpu_count() or 1) if processes is None else processes
+    wanted = min(wanted, len(todo) // _STRETCHES_A_PROCESS)
+    if wanted <= 1:
+        opened = {file.file.start: file for file in log.files}
+        yield from (_try_collapse(opened[stretch.file.start], stretch, job) for stretch in todo)
+        return
+    # Spawn and not fork: the caller may have threads, as every user of Spark has.
+    pool = ProcessPoolExecutor(wanted, multiprocessing.get_context("spawn"))
+    waiting: deque[Future[_Part | None]] = deque()
+    try:
+        for stretch in todo:
+            waiting.append(pool.submit(_collapse_in_process, stretch, job))
+            if len(waiting) > 2 * wanted:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise ReconcileRefused(f"a process that read the log has ended: {error}") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _collapse_in_process(stretch: LogStretch, job: _Job) -> _Part | None:
+    try:
+        with OpenFile(stretch.file) as opened:
+            return _try_collapse(opened, stretch, job)
+    except FileNotFoundError:
+        return None
+
+
+def _try_collapse(opened: OpenFile, stretch: LogStretch, job: _Job) -> _Part | None:
+    """Collapse a stretch from where it seems to begin; ``None`` if that fails."""
+    start = find_start(opened, stretch)
+    try:
+        return None if start is None else _collapse(opened, stretch, job, start)
+    except ReconcileRefused:
+        return None  # The caller knows the true start, and detects any damage.
+
+
+def _collapse(opened: OpenFile, stretch: LogStretch, job: _Job, start: int) -> _Part:
+    collapse = Collapse(Flows(job.flows), job.window)
+    at, count = start, 0
+    for at, found in records_from(opened, start, stretch.end):  # noqa: B007 - the end of the last span
+        collapse.take(item for item, _ in found)
+        count += len(found)
+    return _Part(
+        start,
+        at,
+        count,
+        list(arrow_batches(MESSAGES, collapse.messages, job.broker)),
+        list(arrow_batches(FAILURES, collapse.failures, job.broker)),
+        collapse.open_ends(),
+    )
+
+
+def _half_at(log: LogFiles, position: int) -> Record | None:
+    data = log.record_at(position)
+    if data is None:
+        return None
+    try:
+        record, _ = records.unpack(data)
+    except RemoteProtocolError as error:
+        raise ReconcileRefused(
+            f"the log is damaged at position {position}, which has a half message: {error}"
+        ) from error
+    if record.position != position:
+        raise ReconcileRefused(f"position {position} of the log has no half message")
+    return record
+
+
+def _saved_offsets(broker: Path) -> list[GroupOffset]:
+    """The offsets of the groups, as the broker last saved them.
+
+    Raises:
+        ReconcileRefused: Its file cannot be read.
+    """
+    path = broker / _OFFSETS
+    try:
+        saved = ConsumerOffsets.read(unpack(path.name, path.read_bytes()).text)
+    except FileNotFoundError:
+        return []
+    except (OSError, RemoteProtocolError) as error:
+        raise ReconcileRefused(f"{path} cannot be read: {error}") from error
+    rows = []
+    for name, queues in saved.offset_table.items():
+        topic, _, group = name.partition("@")
+        rows += [GroupOffset(group, topic, queue, offset) for queue, offset in queues.items()]
+    return sorted(rows)

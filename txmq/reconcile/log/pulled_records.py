@@ -1,14 +1,15 @@
 """Records that were pulled from the queues of a broker become the records of its log again; pure
 but for reading the files that hold them.
 
-A broker shows its log through queues, and each queue shows its records in the order of the log.
-So a part of the log is the merge of the same part of all queues, by position.
+A broker shows its log through queues, each in the order of the log, so the merge of all queues by
+position is the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from heapq import merge
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -27,14 +28,15 @@ _PREPARED: Final = int(SysFlag.PREPARED)
 _SIZE_BYTES: Final = 4
 
 
-def merged_records(files: Sequence[Path]) -> Iterator[Record]:
-    """The records in the files of some queues, in the order of the log.
+def merged_records(files: Sequence[Sequence[Path]]) -> Iterator[Record]:
+    """The records in the files of each queue, in the order of the log.
 
     Raises:
         ReconcileRefused: A file is damaged.
     """
     # The decision of a txmq broker and the message that it makes visible are at one position.
-    return merge(*map(_records_in, files), key=lambda one: (one.position, one.topic != OP_TOPIC))
+    queues = [chain.from_iterable(map(_records_in, paths)) for paths in files]
+    return merge(*queues, key=lambda one: (one.position, one.topic != OP_TOPIC))
 
 
 def _records_in(path: Path) -> Iterator[Record]:

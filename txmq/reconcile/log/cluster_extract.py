@@ -13,14 +13,14 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec.structs import replace
 
-from txmq.errors import ReconcileRefused, TxmqError
+from txmq.errors import ReconcileRefused
 from txmq.reconcile.log.cluster_log import (
     BrokerPlan,
     ClusterPlan,
@@ -50,13 +50,6 @@ _PLAN: Final = "plan.json"
 _RECORDS_A_BATCH: Final = 16 * 1024
 
 
-class _SavedPlan(msgspec.Struct, frozen=True):
-    """A plan, and a hash of the inputs that it was made for."""
-
-    key: str
-    plan: ClusterPlan
-
-
 @contextmanager
 def cluster_logs(
     rules: Rules, window: DayWindow, home: Path, spark: SparkSession | None, clock: Clock
@@ -80,19 +73,15 @@ def cluster_logs(
         with suppress(OSError):  # Some file systems have no locks.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         plan = _plan(rules, window, folder, clock)
-        files = _files(folder, plan)
-        every = [file for queues in files for queue in queues for file in queue]
-        _fetch(rules.log.cluster, [file for file in every if not Path(file.path).exists()], spark)
+        files = [_files(folder, *broker) for broker in enumerate(plan.brokers)]
+        _fetch(rules.log.cluster, chain.from_iterable(chain.from_iterable(files)), spark)
         numbers = number_brokers(broker.name for broker in plan.brokers)
         yield (
             plan,
             [
-                BrokerLog(
-                    numbers[broker.name],
-                    broker.offsets,
-                    _rows(rules, window, broker, numbers[broker.name], queues),
-                )
+                BrokerLog(number, broker.offsets, _rows(rules, window, broker, number, queues))
                 for broker, queues in zip(plan.brokers, files, strict=True)
+                for number in [numbers[broker.name]]
             ],
         )
         _clear(folder)
@@ -105,13 +94,13 @@ def _plan(rules: Rules, window: DayWindow, folder: Path, clock: Clock) -> Cluste
     inputs = (rules.log.cluster, rules.reading_digest, window)
     key, path = hashlib.sha256(msgspec.json.encode(inputs)).hexdigest(), folder / _PLAN
     with suppress(OSError, msgspec.DecodeError):
-        saved = msgspec.json.decode(path.read_bytes(), type=_SavedPlan)
-        if saved.key == key and saved.plan.moment_ms >= window.end_ms:
-            return saved.plan
+        saved = msgspec.json.decode(path.read_bytes(), type=ClusterPlan)
+        if saved.key == key and saved.moment_ms >= window.end_ms:
+            return saved
     _clear(folder)
-    plan = plan_reading(rules.log.cluster, rules.log.flow, window, clock)
+    plan = plan_reading(rules.log.cluster, rules.log.flow, window, key, clock)
     draft = path.with_name(f".{_PLAN}")
-    draft.write_bytes(msgspec.json.encode(_SavedPlan(key, plan)))
+    draft.write_bytes(msgspec.json.encode(plan))
     sync(draft)
     draft.rename(path)
     return plan
@@ -122,41 +111,30 @@ def _clear(folder: Path) -> None:
         path.unlink()
 
 
-def _files(folder: Path, plan: ClusterPlan) -> list[list[list[RangeFile]]]:
-    """The files by broker and queue, in the order of offsets."""
+def _files(folder: Path, place: int, broker: BrokerPlan) -> list[list[RangeFile]]:
+    """The files of a broker by queue, in the order of offsets."""
     return [
         [
-            [
-                RangeFile(
-                    str(folder / f"{place}-{index}-{start}.records"),
-                    replace(queue, start=start, end=min(start + RECORDS_A_FILE, queue.end)),
-                )
-                for start in range(queue.start, queue.end, RECORDS_A_FILE)
-            ]
-            for index, queue in enumerate(broker.ranges)
+            (
+                folder / f"{place}-{index}-{start}.records",
+                replace(queue, start=start, end=min(start + RECORDS_A_FILE, queue.end)),
+            )
+            for start in range(queue.start, queue.end, RECORDS_A_FILE)
         ]
-        for place, broker in enumerate(plan.brokers)
+        for index, queue in enumerate(broker.ranges)
     ]
 
 
-def _fetch(names: str, todo: list[RangeFile], spark: SparkSession | None) -> None:
+def _fetch(names: str, files: Iterable[RangeFile], spark: SparkSession | None) -> None:
+    """Read the files that no earlier run has completed."""
+    todo, work = [file for file in files if not file[0].exists()], partial(fetch_ranges, names)
     if spark is None or not todo:
-        fetch_ranges(names, todo)
-        return
-    context = spark.sparkContext
-    slices = min(len(todo), 4 * context.defaultParallelism)
-    work = partial(_fetch_on_worker, names)
-    for error in context.parallelize(todo, slices).mapPartitions(work).collect():
-        raise ReconcileRefused(error)
-
-
-def _fetch_on_worker(names: str, todo: Iterable[RangeFile]) -> list[str]:
-    """Read some files; an error is returned as text, since Spark would wrap it."""
-    try:
-        fetch_ranges(names, todo)
-    except TxmqError as error:
-        return [str(error)]
-    return []
+        errors = work(todo)
+    else:
+        slices = min(len(todo), 4 * spark.sparkContext.defaultParallelism)
+        errors = spark.sparkContext.parallelize(todo, slices).mapPartitions(work).collect()
+    if errors:
+        raise ReconcileRefused(errors[0])
 
 
 def _rows(
@@ -173,7 +151,8 @@ def _rows(
         return LogRows(records, position, messages, failures, collapse.gone)
 
     position = 0
-    records = merged_records([[Path(file.path) for file in queue] for queue in files])
+    places = [[path for path, _ in queue] for queue in files]
+    records = merged_records(places, is_txmq=broker.is_txmq)
     while some := list(islice(records, _RECORDS_A_BATCH)):
         position = some[-1].position
         collapse.take(map(log_record, some) if broker.is_txmq else some)

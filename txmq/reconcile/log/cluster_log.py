@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -66,6 +66,9 @@ _READ_TO_THE_END: Final = (RETRY, DLQ, *WAITING_TOPICS)
 
 T = TypeVar("T")
 
+RangeFile: TypeAlias = tuple[Path, "QueueRange"]
+"""The file for the records of a range."""
+
 
 class QueueRange(Struct, frozen=True):
     """Offsets of one queue: from ``start`` on, and before ``end``."""
@@ -88,8 +91,6 @@ class BrokerPlan(Struct, frozen=True):
     name: str
     is_txmq: bool
     """True if it tells who decided a transaction."""
-    first_half: int
-    """The first offset of the half topic that is read."""
     offsets: tuple[GroupOffset, ...]
     ranges: tuple[QueueRange, ...]
 
@@ -97,18 +98,13 @@ class BrokerPlan(Struct, frozen=True):
 class ClusterPlan(Struct, frozen=True):
     """What is read of a cluster."""
 
+    key: str
+    """A hash of the inputs that it was made for."""
     moment_ms: int
     """All records from before this time are in the plan."""
     brokers: tuple[BrokerPlan, ...]
     notes: tuple[str, ...]
     """What the cluster cannot tell."""
-
-
-class RangeFile(NamedTuple):
-    """The file for the records of a range."""
-
-    path: str
-    range: QueueRange
 
 
 class _ClusterReader:
@@ -194,7 +190,9 @@ def _split(data: bytes) -> Iterator[bytes]:
 # Planning
 
 
-def plan_reading(names: str, flows: Sequence[Flow], window: DayWindow, clock: Clock) -> ClusterPlan:
+def plan_reading(
+    names: str, flows: Sequence[Flow], window: DayWindow, key: str, clock: Clock
+) -> ClusterPlan:
     """Fix what is read of a cluster for a day.
 
     Raises:
@@ -204,7 +202,7 @@ def plan_reading(names: str, flows: Sequence[Flow], window: DayWindow, clock: Cl
 
     async def plan() -> ClusterPlan:
         async with Session(names, answer_s=_ANSWER_S) as session:
-            return await _Planner(_ClusterReader(session), flows, window).plan(clock)
+            return await _Planner(_ClusterReader(session), flows, window).plan(key, clock)
 
     return asyncio.run(plan())
 
@@ -218,7 +216,7 @@ class _Planner:
         self._groups = sorted({flow.group for flow in flows} - {""})
         self._notes: list[str] = []
 
-    async def plan(self, clock: Clock) -> ClusterPlan:
+    async def plan(self, key: str, clock: Clock) -> ClusterPlan:
         known = set(await self._reader.ask(self._admin.topics))
         _check_known("topic", self._topics, known)
         await self._check_groups(known)
@@ -239,7 +237,7 @@ class _Planner:
             of_groups = tuple(row for broker, row in offsets if broker == name)
             of_broker = [one for one in ranges if one.broker == name]
             brokers.append(await self._broker(name, of_groups, of_broker))
-        return ClusterPlan(moment_ms, tuple(brokers), tuple(self._notes))
+        return ClusterPlan(key, moment_ms, tuple(brokers), tuple(self._notes))
 
     async def _check_groups(self, topics: set[str]) -> None:
         known = {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
@@ -286,8 +284,7 @@ class _Planner:
                 "are empty; a delayed message counts from its delivery on"
             )
         ranges = list(await asyncio.gather(*map(self._of_day, ranges)))
-        first_half = min((one.start for one in ranges if one.topic == HALF_TOPIC), default=0)
-        return BrokerPlan(name, is_txmq, first_half, offsets, tuple(ranges))
+        return BrokerPlan(name, is_txmq, offsets, tuple(ranges))
 
     async def _is_txmq(self, queue: Queue) -> bool:
         address = await self._reader.session.address_of(queue)
@@ -337,41 +334,36 @@ def _check_known(what: str, wanted: Iterable[str], known: set[str]) -> None:
 # Reading
 
 
-def fetch_ranges(names: str, todo: Iterable[RangeFile]) -> None:
-    """Read ranges into their files, and skip those that are complete.
-
-    Raises:
-        ReconcileRefused: A range cannot be read.
-    """
-    missing = [item for item in todo if not Path(item.path).exists()]
+def fetch_ranges(names: str, todo: Iterable[RangeFile]) -> list[str]:
+    """Read ranges into their files; returns why some cannot be read."""
+    failed: list[str] = []
 
     async def fetch() -> None:
         limit = asyncio.Semaphore(_READ_AT_ONCE)
-        async with (
-            Session(names, answer_s=_ANSWER_S) as session,
-            asyncio.TaskGroup() as group,
-        ):
-            for item in missing:
-                group.create_task(_fetch(_ClusterReader(session), item, limit))
+        async with Session(names, answer_s=_ANSWER_S) as session, asyncio.TaskGroup() as group:
+            for path, wanted in todo:
+                group.create_task(_fetch(_ClusterReader(session), path, wanted, limit))
 
     try:
         asyncio.run(fetch())
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    except* TxmqError as errors:
+        failed = [str(error) for error in errors.exceptions]
+    return failed
 
 
-async def _fetch(reader: _ClusterReader, item: RangeFile, limit: asyncio.Semaphore) -> None:
-    wanted, path = item.range, Path(item.path)
+async def _fetch(
+    reader: _ClusterReader, path: Path, wanted: QueueRange, limit: asyncio.Semaphore
+) -> None:
     # Spark may repeat a task while the first attempt still runs; both read the same bytes.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     at = wanted.start
     async with limit:
         with draft.open("wb") as file:
             while records := await reader.read(wanted.queue, at, wanted.end):
-                file.writelines(records)
                 offsets = [at - 1, *map(queue_offset_of, records)]
                 if offsets != sorted(set(offsets)):
                     raise ReconcileRefused(f"{wanted.queue} has no order at its message {at}")
+                file.writelines(records)
                 at = offsets[-1] + 1
             file.flush()
             os.fsync(file.fileno())
@@ -405,7 +397,8 @@ def earlier_half(names: str, plan: BrokerPlan, place: int) -> Record | None:
             read = partial(view if plan.is_txmq else pull, session)
             return await _ClusterReader(session).ask(read)
 
-    if not plan.is_txmq and place >= plan.first_half:
+    is_planned = any(one.topic == HALF_TOPIC and place >= one.start for one in plan.ranges)
+    if is_planned and not plan.is_txmq:
         return None
     data = asyncio.run(ask())
     return half_of(unpack(data)[0]) if data else None

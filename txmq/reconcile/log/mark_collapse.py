@@ -25,6 +25,8 @@ __all__ = ["MarkCollapse"]
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _COMMITTED: Final = int(SysFlag.COMMITTED)
+_OTHERS: Final = (RETRY, DLQ, *WAITING_TOPICS)
+"""In these topics a message may still have the flag of a committed one."""
 _DIGITS_MAX: Final = 18
 
 

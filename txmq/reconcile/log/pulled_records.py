@@ -28,15 +28,17 @@ _PREPARED: Final = int(SysFlag.PREPARED)
 _SIZE_BYTES: Final = 4
 
 
-def merged_records(files: Sequence[Sequence[Path]]) -> Iterator[Record]:
+def merged_records(files: Sequence[Sequence[Path]], *, is_txmq: bool) -> Iterator[Record]:
     """The records in the files of each queue, in the order of the log.
+
+    A txmq broker decides with the record that makes the message visible, so both have one position,
+    and the decision comes first. Another broker marks the half message as done at last.
 
     Raises:
         ReconcileRefused: A file is damaged.
     """
-    # The decision of a txmq broker and the message that it makes visible are at one position.
     queues = [chain.from_iterable(map(_records_in, paths)) for paths in files]
-    return merge(*queues, key=lambda one: (one.position, one.topic != OP_TOPIC))
+    return merge(*queues, key=lambda one: (one.position, (one.topic == OP_TOPIC) != is_txmq))
 
 
 def _records_in(path: Path) -> Iterator[Record]:

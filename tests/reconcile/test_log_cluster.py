@@ -241,55 +241,6 @@ async def test_decisions_on_earlier_days(cluster, monkeypatch):
 
 
 @on_cluster()
-async def test_a_run_that_was_killed_continues(cluster, monkeypatch):
-    for number in range(6):
-        await cluster.transfer(f"{number}", "yes")
-    window = DayWindow(0, cluster.client.session.clock.wall_ms() + 1)
-    await asyncio.sleep(0.01)
-
-    def die(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cluster_extract, "_rows", die)
-        with pytest.raises(KeyboardInterrupt):
-            await asyncio.to_thread(
-                Taken, cluster.rules(cluster=cluster.names), cluster.directory / "wire" / "1",
-                window,
-            )  # fmt: skip
-    folder = cluster.directory / "wire" / ".cluster-log"
-    complete = sorted(folder.glob("*.records"))
-    lost = complete[0].read_bytes()
-    complete[0].rename(folder / f".{complete[0].name}.1")
-    await cluster.transfer("afterwards", "yes")
-    again = []
-
-    def fetch(names, todo):
-        again.extend(path for path, _ in todo)
-        complete[0].write_bytes(lost)
-        return []
-
-    monkeypatch.setattr(cluster_extract, "fetch_ranges", fetch)
-    taken = await cluster.taken(window=window)
-
-    assert again == complete[:1]
-    assert taken.states() == {f"{number}": "committed" for number in range(6)}
-    assert list(folder.iterdir()) == []
-
-
-@on_cluster()
-async def test_an_unfinished_day_begins_anew(cluster, monkeypatch):
-    await cluster.transfer("1", "yes")
-    with monkeypatch.context() as patch:
-        patch.setattr(cluster_extract, "fetch_ranges", lambda *_: ["the network is down"])
-        with pytest.raises(ReconcileRefused, match="the network is down"):
-            await cluster.taken()
-    await cluster.transfer("2", "yes")
-
-    assert (await cluster.taken()).states() == {"1": "committed", "2": "committed"}
-
-
-@on_cluster()
 async def test_a_broker_that_restarts_while_it_is_read(cluster, monkeypatch):
     await a_day(cluster)
     address = cluster.running["b"].address
@@ -305,7 +256,7 @@ async def test_a_broker_that_restarts_while_it_is_read(cluster, monkeypatch):
         await cluster.start("b", names=cluster.names, listen=address)
 
     async def fetch(reader, path, wanted, limit):
-        if wanted.broker == "broker-b":
+        if wanted.queue.broker == "broker-b":
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(restart(), loop))
         await real(reader, path, wanted, limit)
 

@@ -110,6 +110,7 @@ def run(
             previous_run_id=past.run_id if past else None,
             previous_digest=before_this,
             files=results.fingerprints(day, name, found.contents),
+            notes=manifest.notes,
         )
         done = results.with_sign_off(done)
         results.publish(

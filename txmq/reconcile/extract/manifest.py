@@ -103,6 +103,11 @@ class Manifest(Struct, frozen=True):
         """All control totals."""
         return tuple(table.written for source in self.sources for table in source.tables)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the sources cannot tell."""
+        return tuple(note for source in self.sources for note in source.notes)
+
     @classmethod
     def of(cls, rules: Rules, day: date, sources: tuple[ExtractedSource, ...]) -> Manifest:
         """Make the manifest of these sources."""

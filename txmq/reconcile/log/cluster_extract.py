@@ -1,29 +1,25 @@
 """The logs of a cluster for a day: planned, read into files, and collapsed from these.
 
-The files lie beside the day's extracts until the extract is complete. A run that was killed leaves
-them. The next run continues if the plan still holds: it was made after the day ended, for the same
-rules. Otherwise it starts anew.
+The files lie in the draft of the extract, so a run that was killed leaves nothing to continue with,
+and nothing to mix up.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-from msgspec.structs import replace
-
 from txmq.errors import ReconcileRefused
+from txmq.protocol.record import Record
 from txmq.reconcile.log.cluster_log import (
     BrokerPlan,
     ClusterPlan,
+    QueueRange,
     RangeFile,
     earlier_half,
     fetch_ranges,
@@ -32,9 +28,7 @@ from txmq.reconcile.log.cluster_log import (
 from txmq.reconcile.log.collapse import Collapse
 from txmq.reconcile.log.flows import Flows
 from txmq.reconcile.log.log_rows import BrokerLog, LogRows, arrow_batches, number_brokers
-from txmq.reconcile.log.mark_collapse import MarkCollapse
-from txmq.reconcile.log.pulled_records import log_record, merged_records
-from txmq.reconcile.parquet_files import sync
+from txmq.reconcile.log.pulled_records import decided_records, marked_records, merged_records
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES
 from txmq.runtime.clock import Clock
@@ -45,118 +39,92 @@ if TYPE_CHECKING:
 __all__ = ["cluster_logs"]
 
 RECORDS_A_FILE: Final = 50_000
-_FOLDER: Final = ".cluster-log"
-_PLAN: Final = "plan.json"
+_FOLDER: Final = "pulled"
 _RECORDS_A_BATCH: Final = 16 * 1024
 
 
 @contextmanager
 def cluster_logs(
-    rules: Rules, window: DayWindow, home: Path, spark: SparkSession | None, clock: Clock
+    rules: Rules, window: DayWindow, draft: Path, spark: SparkSession | None, clock: Clock
 ) -> Iterator[tuple[ClusterPlan, list[BrokerLog]]]:
-    """Read the logs of a cluster; another run of the day waits until this one has ended.
+    """Read the logs of a cluster.
 
     Args:
         rules: They name the cluster, and the messages that count.
         window: The day.
-        home: For a folder of files, which workers of Spark need under the same path.
+        draft: Gets a folder of files during the block; workers of Spark need it under this path.
         spark: Its workers read; this process does if left out.
         clock: Stamps the plan.
 
     Raises:
         ReconcileRefused: The cluster cannot be read.
     """
-    folder = home / _FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):  # Some file systems have no locks.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        plan = _plan(rules, window, folder, clock)
-        files = [_files(folder, *broker) for broker in enumerate(plan.brokers)]
-        _fetch(rules.log.cluster, chain.from_iterable(chain.from_iterable(files)), spark)
-        numbers = number_brokers(broker.name for broker in plan.brokers)
-        yield (
-            plan,
-            [
-                BrokerLog(number, broker.offsets, _rows(rules, window, broker, number, queues))
-                for broker, queues in zip(plan.brokers, files, strict=True)
-                for number in [numbers[broker.name]]
-            ],
-        )
-        _clear(folder)
-    finally:
-        os.close(descriptor)
+    plan = plan_reading(rules.log.cluster, rules.log.flow, window, clock)
+    numbers = number_brokers(broker.name for broker in plan.brokers)
+    folder = draft / _FOLDER
+    folder.mkdir(parents=True)
+    files = {broker.name: _files(folder, broker) for broker in plan.brokers}
+    todo = list(chain.from_iterable(chain.from_iterable(files.values())))
+    fetch = partial(fetch_ranges, rules.log.cluster)
+    if spark is None or not todo:
+        errors = fetch(todo)
+    else:
+        slices = min(len(todo), 4 * spark.sparkContext.defaultParallelism)
+        errors = spark.sparkContext.parallelize(todo, slices).mapPartitions(fetch).collect()
+    if errors:
+        raise ReconcileRefused(errors[0])
+    yield (
+        plan,
+        [
+            BrokerLog(number, broker.offsets, _rows(rules, window, broker, number, queues))
+            for broker, queues in zip(plan.brokers, files.values(), strict=True)
+            for number in [numbers[broker.name]]
+        ],
+    )
+    shutil.rmtree(folder)
 
 
-def _plan(rules: Rules, window: DayWindow, folder: Path, clock: Clock) -> ClusterPlan:
-    """The plan of a run that was killed, or a new one."""
-    inputs = (rules.log.cluster, rules.reading_digest, window)
-    key, path = hashlib.sha256(msgspec.json.encode(inputs)).hexdigest(), folder / _PLAN
-    with suppress(OSError, msgspec.DecodeError):
-        saved = msgspec.json.decode(path.read_bytes(), type=ClusterPlan)
-        if saved.key == key and saved.moment_ms >= window.end_ms:
-            return saved
-    _clear(folder)
-    plan = plan_reading(rules.log.cluster, rules.log.flow, window, key, clock)
-    draft = path.with_name(f".{_PLAN}")
-    draft.write_bytes(msgspec.json.encode(plan))
-    sync(draft)
-    draft.rename(path)
-    return plan
-
-
-def _clear(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-
-
-def _files(folder: Path, place: int, broker: BrokerPlan) -> list[list[RangeFile]]:
+def _files(folder: Path, broker: BrokerPlan) -> list[list[RangeFile]]:
     """The files of a broker by queue, in the order of offsets."""
     return [
         [
             (
-                folder / f"{place}-{index}-{start}.records",
-                replace(queue, start=start, end=min(start + RECORDS_A_FILE, queue.end)),
+                folder / f"{broker.name.encode().hex()}-{index}-{start}",
+                QueueRange(queue, start, min(start + RECORDS_A_FILE, end)),
             )
-            for start in range(queue.start, queue.end, RECORDS_A_FILE)
+            for start in range(first, end, RECORDS_A_FILE)
         ]
-        for index, queue in enumerate(broker.ranges)
+        for index, (queue, first, end) in enumerate(broker.ranges)
     ]
-
-
-def _fetch(names: str, files: Iterable[RangeFile], spark: SparkSession | None) -> None:
-    """Read the files that no earlier run has completed."""
-    todo, work = [file for file in files if not file[0].exists()], partial(fetch_ranges, names)
-    if spark is None or not todo:
-        errors = work(todo)
-    else:
-        slices = min(len(todo), 4 * spark.sparkContext.defaultParallelism)
-        errors = spark.sparkContext.parallelize(todo, slices).mapPartitions(work).collect()
-    if errors:
-        raise ReconcileRefused(errors[0])
 
 
 def _rows(
     rules: Rules, window: DayWindow, broker: BrokerPlan, number: int, files: list[list[RangeFile]]
 ) -> Iterator[LogRows]:
     """The rows of a broker's log in its files."""
-    collapse = (Collapse if broker.is_txmq else MarkCollapse)(Flows(rules.log.flow), window)
+    collapse, count, position = Collapse(Flows(rules.log.flow), window), 0, 0
 
-    def done(records: int, position: int) -> LogRows:
+    def records() -> Iterator[Record]:
+        nonlocal count, position
+        places = [[path for path, _ in queue] for queue in files]
+        for record in merged_records(places, is_txmq=broker.is_txmq):
+            count, position = count + 1, record.position
+            yield record
+
+    def done(count: int, position: int) -> LogRows:
+        if not broker.is_txmq:
+            for row in collapse.messages:
+                row.decided_by = row.decided_by if row.state == "parked" else None
         messages = list(arrow_batches(MESSAGES, collapse.messages, number))
         failures = list(arrow_batches(FAILURES, collapse.failures, number))
         collapse.messages.clear()
         collapse.failures.clear()
-        return LogRows(records, position, messages, failures, collapse.gone)
+        return LogRows(count, position, messages, failures, collapse.gone)
 
-    position = 0
-    places = [[path for path, _ in queue] for queue in files]
-    records = merged_records(places, is_txmq=broker.is_txmq)
-    while some := list(islice(records, _RECORDS_A_BATCH)):
-        position = some[-1].position
-        collapse.take(map(log_record, some) if broker.is_txmq else some)
-        yield done(len(some), position)
+    found = (decided_records if broker.is_txmq else marked_records)(records())
+    while some := list(islice(found, _RECORDS_A_BATCH)):
+        collapse.take(some)
+        yield done(0, position)
     collapse.join(collapse.open_ends(), partial(earlier_half, rules.log.cluster, broker))
     collapse.finish()
-    yield done(0, position)
+    yield done(count, position)

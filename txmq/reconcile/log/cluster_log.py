@@ -1,8 +1,7 @@
 """The logs of a cluster's brokers, read over the wire in ranges that are fixed beforehand.
 
 A plan asks each queue for its end, and finds the part of it that matters for the day. Reading fills
-one file for each range, in any order and on any machine. A file gets its name when it is complete,
-so a reading that was killed continues with the missing files.
+one file for each range, in any order and on any machine. A file gets its name when it is complete.
 
 This is the only module of the reconciliation that uses the client (ADR 22).
 """
@@ -11,21 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
-
-from msgspec import Struct
-from msgspec.structs import replace
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from txmq.client.admin.admin import Admin
 from txmq.client.session import Session
 from txmq.client.values import PullOutcome
 from txmq.errors import (
     InternalError,
-    NotFound,
     ReconcileRefused,
     RemoteProtocolError,
     RequestNotSupported,
@@ -35,8 +30,8 @@ from txmq.errors import (
 from txmq.limits import PULL_MESSAGES_MAX
 from txmq.message import Queue
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import ListTransactions, MessagePosition
-from txmq.protocol.record import Record, queue_offset_of, unpack
+from txmq.protocol.headers import ListTransactions
+from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.log_rows import GroupOffset
 from txmq.reconcile.log.pulled_records import half_of
@@ -70,39 +65,30 @@ RangeFile: TypeAlias = tuple[Path, "QueueRange"]
 """The file for the records of a range."""
 
 
-class QueueRange(Struct, frozen=True):
+class QueueRange(NamedTuple):
     """Offsets of one queue: from ``start`` on, and before ``end``."""
 
-    topic: str
-    broker: str
-    number: int
+    queue: Queue
     start: int
     end: int
 
-    @property
-    def queue(self) -> Queue:
-        """The queue."""
-        return Queue(self.topic, self.broker, self.number)
 
-
-class BrokerPlan(Struct, frozen=True):
+class BrokerPlan(NamedTuple):
     """What is read of one broker."""
 
     name: str
     is_txmq: bool
     """True if it tells who decided a transaction."""
-    offsets: tuple[GroupOffset, ...]
-    ranges: tuple[QueueRange, ...]
+    offsets: list[GroupOffset]
+    ranges: list[QueueRange]
 
 
-class ClusterPlan(Struct, frozen=True):
+class ClusterPlan(NamedTuple):
     """What is read of a cluster."""
 
-    key: str
-    """A hash of the inputs that it was made for."""
     moment_ms: int
     """All records from before this time are in the plan."""
-    brokers: tuple[BrokerPlan, ...]
+    brokers: list[BrokerPlan]
     notes: tuple[str, ...]
     """What the cluster cannot tell."""
 
@@ -153,30 +139,17 @@ class _ClusterReader:
                     f"{queue} has no message {at} any more, and had it when the reading began: let "
                     "the brokers keep their log for longer, and run the day again"
                 )
-            if records := [one for one in _split(batch.data) if at <= queue_offset_of(one) < end]:
-                return records
+            records = list(_split(batch.data))
+            offsets = [at - 1, *map(queue_offset_of, records)]
+            if offsets != sorted(set(offsets)):
+                raise ReconcileRefused(f"{queue} has no order at its message {at}")
+            if found := [record for record in records if queue_offset_of(record) < end]:
+                return found
             at = batch.next_offset
         return []
 
-    async def find(self, found: QueueRange, is_after: Callable[[Record], bool]) -> int:
-        """The first offset of a range whose record is after some point; its end if none is."""
-        low, high = found.start, found.end
-        while low < high:
-            middle = (low + high) // 2
-            records = await self.read(found.queue, middle, high, 1)
-            if not records or is_after(unpack(records[0])[0]):
-                high = middle
-            else:
-                low = queue_offset_of(records[0]) + 1
-        return low
-
 
 def _split(data: bytes) -> Iterator[bytes]:
-    """The records in the answer to a pull.
-
-    Raises:
-        ReconcileRefused: A record is broken.
-    """
     start = 0
     while start < len(data):
         try:
@@ -190,9 +163,7 @@ def _split(data: bytes) -> Iterator[bytes]:
 # Planning
 
 
-def plan_reading(
-    names: str, flows: Sequence[Flow], window: DayWindow, key: str, clock: Clock
-) -> ClusterPlan:
+def plan_reading(names: str, flows: Sequence[Flow], window: DayWindow, clock: Clock) -> ClusterPlan:
     """Fix what is read of a cluster for a day.
 
     Raises:
@@ -202,105 +173,101 @@ def plan_reading(
 
     async def plan() -> ClusterPlan:
         async with Session(names, answer_s=_ANSWER_S) as session:
-            return await _Planner(_ClusterReader(session), flows, window).plan(key, clock)
+            return await _Planner(session, flows, window).plan(clock)
 
     return asyncio.run(plan())
 
 
-class _Planner:
-    def __init__(self, reader: _ClusterReader, flows: Sequence[Flow], window: DayWindow) -> None:
-        self._reader = reader
-        self._admin = reader.admin
+class _Planner(_ClusterReader):
+    def __init__(self, session: Session, flows: Sequence[Flow], window: DayWindow) -> None:
+        super().__init__(session)
         self._window = window
-        self._topics = {flow.topic: flow.group for flow in flows}
-        self._groups = sorted({flow.group for flow in flows} - {""})
+        self._groups = {flow.topic: flow.group for flow in flows}
         self._notes: list[str] = []
 
-    async def plan(self, key: str, clock: Clock) -> ClusterPlan:
-        known = set(await self._reader.ask(self._admin.topics))
-        _check_known("topic", self._topics, known)
-        await self._check_groups(known)
-        queues = {topic: await self._queues(topic) for topic in self._topics}
-        names = sorted({queue.broker for found in queues.values() for queue in found})
+    async def plan(self, clock: Clock) -> ClusterPlan:
+        known = set(await self.ask(self.admin.topics))
+        _check_known("topic", self._groups, known)
+        groups = sorted({*self._groups.values()} - {""})
+        await self._check_groups(groups, known)
+        own = [queue for topic in self._groups for queue in await self._queues(topic)]
+        names = sorted({queue.broker for queue in own})
         # First, so that every message that counts as delivered is in the plan.
-        offsets = [one for found in queues.values() for one in await self._offsets(found)]
-        own = [prefix + group for group in self._groups for prefix in (RETRY, DLQ)]
+        offsets = {name: [one async for one in self._offsets(name, own)] for name in names}
+        of_groups = [prefix + group for group in groups for prefix in (RETRY, DLQ)]
         ranges: list[QueueRange] = []
         # The half topic is last, so that it has the half message of each decision.
-        for topic in (OP_TOPIC, *self._topics, *own, *WAITING_TOPICS, PARKED_TOPIC, HALF_TOPIC):
-            if topic in known:
-                found = queues.get(topic) or await self._queues(topic)
-                ranges += [await self._range(queue) for queue in found if queue.broker in names]
+        for topic in (
+            OP_TOPIC,
+            *self._groups,
+            *of_groups,
+            *WAITING_TOPICS,
+            PARKED_TOPIC,
+            HALF_TOPIC,
+        ):
+            for queue in await self._queues(topic) if topic in known else ():
+                if queue.broker in names:
+                    high = await self.ask(partial(self.admin.max_offset, queue))
+                    low = await self.ask(partial(self.admin.min_offset, queue))
+                    ranges.append(QueueRange(queue, low, max(low, high)))
         moment_ms = clock.wall_ms()
-        brokers = []
-        for name in names:
-            of_groups = tuple(row for broker, row in offsets if broker == name)
-            of_broker = [one for one in ranges if one.broker == name]
-            brokers.append(await self._broker(name, of_groups, of_broker))
-        return ClusterPlan(key, moment_ms, tuple(brokers), tuple(self._notes))
+        brokers = [
+            await self._broker(
+                name, offsets[name], [one for one in ranges if one.queue.broker == name]
+            )
+            for name in names
+        ]
+        return ClusterPlan(moment_ms, brokers, tuple(dict.fromkeys(self._notes)))
 
-    async def _check_groups(self, topics: set[str]) -> None:
+    async def _check_groups(self, groups: list[str], topics: set[str]) -> None:
         known = {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
-        brokers = await self._reader.ask(self._admin.cluster)
-        for name in sorted({broker.cluster for broker in brokers}):
-            known.update(await self._reader.ask(partial(self._admin.groups, cluster=name)))
-        _check_known("group", self._groups, known)
+        for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
+            known.update(await self.ask(partial(self.admin.groups, cluster=name)))
+        _check_known("group", groups, known)
 
     async def _queues(self, topic: str) -> list[Queue]:
-        route = await self._reader.ask(partial(self._admin.route, topic))
-        hidden = set(route.brokers) - {queue.broker for queue in route.readable}
-        for broker in sorted(hidden):
-            text = f"{broker} lets nobody read {topic}: permit reading it with txmq topic create"
-            if topic in self._topics:
+        route = await self.ask(partial(self.admin.route, topic))
+        for broker in sorted(set(route.brokers) - {queue.broker for queue in route.readable}):
+            text = f"{broker} lets nobody read {topic}; permit it with: txmq topic update {topic}"
+            if topic in self._groups:
                 raise ReconcileRefused(text)
             self._notes.append(text)
         return sorted(route.readable)
 
-    async def _offsets(self, queues: list[Queue]) -> list[tuple[str, GroupOffset]]:
-        found = []
+    async def _offsets(self, broker: str, queues: list[Queue]) -> AsyncIterator[GroupOffset]:
         for queue in queues:
-            if group := self._topics[queue.topic]:
-                ask = partial(self._admin.committed_offset, group, queue)
-                if (offset := await self._reader.ask(ask)) is not None:
-                    row = GroupOffset(group, queue.topic, queue.number, offset)
-                    found.append((queue.broker, row))
-        return found
-
-    async def _range(self, queue: Queue) -> QueueRange:
-        high = await self._reader.ask(partial(self._admin.max_offset, queue))
-        low = await self._reader.ask(partial(self._admin.min_offset, queue))
-        return QueueRange(queue.topic, queue.broker, queue.number, low, max(low, high))
+            if queue.broker == broker and (group := self._groups[queue.topic]):
+                ask = partial(self.admin.committed_offset, group, queue)
+                if (offset := await self.ask(ask)) is not None:
+                    yield GroupOffset(group, queue.topic, queue.number, offset)
 
     async def _broker(
-        self, name: str, offsets: tuple[GroupOffset, ...], ranges: list[QueueRange]
+        self, name: str, offsets: list[GroupOffset], ranges: list[QueueRange]
     ) -> BrokerPlan:
         await self._check_reach(name, ranges)
-        is_txmq = await self._reader.ask(partial(self._is_txmq, ranges[0].queue))
+        is_txmq = await self.ask(partial(self._is_txmq, ranges[0].queue))
         if is_txmq:  # Its op topic tells what is parked.
-            ranges = [one for one in ranges if one.topic != PARKED_TOPIC]
+            ranges = [one for one in ranges if one.queue.topic != PARKED_TOPIC]
         else:
             self._notes.append(
                 f"{name} does not keep who decided a transaction, and why: decided_by and reason "
                 "are empty; a delayed message counts from its delivery on"
             )
-        ranges = list(await asyncio.gather(*map(self._of_day, ranges)))
-        return BrokerPlan(name, is_txmq, offsets, tuple(ranges))
+        ranges = await asyncio.gather(*map(self._of_day, ranges))
+        return BrokerPlan(name, is_txmq, offsets, ranges)
 
     async def _is_txmq(self, queue: Queue) -> bool:
-        address = await self._reader.session.address_of(queue)
+        address = await self.session.address_of(queue)
         header = ListTransactions("", "", 0, 1)
         try:
-            await self._reader.session.request(address, RequestCode.LIST_TRANSACTIONS, header)
+            await self.session.request(address, RequestCode.LIST_TRANSACTIONS, header)
         except RequestNotSupported:
             return False
         return True
 
     async def _check_reach(self, name: str, ranges: list[QueueRange]) -> None:
-        """Refuse a broker that has deleted records of the day.
-
-        A queue may begin late because it was quiet, so the age of the whole log counts.
-        """
-        stats = await self._reader.ask(partial(self._admin.broker_stats, name))
+        # A queue may begin late because it was quiet, so the age of the whole log counts.
+        stats = await self.ask(partial(self.admin.broker_stats, name))
         first = stats.get("earliestMessageTimeStamp", "")
         is_late = first.isdecimal() and int(first) > self._window.start_ms
         if is_late and any(one.start for one in ranges):
@@ -313,12 +280,22 @@ class _Planner:
     async def _of_day(self, found: QueueRange) -> QueueRange:
         """The part of a queue that can matter for the day."""
         start_ms, end_ms = self._window.start_ms - _MARGIN_MS, self._window.end_ms + _MARGIN_MS
-        start = await self._reader.find(found, lambda record: record.stored_ms >= start_ms)
-        found = replace(found, start=start)
-        if found.topic.startswith(_READ_TO_THE_END):
+        found = found._replace(start=await self._find(found, start_ms))
+        if found.queue.topic.startswith(_READ_TO_THE_END):
             return found
-        end = await self._reader.find(found, lambda record: record.stored_ms >= end_ms)
-        return replace(found, end=end)
+        return found._replace(end=await self._find(found, end_ms))
+
+    async def _find(self, found: QueueRange, since_ms: int) -> int:
+        """The first offset of a range whose record is not older; its end if there is none."""
+        low, high = found.start, found.end
+        while low < high:
+            middle = (low + high) // 2
+            records = await self.read(found.queue, middle, high, 1)
+            if not records or stored_ms_of(records[0]) >= since_ms:
+                high = middle
+            else:
+                low = queue_offset_of(records[0]) + 1
+        return low
 
 
 def _check_known(what: str, wanted: Iterable[str], known: set[str]) -> None:
@@ -356,49 +333,29 @@ async def _fetch(
 ) -> None:
     # Spark may repeat a task while the first attempt still runs; both read the same bytes.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    at = wanted.start
     async with limit:
         with draft.open("wb") as file:
+            at = wanted.start
             while records := await reader.read(wanted.queue, at, wanted.end):
-                offsets = [at - 1, *map(queue_offset_of, records)]
-                if offsets != sorted(set(offsets)):
-                    raise ReconcileRefused(f"{wanted.queue} has no order at its message {at}")
                 file.writelines(records)
-                at = offsets[-1] + 1
-            file.flush()
-            os.fsync(file.fileno())
+                at = queue_offset_of(records[-1]) + 1
         draft.rename(path)
 
 
-def earlier_half(names: str, plan: BrokerPlan, place: int) -> Record | None:
-    """A half message from before a plan; ``None`` if it was deleted, or is part of the plan.
-
-    Args:
-        names: The name servers.
-        plan: What is read of the broker.
-        place: The position in the log of a txmq broker; in another, the offset in the half topic.
+def earlier_half(names: str, plan: BrokerPlan, position: int, offset: int) -> Record | None:
+    """The half message at an offset of the half topic; ``None`` if it was deleted, or is part of
+    the plan.
     """
+    del position
     queue = Queue(HALF_TOPIC, plan.name, 0)
-
-    async def view(session: Session) -> bytes:
-        address = await session.address_of(queue)
-        code = RequestCode.VIEW_MESSAGE_BY_ID
-        try:
-            return (await session.request(address, code, MessagePosition(place))).body
-        except (InternalError, NotFound):
-            return b""
-
-    async def pull(session: Session) -> bytes:
-        data = (await Admin(session).pull_stored(queue, place, 1)).data
-        return data if data and queue_offset_of(data) == place else b""
-
-    async def ask() -> bytes:
-        async with Session(names, answer_s=_ANSWER_S) as session:
-            read = partial(view if plan.is_txmq else pull, session)
-            return await _ClusterReader(session).ask(read)
-
-    is_planned = any(one.topic == HALF_TOPIC and place >= one.start for one in plan.ranges)
-    if is_planned and not plan.is_txmq:
+    if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
         return None
-    data = asyncio.run(ask())
-    return half_of(unpack(data)[0]) if data else None
+
+    async def pull() -> bytes:
+        async with Session(names, answer_s=_ANSWER_S) as session:
+            reader = _ClusterReader(session)
+            batch = await reader.ask(partial(reader.admin.pull_stored, queue, offset, 1))
+            return batch.data
+
+    data = asyncio.run(pull())
+    return half_of(unpack(data)[0]) if data and queue_offset_of(data) == offset else None

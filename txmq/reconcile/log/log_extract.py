@@ -105,7 +105,7 @@ def extract_log(
         if rules.log.cluster:
             from txmq.reconcile.log.cluster_extract import cluster_logs
 
-            reading = cluster_logs(rules, window, directory.parent, spark, clock)
+            reading = cluster_logs(rules, window, directory, spark, clock)
             plan, logs = stack.enter_context(reading)
             moment_ms, notes = plan.moment_ms, plan.notes
         else:
@@ -236,7 +236,8 @@ def _collapse(opened: OpenFile, stretch: LogStretch, job: _Job, start: int) -> _
     )
 
 
-def _half_at(log: LogFiles, position: int) -> Record | None:
+def _half_at(log: LogFiles, position: int, offset: int) -> Record | None:
+    del offset
     data = log.record_at(position)
     if data is None:
         return None

@@ -24,34 +24,27 @@ _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 
 
 class RawRecord(NamedTuple):
-    """A record; fields that its kind does not have are ``None``."""
+    """A record; fields that its kind does not have are ``None``.
+
+    :class:`txmq.reconcile.log.source.LogSource` describes the fields.
+    """
 
     position: int
     kind: str
-    """``message``, ``half``, ``decision``, ``retry``, ``dead_letter``, ``parked`` or
-    ``waiting``: a delayed message or retry, or the recall of one."""
     topic: str | None
     queue: int | None
     queue_offset: int | None
-    """For a half message the offset in the queue of half messages; for a decision the offset of
-    the message it made visible, if it wrote no copy."""
     stored_ms: int
-    """For a decision, when it was made."""
     born_ms: int | None
     id: str | None
     keys: str | None
     tags: str | None
     attempts: int | None
     body: bytes | None
-    """The bytes as they were stored, compressed or not."""
     properties: dict[str, str] | None
     half_position: int | None
-    """For a decision, the copy of a committed message, or a parked message: the position of the
-    half message."""
     outcome: str | None
-    """``committed``, ``rolled_back`` or ``parked``."""
     decided_by: str | None
-    """``producer``, ``check``, ``operator`` or ``broker``."""
     reason: str | None
 
 

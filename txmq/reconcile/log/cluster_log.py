@@ -22,7 +22,6 @@ from txmq.client.values import PullOutcome
 from txmq.errors import (
     InternalError,
     ReconcileRefused,
-    RemoteProtocolError,
     RequestNotSupported,
     TopicNotFound,
     TxmqError,
@@ -31,7 +30,7 @@ from txmq.limits import PULL_MESSAGES_MAX
 from txmq.message import Queue
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ListTransactions
-from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
+from txmq.protocol.record import SMALLEST, Record, queue_offset_of, stored_ms_of, unpack
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.log_rows import GroupOffset
 from txmq.reconcile.log.pulled_records import half_of
@@ -152,10 +151,9 @@ class _ClusterReader:
 def _split(data: bytes) -> Iterator[bytes]:
     start = 0
     while start < len(data):
-        try:
-            _, end = unpack(data, start)
-        except RemoteProtocolError as error:
-            raise ReconcileRefused(f"the cluster sent a broken record: {error}") from error
+        end = start + int.from_bytes(data[start : start + 4], "big")
+        if not start + SMALLEST <= end <= len(data):
+            raise ReconcileRefused("the cluster sent a broken record; run the day again")
         yield data[start:end]
         start = end
 
@@ -228,7 +226,9 @@ class _Planner(_ClusterReader):
     async def _queues(self, topic: str) -> list[Queue]:
         route = await self.ask(partial(self.admin.route, topic))
         for broker in sorted(set(route.brokers) - {queue.broker for queue in route.readable}):
-            text = f"{broker} lets nobody read {topic}; permit it with: txmq topic update {topic}"
+            text = (
+                f"{broker} lets nobody read {topic}; permit it: txmq topic update {topic} --perm rw"
+            )
             if topic in self._groups:
                 raise ReconcileRefused(text)
             self._notes.append(text)
@@ -286,7 +286,7 @@ class _Planner(_ClusterReader):
         return found._replace(end=await self._find(found, end_ms))
 
     async def _find(self, found: QueueRange, since_ms: int) -> int:
-        """The first offset of a range whose record is not older; its end if there is none."""
+        """The first offset of a range with a record of this time or later; or its end."""
         low, high = found.start, found.end
         while low < high:
             middle = (low + high) // 2

@@ -111,7 +111,7 @@ def extract_log(
         else:
             brokers = [Path(place) for place in rules.log.places]
             offsets = [_saved_offsets(broker) for broker in brokers]
-            opened = [stack.enter_context(LogFiles(each, window.start_ms)) for each in brokers]
+            opened = [stack.enter_context(LogFiles(path, window.start_ms)) for path in brokers]
             moment_ms = clock.wall_ms()
             logs = [
                 BrokerLog(number, offsets[number], _rows_of(log, job, processes, stretch_bytes))

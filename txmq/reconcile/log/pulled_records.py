@@ -15,10 +15,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from txmq.errors import ReconcileRefused
+from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.record import Record, unpack
+from txmq.protocol.record import Record, queue_offset_of, unpack
 from txmq.protocol.span import Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
 
@@ -44,7 +44,14 @@ def merged_records(files: Sequence[Sequence[Path]], *, is_txmq: bool) -> Iterato
 def _records_in(path: Path) -> Iterator[Record]:
     with path.open("rb") as file:
         while size := file.read(_SIZE_BYTES):
-            yield unpack(size + file.read(int.from_bytes(size, "big") - _SIZE_BYTES))[0]
+            data = size + file.read(int.from_bytes(size, "big") - _SIZE_BYTES)
+            try:
+                yield unpack(data)[0]
+            except RemoteProtocolError as error:
+                raise ReconcileRefused(
+                    f"the cluster sent a broken record of offset {queue_offset_of(data)}: {error}; "
+                    "run the day again"
+                ) from error
 
 
 def half_of(record: Record) -> Record:

@@ -70,7 +70,8 @@ class ExtractedSource(Struct, frozen=True):
     """The time of the snapshot, by the source's clock."""
     tables: tuple[ExtractedTable, ...]
     watermark: int | None = None
-    """The log position up to which it was read; of several brokers, the greatest."""
+    """The log position up to which it was read; of several directories, the greatest, and of a
+    cluster 0."""
     notes: tuple[str, ...] = ()
     """What the source cannot tell."""
 

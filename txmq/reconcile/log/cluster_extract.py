@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from txmq.errors import ReconcileRefused
-from txmq.protocol.record import Record
 from txmq.reconcile.log.cluster_log import (
     BrokerPlan,
     ClusterPlan,
@@ -102,16 +101,9 @@ def _rows(
     rules: Rules, window: DayWindow, broker: BrokerPlan, number: int, files: list[list[RangeFile]]
 ) -> Iterator[LogRows]:
     """The rows of a broker's log in its files."""
-    collapse, count, position = Collapse(Flows(rules.log.flow), window), 0, 0
+    collapse = Collapse(Flows(rules.log.flow), window)
 
-    def records() -> Iterator[Record]:
-        nonlocal count, position
-        places = [[path for path, _ in queue] for queue in files]
-        for record in merged_records(places, is_txmq=broker.is_txmq):
-            count, position = count + 1, record.position
-            yield record
-
-    def done(count: int, position: int) -> LogRows:
+    def done(count: int) -> LogRows:
         if not broker.is_txmq:
             for row in collapse.messages:
                 row.decided_by = row.decided_by if row.state == "parked" else None
@@ -119,12 +111,14 @@ def _rows(
         failures = list(arrow_batches(FAILURES, collapse.failures, number))
         collapse.messages.clear()
         collapse.failures.clear()
-        return LogRows(count, position, messages, failures, collapse.gone)
+        return LogRows(count, 0, messages, failures, collapse.gone)
 
-    found = (decided_records if broker.is_txmq else marked_records)(records())
+    places = [[path for path, _ in queue] for queue in files]
+    records = merged_records(places, is_txmq=broker.is_txmq)
+    found = (decided_records if broker.is_txmq else marked_records)(records)
     while some := list(islice(found, _RECORDS_A_BATCH)):
         collapse.take(some)
-        yield done(0, position)
+        yield done(0)
     collapse.join(collapse.open_ends(), partial(earlier_half, rules.log.cluster, broker))
     collapse.finish()
-    yield done(count, position)
+    yield done(sum(wanted.end - wanted.start for wanted in broker.ranges))

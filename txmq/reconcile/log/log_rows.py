@@ -42,7 +42,7 @@ class LogRows(NamedTuple):
     records: int
     """The number of records behind them."""
     position: int
-    """The log was read up to here."""
+    """A log in a directory was read up to here; 0 in a cluster, whose queues have no common end."""
     messages: Sequence[pa.RecordBatch]
     failures: Sequence[pa.RecordBatch] = ()
     gone: int = 0

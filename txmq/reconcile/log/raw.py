@@ -26,7 +26,7 @@ _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 class RawRecord(NamedTuple):
     """A record; fields that its kind does not have are ``None``.
 
-    :class:`txmq.reconcile.log.source.LogSource` describes the fields.
+    ``docs/howto/read-the-log-from-spark.md`` describes them as columns.
     """
 
     position: int

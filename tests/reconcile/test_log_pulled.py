@@ -5,13 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.reconcile.log_stage import ALWAYS, FLOW, order
+from txmq.errors import ReconcileRefused
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.record import Record
+from txmq.protocol.record import Record, pack
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
 from txmq.reconcile.log.collapse import Collapse
 from txmq.reconcile.log.flows import Flows
-from txmq.reconcile.log.pulled_records import half_of, marked_records
+from txmq.reconcile.log.pulled_records import half_of, marked_records, merged_records
 from txmq.reconcile.rules import DayWindow
 
 HOST = bytes(8)
@@ -170,6 +171,21 @@ def test_an_op_record_that_names_nothing(body):
     broker.write(OP_TOPIC, body)
 
     assert broker.states() == {"1": "prepared"}
+
+
+def test_properties_that_are_not_text_are_one_message(tmp_path):
+    """A batch may hold any bytes there, and Apache RocketMQ stores them."""
+    broker = Broker()
+    record = broker.write("Transfers", order("1"), KEYS="key")
+    file = tmp_path / "records"
+    file.write_bytes(pack(record).replace(b"key", b"k\xffy") + pack(broker.prepare("2")))
+
+    found = list(merged_records([[file]], is_txmq=False))
+
+    assert broker.states(log=found) == {"1": "sent", "2": "prepared"}
+    file.write_bytes(pack(record)[:-1])
+    with pytest.raises(ReconcileRefused, match="a broken record of offset 0: not a record"):
+        list(merged_records([[file]], is_txmq=False))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("pcrmk")), max_size=40))

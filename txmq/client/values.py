@@ -89,8 +89,7 @@ class StoredBatch:
     """The records of one pull, as they are stored."""
 
     outcome: PullOutcome
-    data: bytes
-    """The records one after the other; empty if none was found."""
+    records: tuple[bytes, ...]
     next_offset: QueueOffset
 
 

@@ -33,7 +33,7 @@ from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import PullAnswer, PullMessage, RecallAnswer, RecallMessage
 from txmq.protocol.recall import RecallHandle
-from txmq.protocol.record import unpack_all
+from txmq.protocol.record import split, unpack_all
 from txmq.protocol.templates import SendHeaderTemplate
 from txmq.remoting.connection import PendingResponse
 
@@ -222,11 +222,11 @@ class MessageCalls:
         try:
             answer = await self._pull(queue, offset, count)
             outcome, bounds = _bounds_in(answer)
+            data = answer.body if outcome is PullOutcome.FOUND else b""
+            return StoredBatch(outcome, tuple(split(data)), QueueOffset(bounds.next_begin_offset))
         except TxmqError as error:
             self._doubt_route(queue.topic, queue.broker, error)
             raise
-        data = answer.body if outcome is PullOutcome.FOUND else b""
-        return StoredBatch(outcome, data, QueueOffset(bounds.next_begin_offset))
 
     async def _pull(
         self,

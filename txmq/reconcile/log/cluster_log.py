@@ -9,8 +9,7 @@ This is the only module of the reconciliation that uses the client (ADR 22).
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,7 @@ from txmq.limits import PULL_MESSAGES_MAX
 from txmq.message import Queue
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ListTransactions
-from txmq.protocol.record import SMALLEST, Record, queue_offset_of, stored_ms_of, unpack
+from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.log_rows import GroupOffset
 from txmq.reconcile.log.pulled_records import half_of
@@ -122,40 +121,32 @@ class _ClusterReader:
             await asyncio.sleep(pauses.next_pause())
 
     async def read(
-        self, queue: Queue, start: int, end: int, most: int = PULL_MESSAGES_MAX
+        self, queue: Queue, start: int, end: int, *, is_search: bool = False
     ) -> list[bytes]:
         """The next records of a queue in a range of offsets; empty if it has none there.
+
+        A search gets one record, and ignores that earlier ones were deleted meanwhile.
 
         Raises:
             ReconcileRefused: They were deleted, or are broken, or the cluster does not answer.
         """
-        at = start
+        at, most = start, 1 if is_search else PULL_MESSAGES_MAX
         while at < end:
             pull = partial(self.admin.pull_stored, queue, at, min(end - at, most))
             batch = await self.ask(pull)
-            if batch.outcome is PullOutcome.MOVED or batch.next_offset <= at:
+            is_gone = batch.outcome is PullOutcome.MOVED and not is_search
+            if is_gone or batch.next_offset <= at:
                 raise ReconcileRefused(
                     f"{queue} has no message {at} any more, and had it when the reading began: let "
                     "the brokers keep their log for longer, and run the day again"
                 )
-            records = list(_split(batch.data))
-            offsets = [at - 1, *map(queue_offset_of, records)]
+            offsets = [at - 1, *map(queue_offset_of, batch.records)]
             if offsets != sorted(set(offsets)):
                 raise ReconcileRefused(f"{queue} has no order at its message {at}")
-            if found := [record for record in records if queue_offset_of(record) < end]:
+            if found := [one for one in batch.records if queue_offset_of(one) < end]:
                 return found
             at = batch.next_offset
         return []
-
-
-def _split(data: bytes) -> Iterator[bytes]:
-    start = 0
-    while start < len(data):
-        end = start + int.from_bytes(data[start : start + 4], "big")
-        if not start + SMALLEST <= end <= len(data):
-            raise ReconcileRefused("the cluster sent a broken record; run the day again")
-        yield data[start:end]
-        start = end
 
 
 # Planning
@@ -195,26 +186,15 @@ class _Planner(_ClusterReader):
         of_groups = [prefix + group for group in groups for prefix in (RETRY, DLQ)]
         ranges: list[QueueRange] = []
         # The half topic is last, so that it has the half message of each decision.
-        for topic in (
-            OP_TOPIC,
-            *self._groups,
-            *of_groups,
-            *WAITING_TOPICS,
-            PARKED_TOPIC,
-            HALF_TOPIC,
-        ):
+        topics = (OP_TOPIC, *self._groups, *of_groups, *WAITING_TOPICS, PARKED_TOPIC, HALF_TOPIC)
+        for topic in topics:
             for queue in await self._queues(topic) if topic in known else ():
                 if queue.broker in names:
                     high = await self.ask(partial(self.admin.max_offset, queue))
                     low = await self.ask(partial(self.admin.min_offset, queue))
                     ranges.append(QueueRange(queue, low, max(low, high)))
         moment_ms = clock.wall_ms()
-        brokers = [
-            await self._broker(
-                name, offsets[name], [one for one in ranges if one.queue.broker == name]
-            )
-            for name in names
-        ]
+        brokers = [await self._broker(name, offsets[name], ranges) for name in names]
         return ClusterPlan(moment_ms, brokers, tuple(dict.fromkeys(self._notes)))
 
     async def _check_groups(self, groups: list[str], topics: set[str]) -> None:
@@ -227,7 +207,7 @@ class _Planner(_ClusterReader):
         route = await self.ask(partial(self.admin.route, topic))
         for broker in sorted(set(route.brokers) - {queue.broker for queue in route.readable}):
             text = (
-                f"{broker} lets nobody read {topic}; permit it: txmq topic update {topic} --perm rw"
+                f"{broker} lets nobody read {topic}; permit it: txmq topic update {topic} --perm=rw"
             )
             if topic in self._groups:
                 raise ReconcileRefused(text)
@@ -242,8 +222,9 @@ class _Planner(_ClusterReader):
                     yield GroupOffset(group, queue.topic, queue.number, offset)
 
     async def _broker(
-        self, name: str, offsets: list[GroupOffset], ranges: list[QueueRange]
+        self, name: str, offsets: list[GroupOffset], of_all: list[QueueRange]
     ) -> BrokerPlan:
+        ranges = [one for one in of_all if one.queue.broker == name]
         await self._check_reach(name, ranges)
         is_txmq = await self.ask(partial(self._is_txmq, ranges[0].queue))
         if is_txmq:  # Its op topic tells what is parked.
@@ -290,7 +271,7 @@ class _Planner(_ClusterReader):
         low, high = found.start, found.end
         while low < high:
             middle = (low + high) // 2
-            records = await self.read(found.queue, middle, high, 1)
+            records = await self.read(found.queue, middle, high, is_search=True)
             if not records or stored_ms_of(records[0]) >= since_ms:
                 high = middle
             else:
@@ -332,7 +313,7 @@ async def _fetch(
     reader: _ClusterReader, path: Path, wanted: QueueRange, limit: asyncio.Semaphore
 ) -> None:
     # Spark may repeat a task while the first attempt still runs; both read the same bytes.
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{reader.session.entropy.token(8).hex()}")
     async with limit:
         with draft.open("wb") as file:
             at = wanted.start
@@ -351,11 +332,10 @@ def earlier_half(names: str, plan: BrokerPlan, position: int, offset: int) -> Re
     if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
         return None
 
-    async def pull() -> bytes:
+    async def pull() -> tuple[bytes, ...]:
         async with Session(names, answer_s=_ANSWER_S) as session:
             reader = _ClusterReader(session)
-            batch = await reader.ask(partial(reader.admin.pull_stored, queue, offset, 1))
-            return batch.data
+            return (await reader.ask(partial(reader.admin.pull_stored, queue, offset, 1))).records
 
-    data = asyncio.run(pull())
-    return half_of(unpack(data)[0]) if data and queue_offset_of(data) == offset else None
+    records = [unpack(data, errors="replace")[0] for data in asyncio.run(pull())]
+    return half_of(records[0]) if records and records[0].queue_offset == offset else None

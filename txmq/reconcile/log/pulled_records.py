@@ -46,7 +46,8 @@ def _records_in(path: Path) -> Iterator[Record]:
         while size := file.read(_SIZE_BYTES):
             data = size + file.read(int.from_bytes(size, "big") - _SIZE_BYTES)
             try:
-                yield unpack(data)[0]
+                # Apache RocketMQ stores the properties of a batch as its sender wrote them.
+                yield unpack(data, errors="replace")[0]
             except RemoteProtocolError as error:
                 raise ReconcileRefused(
                     f"the cluster sent a broken record of offset {queue_offset_of(data)}: {error}; "

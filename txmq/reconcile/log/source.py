@@ -32,12 +32,12 @@ _TYPES: Final = {
     "BINARY": pa.binary(),
     "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
 }
-_OTHERS: Final = {"queue": "INT", "attempts": "INT", "body": "BINARY"} | dict.fromkeys(
-    ("position", "queue_offset", "stored_ms", "born_ms", "half_position"), "BIGINT"
+_LONGS: Final = ("position", "queue_offset", "stored_ms", "born_ms", "half_position")
+_DDL: Final = (
+    dict.fromkeys(RawRecord._fields, "STRING")
+    | dict.fromkeys(_LONGS, "BIGINT")
+    | {"queue": "INT", "attempts": "INT", "body": "BINARY", "properties": "MAP<STRING, STRING>"}
 )
-_DDL: Final = {name: _OTHERS.get(name, "STRING") for name in RawRecord._fields} | {
-    "properties": "MAP<STRING, STRING>"
-}
 
 
 class LogSource(DataSource):

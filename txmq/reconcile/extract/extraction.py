@@ -50,6 +50,8 @@ class ExtractedLog(NamedTuple):
     """The number of records read."""
     gone: int
     """The number of decisions on half messages whose file was deleted; they have no row."""
+    brokers: tuple[str, ...] = ()
+    """The brokers of a cluster; one that was away is missing."""
     notes: tuple[str, ...] = ()
     """What the log cannot tell."""
 
@@ -122,7 +124,10 @@ def _sources(
         banks = [report(future.result()) for future in futures]
     log = take_log(rules, window, directory)
     moment = log.moment_ms
-    source = ExtractedSource("log", "log", "", moment, moment, log.tables, log.position, log.notes)
+    snapshot, tables = ", ".join(log.brokers), log.tables
+    source = ExtractedSource(
+        "log", "log", snapshot, moment, moment, tables, log.position, log.notes
+    )
     return (*banks, report(source))
 
 

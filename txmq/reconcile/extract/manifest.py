@@ -63,7 +63,7 @@ class ExtractedSource(Struct, frozen=True):
     name: str
     kind: Literal["postgresql", "sqlite", "jdbc", "log"]
     snapshot: str
-    """The database's name of the snapshot; empty if it has none."""
+    """The database's name of the snapshot, or the brokers of a cluster; empty without one."""
     taken_ms: int
     """The time of the snapshot, by this machine's clock."""
     source_ms: int

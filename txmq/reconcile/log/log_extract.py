@@ -101,6 +101,7 @@ def extract_log(
         ConfigError: The package that decompresses a body is not installed.
     """
     with ExitStack() as stack:
+        brokers: tuple[str, ...] = ()
         notes: tuple[str, ...] = ()
         if rules.log.cluster:
             from txmq.reconcile.log.cluster_extract import cluster_logs
@@ -108,10 +109,11 @@ def extract_log(
             reading = cluster_logs(rules, window, directory, spark, clock)
             plan, logs = stack.enter_context(reading)
             moment_ms, notes = plan.moment_ms, plan.notes
+            brokers = tuple(broker.name for broker in plan.brokers)
         else:
-            brokers = [Path(place) for place in rules.log.places]
-            offsets = [_saved_offsets(broker) for broker in brokers]
-            opened = [stack.enter_context(LogFiles(path, window.start_ms)) for path in brokers]
+            paths = [Path(place) for place in rules.log.places]
+            offsets = [_saved_offsets(path) for path in paths]
+            opened = [stack.enter_context(LogFiles(path, window.start_ms)) for path in paths]
             moment_ms = clock.wall_ms()
             logs = [
                 BrokerLog(number, offsets[number], _rows_of(log, job, processes, stretch_bytes))
@@ -132,7 +134,7 @@ def extract_log(
                 ends.append(rows.position)
     # The broker keeps no totals, so the control totals are those of the written rows.
     tables = tuple(writer.extracted(_SOURCE) for writer in writers)
-    return ExtractedLog(tables, max(ends), moment_ms, count, gone, notes)
+    return ExtractedLog(tables, max(ends), moment_ms, count, gone, brokers, notes)
 
 
 def _write(writer: TableWriter, batches: Iterable[pa.RecordBatch]) -> None:
@@ -167,7 +169,7 @@ def _parts(
     """The collapsed stretches in order; each begins where the previous one ends."""
     at = -1
     opened = {file.file.start: file for file in log.files}
-    for stretch, read in zip(todo, _read_stretches(log, job, todo, processes), strict=True):
+    for stretch, read in zip(todo, _read_stretches(job, todo, processes), strict=True):
         start = stretch.start if stretch.is_first else at
         part = read
         if part is None or part.start != start:
@@ -179,20 +181,19 @@ def _parts(
 
 
 def _read_stretches(
-    log: LogFiles, job: _Job, todo: list[LogStretch], processes: int | None
+    job: _Job, todo: list[LogStretch], processes: int | None
 ) -> Iterator[_Part | None]:
     wanted = (os.cpu_count() or 1) if processes is None else processes
     wanted = min(wanted, len(todo) // _STRETCHES_A_PROCESS)
     if wanted <= 1:
-        opened = {file.file.start: file for file in log.files}
-        yield from (_try_collapse(opened[stretch.file.start], stretch, job) for stretch in todo)
+        yield from (_try_collapse(stretch, job) for stretch in todo)
         return
     # Spawn and not fork: the caller may have threads, as every user of Spark has.
     pool = ProcessPoolExecutor(wanted, multiprocessing.get_context("spawn"))
     waiting: deque[Future[_Part | None]] = deque()
     try:
         for stretch in todo:
-            waiting.append(pool.submit(_collapse_in_process, stretch, job))
+            waiting.append(pool.submit(_try_collapse, stretch, job))
             if len(waiting) > 2 * wanted:
                 yield waiting.popleft().result()
         while waiting:
@@ -203,20 +204,13 @@ def _read_stretches(
         pool.shutdown(cancel_futures=True)
 
 
-def _collapse_in_process(stretch: LogStretch, job: _Job) -> _Part | None:
+def _try_collapse(stretch: LogStretch, job: _Job) -> _Part | None:
+    """Collapse a stretch from where it seems to begin; ``None`` if that fails."""
     try:
         with OpenFile(stretch.file) as opened:
-            return _try_collapse(opened, stretch, job)
-    except FileNotFoundError:
-        return None
-
-
-def _try_collapse(opened: OpenFile, stretch: LogStretch, job: _Job) -> _Part | None:
-    """Collapse a stretch from where it seems to begin; ``None`` if that fails."""
-    start = find_start(opened, stretch)
-    try:
-        return None if start is None else _collapse(opened, stretch, job, start)
-    except ReconcileRefused:
+            start = find_start(opened, stretch)
+            return None if start is None else _collapse(opened, stretch, job, start)
+    except (FileNotFoundError, ReconcileRefused):
         return None  # The caller knows the true start, and detects any damage.
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from txmq.reconcile.log.files import files_of
 from txmq.reconcile.log.log_extract import extract_log
+from txmq.reconcile.log.raw import raw_records
+from txmq.reconcile.log.spans import LogStretch
 from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Flow, LogRules, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
@@ -25,6 +28,12 @@ def order(key, amount=100, **more):
     """The body of a message that orders a transfer."""
     body = {"id": key, "payer": f"a{key}", "payee": f"b{key}", "amount": amount, "currency": "CNY"}
     return json.dumps(body | more).encode()
+
+
+def read_log(directory):
+    """All records of the log in a broker's directory."""
+    for file in files_of(directory):
+        yield from raw_records(LogStretch(file, file.start, file.end))
 
 
 def dump(disk, directory):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.reconcile.log_stage import order
+from tests.reconcile.log_stage import order, read_log
 from tests.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
-from txmq.reconcile.log.raw import RawRecord, read_log
+from txmq.reconcile.log.raw import RawRecord
 from txmq.reconcile.log.source import register
 from txmq.runtime.disk import LocalDisk
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from txmq.errors import ReconcileRefused
@@ -11,10 +10,10 @@ from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.files import OpenFile, files_of
+from txmq.reconcile.log.files import OpenFile
 from txmq.reconcile.log.spans import LogStretch, records_from
 
-__all__ = ["RawRecord", "raw_record", "raw_records", "read_log"]
+__all__ = ["RawRecord", "raw_record", "raw_records"]
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
@@ -99,13 +98,3 @@ def raw_records(part: LogStretch) -> Iterator[RawRecord]:
         raise ReconcileRefused(
             f"{part.file.path} was deleted by the broker before it was read; read the log again"
         ) from None
-
-
-def read_log(directory: Path) -> Iterator[RawRecord]:
-    """All records of the log in a broker's directory, which may be running.
-
-    Raises:
-        ReconcileRefused: The log is missing or damaged.
-    """
-    for file in files_of(directory):
-        yield from raw_records(LogStretch(file, file.start, file.end))

@@ -2,14 +2,13 @@
 
 import contextlib
 from datetime import date
-from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import NullPool, create_engine, text
 
-from txmq.reconcile.extract.extraction import extract_day
+from txmq.reconcile.extract.extraction import ExtractedLog, extract_day
 from txmq.reconcile.extract.manifest import place
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.rules import Rules
@@ -104,12 +103,6 @@ def bank_of(book, name="icbc", accounts=None, zone="UTC", **entries):
     return found | ({} if accounts is None else {"accounts": accounts})
 
 
-class NoLog(NamedTuple):
-    tables: tuple
-    position: int = 0
-    moment_ms: int = 1 << 50
-
-
 def no_log(rules, window, directory):
     """A log with nothing in it."""
     found = []
@@ -117,7 +110,7 @@ def no_log(rules, window, directory):
         with TableWriter(table, directory / "log" / table.name) as writer:
             pass
         found.append(writer.extracted("log"))
-    return NoLog(tuple(found))
+    return ExtractedLog(tuple(found), 0, 1 << 50, 0, 0)
 
 
 def taken(rules, day=DAY, **more):

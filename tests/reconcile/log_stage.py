@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from txmq.reconcile.log.files import files_of
 from txmq.reconcile.log.log_extract import extract_log
+from txmq.reconcile.log.raw import raw_records
+from txmq.reconcile.log.spans import LogStretch
 from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Flow, LogRules, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
@@ -27,6 +30,12 @@ def order(key, amount=100, **more):
     return json.dumps(body | more).encode()
 
 
+def read_log(directory):
+    """All records of the log in a broker's directory."""
+    for file in files_of(directory):
+        yield from raw_records(LogStretch(file, file.start, file.end))
+
+
 def dump(disk, directory):
     """A copy of a broker's directory that was kept in memory."""
     for folder in ("log", "config"):
@@ -44,7 +53,8 @@ class Taken:
     """What was taken of a log, read again from its files."""
 
     def __init__(self, data, out, window=ALWAYS, flows=(), **how):
-        self.log = extract_log(rules_of(data, *flows), window, Path(out), **how)
+        rules = data if isinstance(data, Rules) else rules_of(data, *flows)
+        self.log = extract_log(rules, window, Path(out), **how)
         self.messages, self.failures, self.offsets = (
             pq.read_table(out / "log" / item.name).to_pylist()
             for item in (MESSAGES, FAILURES, OFFSETS)

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 
-from tests.reconcile.log_stage import Taken, dump, order
+from tests.reconcile.log_stage import Taken, dump, order, read_log
 from txmq import (
     Client,
     ConsumerSettings,
@@ -16,7 +16,6 @@ from txmq import (
     TransactionProducer,
 )
 from txmq.config import Duration
-from txmq.reconcile.log.raw import read_log
 from txmq.reconcile.rules import Constant, DayWindow, Flow
 from txmq.testing import World
 from txmq_broker.app import Broker

@@ -4,12 +4,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.reconcile.log_stage import Taken, dump, order
+from tests.reconcile.log_stage import Taken, dump, order, read_log
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
 from txmq.reconcile.log.files import LogFiles
-from txmq.reconcile.log.raw import read_log
 from txmq.reconcile.log.spans import LogStretch, find_start, records_from
 from txmq.reconcile.rules import DayWindow
 from txmq.runtime.clock import SystemClock

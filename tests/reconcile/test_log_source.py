@@ -2,11 +2,12 @@
 
 import pytest
 
-from tests.reconcile.log_stage import order
+from tests.reconcile.log_stage import order, read_log
+from tests.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
-from txmq.reconcile.log.raw import RawRecord, read_log
-from txmq.reconcile.log.source import LogSource, register
+from txmq.reconcile.log.raw import RawRecord
+from txmq.reconcile.log.source import register
 from txmq.runtime.disk import LocalDisk
 
 pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
@@ -100,6 +101,6 @@ def test_a_damaged_log_is_refused(session, data):
 
 
 def test_its_columns_are_explained():
-    told = LogSource.__doc__ or ""
+    page = (CHECKOUT / "docs/howto/read-the-log-from-spark.md").read_text()
 
-    assert all(f"``{field_}``" in told for field_ in RawRecord._fields)
+    assert all(f"`{field_}`" in page for field_ in RawRecord._fields)

@@ -1,6 +1,7 @@
 """Rules say what cannot be before anything is read, and know to which day a moment belongs."""
 
 import os
+import re
 import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
@@ -60,6 +61,34 @@ def test_directories_begin_where_the_rules_are(tmp_path):
     assert rules.directory == str(tmp_path / "recon")
     assert rules.log.directory == str(tmp_path / "data")
     assert rules.bank[0].database == f"sqlite:///{tmp_path / 'icbc.db'}"
+
+
+def test_the_log_of_several_brokers_or_of_a_cluster(tmp_path):
+    several = read(tmp_path, RULES.replace('directory = "data"', 'directories = ["a", "/b"]'))
+    cluster = read(tmp_path, RULES.replace('directory = "data"', 'cluster = "mq1:9876; mq2:9876"'))
+
+    assert several.log.places == (str(tmp_path / "a"), "/b")
+    assert (cluster.log.places, cluster.log.cluster) == ((), "mq1:9876; mq2:9876")
+    assert several.digest == cluster.digest == read(tmp_path, RULES).digest
+
+
+@pytest.mark.parametrize(
+    ("log", "why"),
+    [
+        ("", "log has no place: give exactly one of directory, directories and cluster"),
+        (
+            'directory = "a"\ncluster = "mq:9876"',
+            "log has directory and cluster: give exactly one of directory, directories and cluster",
+        ),
+        ('directories = ["a", "b", "a"]', "directories has 'a' twice, so its transfers would"),
+        ('cluster = "mq:9876;mq2"', "cluster has 'mq2'; write host:port of the name servers"),
+    ],
+)
+def test_places_of_the_log_that_cannot_be(tmp_path, log, why):
+    text = RULES.replace('directory = "data"', log)
+
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        read(tmp_path, text)
 
 
 def test_the_digest_is_about_rules_and_not_about_places(tmp_path):

@@ -126,6 +126,8 @@ def extract_(
             as_json(manifest)
             return
         say(f"extract {manifest.extract_id} of {manifest.business_date}")
+        for line in manifest.notes:
+            say(f"note: {line}")
         table(
             ("source", "table", "rows", "amounts", "least id", "most", "hash total"),
             (

@@ -22,6 +22,7 @@ __all__ = [
     "QueueStatus",
     "SendResult",
     "SendStatus",
+    "StoredBatch",
 ]
 
 
@@ -81,6 +82,15 @@ class PulledBatch:
     def found(self) -> bool:
         """Whether the broker had messages; messages filtered out by tag count too."""
         return self.outcome is PullOutcome.FOUND
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """The records of one pull, as they are stored."""
+
+    outcome: PullOutcome
+    records: tuple[bytes, ...]
+    next_offset: QueueOffset
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ __all__ = [
     "property_text_of",
     "queue_offset_of",
     "real_place",
+    "split",
     "split_offset_id",
     "stored_ms_of",
     "tail_of",
@@ -340,6 +341,21 @@ def committed(
     return bytes(data)
 
 
+def split(data: bytes) -> Iterator[bytes]:
+    """The bytes of every record of a pull's body; only their sizes are read.
+
+    Raises:
+        RemoteProtocolError: A size is wrong.
+    """
+    start = 0
+    while start < len(data):
+        end = start + int.from_bytes(data[start : start + 4], "big")
+        if not start + SMALLEST <= end <= len(data):
+            raise RemoteProtocolError(f"a record at byte {start} of {len(data)} ends at {end}")
+        yield data[start:end]
+        start = end
+
+
 def unpack_all(data: bytes) -> Iterator[Record]:
     """Every record of a pull's body.
 
@@ -352,8 +368,13 @@ def unpack_all(data: bytes) -> Iterator[Record]:
         yield record
 
 
-def unpack(data: bytes, at: int = 0) -> tuple[Record, int]:
+def unpack(data: bytes, at: int = 0, *, errors: str = "strict") -> tuple[Record, int]:
     """The record at an index of the data, and the index after it.
+
+    Args:
+        data: Has the record.
+        at: Where it begins.
+        errors: What to do with properties that are not UTF-8, as for ``bytes.decode``.
 
     Raises:
         RemoteProtocolError: Its lengths, its magic number or its checksum are wrong.
@@ -376,7 +397,7 @@ def unpack(data: bytes, at: int = 0) -> tuple[Record, int]:
         topic_length = data[at] if magic == MAGIC else _SHORT.unpack_from(data, at)[0]
         topic, at = _cut(data, at + (1 if magic == MAGIC else 2), topic_length)
         property_bytes, at = _cut(data, at + 2, _SHORT.unpack_from(data, at)[0])
-        text, name = property_bytes.decode(), topic.decode()
+        text, name = property_bytes.decode(errors=errors), topic.decode()
     except (StructError, IndexError, UnicodeDecodeError) as error:
         raise RemoteProtocolError(f"a record is broken: {error}") from error
     if at != start + size:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import date, timedelta
-from functools import reduce
+from functools import partial, reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -123,6 +123,7 @@ def run(
             previous_run_id=past.run_id if past else None,
             previous_digest=before_this,
             files=results.fingerprints(day, name, found.contents),
+            notes=manifest.notes,
         )
         done = results.with_sign_off(done)
         results.publish(
@@ -176,7 +177,8 @@ def _extract(
                 del source
                 stage.rows += rows
 
-            return extract_day(rules, day, take_log=extract_log, spark=spark, progress=count)
+            take_log = partial(extract_log, spark=spark)
+            return extract_day(rules, day, take_log=take_log, spark=spark, progress=count)
         found = Path(rules.directory) / "extracts" / day.isoformat() / extract_id
         manifest = read_manifest(found)
         if manifest.reading_digest != rules.reading_digest:

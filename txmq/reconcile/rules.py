@@ -51,6 +51,8 @@ _WEEKDAYS: Final[tuple[str, ...]] = Weekday.__args__  # type: ignore[attr-define
 TRANSFER_KINDS: Final = ("debit", "credit", "return", "recall", "fee")
 """The kinds of entries that belong to transfers."""
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
+_PLACES: Final = ("directory", "directories", "cluster")
+_ADDRESS: Final = re.compile(r"[^\s:;]+:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 
 
@@ -342,11 +344,24 @@ class Flow(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LogRules(Struct, frozen=True, forbid_unknown_fields=True):
-    """The broker's log."""
+    """The log of the broker or brokers: exactly one of ``directory``, ``directories`` and
+    ``cluster`` says where it is.
+    """
 
-    directory: str
+    directory: str = ""
     """The broker's data directory, or a copy of it; it is only read."""
     flow: tuple[Flow, ...] = ()
+    directories: tuple[str, ...] = ()
+    """The data directories of several brokers. Add a new one at the end: the positions of open
+    items contain the place in this list."""
+    cluster: str = ""
+    """The name servers of a RocketMQ cluster, which is read over the wire: ``host:9876``, several
+    separated by ``;``."""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The directories of the brokers; empty for a cluster."""
+        return self.directories or ((self.directory,) if self.directory else ())
 
 
 class Recon(Struct, frozen=True, forbid_unknown_fields=True):
@@ -394,7 +409,9 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     def _plain(self) -> dict[str, Any]:
         # The order of sets differs between processes.
         plain: dict[str, Any] = msgspec.to_builtins(self, order="sorted")
-        del plain["directory"], plain["log"]["directory"], plain["recon"]
+        del plain["directory"], plain["recon"]
+        for place in _PLACES:
+            del plain["log"][place]
         for bank in plain["bank"]:
             del bank["database"], bank["properties"], bank["readers"]
             if bank["files"] is not None:
@@ -421,7 +438,7 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
     return msgspec.structs.replace(
         rules,
         directory=str(here / rules.directory),
-        log=msgspec.structs.replace(rules.log, directory=str(here / rules.log.directory)),
+        log=_locate_log(rules.log, here),
         bank=tuple(_complete(bank, here) for bank in rules.bank),
         recon=recon,
     )
@@ -460,6 +477,12 @@ def _complete(bank: Bank, here: Path) -> Bank:
     )
 
 
+def _locate_log(log: LogRules, here: Path) -> LogRules:
+    one = str(here / log.directory) if log.directory else ""
+    several = tuple(str(here / directory) for directory in log.directories)
+    return msgspec.structs.replace(log, directory=one, directories=several)
+
+
 def _check(rules: Rules, path: Path) -> None:
     """Check what types cannot express.
 
@@ -467,7 +490,7 @@ def _check(rules: Rules, path: Path) -> None:
         ConfigError: The rules cannot work.
     """
     seen = (
-        *(_of_the_day, _of_the_banks, _of_the_sources),
+        *(_of_the_day, _of_the_banks, _of_the_sources, _of_the_log),
         *(_of_the_flows, _of_the_namespaces, _of_the_money),
     )
     for error in chain.from_iterable(check(rules) for check in seen):
@@ -565,6 +588,21 @@ def _of_the_balances(bank: Bank, files: BankFiles) -> Iterator[str]:
         yield f"files.balances {files.balances!r} and files.path both need {{date}}, or neither"
     elif bank.accounts is not None and bank.accounts.opening and not files.is_dated:
         yield f"accounts.opening {bank.accounts.opening!r} needs {{date}} in files.path"
+
+
+def _of_the_log(rules: Rules) -> Iterator[str]:
+    log = rules.log
+    given = [place for place in _PLACES if getattr(log, place)]
+    if len(given) != 1:
+        yield (
+            f"log has {' and '.join(given) or 'no place'}: give exactly one of directory, "
+            "directories and cluster"
+        )
+    for directory in _duplicates(log.directories):
+        yield f"log: directories has {directory!r} twice, so its transfers would count twice"
+    for address in log.cluster.split(";") if log.cluster else ():
+        if _ADDRESS.fullmatch(address.strip()) is None:
+            yield f"log: cluster has {address!r}; write host:port of the name servers"
 
 
 def _of_the_flows(rules: Rules) -> Iterator[str]:

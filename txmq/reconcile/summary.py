@@ -341,3 +341,5 @@ class Run(Struct, frozen=True):
     the number of cores."""
     sign_off: SignOff | None = None
     """The signatures of the result; if it has none, the latest of another result of the day."""
+    notes: tuple[str, ...] = ()
+    """What the ledgers cannot tell, such as who decided a transaction on a foreign cluster."""

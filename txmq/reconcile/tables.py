@@ -147,13 +147,13 @@ MESSAGES: Final = TableSchema(
         _optional("currency", "string", ""),
         _required("state", "string", "sent, prepared, parked, committed or rolled_back"),
         _required("topic", "string", ""),
-        _required("queue", "int", ""),
+        _required("queue", "int", "after the number of the broker"),
         _optional("queue_offset", "long", "the offset in the queue; NULL until it is visible"),
         _required("stored_ms", "long", ""),
         _optional("decided_ms", "long", ""),
         _optional("decided_by", "string", "producer, check, operator or broker"),
         _optional("reason", "string", "the operator's reason for a decision"),
-        _required("position", "long", "the position in the log"),
+        _required("position", "long", "the position in the log, after the number of the broker"),
         _optional("problem", "string", "why its body could not be read"),
     ),
 )
@@ -169,7 +169,7 @@ FAILURES: Final = TableSchema(
         _required("attempts", "int", ""),
         _required("stored_ms", "long", ""),
         _optional("reason", "string", "the reason for the dead letter"),
-        _required("position", "long", "the position in the log"),
+        _required("position", "long", "the position in the log, after the number of the broker"),
     ),
 )
 

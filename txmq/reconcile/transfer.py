@@ -188,7 +188,9 @@ class TransferFacts:
         )
         wanted = {(message.id, consumers.groups.get(message.topic)) for message in visible}
         failed = [failure for failure in failures if (failure.id, failure.group) in wanted]
-        failure = max(failed, key=lambda row: (row.position, row.state), default=None)
+        failure = max(
+            failed, key=lambda row: (row.stored_ms, row.position, row.state), default=None
+        )
         self.delivery = _delivery(visible, failure, consumers)
         self.reason = self.message and self.message.reason
         if failure is not None and failure.state == "dead" and failure.reason is not None:

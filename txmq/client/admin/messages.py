@@ -14,7 +14,7 @@ from txmq.client.received_message import opened
 from txmq.client.routes import TEMPLATE, TEMPLATE_QUEUES_MAX
 from txmq.client.send_request import Envelope, bundled, common_topic, result_of, results_of, sealed
 from txmq.client.session import Session
-from txmq.client.values import PulledBatch, PullOutcome, SendResult
+from txmq.client.values import PulledBatch, PullOutcome, SendResult, StoredBatch
 from txmq.errors import (
     ConnectFailed,
     IllegalOperation,
@@ -33,7 +33,7 @@ from txmq.protocol.codes import PullFlag, RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import PullAnswer, PullMessage, RecallAnswer, RecallMessage
 from txmq.protocol.recall import RecallHandle
-from txmq.protocol.record import unpack_all
+from txmq.protocol.record import split, unpack_all
 from txmq.protocol.templates import SendHeaderTemplate
 from txmq.remoting.connection import PendingResponse
 
@@ -196,6 +196,47 @@ class MessageCalls:
             BrokerRefused: The broker refused for another reason than that it has no messages.
             RemoteProtocolError: The answer is not a valid batch of messages.
         """
+        try:
+            answer = await self._pull(queue, offset, count, group, hold_ms, tags)
+            return _pulled(answer, queue.broker, tags)
+        except TxmqError as error:
+            self._doubt_route(queue.topic, queue.broker, error)
+            raise
+
+    async def pull_stored(
+        self, queue: Queue, offset: int, count: int = PULL_MESSAGES_MAX
+    ) -> StoredBatch:
+        """Fetch the records of a queue as they are stored, for readers of whole logs.
+
+        Args:
+            queue: The queue; it may belong to a topic of the broker's own.
+            offset: The offset of the first record.
+            count: The maximum number of records; a broker may return fewer.
+
+        Raises:
+            TopicNotFound: The topic does not exist, or not on this broker.
+            TransportError: No answer came.
+            BrokerRefused: The broker refused for another reason than that it has no records.
+            RemoteProtocolError: The answer is not a valid batch of records.
+        """
+        try:
+            answer = await self._pull(queue, offset, count)
+            outcome, bounds = _bounds_in(answer)
+            data = answer.body if outcome is PullOutcome.FOUND else b""
+            return StoredBatch(outcome, tuple(split(data)), QueueOffset(bounds.next_begin_offset))
+        except TxmqError as error:
+            self._doubt_route(queue.topic, queue.broker, error)
+            raise
+
+    async def _pull(
+        self,
+        queue: Queue,
+        offset: int,
+        count: int,
+        group: str = CONSUMER_GROUP,
+        hold_ms: int = 0,
+        tags: str = ANY_TAG,
+    ) -> Command:
         address = await self._session.address_of(queue, reading=True)
         flags = PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if hold_ms > 0 else 0)
         header = PullMessage(
@@ -212,13 +253,8 @@ class MessageCalls:
             expression_type="TAG",
         )
         timeout_s = hold_ms / 1000 + HOLD_GRACE_S
-        try:
-            connection = await self._session.connection(address)
-            answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
-            return _pulled(answer, queue.broker, tags)
-        except TxmqError as error:
-            self._doubt_route(queue.topic, queue.broker, error)
-            raise
+        connection = await self._session.connection(address)
+        return await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=timeout_s)
 
     def _doubt_route(self, topic: str, broker: str, error: TxmqError) -> None:
         if isinstance(error, TopicNotFound):
@@ -227,11 +263,15 @@ class MessageCalls:
             self._session.forget(topic)
 
 
-def _pulled(answer: Command, broker: str, tags: str) -> PulledBatch:
+def _bounds_in(answer: Command) -> tuple[PullOutcome, PullAnswer]:
     outcome = _OUTCOMES.get(answer.code)
     if outcome is None:
         raise refusal(answer.code, answer.remark or "")
-    bounds = answer.read(PullAnswer)
+    return outcome, answer.read(PullAnswer)
+
+
+def _pulled(answer: Command, broker: str, tags: str) -> PulledBatch:
+    outcome, bounds = _bounds_in(answer)
     messages: list[ReceivedMessage] = []
     if outcome is PullOutcome.FOUND:
         messages = [opened(record, broker) for record in unpack_all(answer.body)]

@@ -50,6 +50,10 @@ class ExtractedLog(NamedTuple):
     """The number of records read."""
     gone: int
     """The number of decisions on half messages whose file was deleted; they have no row."""
+    brokers: tuple[str, ...] = ()
+    """The brokers of a cluster; one that was away is missing."""
+    notes: tuple[str, ...] = ()
+    """What the log cannot tell."""
 
 
 ExtractLog: TypeAlias = Callable[[Rules, DayWindow, Path], ExtractedLog]
@@ -121,10 +125,11 @@ def _sources(
         banks = [report(future.result()) for future in futures]
     log = take_log(rules, window, directory)
     moment = log.moment_ms
-    return (
-        *banks,
-        report(ExtractedSource("log", "log", "", moment, moment, log.tables, log.position)),
+    snapshot, tables = ", ".join(log.brokers), log.tables
+    source = ExtractedSource(
+        "log", "log", snapshot, moment, moment, tables, log.position, log.notes
     )
+    return (*banks, report(source))
 
 
 def _read(

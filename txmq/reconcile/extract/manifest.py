@@ -63,14 +63,18 @@ class ExtractedSource(Struct, frozen=True):
     name: str
     kind: Literal["postgresql", "sqlite", "jdbc", "files", "log"]
     snapshot: str
-    """The database's name of the snapshot, or a hash of the files; empty if it has none."""
+    """The database's name of the snapshot, a hash of the files, or the brokers of a cluster; empty
+    without one."""
     taken_ms: int
     """The time of the snapshot, by this machine's clock."""
     source_ms: int
     """The time of the snapshot, by the source's clock."""
     tables: tuple[ExtractedTable, ...]
     watermark: int | None = None
-    """The log position up to which it was read."""
+    """The log position up to which it was read; of several directories, the greatest, and of a
+    cluster 0."""
+    notes: tuple[str, ...] = ()
+    """What the source cannot tell."""
 
 
 class Manifest(Struct, frozen=True):
@@ -100,6 +104,11 @@ class Manifest(Struct, frozen=True):
     def controls(self) -> tuple[Control, ...]:
         """All control totals."""
         return tuple(table.written for source in self.sources for table in source.tables)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the sources cannot tell."""
+        return tuple(note for source in self.sources for note in source.notes)
 
     @classmethod
     def of(cls, rules: Rules, day: date, sources: tuple[ExtractedSource, ...]) -> Manifest:

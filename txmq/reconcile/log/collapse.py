@@ -32,8 +32,9 @@ _STATES: Final = {
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
 
-HalfAt: TypeAlias = Callable[[int], Record | None]
-"""Reads the half message at a position; ``None`` if its file was deleted."""
+HalfAt: TypeAlias = Callable[[int, int], Record | None]
+"""Reads the half message at a position, and at an offset of the half topic; ``None`` if it was
+deleted."""
 
 
 class _EarlierDecision(NamedTuple):
@@ -93,6 +94,8 @@ class Collapse:
         self._waiting_by_id: dict[str, set[int]] = {}
         self._copied: dict[int, Decision] = {}
         """Decisions whose copies come next, by the position of the half message."""
+        self._before: set[int] = set()
+        """The positions of half messages from before the log, which one decision ends."""
         self._orphans: list[_EarlierDecision | _EarlierArrival | _EarlierRecall] = []
 
     # Records
@@ -278,7 +281,7 @@ class Collapse:
         offset = None if copy is None else copy.queue_offset
         if self._decide(decision, offset) or not self._is_in(decision.decided_ms):
             return
-        record = half_at(decision.half_position)
+        record = half_at(decision.half_position, decision.half_offset)
         row = copy if record is None else self._flows.message(record, "prepared")
         if row is None:
             self.gone += record is None
@@ -286,9 +289,12 @@ class Collapse:
         if record is None:
             # It was stored before all records that were read.
             row.stored_ms = min(row.stored_ms, self._start_ms - 1)
-        row.queue_offset, row.position = None, decision.half_position
-        self._held[decision.half_position] = row
-        self._decide(decision, offset)
+            row.position = decision.half_position
+        row.queue_offset = None
+        if row.position not in self._before:
+            self._before.add(row.position)
+            self._held[row.position] = row
+            self._decide(decision._replace(half_position=row.position), offset)
 
     def finish(self) -> None:
         """End the log: undecided messages have a row too."""

@@ -1,7 +1,8 @@
 """The extract of a day's log: its tables as Parquet, with their control totals.
 
-The log is cut into stretches of one size. Each is collapsed by itself, in several processes if
-there is much to read, and then they are joined in order. So the same log gives the same rows in
+The logs are those of one broker or several, in their directories or read from a cluster. The log
+in a directory is cut into stretches of one size. Each is collapsed by itself, in several processes
+if there is much to read, and then they are joined in order. So the same log gives the same rows in
 the same order on any machine.
 """
 
@@ -15,9 +16,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -27,20 +27,23 @@ from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.checked_body import unpack
 from txmq.protocol.record import Record
 from txmq.reconcile.extract.extraction import ExtractedLog
-from txmq.reconcile.extract.table_writer import TableWriter, arrow_schema
+from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.log.collapse import Collapse, OpenEnds
 from txmq.reconcile.log.files import LogFiles, OpenFile
 from txmq.reconcile.log.flows import Flows
+from txmq.reconcile.log.log_rows import BrokerLog, GroupOffset, LogRows, arrow_batches
 from txmq.reconcile.log.spans import STRETCH_BYTES, LogStretch, find_start, records_from, stretches
 from txmq.reconcile.rules import DayWindow, Flow, Money, Rules
-from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS, TableSchema
+from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 from txmq.runtime.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["extract_log"]
 
 _SOURCE: Final = "log"
 _OFFSETS: Final = "config/offsets.json"
-_ROWS_A_BATCH: Final = 64 * 1024
 _STRETCHES_A_PROCESS: Final = 4
 """Starting a process takes as long as reading two stretches."""
 
@@ -66,6 +69,7 @@ class _Job(NamedTuple):
     flows: tuple[Flow, ...]
     money: Mapping[str, Money]
     window: DayWindow
+    broker: int
 
 
 def extract_log(
@@ -73,53 +77,88 @@ def extract_log(
     window: DayWindow,
     directory: Path,
     *,
+    spark: SparkSession | None = None,
     processes: int | None = None,
     stretch_bytes: int = STRETCH_BYTES,
     clock: Clock = _CLOCK,
 ) -> ExtractedLog:
     """Write the log's rows of a day below ``directory/log``: messages, failures and offsets.
 
-    The broker may keep running. The offsets of its groups are read first, so that only messages
+    The brokers may keep running. The offsets of their groups are read first, so that only messages
     in the extract count as delivered.
 
     Args:
-        rules: They name the broker's directory, and the messages that count.
+        rules: They name the brokers, and the messages that count.
         window: The day.
         directory: The target directory.
+        spark: Its workers read a cluster; this process does if left out.
         processes: The number of processes that read; one for each processor if left out.
         stretch_bytes: The size of a stretch; the order of rows depends on it.
         clock: Stamps the reading.
 
     Raises:
-        ReconcileRefused: The log is damaged, or does not reach back to the beginning of the day.
+        ReconcileRefused: A log is damaged, or does not reach back to the beginning of the day, or
+            the cluster does not answer.
         ConfigError: The package that decompresses a body is not installed.
     """
-    broker = Path(rules.log.directory)
-    job = _Job(rules.log.flow, rules.money, window)
-    whole = Collapse(Flows(rules.log.flow, rules.money), window)
-    position = count = 0
     with ExitStack() as stack:
+        brokers: tuple[str, ...] = ()
+        notes: tuple[str, ...] = ()
+        if rules.log.cluster:
+            from txmq.reconcile.log.cluster_extract import cluster_logs
+
+            reading = cluster_logs(rules, window, directory, spark, clock)
+            plan, logs = stack.enter_context(reading)
+            moment_ms, notes = plan.moment_ms, plan.notes
+            brokers = tuple(broker.name for broker in plan.brokers)
+        else:
+            paths = [Path(place) for place in rules.log.places]
+            offsets = [_saved_offsets(path) for path in paths]
+            opened = [stack.enter_context(LogFiles(path, window.start_ms)) for path in paths]
+            moment_ms = clock.wall_ms()
+            logs = [
+                BrokerLog(number, offsets[number], _rows_of(log, job, processes, stretch_bytes))
+                for number, log in enumerate(opened)
+                for job in [_Job(rules.log.flow, rules.money, window, number)]
+            ]
         writers = [
             stack.enter_context(TableWriter(table, directory / _SOURCE / table.name))
             for table in (MESSAGES, FAILURES, OFFSETS)
         ]
-        messages, failures, offsets = writers
-        _write(offsets, _offsets_batches(broker))
-        log = stack.enter_context(LogFiles(broker, window.start_ms))
-        moment_ms = clock.wall_ms()
-        todo = list(stretches((file.file for file in log.files), stretch_bytes))
-        for part in _parts(log, job, todo, processes):
-            count, position = count + part.records, part.end
-            _write(messages, part.messages)
-            _write(failures, part.failures)
-            whole.join(part.open_ends, partial(_half_at, log))
-            _write(messages, _batches(MESSAGES, whole.messages))
-            whole.messages.clear()
-        whole.finish()
-        _write(messages, _batches(MESSAGES, whole.messages))
+        ends, count, gone = [0], 0, 0
+        for log in logs:
+            _write(writers[2], arrow_batches(OFFSETS, log.offsets, log.number))
+            for rows in log.rows:
+                _write(writers[0], rows.messages)
+                _write(writers[1], rows.failures)
+                count, gone = count + rows.records, gone + rows.gone
+                ends.append(rows.position)
     # The broker keeps no totals, so the control totals are those of the written rows.
     tables = tuple(writer.extracted(_SOURCE) for writer in writers)
-    return ExtractedLog(tables, position, moment_ms, count, whole.gone)
+    return ExtractedLog(tables, max(ends), moment_ms, count, gone, brokers, notes)
+
+
+def _write(writer: TableWriter, batches: Iterable[pa.RecordBatch]) -> None:
+    for batch in batches:
+        writer.write(batch)
+
+
+def _rows_of(
+    log: LogFiles, job: _Job, processes: int | None, stretch_bytes: int
+) -> Iterator[LogRows]:
+    """The rows of the log in a directory."""
+    whole = Collapse(Flows(job.flows, job.money), job.window)
+    todo = list(stretches((file.file for file in log.files), stretch_bytes))
+    position = 0
+    for part in _parts(log, job, todo, processes):
+        position = part.end
+        whole.join(part.open_ends, partial(_half_at, log))
+        messages = [*part.messages, *arrow_batches(MESSAGES, whole.messages, job.broker)]
+        whole.messages.clear()
+        yield LogRows(part.records, position, messages, part.failures)
+    whole.finish()
+    messages = list(arrow_batches(MESSAGES, whole.messages, job.broker))
+    yield LogRows(0, position, messages, gone=whole.gone)
 
 
 # Stretches
@@ -131,7 +170,7 @@ def _parts(
     """The collapsed stretches in order; each begins where the previous one ends."""
     at = -1
     opened = {file.file.start: file for file in log.files}
-    for stretch, read in zip(todo, _read_stretches(log, job, todo, processes), strict=True):
+    for stretch, read in zip(todo, _read_stretches(job, todo, processes), strict=True):
         start = stretch.start if stretch.is_first else at
         part = read
         if part is None or part.start != start:
@@ -143,20 +182,19 @@ def _parts(
 
 
 def _read_stretches(
-    log: LogFiles, job: _Job, todo: list[LogStretch], processes: int | None
+    job: _Job, todo: list[LogStretch], processes: int | None
 ) -> Iterator[_Part | None]:
     wanted = (os.cpu_count() or 1) if processes is None else processes
     wanted = min(wanted, len(todo) // _STRETCHES_A_PROCESS)
     if wanted <= 1:
-        opened = {file.file.start: file for file in log.files}
-        yield from (_try_collapse(opened[stretch.file.start], stretch, job) for stretch in todo)
+        yield from (_try_collapse(stretch, job) for stretch in todo)
         return
     # Spawn and not fork: the caller may have threads, as every user of Spark has.
     pool = ProcessPoolExecutor(wanted, multiprocessing.get_context("spawn"))
     waiting: deque[Future[_Part | None]] = deque()
     try:
         for stretch in todo:
-            waiting.append(pool.submit(_collapse_in_process, stretch, job))
+            waiting.append(pool.submit(_try_collapse, stretch, job))
             if len(waiting) > 2 * wanted:
                 yield waiting.popleft().result()
         while waiting:
@@ -167,20 +205,13 @@ def _read_stretches(
         pool.shutdown(cancel_futures=True)
 
 
-def _collapse_in_process(stretch: LogStretch, job: _Job) -> _Part | None:
+def _try_collapse(stretch: LogStretch, job: _Job) -> _Part | None:
+    """Collapse a stretch from where it seems to begin; ``None`` if that fails."""
     try:
         with OpenFile(stretch.file) as opened:
-            return _try_collapse(opened, stretch, job)
-    except FileNotFoundError:
-        return None
-
-
-def _try_collapse(opened: OpenFile, stretch: LogStretch, job: _Job) -> _Part | None:
-    """Collapse a stretch from where it seems to begin; ``None`` if that fails."""
-    start = find_start(opened, stretch)
-    try:
-        return None if start is None else _collapse(opened, stretch, job, start)
-    except ReconcileRefused:
+            start = find_start(opened, stretch)
+            return None if start is None else _collapse(opened, stretch, job, start)
+    except (FileNotFoundError, ReconcileRefused):
         return None  # The caller knows the true start, and detects any damage.
 
 
@@ -194,13 +225,14 @@ def _collapse(opened: OpenFile, stretch: LogStretch, job: _Job, start: int) -> _
         start,
         at,
         count,
-        list(_batches(MESSAGES, collapse.messages)),
-        list(_batches(FAILURES, collapse.failures)),
+        list(arrow_batches(MESSAGES, collapse.messages, job.broker)),
+        list(arrow_batches(FAILURES, collapse.failures, job.broker)),
         collapse.open_ends(),
     )
 
 
-def _half_at(log: LogFiles, position: int) -> Record | None:
+def _half_at(log: LogFiles, position: int, offset: int) -> Record | None:
+    del offset
     data = log.record_at(position)
     if data is None:
         return None
@@ -215,33 +247,7 @@ def _half_at(log: LogFiles, position: int) -> Record | None:
     return record
 
 
-# Rows
-
-
-def _write(writer: TableWriter, batches: Iterable[pa.RecordBatch]) -> None:
-    for batch in batches:
-        writer.write(batch)
-
-
-def _batches(table: TableSchema, rows: list[Any]) -> Iterator[pa.RecordBatch]:
-    schema = arrow_schema(table)
-    for first in range(0, len(rows), _ROWS_A_BATCH):
-        some = rows[first : first + _ROWS_A_BATCH]
-        columns = [
-            pa.array(map(attrgetter(field.name), some), field.type, size=len(some))
-            for field in schema
-        ]
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-class _Offset(NamedTuple):
-    group: str
-    topic: str
-    queue: int
-    next_offset: int
-
-
-def _offsets_batches(broker: Path) -> Iterator[pa.RecordBatch]:
+def _saved_offsets(broker: Path) -> list[GroupOffset]:
     """The offsets of the groups, as the broker last saved them.
 
     Raises:
@@ -251,11 +257,11 @@ def _offsets_batches(broker: Path) -> Iterator[pa.RecordBatch]:
     try:
         saved = ConsumerOffsets.read(unpack(path.name, path.read_bytes()).text)
     except FileNotFoundError:
-        return
+        return []
     except (OSError, RemoteProtocolError) as error:
         raise ReconcileRefused(f"{path} cannot be read: {error}") from error
     rows = []
     for name, queues in saved.offset_table.items():
         topic, _, group = name.partition("@")
-        rows += [_Offset(group, topic, queue, offset) for queue, offset in queues.items()]
-    yield from _batches(OFFSETS, sorted(rows))
+        rows += [GroupOffset(group, topic, queue, offset) for queue, offset in queues.items()]
+    return sorted(rows)

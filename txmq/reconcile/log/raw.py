@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from txmq.errors import ReconcileRefused
@@ -11,10 +10,10 @@ from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.files import OpenFile, files_of
+from txmq.reconcile.log.files import OpenFile
 from txmq.reconcile.log.spans import LogStretch, records_from
 
-__all__ = ["RawRecord", "raw_record", "raw_records", "read_log"]
+__all__ = ["RawRecord", "raw_record", "raw_records"]
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
@@ -24,34 +23,27 @@ _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 
 
 class RawRecord(NamedTuple):
-    """A record; fields that its kind does not have are ``None``."""
+    """A record; fields that its kind does not have are ``None``.
+
+    ``docs/howto/read-the-log-from-spark.md`` describes them as columns.
+    """
 
     position: int
     kind: str
-    """``message``, ``half``, ``decision``, ``retry``, ``dead_letter``, ``parked`` or
-    ``waiting``: a delayed message or retry, or the recall of one."""
     topic: str | None
     queue: int | None
     queue_offset: int | None
-    """For a half message the offset in the queue of half messages; for a decision the offset of
-    the message it made visible, if it wrote no copy."""
     stored_ms: int
-    """For a decision, when it was made."""
     born_ms: int | None
     id: str | None
     keys: str | None
     tags: str | None
     attempts: int | None
     body: bytes | None
-    """The bytes as they were stored, compressed or not."""
     properties: dict[str, str] | None
     half_position: int | None
-    """For a decision, the copy of a committed message, or a parked message: the position of the
-    half message."""
     outcome: str | None
-    """``committed``, ``rolled_back`` or ``parked``."""
     decided_by: str | None
-    """``producer``, ``check``, ``operator`` or ``broker``."""
     reason: str | None
 
 
@@ -106,13 +98,3 @@ def raw_records(part: LogStretch) -> Iterator[RawRecord]:
         raise ReconcileRefused(
             f"{part.file.path} was deleted by the broker before it was read; read the log again"
         ) from None
-
-
-def read_log(directory: Path) -> Iterator[RawRecord]:
-    """All records of the log in a broker's directory, which may be running.
-
-    Raises:
-        ReconcileRefused: The log is missing or damaged.
-    """
-    for file in files_of(directory):
-        yield from raw_records(LogStretch(file, file.start, file.end))

@@ -25,25 +25,19 @@ __all__ = ["LogSource", "register"]
 _BYTES_A_BATCH: Final = 16 * 1024 * 1024
 _ROWS_A_BATCH: Final = 4096
 
-_COLUMNS: Final = {
-    "position": ("BIGINT", pa.int64()),
-    "kind": ("STRING", pa.string()),
-    "topic": ("STRING", pa.string()),
-    "queue": ("INT", pa.int32()),
-    "queue_offset": ("BIGINT", pa.int64()),
-    "stored_ms": ("BIGINT", pa.int64()),
-    "born_ms": ("BIGINT", pa.int64()),
-    "id": ("STRING", pa.string()),
-    "keys": ("STRING", pa.string()),
-    "tags": ("STRING", pa.string()),
-    "attempts": ("INT", pa.int32()),
-    "body": ("BINARY", pa.binary()),
-    "properties": ("MAP<STRING, STRING>", pa.map_(pa.string(), pa.string())),
-    "half_position": ("BIGINT", pa.int64()),
-    "outcome": ("STRING", pa.string()),
-    "decided_by": ("STRING", pa.string()),
-    "reason": ("STRING", pa.string()),
+_TYPES: Final = {
+    "BIGINT": pa.int64(),
+    "INT": pa.int32(),
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
 }
+_LONGS: Final = ("position", "queue_offset", "stored_ms", "born_ms", "half_position")
+_DDL: Final = (
+    dict.fromkeys(RawRecord._fields, "STRING")
+    | dict.fromkeys(_LONGS, "BIGINT")
+    | {"queue": "INT", "attempts": "INT", "body": "BINARY", "properties": "MAP<STRING, STRING>"}
+)
 
 
 class LogSource(DataSource):
@@ -53,28 +47,8 @@ class LogSource(DataSource):
     bytes of the log, 33554432 if left out. The error about a damaged log names the file and the
     position.
 
-    The columns; those that a kind does not have are NULL:
-
-    - ``position`` BIGINT: the record's position in the log;
-    - ``kind`` STRING: ``message``, ``half``, ``decision``, ``retry`` (in the retry topic of a
-      group), ``dead_letter`` (in the dead-letter topic of a group), ``parked`` (the copy of an
-      undecided half message that operators see), or ``waiting`` (a delayed message or a retry,
-      whose topic is in its property ``REAL_TOPIC``, or the recall of a delayed message);
-    - ``topic`` STRING, ``queue`` INT: the queue that has it; for a half message, its destination;
-    - ``queue_offset`` BIGINT: the offset in that queue; for a half message, in the queue of half
-      messages; for a decision that writes no copy, the offset of the message it makes visible;
-    - ``stored_ms`` BIGINT: the time of storing, or of the decision;
-    - ``born_ms`` BIGINT: the time of production, by the producer's clock;
-    - ``id`` STRING: the message id, which all of its copies share;
-    - ``keys``, ``tags`` STRING: the keys for searches, and the tag for filters;
-    - ``attempts`` INT: the number of earlier attempts to consume it;
-    - ``body`` BINARY: the bytes as they were stored, compressed or not;
-    - ``properties`` MAP<STRING, STRING>: all properties;
-    - ``half_position`` BIGINT: for a decision, the copy that a commit wrote, and a parked
-      message: the position of the half message;
-    - ``outcome`` STRING: for a decision, ``committed``, ``rolled_back`` or ``parked``;
-    - ``decided_by`` STRING: ``producer``, ``check``, ``operator`` or ``broker``;
-    - ``reason`` STRING: the operator's reason for a decision, or the reason for a dead letter.
+    :class:`~txmq.reconcile.log.raw.RawRecord` names the columns, and
+    ``docs/howto/read-the-log-from-spark.md`` describes them.
     """
 
     @classmethod
@@ -84,7 +58,7 @@ class LogSource(DataSource):
 
     def schema(self) -> str:
         """The columns as DDL."""
-        return ", ".join(f"{name} {ddl}" for name, (ddl, _) in _COLUMNS.items())
+        return ", ".join(f"{name} {ddl}" for name, ddl in _DDL.items())
 
     def reader(self, schema: Any) -> LogDataReader:
         """Return the reader of the log.
@@ -138,11 +112,8 @@ class LogDataReader(DataSourceReader):
         rows = raw_records(partition.value)
         while some := list(_batch(rows)):
             columns = zip(*some, strict=True)
-            arrays = [
-                pa.array(values, type_)
-                for values, (_, type_) in zip(columns, _COLUMNS.values(), strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, names=list(_COLUMNS))
+            arrays = map(pa.array, columns, map(_TYPES.__getitem__, _DDL.values()))
+            yield pa.RecordBatch.from_arrays(list(arrays), names=list(_DDL))
 
 
 def _batch(rows: Iterator[RawRecord]) -> Iterator[RawRecord]:

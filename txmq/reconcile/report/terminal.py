@@ -64,6 +64,8 @@ def show(run: Run, console: Console, report: str = "") -> None:
     if count := result.decided_by_hand:
         decided = _count(count, "transaction was", "transactions were")
         _say(console, f"{decided} decided by hand; the report says why.", "yellow")
+    for note in run.notes:
+        _say(console, f"note: {note}", "yellow")
     if report:
         _say(console, f"report: {report}")
 

@@ -1,0 +1,88 @@
+"""A reconciliation reads transactions, failures and offsets of any cluster over the wire."""
+
+import asyncio
+
+from tests.contract.test_contract_transactions import COMMIT, ROLLBACK, UNKNOWN, Bank, producer
+from tests.reconcile.log_stage import ALWAYS, Taken, order, rules_of
+from txmq.client.settings import StartFrom
+from txmq.message import Message
+from txmq.reconcile.rules import Flow, LogRules
+
+
+async def taken(cluster, directory, topic, group):
+    """The rows of one topic."""
+    flow = Flow(topic=topic, namespace="icbc", group=group, key="id")
+    rules = rules_of("", flow)
+    rules = type(rules)(
+        rules.name, rules.directory, rules.bank, LogRules(cluster=cluster.names, flow=(flow,))
+    )
+    return await asyncio.to_thread(Taken, rules, directory / str(cluster.name()), ALWAYS)
+
+
+async def test_transactions_are_read_as_they_ended(cluster, tmp_path):
+    topic, group = await cluster.topic(), await cluster.group()
+    bank = Bank(UNKNOWN, UNKNOWN)
+    async with producer(cluster, bank) as sending:
+        for key, bank.says in [("yes", COMMIT), ("no", ROLLBACK), ("open", UNKNOWN)]:
+            await sending.send_in_transaction(Message(topic=topic, body=order(key), keys=(key,)))
+        await sending.send(Message(topic=topic, body=b"\xff{", keys=("unreadable",)))
+    await cluster.all_stored(topic, 2)
+    # A stock broker marks the end of a transaction a few seconds after it.
+    found = None
+
+    async def read():
+        nonlocal found
+        found = await taken(cluster, tmp_path, topic, group)
+        return found.states().get("no") == "rolled_back"
+
+    await cluster.until(read, "the mark of the rollback")
+
+    assert found.states() == {
+        "yes": "committed",
+        "no": "rolled_back",
+        "open": "prepared",
+        "unreadable": "sent",
+    }
+    assert found.message("unreadable")["problem"].startswith("its body is not JSON")
+    yes = found.message("yes")
+    (visible,) = [each for each in await cluster.all_stored(topic, 2) if each.id == yes["id"]]
+    assert (yes["queue"] & 0xFFFF, yes["queue_offset"]) == (visible.queue.number, visible.offset)
+    if found.log.notes:
+        cluster.remark("keeps nobody who decided a transaction")
+    else:
+        assert yes["decided_by"] == "producer"
+
+
+async def test_deliveries_are_read_as_they_ended(cluster, tmp_path):
+    topic = await cluster.topic()
+    group = await cluster.group()
+
+    def refuse(message):
+        if message.tags == "bad":
+            raise ValueError("no such account")
+
+    listener = cluster.listener(group, topic, start=StartFrom.FIRST, attempts_max=1)
+    async with cluster.producer() as sending:
+        results = [
+            await sending.send(Message(topic=topic, body=order(key), tags=key, keys=(key,)))
+            for key in ("good", "bad")
+        ]
+        await cluster.require_send_back(results[0])
+        listener.handle = lambda message: (listener.take(message), refuse(message))[1]
+        async with listener:
+            await listener.until_given(results)
+            await cluster.until_committed(group, topic)
+
+            async def failed():
+                nonlocal found
+                found = await taken(cluster, tmp_path, topic, group)
+                return any(row["group"] == group for row in found.failures)
+
+            found = None
+            await cluster.until(failed, "the failure to be read")
+
+    failure = next(row for row in found.failures if row["group"] == group)
+    assert (failure["key"], failure["id"]) == ("icbc/bad", results[1].id)
+    assert failure["state"] in ("retrying", "dead")
+    offsets = {row["next_offset"] for row in found.offsets}
+    assert max(offsets) >= 1

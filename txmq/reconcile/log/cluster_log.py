@@ -1,0 +1,341 @@
+"""The logs of a cluster's brokers, read over the wire in ranges that are fixed beforehand.
+
+A plan asks each queue for its end, and finds the part of it that matters for the day. Reading fills
+one file for each range, in any order and on any machine. A file gets its name when it is complete.
+
+This is the only module of the reconciliation that uses the client (ADR 22).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+from txmq.client.admin.admin import Admin
+from txmq.client.session import Session
+from txmq.client.values import PullOutcome
+from txmq.errors import (
+    InternalError,
+    ReconcileRefused,
+    RequestNotSupported,
+    TopicNotFound,
+    TxmqError,
+)
+from txmq.limits import PULL_MESSAGES_MAX
+from txmq.message import Queue
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import ListTransactions
+from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
+from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
+from txmq.reconcile.log.log_rows import GroupOffset
+from txmq.reconcile.log.pulled_records import half_of
+from txmq.reconcile.rules import DayWindow, Flow
+from txmq.runtime.backoff import Backoff
+from txmq.runtime.clock import Clock
+
+__all__ = [
+    "BrokerPlan",
+    "ClusterPlan",
+    "QueueRange",
+    "RangeFile",
+    "earlier_half",
+    "fetch_ranges",
+    "plan_reading",
+]
+
+PATIENCE_S: Final = 120.0
+"""How long a broker may be away; a restart takes seconds."""
+_PAUSES_S: Final = (0.1, 5.0)
+_ANSWER_S: Final = 10.0
+_MARGIN_MS: Final = 3_600_000
+"""How much more than the day is read. Half messages from before it are read one by one."""
+_READ_AT_ONCE: Final = 8
+_READ_TO_THE_END: Final = (RETRY, DLQ, *WAITING_TOPICS)
+"""A message counts as failed whenever that happened."""
+
+T = TypeVar("T")
+
+RangeFile: TypeAlias = tuple[Path, "QueueRange"]
+"""The file for the records of a range."""
+
+
+class QueueRange(NamedTuple):
+    """Offsets of one queue: from ``start`` on, and before ``end``."""
+
+    queue: Queue
+    start: int
+    end: int
+
+
+class BrokerPlan(NamedTuple):
+    """What is read of one broker."""
+
+    name: str
+    is_txmq: bool
+    """True if it tells who decided a transaction."""
+    offsets: list[GroupOffset]
+    ranges: list[QueueRange]
+
+
+class ClusterPlan(NamedTuple):
+    """What is read of a cluster."""
+
+    moment_ms: int
+    """All records from before this time are in the plan."""
+    brokers: list[BrokerPlan]
+    notes: tuple[str, ...]
+    """What the cluster cannot tell."""
+
+
+class _ClusterReader:
+    """Requests to a cluster that wait while a broker restarts."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.admin = Admin(session)
+
+    async def ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The answer to a call, which is repeated while repeating makes sense.
+
+        Raises:
+            ReconcileRefused: The cluster refuses, or does not answer for too long.
+        """
+        clock = self.session.clock
+        pauses = Backoff(self.session.entropy, *_PAUSES_S)
+        deadline = clock.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return await call()
+            except TxmqError as error:
+                # A broker that restarts is unknown to the name servers for a moment.
+                may_pass = error.retryable or isinstance(error, TopicNotFound)
+                is_over = isinstance(error, InternalError) or clock.monotonic() > deadline
+                if is_over or not may_pass:
+                    raise ReconcileRefused(
+                        f"the cluster {';'.join(self.session.names)} cannot be read: {error}"
+                    ) from error
+            await asyncio.sleep(pauses.next_pause())
+
+    async def read(
+        self, queue: Queue, start: int, end: int, *, is_search: bool = False
+    ) -> list[bytes]:
+        """The next records of a queue in a range of offsets; empty if it has none there.
+
+        A search gets one record, and ignores that earlier ones were deleted meanwhile.
+
+        Raises:
+            ReconcileRefused: They were deleted, or are broken, or the cluster does not answer.
+        """
+        at, most = start, 1 if is_search else PULL_MESSAGES_MAX
+        while at < end:
+            pull = partial(self.admin.pull_stored, queue, at, min(end - at, most))
+            batch = await self.ask(pull)
+            is_gone = batch.outcome is PullOutcome.MOVED and not is_search
+            if is_gone or batch.next_offset <= at:
+                raise ReconcileRefused(
+                    f"{queue} has no message {at} any more, and had it when the reading began: let "
+                    "the brokers keep their log for longer, and run the day again"
+                )
+            offsets = [at - 1, *map(queue_offset_of, batch.records)]
+            if offsets != sorted(set(offsets)):
+                raise ReconcileRefused(f"{queue} has no order at its message {at}")
+            if found := [one for one in batch.records if queue_offset_of(one) < end]:
+                return found
+            at = batch.next_offset
+        return []
+
+
+# Planning
+
+
+def plan_reading(names: str, flows: Sequence[Flow], window: DayWindow, clock: Clock) -> ClusterPlan:
+    """Fix what is read of a cluster for a day.
+
+    Raises:
+        ReconcileRefused: A topic or a group does not exist, a broker does not keep the whole day,
+            or the cluster does not answer.
+    """
+
+    async def plan() -> ClusterPlan:
+        async with Session(names, answer_s=_ANSWER_S) as session:
+            return await _Planner(session, flows, window).plan(clock)
+
+    return asyncio.run(plan())
+
+
+class _Planner(_ClusterReader):
+    def __init__(self, session: Session, flows: Sequence[Flow], window: DayWindow) -> None:
+        super().__init__(session)
+        self._window = window
+        self._groups = {flow.topic: flow.group for flow in flows}
+        self._notes: list[str] = []
+
+    async def plan(self, clock: Clock) -> ClusterPlan:
+        known = set(await self.ask(self.admin.topics))
+        _check_known("topic", self._groups, known)
+        groups = sorted({*self._groups.values()} - {""})
+        await self._check_groups(groups, known)
+        own = [queue for topic in self._groups for queue in await self._queues(topic)]
+        names = sorted({queue.broker for queue in own})
+        # First, so that every message that counts as delivered is in the plan.
+        offsets = {name: [one async for one in self._offsets(name, own)] for name in names}
+        of_groups = [prefix + group for group in groups for prefix in (RETRY, DLQ)]
+        ranges: list[QueueRange] = []
+        # The half topic is last, so that it has the half message of each decision.
+        topics = (OP_TOPIC, *self._groups, *of_groups, *WAITING_TOPICS, PARKED_TOPIC, HALF_TOPIC)
+        for topic in topics:
+            for queue in await self._queues(topic) if topic in known else ():
+                if queue.broker in names:
+                    high = await self.ask(partial(self.admin.max_offset, queue))
+                    low = await self.ask(partial(self.admin.min_offset, queue))
+                    ranges.append(QueueRange(queue, low, max(low, high)))
+        moment_ms = clock.wall_ms()
+        brokers = [await self._broker(name, offsets[name], ranges) for name in names]
+        return ClusterPlan(moment_ms, brokers, tuple(dict.fromkeys(self._notes)))
+
+    async def _check_groups(self, groups: list[str], topics: set[str]) -> None:
+        known = {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
+        for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
+            known.update(await self.ask(partial(self.admin.groups, cluster=name)))
+        _check_known("group", groups, known)
+
+    async def _queues(self, topic: str) -> list[Queue]:
+        route = await self.ask(partial(self.admin.route, topic))
+        for broker in sorted(set(route.brokers) - {queue.broker for queue in route.readable}):
+            text = (
+                f"{broker} lets nobody read {topic}; permit it: txmq topic update {topic} --perm=rw"
+            )
+            if topic in self._groups:
+                raise ReconcileRefused(text)
+            self._notes.append(text)
+        return sorted(route.readable)
+
+    async def _offsets(self, broker: str, queues: list[Queue]) -> AsyncIterator[GroupOffset]:
+        for queue in queues:
+            if queue.broker == broker and (group := self._groups[queue.topic]):
+                ask = partial(self.admin.committed_offset, group, queue)
+                if (offset := await self.ask(ask)) is not None:
+                    yield GroupOffset(group, queue.topic, queue.number, offset)
+
+    async def _broker(
+        self, name: str, offsets: list[GroupOffset], of_all: list[QueueRange]
+    ) -> BrokerPlan:
+        ranges = [one for one in of_all if one.queue.broker == name]
+        await self._check_reach(name, ranges)
+        is_txmq = await self.ask(partial(self._is_txmq, ranges[0].queue))
+        if is_txmq:  # Its op topic tells what is parked.
+            ranges = [one for one in ranges if one.queue.topic != PARKED_TOPIC]
+        else:
+            self._notes.append(
+                f"{name} does not keep who decided a transaction, and why: decided_by and reason "
+                "are empty; a delayed message counts from its delivery on"
+            )
+        ranges = await asyncio.gather(*map(self._of_day, ranges))
+        return BrokerPlan(name, is_txmq, offsets, ranges)
+
+    async def _is_txmq(self, queue: Queue) -> bool:
+        address = await self.session.address_of(queue)
+        header = ListTransactions("", "", 0, 1)
+        try:
+            await self.session.request(address, RequestCode.LIST_TRANSACTIONS, header)
+        except RequestNotSupported:
+            return False
+        return True
+
+    async def _check_reach(self, name: str, ranges: list[QueueRange]) -> None:
+        # A queue may begin late because it was quiet, so the age of the whole log counts.
+        stats = await self.ask(partial(self.admin.broker_stats, name))
+        first = stats.get("earliestMessageTimeStamp", "")
+        is_late = first.isdecimal() and int(first) > self._window.start_ms
+        if is_late and any(one.start for one in ranges):
+            raise ReconcileRefused(
+                f"the log of {name} begins too late: its first record is of {first}, and the day "
+                f"begins at {self._window.start_ms}; let the broker keep its log for longer "
+                "(retention.keep, or fileReservedTime of RocketMQ)"
+            )
+
+    async def _of_day(self, found: QueueRange) -> QueueRange:
+        """The part of a queue that can matter for the day."""
+        start_ms, end_ms = self._window.start_ms - _MARGIN_MS, self._window.end_ms + _MARGIN_MS
+        found = found._replace(start=await self._find(found, start_ms))
+        if found.queue.topic.startswith(_READ_TO_THE_END):
+            return found
+        return found._replace(end=await self._find(found, end_ms))
+
+    async def _find(self, found: QueueRange, since_ms: int) -> int:
+        """The first offset of a range with a record of this time or later; or its end."""
+        low, high = found.start, found.end
+        while low < high:
+            middle = (low + high) // 2
+            records = await self.read(found.queue, middle, high, is_search=True)
+            if not records or stored_ms_of(records[0]) >= since_ms:
+                high = middle
+            else:
+                low = queue_offset_of(records[0]) + 1
+        return low
+
+
+def _check_known(what: str, wanted: Iterable[str], known: set[str]) -> None:
+    for name in wanted:
+        if name not in known:
+            near = get_close_matches(name, sorted(known), 1)
+            hint = f"did you mean {near[0]!r}? List" if near else "list"
+            raise ReconcileRefused(
+                f"the cluster has no {what} {name!r}; {hint} all of them with: txmq {what} list"
+            )
+
+
+# Reading
+
+
+def fetch_ranges(names: str, todo: Iterable[RangeFile]) -> list[str]:
+    """Read ranges into their files; returns why some cannot be read."""
+    failed: list[str] = []
+
+    async def fetch() -> None:
+        limit = asyncio.Semaphore(_READ_AT_ONCE)
+        async with Session(names, answer_s=_ANSWER_S) as session, asyncio.TaskGroup() as group:
+            for path, wanted in todo:
+                group.create_task(_fetch(_ClusterReader(session), path, wanted, limit))
+
+    try:
+        asyncio.run(fetch())
+    except* TxmqError as errors:
+        failed = [str(error) for error in errors.exceptions]
+    return failed
+
+
+async def _fetch(
+    reader: _ClusterReader, path: Path, wanted: QueueRange, limit: asyncio.Semaphore
+) -> None:
+    # Spark may repeat a task while the first attempt still runs; both read the same bytes.
+    draft = path.with_name(f".{path.name}.{reader.session.entropy.token(8).hex()}")
+    async with limit:
+        with draft.open("wb") as file:
+            at = wanted.start
+            while records := await reader.read(wanted.queue, at, wanted.end):
+                file.writelines(records)
+                at = queue_offset_of(records[-1]) + 1
+        draft.rename(path)
+
+
+def earlier_half(names: str, plan: BrokerPlan, position: int, offset: int) -> Record | None:
+    """The half message at an offset of the half topic; ``None`` if it was deleted, or is part of
+    the plan.
+    """
+    del position
+    queue = Queue(HALF_TOPIC, plan.name, 0)
+    if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
+        return None
+
+    async def pull() -> tuple[bytes, ...]:
+        async with Session(names, answer_s=_ANSWER_S) as session:
+            reader = _ClusterReader(session)
+            return (await reader.ask(partial(reader.admin.pull_stored, queue, offset, 1))).records
+
+    records = [unpack(data, errors="replace")[0] for data in asyncio.run(pull())]
+    return half_of(records[0]) if records and records[0].queue_offset == offset else None

@@ -1,0 +1,170 @@
+"""Records that were pulled from the queues of a broker become the records of its log again; pure
+but for reading the files that hold them.
+
+A broker shows its log through queues, each in the order of the log, so the merge of all queues by
+position is the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from txmq.errors import ReconcileRefused, RemoteProtocolError
+from txmq.protocol import properties
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.record import Record, queue_offset_of, unpack
+from txmq.protocol.span import Decision, DecisionKind, DecisionSource, Found
+from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
+
+__all__ = ["decided_records", "half_of", "marked_records", "merged_records"]
+
+_PREPARED: Final = int(SysFlag.PREPARED)
+_COMMITTED: Final = int(SysFlag.COMMITTED)
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+_SIZE_BYTES: Final = 4
+_DIGITS_MAX: Final = 18
+
+
+def merged_records(files: Sequence[Sequence[Path]], *, is_txmq: bool) -> Iterator[Record]:
+    """The records in the files of each queue, in the order of the log.
+
+    A txmq broker decides with the record that makes the message visible, so both have one position,
+    and the decision comes first. Another broker marks the half message as done at last.
+    """
+    queues = [chain.from_iterable(map(_records_in, paths)) for paths in files]
+    return merge(*queues, key=lambda one: (one.position, (one.topic == OP_TOPIC) != is_txmq))
+
+
+def _records_in(path: Path) -> Iterator[Record]:
+    with path.open("rb") as file:
+        while size := file.read(_SIZE_BYTES):
+            data = size + file.read(int.from_bytes(size, "big") - _SIZE_BYTES)
+            try:
+                # Apache RocketMQ stores the properties of a batch as its sender wrote them.
+                yield unpack(data, errors="replace")[0]
+            except RemoteProtocolError as error:
+                raise ReconcileRefused(
+                    f"the cluster sent a broken record of offset {queue_offset_of(data)}: {error}; "
+                    "run the day again"
+                ) from error
+
+
+def half_of(record: Record) -> Record:
+    """The half message in a record of the half topic, as its producer sent it."""
+    text = record.properties
+    queue = properties.find(text, properties.REAL_QUEUE) or ""
+    return replace(
+        record,
+        topic=properties.find(text, properties.REAL_TOPIC) or "",
+        queue_id=int(queue) if queue.isascii() and queue.isdecimal() else 0,
+        sys_flag=record.sys_flag | _PREPARED,
+    )
+
+
+def decided_records(records: Iterable[Record]) -> Iterator[Found]:
+    """The log of a txmq broker, whose op topic has the decisions.
+
+    Raises:
+        ReconcileRefused: A record in the op topic has no decision.
+    """
+    for record in records:
+        if record.topic == HALF_TOPIC:
+            yield half_of(record)
+        elif record.topic == OP_TOPIC:
+            named = record.property_map()
+            try:
+                kind = DecisionKind[named["TXMQ_DECISION"]]
+                source = DecisionSource[named["TXMQ_SOURCE"]]
+                half_offset = int(record.body)
+            except (KeyError, ValueError) as error:
+                raise ReconcileRefused(
+                    f"record {record.queue_offset} of {OP_TOPIC} has no decision of a txmq broker: "
+                    f"{error!r}; report this as a bug of txmq"
+                ) from error
+            reason = named.get("TXMQ_REASON", "")
+            yield _decision(record, kind, record.prepared_position, half_offset, source, reason)
+        else:
+            yield record
+
+
+def marked_records(records: Iterable[Record]) -> Iterator[Found]:
+    """The log of a broker that only marks half messages as done, as Apache RocketMQ does.
+
+    Its op records name half messages by their offsets. A half message with a visible message of
+    the same id is committed, and one with a mark and no such message is rolled back. The broker
+    writes the visible message before the mark. When it checks a producer, it writes the half
+    message again; the id shows that both are one. A delayed message does not name the place where
+    it waited, so it counts from its delivery on.
+    """
+    marked: dict[int, str] = {}
+    """The ids of half messages without a mark, by their offsets in the half topic."""
+    held: dict[str, int] = {}
+    """The positions of undecided half messages, by their ids."""
+    for record in records:
+        topic = record.topic
+        id_ = properties.find(record.properties, properties.UNIQUE_KEY) or record.offset_id
+        if topic == HALF_TOPIC:
+            if id_ not in held:
+                held[id_] = record.position
+                yield half_of(record)
+            marked[record.queue_offset] = id_
+        elif topic == OP_TOPIC:
+            for offset in _offsets_in(record.body):
+                # An unknown half message is from before the records; a known one that is not
+                # held is visible.
+                at = held.pop(marked.pop(offset), None) if offset in marked else -1
+                yield from _rollback(record, at, offset)
+        elif topic == PARKED_TOPIC:
+            if id_ in held:
+                yield _decision(record, DecisionKind.PARKED, held[id_], -1)
+        elif not topic.startswith((RETRY, DLQ, *WAITING_TOPICS)):
+            yield from _visible(record, id_, held)
+        elif topic not in WAITING_TOPICS or _waits_for_retry(record):
+            # A returned message may still have the flag of a committed one.
+            yield replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS)
+
+
+def _rollback(record: Record, half_position: int | None, offset: int) -> Iterator[Found]:
+    if half_position is not None:
+        yield _decision(record, DecisionKind.ROLLED_BACK, half_position, offset)
+
+
+def _visible(record: Record, id_: str, held: dict[str, int]) -> Iterator[Found]:
+    at = 0
+    if record.sys_flag & _TYPE_BITS == _COMMITTED:
+        at = held.pop(id_, record.prepared_position)
+    if at:
+        yield _decision(record, DecisionKind.COMMITTED, at, -1)
+        yield replace(record, prepared_position=at)
+    else:  # A sender may have set the flag.
+        yield replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS, prepared_position=0)
+
+
+def _waits_for_retry(record: Record) -> bool:
+    return (properties.find(record.properties, properties.REAL_TOPIC) or "").startswith(RETRY)
+
+
+def _decision(
+    record: Record,
+    kind: DecisionKind,
+    half_position: int,
+    half_offset: int,
+    source: DecisionSource = DecisionSource.BROKER,
+    reason: str = "",
+) -> Decision:
+    # A committed message follows, and has its own offset.
+    return Decision(
+        kind, source, record.queue_offset, half_position, half_offset, -1, record.stored_ms, reason
+    )
+
+
+def _offsets_in(body: bytes) -> list[int]:
+    """The offsets in an op record: one, or several with commas."""
+    words = body.decode("ascii", "replace").split(",")
+    return [int(word) for word in words if word.isdecimal() and len(word) <= _DIGITS_MAX]

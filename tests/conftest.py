@@ -14,12 +14,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from tests import java_archive
 from tests.soak import SOAK, count, left_to_the_soak
 from txmq.runtime.interrupts import restore_interrupt
 
-# Many containers forbid bytecode. Then every process of a run would compile the tests again and
-# rewrite the assertions in them, which takes longer than most folders of tests.
+# Many containers forbid bytecode. Then every worker would rewrite the assertions of all tests again,
+# and each of the hundreds of programs that tests start would compile txmq again.
 sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The assertions of stages explain themselves, as those of tests do.
 for _part in ("contract", "integration", "interop", "property", "reconcile", "simulation", "unit"):
@@ -72,7 +74,7 @@ if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # What is started with a Java of its own is over before thorough compilation would pay off.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("JAVA_TOOL_OPTIONS", f"-XX:TieredStopAtLevel=1 {java_archive.options()}")
 
 settings.register_profile(
     "brief", max_examples=25, deadline=None, database=_FOUND, suppress_health_check=_SHARED_MACHINE

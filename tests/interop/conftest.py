@@ -4,7 +4,13 @@ import contextlib
 
 import pytest
 
-from tests.interop.interop_clients import Unprepared, prepare_cpp, prepare_ons, prepare_txmq
+from tests.interop.interop_clients import (
+    SharedSenders,
+    Unprepared,
+    prepare_cpp,
+    prepare_ons,
+    prepare_txmq,
+)
 from tests.interop.interop_stage import Stage
 from tests.interop.interop_together import Play, Together
 from tests.serving import BrokerProcess
@@ -42,10 +48,18 @@ def shared_broker(tmp_path_factory):
     broker.close()
 
 
+@pytest.fixture(scope="session")
+def shared_senders(shared_broker, tmp_path_factory):
+    with contextlib.closing(
+        SharedSenders(shared_broker.names, tmp_path_factory.mktemp("senders"))
+    ) as senders:
+        yield senders
+
+
 @pytest.fixture
-def stage(shared_broker, together, tmp_path, request):
+def stage(shared_broker, shared_senders, together, tmp_path, request):
     """A stage on the broker that all tests share; names keep them apart. Plays go on beside."""
-    stage = Stage(shared_broker, tmp_path, request.node.name)
+    stage = Stage(shared_broker, tmp_path, request.node.name, shared_senders)
     yield stage
     stage.close()
 

@@ -119,7 +119,7 @@ def plan_for(options):
             connections=50,
             starts=2,
             log_bytes=(2_000_000, 6_000_000),
-            open_transactions=20_000,
+            open_transactions=50_000,
             waiting=2_000,
             burst=400,
             burst_ahead_s=1.0,

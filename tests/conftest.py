@@ -14,12 +14,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from tests import java_archive
 from tests.soak import SOAK, count, left_to_the_soak
 from txmq.runtime.interrupts import restore_interrupt
 
-# Many containers forbid bytecode. Then every process of a run would compile the tests again and
-# rewrite the assertions in them, which takes longer than most folders of tests.
+# Many containers forbid bytecode. Then every worker would rewrite the assertions of all tests anew,
+# and each of the hundreds of programs that tests start would compile txmq anew.
 sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The assertions of stages explain themselves, as those of tests do.
 for _part in ("contract", "integration", "interop", "property", "reconcile", "simulation", "unit"):
@@ -28,7 +30,6 @@ for _part in ("contract", "integration", "interop", "property", "reconcile", "si
 TESTS = Path(__file__).parent
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
 _INTEROP = "tests/interop/"
-_BESIDE_PLAYS = ("test_both_clients", "test_our_client", "test_cpp_client", "test_ons_client")
 _SPARK = "with Spark"
 # The files that use the fixture spark, which are tested in one process: it is warm only once.
 WITH_SPARK = (
@@ -72,7 +73,7 @@ if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # What is started with a Java of its own is over before thorough compilation would pay off.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("JAVA_TOOL_OPTIONS", f"-XX:TieredStopAtLevel=1 {java_archive.options()}")
 
 settings.register_profile(
     "brief", max_examples=25, deadline=None, database=_FOUND, suppress_health_check=_SHARED_MACHINE
@@ -125,11 +126,11 @@ def _is_interop(item):
 
 def _turn_in_interop(item):
     """Plays mostly wait. They begin with the first of these tests and are asked for after those
-    that may go on meanwhile; whatever measures time comes when they are over.
+    that may go on meanwhile; plays that measure times come when all others are over.
     """
-    if "play" in item.fixturenames:
-        return 1
-    return 0 if item.path.stem in _BESIDE_PLAYS else 2
+    if "play" not in item.fixturenames:
+        return 0
+    return 2 if item.callspec.params["play"].is_measured else 1
 
 
 @pytest.hookimpl(optionalhook=True)

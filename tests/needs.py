@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests import browser, databases, jdbc_driver, redis_server
+from tests import browser, databases, java_archive, jdbc_driver, redis_server
 from tests.database_server import has_docker
 from tests.interop import interop_clients
 from tests.packages import NODE_PACKAGE, Unprepared, node_tools
@@ -192,6 +192,7 @@ def main():
     if message := missing():
         print(message, file=sys.stderr)
         return 1
+    java_archive.make()
     return 0
 
 

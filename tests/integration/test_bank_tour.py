@@ -54,6 +54,35 @@ def touring(*arguments):
             running.kill()
 
 
+@pytest.fixture(scope="module")
+def short_tours(tmp_path_factory):
+    """Tours that mostly wait, begun together, and how each of them ended."""
+    with ThreadPoolExecutor() as beside:
+        yield {
+            tale: beside.submit(tale, tmp_path_factory.mktemp("tour") / "kept")
+            for tale in (put_money_into_the_books, take_the_broker_away)
+        }
+
+
+def put_money_into_the_books(kept):
+    where = ["--directory", kept, "--no-reconcile"]
+    with touring("--transfers", 60, "--chaos", 0, *where) as running:
+        with closing(sqlite3.connect(kept / "ccb.db", timeout=20)) as books:
+            books.execute("UPDATE accounts SET balance = balance + 1 WHERE number = 'CCB-7'")
+            books.commit()
+        said, _ = running.communicate(timeout=60)
+    return running.returncode, said
+
+
+def take_the_broker_away(kept):
+    """It is killed once, and finds no directory when it starts again."""
+    with touring("--transfers", 100, "--chaos", 1, "--directory", kept) as running:
+        (kept / "broker").rename(kept.with_name("elsewhere"))
+        (kept / "broker").write_bytes(b"")
+        said, _ = running.communicate(timeout=60)
+    return running.returncode, said
+
+
 def figure(said, name):
     """A number of the last table."""
     return float(re.search(rf"{name} +│ +([\d.]+) │", said)[1])
@@ -91,7 +120,7 @@ def test_the_full_tour_on_sqlite(seed):
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + 20)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_full_tour_on_postgresql_and_redis(postgres, redis_server, tmp_path, seed):
+def test_the_full_tour_on_postgresql_and_redis(postgres, redis_server, short_tours, tmp_path, seed):
     """And Redis forgets everything again and again, which costs time and nothing else. All three
     ledgers agree in the end, also on what XA has moved.
     """
@@ -173,15 +202,10 @@ def wait_until_gone(pid):
         os.close(watched)
 
 
-def test_money_that_somebody_puts_into_the_books_is_found(tmp_path):
-    where = ["--directory", tmp_path / "kept", "--no-reconcile"]
-    with touring("--transfers", 60, "--chaos", 0, *where) as running:
-        with closing(sqlite3.connect(tmp_path / "kept" / "ccb.db", timeout=20)) as books:
-            books.execute("UPDATE accounts SET balance = balance + 1 WHERE number = 'CCB-7'")
-            books.commit()
-        said, _ = running.communicate(timeout=60)
+def test_money_that_somebody_puts_into_the_books_is_found(short_tours):
+    code, said = short_tours[put_money_into_the_books].result()
 
-    assert running.returncode == 1, said
+    assert code == 1, said
     assert "0.01 CNY are there too many" in said
     assert re.search(r"CCB: CCB-7 has \d+, and \d+ by the journal", said)
     assert "money was conserved" not in said
@@ -209,14 +233,10 @@ def test_a_tour_that_cannot_begin_says_why(arguments, words, capsys):
     assert "secret" not in said
 
 
-def test_a_program_that_does_not_come_back_ends_the_tour(tmp_path):
-    kept = tmp_path / "kept"
-    with touring("--transfers", 400, "--chaos", 1, "--directory", kept) as running:
-        (kept / "broker").rename(tmp_path / "elsewhere")
-        (kept / "broker").write_bytes(b"")
-        said, _ = running.communicate(timeout=60)
+def test_a_program_that_does_not_come_back_ends_the_tour(short_tours):
+    code, said = short_tours[take_the_broker_away].result()
 
-    assert running.returncode == 2, said
+    assert code == 2, said
     assert "the tour cannot run: the broker is not ready: " in said
     assert "Traceback" not in said
 

@@ -4,8 +4,14 @@ import contextlib
 
 import pytest
 
-from tests.interop.interop_clients import Unprepared, prepare_cpp, prepare_ons, prepare_txmq
-from tests.interop.interop_stage import ASKS_SOON, Stage
+from tests.interop.interop_clients import (
+    SharedSenders,
+    Unprepared,
+    prepare_cpp,
+    prepare_ons,
+    prepare_txmq,
+)
+from tests.interop.interop_stage import Stage
 from tests.interop.interop_together import Play, Together
 from tests.serving import BrokerProcess
 
@@ -42,23 +48,20 @@ def shared_broker(tmp_path_factory):
     broker.close()
 
 
+@pytest.fixture(scope="session")
+def shared_senders(shared_broker, tmp_path_factory):
+    with contextlib.closing(
+        SharedSenders(shared_broker.names, tmp_path_factory.mktemp("senders"))
+    ) as senders:
+        yield senders
+
+
 @pytest.fixture
-def stage(shared_broker, together, tmp_path, request):
+def stage(shared_broker, shared_senders, together, tmp_path, request):
     """A stage on the broker that all tests share; names keep them apart. Plays go on beside."""
-    stage = Stage(shared_broker, tmp_path, request.node.name)
+    stage = Stage(shared_broker, tmp_path, request.node.name, shared_senders)
     yield stage
     stage.close()
-
-
-@pytest.fixture
-def own_stage(tmp_path, request):
-    """A stage whose broker flushes before it acknowledges, and may be killed."""
-    broker = BrokerProcess(tmp_path / "broker", flush="sync")
-    broker.start()
-    stage = Stage(broker, tmp_path, request.node.name)
-    yield stage
-    stage.close()
-    broker.close()
 
 
 @pytest.fixture(scope="session")
@@ -83,20 +86,3 @@ def play(request, together):
     for name in request.param.clients:
         request.getfixturevalue(name)
     return lambda: together.end(request.param)
-
-
-@pytest.fixture(scope="session")
-def asking_broker(tmp_path_factory):
-    """A broker that asks about half messages soon, and gives up soon."""
-    broker = BrokerProcess(tmp_path_factory.mktemp("asking"), flush="sync", settings=ASKS_SOON)
-    broker.start()
-    yield broker
-    broker.close()
-
-
-@pytest.fixture
-def asking_stage(asking_broker, tmp_path, request):
-    """A stage on the broker that asks soon."""
-    stage = Stage(asking_broker, tmp_path, request.node.name)
-    yield stage
-    stage.close()

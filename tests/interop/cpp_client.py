@@ -1,7 +1,8 @@
 """Drives the C++ RocketMQ client (PyPI rocketmq-client-python) from the command line.
 
 Stands alone: it runs in the interpreter that holds the package and imports nothing of txmq.
-Senders read one JSON message per line from stdin; every fact goes to stdout as one JSON line.
+Senders read one JSON message per line from stdin, which may name another `topic`; every fact goes
+to stdout as one JSON line.
 Closing stdin or SIGTERM makes it leave in good order: the client is shut down, exit code 0.
 
 The verb `transact` takes lines that say what the local transaction comes to (`local`; with `holds`
@@ -102,6 +103,7 @@ def attempt(producer, verb, topic, line):
 
 def send_until_acknowledged(producer, verb, topic, line):
     """A broker that restarts refuses for a while; the message is offered until it is taken."""
+    topic = line.get("topic", topic)
     while True:
         try:
             facts = attempt(producer, verb, topic, line)
@@ -109,7 +111,7 @@ def send_until_acknowledged(producer, verb, topic, line):
             emit("refused", keys=line.get("keys"), error=str(error))
             time.sleep(RETRY_PAUSE_S)
         else:
-            emit("sent", keys=line.get("keys"), **facts)
+            emit("sent", topic=topic, keys=line.get("keys"), **facts)
             return
 
 

@@ -185,3 +185,47 @@ class ClientProcess:
         if not self.process.stdin.closed:
             with suppress(BrokenPipeError):
                 self.process.stdin.close()
+
+
+class TopicSender:
+    """A sender that others use as well, as far as one topic is concerned."""
+
+    def __init__(self, process, topic):
+        self._process = process
+        self._topic = topic
+        self._first = len(process.sent)
+
+    def write(self, lines):
+        self._process.write([{**line, "topic": self._topic} for line in lines])
+
+    @property
+    def sent(self):
+        told = self._process.sent[self._first :]
+        return [event for event in told if event["topic"] == self._topic]
+
+    @property
+    def acknowledged(self):
+        return [event["keys"] for event in self.sent]
+
+
+class SharedSenders:
+    """Senders of other people's clients, one of each kind for all topics of a broker."""
+
+    def __init__(self, names, folder):
+        self._names = names
+        self._folder = folder
+        self._processes = {}
+        self._starting = threading.Lock()
+
+    def started(self, client, verb):
+        with self._starting:
+            if (client.name, verb) not in self._processes:
+                label = f"{client.name}-{verb}"
+                common = ["--names", self._names, "--topic", "none", "--group", f"shared-{label}"]
+                process = ClientProcess(client, self._folder, label, [verb, *common])
+                self._processes[client.name, verb] = process
+            return self._processes[client.name, verb]
+
+    def close(self):
+        for process in self._processes.values():
+            process.close()

@@ -9,7 +9,7 @@ import itertools
 import re
 import time
 
-from tests.interop.interop_clients import ClientProcess, news
+from tests.interop.interop_clients import ClientProcess, TopicSender, news
 
 QUEUES = 4
 WAIT_SECONDS = 40
@@ -66,13 +66,15 @@ numbers = itertools.count()  # shared by all stages: test names may agree where 
 
 
 class Stage:
-    """The broker of one test and the clients that the test started."""
+    """The broker of one test and the clients that the test started; it may share senders."""
 
-    def __init__(self, broker, folder, name):
+    def __init__(self, broker, folder, name, senders=None):
         self.broker = broker
         self.folder = folder
         self.name = re.sub(r"[^A-Za-z0-9]+", "-", name)[:60].strip("-")
         self.processes = []
+        self.senders = senders
+        self.shared = []
 
     # -- actors ------------------------------------------------------------------------------
 
@@ -97,6 +99,11 @@ class Stage:
         return group
 
     def sender(self, client, topic, verb="send", *flags, pace_ms=0):
+        if self.senders and client.name != "txmq" and not flags and not pace_ms:
+            process = self.senders.started(client, verb)
+            self.shared.append(process)
+            self.wait(lambda: process.ready, f"{process.label} to start")
+            return TopicSender(process, topic)
         group = f"{self.name}-producer"
         return self._run(client, topic, group, verb, "--pace-ms", str(pace_ms), *flags)
 
@@ -135,14 +142,14 @@ class Stage:
         return value
 
     def _check_alive(self, what):
-        for process in self.processes:
+        for process in (*self.processes, *self.shared):
             if not process.leaving and process.process.poll() is not None:
                 complaints = process.complaints()
                 raise AssertionError(f"{process.label} died, waiting for {what}\n{complaints}")
 
     def report(self):
         parts = [f"broker log:\n{self.broker.tail()}"]
-        for process in self.processes:
+        for process in (*self.processes, *self.shared):
             counts = {kind: len(events) for kind, events in process.events.items()}
             refusals = process.events["refused"][-3:]
             parts.append(f"{process.label}: {counts} {refusals}\n{process.complaints()}")

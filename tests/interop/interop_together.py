@@ -1,13 +1,15 @@
-"""Owns scenarios that mostly wait for timers inside other people's clients: all that are wanted are
-played at the same time, and each test is told how its own went.
+"""Owns scenarios that mostly wait, for timers inside other people's clients or for messages that
+come later: they are played at the same time, and each test reports how its own went.
 
 The C++ client shares out queues every 10 s, and gives a pull up 30 s after its connection broke.
+Plays that measure times begin when all others are over.
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import Lock
 
 import pytest
 
@@ -15,24 +17,74 @@ from tests.interop import interop_scenarios as scenarios
 from tests.interop.interop_stage import Stage
 from tests.serving import BrokerProcess
 
-AT_ONCE = 8
+AT_ONCE = 12
+MEASURED_AT_ONCE = 5
 KILL, STOP = BrokerProcess.kill, BrokerProcess.stop
 
 
 @dataclass(frozen=True)
+class PlayBroker:
+    """A broker for a play, or one for all plays that name it."""
+
+    flush: str = "sync"
+    settings: tuple[str, ...] = ()
+    is_shared: bool = False
+    program: type[BrokerProcess] = BrokerProcess
+
+    def start(self, folder):
+        broker = self.program(folder, flush=self.flush, settings=self.settings)
+        broker.start()
+        return broker
+
+
+@dataclass(frozen=True)
 class Play:
-    """A scenario, the names of its clients, and what else it is told."""
+    """A scenario, the names of its clients, its other arguments, and its broker; without one it
+    runs on the broker that all tests share.
+    """
 
     scenario: Callable
     clients: tuple[str, ...]
     more: tuple = ()
-    has_own_broker: bool = False
+    broker: PlayBroker | None = None
+    is_measured: bool = False
+
+    @property
+    def has_own_broker(self):
+        return self.broker is not None and not self.broker.is_shared
 
     def on(self, stage, clients):
         self.scenario(stage, *clients, *self.more)
 
     def __str__(self):
         return " ".join((self.scenario.__name__, *self.clients))
+
+
+def played(*casts, more=((),), broker=None, is_measured=False):
+    """Make a test's function a play: one for each cast, which are names of clients, with each of
+    the further arguments. The function receives a stage, the clients and those arguments.
+    """
+
+    def decorate(scenario):
+        cases = [
+            pytest.param(
+                Play(scenario, tuple(cast), rest, broker, is_measured),
+                id=" ".join(map(str, (*cast, *rest))),
+            )
+            for cast in casts
+            for rest in more
+        ]
+
+        @pytest.mark.slow
+        @pytest.mark.timeout(180)
+        @pytest.mark.parametrize("play", cases, indirect=True)
+        def test(play):
+            play()
+
+        test.__name__, test.__doc__ = scenario.__name__, scenario.__doc__
+        return test
+
+    return decorate
 
 
 def members(sending, staying, passing, *flags):
@@ -43,7 +95,7 @@ def members(sending, staying, passing, *flags):
 def restart(sending, consuming, end, *verb):
     """A broker goes away and comes back; it flushes before it acknowledges."""
     more = end, *verb
-    return Play(scenarios.restart_loses_nothing, (sending, consuming), more, has_own_broker=True)
+    return Play(scenarios.restart_loses_nothing, (sending, consuming), more, PlayBroker())
 
 
 def restarts(client):
@@ -59,30 +111,50 @@ class Together:
     """What is played, each on a stage of its own."""
 
     def __init__(self, broker, new_folder):
-        self._broker = broker
         self._new_folder = new_folder
         self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._measured = ThreadPoolExecutor(MEASURED_AT_ONCE)
         self._going = {}
+        self._later = {}
+        self._brokers = {None: broker}
+        self._starting = Lock()
+        self._undo = ExitStack()
 
     def begin(self, play, clients):
-        if play not in self._going:
+        if play.is_measured:
+            self._later[play] = clients
+        elif play not in self._going:
             self._going[play] = self._pool.submit(self._run, play, clients, self._new_folder())
 
     def end(self, play):
-        """Raises what it raised; waits for all of them, for tests that measure come after them."""
+        """Raises what it raised; waits for all that run now, which disturb what is measured."""
         wait(self._going.values())
+        if play.is_measured:
+            for each, clients in self._later.items():
+                folder = self._new_folder()
+                self._going[each] = self._measured.submit(self._run, each, clients, folder)
+            self._later.clear()
         self._going[play].result()
 
     def _run(self, play, clients, folder):
         with ExitStack() as stack:
-            broker = self._broker
             if play.has_own_broker:
-                broker = BrokerProcess(folder / "broker", flush="sync")
+                broker = play.broker.start(folder / "broker")
                 stack.callback(broker.close)
-                broker.start()
+            else:
+                broker = self._shared(play.broker)
             stage = Stage(broker, folder, str(play))
             stack.callback(stage.close)
             play.on(stage, clients)
 
+    def _shared(self, wanted):
+        with self._starting:
+            if wanted not in self._brokers:
+                broker = self._brokers[wanted] = wanted.start(self._new_folder())
+                self._undo.callback(broker.close)
+            return self._brokers[wanted]
+
     def close(self):
-        self._pool.shutdown(cancel_futures=True)
+        for pool in (self._pool, self._measured):
+            pool.shutdown(cancel_futures=True)
+        self._undo.close()

@@ -72,13 +72,15 @@ function build(topic, line) {
   return message;
 }
 
-async function sendUntilAcknowledged(producer, topic, line) {
+async function sendUntilAcknowledged(producer, usualTopic, line) {
+  const topic = line.topic || usualTopic;
   for (;;) {
     const offered = Date.now();
     try {
       // Built anew each time: a send compresses the body in place.
       const result = await producer.send(build(topic, line));
       emit('sent', {
+        topic,
         keys: line.keys,
         offered_ms: offered,
         status: result.sendStatus.replace('SEND_', ''),

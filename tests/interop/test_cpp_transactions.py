@@ -4,9 +4,8 @@ A message that must not be seen is never waited for: one that is sent behind it,
 of its topic, has arrived when the consumer is looked at.
 """
 
-import pytest
-
 from tests.interop.interop_stage import ASKS_SOON, CHECKS, digest, half, letter
+from tests.interop.interop_together import PlayBroker, played
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
@@ -21,7 +20,7 @@ class Bank:
     def __init__(self, stage, client):
         self.stage, self.client, self.broker = stage, client, stage.broker
         self.topic = stage.topic(queues=1)
-        self.group = f"{stage.name}-bank"
+        self.group = stage.group()
 
     def producer(self, checks="UNKNOWN"):
         return self.stage.transactor(self.client, self.topic, self.group, checks)
@@ -112,13 +111,13 @@ class Bank:
         assert self.found(told) == []
 
 
-@pytest.fixture
-def bank(asking_stage, cpp):
-    return Bank(asking_stage, cpp)
+ASKING = PlayBroker(settings=ASKS_SOON, is_shared=True)
+"""It asks about half messages soon, and soon gives up."""
 
 
-@pytest.mark.timeout(60)
-def test_a_commit_makes_the_message_seen_once_and_a_rollback_never(bank):
+@played(("cpp",), broker=ASKING)
+def test_a_commit_makes_the_message_seen_once_and_a_rollback_never(stage, cpp):
+    bank = Bank(stage, cpp)
     consumer, producer = bank.consumer(), bank.producer()
 
     kept = bank.send(producer, half("kept", "COMMIT", tags="debit"))
@@ -134,11 +133,9 @@ def test_a_commit_makes_the_message_seen_once_and_a_rollback_never(bank):
     assert bank.decision(dropped) == ("ROLLED_BACK", "PRODUCER", "")
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    ("answer", "decision"), [("COMMIT", "COMMITTED"), ("ROLLBACK", "ROLLED_BACK")]
-)
-def test_unknown_is_asked_about_until_the_producer_knows(bank, answer, decision):
+@played(("cpp",), more=(("COMMIT", "COMMITTED"), ("ROLLBACK", "ROLLED_BACK")), broker=ASKING)
+def test_unknown_is_asked_about_until_the_producer_knows(stage, cpp, answer, decision):
+    bank = Bank(stage, cpp)
     consumer, producer = bank.consumer(), bank.producer(f"UNKNOWN,{answer}")
 
     told = bank.send(producer, half("asked", "UNKNOWN", body=LARGE, tags="debit"))
@@ -161,8 +158,9 @@ def test_unknown_is_asked_about_until_the_producer_knows(bank, answer, decision)
         bank.assert_never_there(told)
 
 
-@pytest.mark.timeout(60)
-def test_unknown_to_the_end_is_parked_and_decided_by_hand(bank):
+@played(("cpp",), broker=ASKING)
+def test_unknown_to_the_end_is_parked_and_decided_by_hand(stage, cpp):
+    bank = Bank(stage, cpp)
     consumer, producer = bank.consumer(), bank.producer()
     kept = bank.send(producer, half("kept", "UNKNOWN", tags="debit"))
     dropped = bank.send(producer, half("dropped", "UNKNOWN", tags="debit"))
@@ -197,9 +195,9 @@ def test_unknown_to_the_end_is_parked_and_decided_by_hand(bank):
     assert asked == ["dropped"] * CHECKS + ["kept"] * CHECKS
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("when", ["in its local transaction", "when it was asked"])
-def test_another_producer_of_the_group_answers_for_one_that_was_killed(bank, when):
+@played(("cpp",), more=(("in its local transaction",), ("when it was asked",)), broker=ASKING)
+def test_another_producer_of_the_group_answers_for_one_that_was_killed(stage, cpp, when):
+    bank = Bank(stage, cpp)
     consumer, doomed = bank.consumer(), bank.producer("SILENT")
     if when == "in its local transaction":
         doomed.write([half("orphan", "SILENT", tags="debit")])
@@ -221,40 +219,40 @@ def test_another_producer_of_the_group_answers_for_one_that_was_killed(bank, whe
     bank.assert_committed(told, consumer)
 
 
-@pytest.mark.timeout(60)
-def test_a_producer_is_asked_by_a_broker_that_was_killed_and_started_again(own_stage, cpp):
-    bank = Bank(own_stage, cpp)  # its broker would ask after a minute
+@played(("cpp",), broker=PlayBroker())
+def test_a_producer_is_asked_by_a_broker_that_was_killed_and_started_again(stage, cpp):
+    bank = Bank(stage, cpp)  # its broker would ask after a minute
     producer = bank.producer("COMMIT")
     told = bank.send(producer, half("survivor", "UNKNOWN", tags="debit"))
-    own_stage.broker.kill()
+    stage.broker.kill()
     assert producer.checked == []
 
     bank.come_back(producer)
 
-    assert own_stage.wait_checked(producer, "survivor")[0]["msg_id"] == told["msg_id"]
+    assert stage.wait_checked(producer, "survivor")[0]["msg_id"] == told["msg_id"]
     assert bank.wait_decided(told) == ("COMMITTED", "CHECK", "")
-    own_stage.broker.kill()
-    own_stage.broker.start()
+    stage.broker.kill()
+    stage.broker.start()
     consumer = bank.consumer()
     assert bank.seen(consumer, producer, "survivor") == ["here-again", "survivor"]
     bank.assert_committed(told, consumer)
 
 
-@pytest.mark.timeout(60)
-def test_a_commit_that_reached_no_broker_is_told_when_the_broker_asks(own_stage, cpp):
-    bank = Bank(own_stage, cpp)
+@played(("cpp",), broker=PlayBroker())
+def test_a_commit_that_reached_no_broker_is_told_when_the_broker_asks(stage, cpp):
+    bank = Bank(stage, cpp)
     producer = bank.producer("COMMIT")
     line = half("unheard", "COMMIT", tags="debit", holds=True)
     producer.write([line])
-    own_stage.wait(lambda: producer.executed, "the local transaction to run")
-    own_stage.broker.kill()
+    stage.wait(lambda: producer.executed, "the local transaction to run")
+    stage.broker.kill()
     producer.write([{}])
-    own_stage.wait_sent(producer, [line])
+    stage.wait_sent(producer, [line])
     assert producer.checked == []
 
     bank.come_back(producer)
 
-    check = own_stage.wait_checked(producer, "unheard")[0]
+    check = stage.wait_checked(producer, "unheard")[0]
     assert bank.wait_decided(check) == ("COMMITTED", "CHECK", "")
     consumer = bank.consumer()
     assert bank.seen(consumer, producer, "unheard") == ["here-again", "unheard"]

@@ -8,33 +8,18 @@ neither RocketMQ nor txmq knows it, and such a message comes at once.
 
 import time
 
-import pytest
-
 from tests.interop.interop_later import ROUNDING_MS, SOAK, Exchange, assert_in_time, handlings
-from tests.interop.interop_stage import Stage, assert_once, letter
-from tests.serving import BrokerProcess
+from tests.interop.interop_stage import assert_once, letter
+from tests.interop.interop_together import PlayBroker, played
 
 FIRST_LEVELS = {1: 1_000, 2: 5_000}
 COUNT = 18
 SWIFT = {level: 200 * level for level in range(1, COUNT + 1)}
-SETTINGS = ["delay.levels=" + " ".join(f"{wait}ms" for wait in SWIFT.values())]
+LEVELS = "delay.levels=" + " ".join(f"{wait}ms" for wait in SWIFT.values())
+SWIFT_BROKER = PlayBroker(settings=(LEVELS,))
+"""All its levels are short, and a play may kill it."""
+ALL = ("cpp", "ons", "ours")
 TOLD = ["DELAY", "TIMER_DELIVER_MS", "REAL_TOPIC", "REAL_QID"]
-
-
-@pytest.fixture
-def clients(cpp, ons, ours):
-    return [cpp, ons, ours]
-
-
-@pytest.fixture
-def swift_stage(tmp_path, request):
-    """A stage whose broker's levels are all short, and which may be killed."""
-    broker = BrokerProcess(tmp_path / "broker", flush="sync", settings=SETTINGS)
-    broker.start()
-    stage = Stage(broker, tmp_path, request.node.name)
-    yield stage
-    stage.close()
-    broker.close()
 
 
 def by_level(levels, count=1):
@@ -65,8 +50,8 @@ def assert_level(exchange, waits):
             assert told["REAL_QID"] == str(event["queue_id"]), what
 
 
-@pytest.mark.timeout(60)
-def test_the_first_levels_take_the_time_that_rocketmq_gives_them(stage, clients):
+@played(ALL, is_measured=True)
+def test_the_first_levels_take_the_time_that_rocketmq_gives_them(stage, *clients):
     exchange = Exchange(stage, clients, tell=TOLD)
     exchange.listen_all()
 
@@ -77,9 +62,9 @@ def test_the_first_levels_take_the_time_that_rocketmq_gives_them(stage, clients)
     assert_level(exchange, FIRST_LEVELS)
 
 
-@pytest.mark.timeout(60)
-def test_every_level_takes_its_time_and_there_is_none_beyond_the_last(swift_stage, clients):
-    exchange = Exchange(swift_stage, clients, tell=TOLD)
+@played(ALL, broker=SWIFT_BROKER, is_measured=True)
+def test_every_level_takes_its_time_and_there_is_none_beyond_the_last(stage, *clients):
+    exchange = Exchange(stage, clients, tell=TOLD)
     exchange.listen_all()
 
     exchange.send(by_level([*SWIFT, COUNT + 1, 100], SOAK))
@@ -89,8 +74,8 @@ def test_every_level_takes_its_time_and_there_is_none_beyond_the_last(swift_stag
     assert_level(exchange, SWIFT)
 
 
-@pytest.mark.timeout(60)
-def test_a_message_comes_at_the_moment_it_names_and_at_once_where_it_names_none(stage, clients):
+@played(ALL, is_measured=True)
+def test_a_message_comes_at_the_moment_it_names_and_at_once_where_it_names_none(stage, *clients):
     exchange = Exchange(stage, clients, tell=TOLD)
     exchange.listen_all()
     now_ms = int(time.time() * 1000)
@@ -119,14 +104,14 @@ def test_a_message_comes_at_the_moment_it_names_and_at_once_where_it_names_none(
                 assert not told.get("REAL_TOPIC"), what
 
 
-@pytest.mark.timeout(60)
-def test_what_waits_outlives_a_kill_and_comes_once(swift_stage, clients):
-    exchange = Exchange(swift_stage, clients, tell=TOLD)
+@played(ALL, broker=SWIFT_BROKER, is_measured=True)
+def test_what_waits_outlives_a_kill_and_comes_once(stage, *clients):
+    exchange = Exchange(stage, clients, tell=TOLD)
     levels = [5, 10, 15]  # due before, about and after the restart
 
     exchange.send(by_level(levels, 4 * SOAK))
-    swift_stage.broker.kill()
-    swift_stage.broker.start()
+    stage.broker.kill()
+    stage.broker.start()
     exchange.listen_all()
     exchange.wait()
     exchange.leave()

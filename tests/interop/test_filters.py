@@ -4,10 +4,12 @@ The C++ client has tags alone. A group has one subscription at a broker, so ever
 a group of its own.
 """
 
+import contextlib
 import itertools
 
 import pytest
 
+from tests.interop.interop_clients import SharedSenders
 from tests.interop.interop_scenarios import tag_expression_selects
 from tests.interop.interop_stage import QUEUES, Stage, letter, letters, names, shares
 from tests.serving import BrokerProcess
@@ -27,10 +29,17 @@ def filtering_broker(tmp_path_factory):
     broker.close()
 
 
+@pytest.fixture(scope="session")
+def filtering_senders(filtering_broker, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("filtering-senders")
+    with contextlib.closing(SharedSenders(filtering_broker.names, folder)) as senders:
+        yield senders
+
+
 @pytest.fixture
-def filtering_stage(filtering_broker, tmp_path, request):
+def filtering_stage(filtering_broker, filtering_senders, tmp_path, request):
     """A stage whose broker takes conditions."""
-    stage = Stage(filtering_broker, tmp_path, request.node.name)
+    stage = Stage(filtering_broker, tmp_path, request.node.name, filtering_senders)
     yield stage
     stage.close()
 

@@ -20,11 +20,10 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.interop.interop_clients import news
 from tests.interop.interop_later import SOAK
-from tests.interop.interop_stage import Stage, letter
+from tests.interop.interop_stage import letter
+from tests.interop.interop_together import PlayBroker, played
 from tests.serving import BrokerProcess
 
 CITIES = ["lisbon", "oslo", "quito", "tunis", "xian", "lima", "riga", "bern"]
@@ -47,14 +46,7 @@ class BrokerAhead(BrokerProcess):
         self.process.send_signal(signal.SIGUSR1)
 
 
-@pytest.fixture
-def ahead_stage(tmp_path, request):
-    broker = BrokerAhead(tmp_path / "broker", flush="async")
-    broker.start()
-    stage = Stage(broker, tmp_path, request.node.name)
-    yield stage
-    stage.close()
-    broker.close()
+AHEAD = PlayBroker("async", program=BrokerAhead)
 
 
 class Crew:
@@ -144,20 +136,20 @@ class Traffic:
         return [line["keys"] for line in self.lines if line["shard"] == city]
 
 
-@pytest.fixture
-def crews(ahead_stage, cpp, ons, ours):
-    topic = ahead_stage.topic()
+def crews_of(stage, cpp, ons, ours):
+    topic = stage.topic()
     return [
-        Crew(ahead_stage, topic, cpp, cpp, ours),
-        Crew(ahead_stage, topic, ours, ours, cpp),
-        Crew(ahead_stage, topic, ours, cpp, ours),
-        Crew(ahead_stage, topic, ons, ons, ons, locks=False),
+        Crew(stage, topic, cpp, cpp, ours),
+        Crew(stage, topic, ours, ours, cpp),
+        Crew(stage, topic, ours, cpp, ours),
+        Crew(stage, topic, ons, ons, ons, locks=False),
     ]
 
 
-@pytest.mark.timeout(240)
-def test_members_that_join_and_leave_keep_the_order(ahead_stage, crews, ours):
-    with Traffic(ahead_stage, ours, crews[0].topic) as traffic:
+@played(("cpp", "ons", "ours"), broker=AHEAD)
+def test_members_that_join_and_leave_keep_the_order(stage, cpp, ons, ours):
+    crews = crews_of(stage, cpp, ons, ours)
+    with Traffic(stage, ours, crews[0].topic) as traffic:
         for _ in range(3):
             for crew in crews:
                 crew.join()
@@ -165,31 +157,32 @@ def test_members_that_join_and_leave_keep_the_order(ahead_stage, crews, ours):
         for crew in crews:
             crew.members[1].leave()
         traffic.until_all_work([crew.members[0] for crew in crews])
-    finish(ahead_stage, traffic, crews)
+    finish(stage, traffic, crews)
 
     for crew in crews:
         assert_in_order(crew, traffic)
 
 
-@pytest.mark.timeout(240)
-def test_members_that_are_killed_keep_the_order(ahead_stage, crews, ours):
+@played(("cpp", "ons", "ours"), broker=AHEAD)
+def test_members_that_are_killed_keep_the_order(stage, cpp, ons, ours):
     """The dead one's queues stay locked until its locks run out, after a minute; a soak lets that
     pass.
     """
-    broker = ahead_stage.broker
-    with Traffic(ahead_stage, ours, crews[0].topic) as traffic:
+    crews = crews_of(stage, cpp, ons, ours)
+    broker = stage.broker
+    with Traffic(stage, ours, crews[0].topic) as traffic:
         for crew in [*crews, *crews]:
             crew.join()
         traffic.until_all_work([member for crew in crews for member in crew.members])
         deaths = [crew.kill(1) for crew in crews]
-        ahead_stage.wait(
+        stage.wait(
             lambda: all(len(broker.members(crew.group)) == 1 for crew in crews), "the dead to go"
         )
         traffic.until_all_work([crew.members[0] for crew in crews])
         until_ms = now_ms()
     if SOAK == 1:
         broker.set_ahead()
-    finish(ahead_stage, traffic, crews)
+    finish(stage, traffic, crews)
 
     for crew, (key, killed_ms) in zip(crews, deaths, strict=True):
         assert_in_order(crew, traffic)

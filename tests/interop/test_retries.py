@@ -15,43 +15,27 @@ What the two others can do, and what not:
 
 import itertools
 
-import pytest
-
 from tests.interop.interop_later import Exchange, assert_in_time, handlings
-from tests.interop.interop_stage import QUEUES, Stage, letter, letters, names
-from tests.serving import BrokerProcess
+from tests.interop.interop_stage import QUEUES, letter, letters, names
+from tests.interop.interop_together import PlayBroker, played
 
 WAITS = {3: 1_000, 4: 2_000, 5: 3_000, 6: 200}  # what comes after a failure, by level
-SETTINGS = ["delay.levels=1s 1s " + " ".join(f"{wait}ms" for wait in WAITS.values())]
+LEVELS = "delay.levels=1s 1s " + " ".join(f"{wait}ms" for wait in WAITS.values())
+RETRYING = PlayBroker("async", (LEVELS,), is_shared=True)
+"""What failed comes again soon."""
 FAILURES = 5  # one more than there are levels: the last one serves again
 ALWAYS = "99"
 
 
-@pytest.fixture(scope="module")
-def retrying_broker(tmp_path_factory):
-    broker = BrokerProcess(tmp_path_factory.mktemp("retrying"), settings=SETTINGS)
-    broker.start()
-    yield broker
-    broker.close()
-
-
-@pytest.fixture
-def retrying_stage(retrying_broker, tmp_path, request):
-    """A stage on the broker where what failed comes again soon."""
-    stage = Stage(retrying_broker, tmp_path, request.node.name)
-    yield stage
-    stage.close()
-
-
-@pytest.mark.timeout(60)
-def test_what_fails_comes_again_after_the_time_of_the_next_level(retrying_stage, cpp, ons, ours):
+@played(("cpp", "ons", "ours"), broker=RETRYING, is_measured=True)
+def test_what_fails_comes_again_after_the_time_of_the_next_level(stage, cpp, ons, ours):
     tell = ["DELAY", "RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "REAL_TOPIC"]
     flags = ["--fails", str(FAILURES)]
-    exchange = Exchange(retrying_stage, [cpp, ons, ours], *flags, tell=tell)
+    exchange = Exchange(stage, [cpp, ons, ours], *flags, tell=tell)
     for each in exchange.clients:
-        exchange.listen(cpp, retrying_stage.retried_group(), tags=each.name)
+        exchange.listen(cpp, stage.retried_group(), tags=each.name)
     for each in (ons, ours):
-        exchange.listen(each, retrying_stage.group())
+        exchange.listen(each, stage.group())
 
     exchange.send(lambda name: [letter(f"from-{name}")])
     exchange.wait(times=1 + FAILURES)
@@ -85,19 +69,12 @@ def assert_attempts(consumer, keys, exchange):
     assert [int(origin[16:], 16) for origin in origins] == [position], what
 
 
-@pytest.fixture(params=["cpp", "ons", "ours"])
-def client(request):
-    return request.getfixturevalue(request.param)
-
-
-@pytest.mark.timeout(60)
-def test_after_the_maximum_it_is_a_dead_letter_that_can_be_shown_and_resent(
-    retrying_stage, client, cpp
-):
-    stage, broker = retrying_stage, retrying_stage.broker
+@played(("cpp",), ("ons",), ("ours",), broker=RETRYING)
+def test_after_the_maximum_it_is_a_dead_letter_that_can_be_shown_and_resent(stage, client):
+    broker = stage.broker
     topic, group = stage.topic(), stage.group()
     flags = ["--fails", ALWAYS, "--attempts-max", "1"]
-    if client is cpp:
+    if client.name == "cpp":
         group = stage.retried_group()
         broker.txmq("group", "create", group, "--retries", "1")
         flags = flags[:2]
@@ -159,12 +136,14 @@ def assert_resent(stage, group, healthy, first, second):
 HOSTS = {"first": "0", "last": "~"}  # before and behind the addresses that the others begin with
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("fails", ["ours fails", "theirs fails"])
-@pytest.mark.parametrize("kind", ["cpp", "ons"])
-def test_the_other_member_gets_what_one_cannot_handle(retrying_stage, ours, kind, fails, request):
+@played(
+    *(("ours", "cpp"), ("ours", "ons")),
+    more=(("ours fails",), ("theirs fails",)),
+    broker=RETRYING,
+    is_measured=True,
+)
+def test_the_other_member_gets_what_one_cannot_handle(stage, ours, theirs, fails):
     """A retry topic has one queue, which falls to the member whose id comes first."""
-    stage, theirs = retrying_stage, request.getfixturevalue(kind)
     topic, group = stage.topic(), stage.retried_group()
     if fails == "ours fails":
         healthy = stage.consumer(theirs, topic, group)

@@ -164,7 +164,7 @@ def test_a_jar_that_is_not_there_is_named(tmp_path):
 
 
 def test_nothing_is_heard_of_spark_and_nothing_is_left(driver):
-    options = "-Dsomebody=else -XX:TieredStopAtLevel=1"
+    options = f"-Dsomebody=else {os.environ['JAVA_TOOL_OPTIONS']}"
     code, out, err = driver.run(LOCAL, "work", JAVA_TOOL_OPTIONS=options)
 
     assert (code, err) == (0, "")

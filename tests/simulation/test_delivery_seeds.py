@@ -1,17 +1,15 @@
 """Messages that come later, come again, or die, while brokers and members are in trouble.
 
-As in ``test_seeds.py`` each seed is another, runs twice and must keep every promise.
+As in ``test_seeds.py`` each seed is another and must keep every promise.
 ``TXMQ_DELIVERY_SEEDS`` says how many there are, ``TXMQ_DELIVERY_SEED`` runs a single one and shows
 what happened in it.
 """
 
 import os
-from collections import Counter
 
 import pytest
 
 from tests.simulation.delivery_mix import DELIVERY_FAULTS, PLANS, WISHES, DeliveryMix
-from tests.simulation.delivery_runs import run_delivery_seed
 from tests.simulation.seeds import IS_SOAK, Seeds
 from tests.simulation.twin import Twin
 
@@ -37,14 +35,12 @@ def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
     assert {group.stay_s > 0 for group in groups} == {True, False}
 
 
-def test_the_quick_seeds_alone_see_every_kind_of_ending():
-    seen = Counter()
-    for seed in range(QUICK):
-        seen.update(run_delivery_seed(seed).outcome._asdict())
-
-    assert all(seen.values()), seen
-
-
 @pytest.mark.parametrize("seed", SEEDS.params())
 def test_every_promise_of_delivery_is_kept(seed, twin):
     SEEDS.judge(seed, twin)
+
+
+def test_the_quick_seeds_alone_see_every_kind_of_ending():
+    seen = SEEDS.endings()
+
+    assert all(seen.values()), seen

@@ -1,4 +1,5 @@
-"""Whole clusters in trouble: each seed is another, runs twice, and must keep every promise.
+"""Whole clusters in trouble: each seed is another and must keep every promise. The first ones, and
+in a soak all, run twice and must go the same way.
 
 The seeds are always the same, so that a build says the same twice; ``TXMQ_SOAK`` runs thousands,
 half of them fresh. ``TXMQ_SEEDS`` says how many there are, ``TXMQ_SEED`` runs a single one and

@@ -80,7 +80,8 @@ def test_what_is_told_when_a_line_breaks_is_what_both_banks_do(banks, bank, word
 
     async def story():
         async with lines(banks) as through, banks.service() as other:
-            async with banks.service(kind, urls=over(banks, through)) as resource:
+            cut_off = over(banks, through)
+            async with banks.service(kind, urls=cut_off, confirm_s=2.0) as resource:
                 act = end_the_backend if how == "terminated" else None
                 mark = MARK[0] if bank == "icbc" else MARK[1]
                 # The second phase of a resource without a manager has connections of its own.

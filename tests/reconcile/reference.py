@@ -280,12 +280,12 @@ def _on_its_way(unit, rule):
 def _given_back(unit, rule):
     """What was said last of a message that its consumers could not handle; else nothing."""
     failed = [
-        (failure.position, failure.state)
+        (failure.stored_ms, failure.position, failure.state)
         for message in unit.copies
         for failure in unit.told.failures.get(message.id, [])
         if failure.group == rule.groups[message.topic] and failure.stored_ms < unit.end
     ]
-    return max(failed)[1] if failed else None
+    return max(failed)[-1] if failed else None
 
 
 def _is_taken(told, rule, message):

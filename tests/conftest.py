@@ -45,7 +45,6 @@ WITH_SPARK = (
     "reconcile/test_extract_loading.py",
     "reconcile/test_extract_jdbc.py",
     "reconcile/test_recon_schema.py",
-    "reconcile/test_signing.py",
     "reconcile/test_progress.py",
     "reconcile/test_partition_count.py",
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.extracts import DAY, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.extract import book_files
-from txmq.reconcile.rules import read_rules
+from txmq.reconcile.rules_file import read_rules
 
 DAY_MS = 86_400_000
 COLUMNS = ("id", "transfer", "account", "amount", "currency", "kind", "booked")
@@ -247,7 +247,7 @@ def test_reversals_batches_charges_and_reports_of_several_accounts(tmp_path):
         ("b-1", "credit", 1000, "EUR"),
         ("c-1", "credit", 10000, "EUR"),
         ("r-1", "return", 700, "EUR"),
-        ("r-2", "credit", -800, "EUR"),
+        ("r-2", "recall", -800, "EUR"),
         ("u-1", "credit", 100, "USD"),
     ]
     accounts = {row["account"]: row["balance"] for row in rows_of(folder, "ccb", "accounts")}

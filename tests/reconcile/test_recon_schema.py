@@ -11,7 +11,8 @@ from sqlalchemy import create_engine, inspect, select, text
 from tests.reconcile import breaks
 from tests.reconcile.test_rules import RULES
 from txmq.errors import ConfigError, DatabaseFailed
-from txmq.reconcile.rules import Recon, read_rules
+from txmq.reconcile.rules import Recon
+from txmq.reconcile.rules_file import read_rules
 from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.signatures import Signatures
 from txmq.reconcile.summary import Proof

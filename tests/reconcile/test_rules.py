@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.serving import CHECKOUT
 from txmq.errors import ConfigError
-from txmq.reconcile.rules import Day, read_rules
+from txmq.reconcile.rules import Day
+from txmq.reconcile.rules_file import read_rules
 
 RULES = """
 name = "icbc-ccb"
@@ -121,7 +122,7 @@ def test_the_digest_is_the_same_in_every_process(tmp_path):
     holidays = "holidays = [2026-01-01, 2026-05-01, 2026-10-01]"
     rules = read(tmp_path, RULES.replace("[day]", f"[day]\n{holidays}"))
     program = (
-        "import sys, pathlib; from txmq.reconcile.rules import read_rules\n"
+        "import sys, pathlib; from txmq.reconcile.rules_file import read_rules\n"
         "print(read_rules(pathlib.Path(sys.argv[1])).digest)"
     )
 

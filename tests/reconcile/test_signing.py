@@ -232,24 +232,23 @@ def test_two_people_do_not_write_at_the_same_moment(signatures, tmp_path):
     signatures.sign("preparer", breaks.run(DAY), "Ann", 5)
 
 
-def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(spark, tmp_path):
+def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(tmp_path):
     explanations = Explanations(tmp_path)
-    assert explanations.frame(spark) is None
+    assert explanations.in_force() == []
     assert explanations.digest == ""
 
     explanations.explain([item("b", "parked")], "Ann", "the service was down", 1)
     explanations.explain([item("a", "double-credit")], "Ann", "a fee", 2)
     explanations.explain([item("b", "dead-letter")], " Bo ", "a new\nreason", 3)
 
-    rows = explanations.frame(spark).collect()
-    said = ("break_id", "class", "explained_by", "explanation")
-    assert [tuple(row[value] for value in said) for row in rows] == [
+    held = explanations.in_force()
+    assert [(one.break_id, one.class_, one.by, one.reason) for one in held] == [
         ("a" * 16, "double-credit", "Ann", "a fee"),
         ("b" * 16, "dead-letter", "Bo", "a new\nreason"),
     ]
-    for row, class_ in zip(rows, ("double-credit", "dead-letter"), strict=True):
-        known = breaks.transfer("icbc/1", class_)
-        assert {figure: row[figure] for figure in FIGURES} == {
+    for one in held:
+        known = breaks.transfer("icbc/1", one.class_)
+        assert {figure: getattr(one.figures, figure) for figure in FIGURES} == {
             figure: known[figure] for figure in FIGURES
         }
 
@@ -283,17 +282,13 @@ def test_an_explanation_has_a_name_and_a_reason(tmp_path, by, reason):
         Explanations(tmp_path).explain([item("a", "parked")], by, reason, 1)
 
 
-def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(spark, tmp_path):
+def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(tmp_path):
     line = {"break_id": "a" * 16, "class": "parked", "by": "Ann", "reason": "known", "at_ms": 1}
     (tmp_path / "explanations.jsonl").write_text(json.dumps(line) + "\n")
     explanations = Explanations(tmp_path)
 
     assert [node.by for node in explanations.all()] == ["Ann"]
-    assert (explanations.in_force(), explanations.digest, explanations.frame(spark)) == (
-        [],
-        "",
-        None,
-    )
+    assert (explanations.in_force(), explanations.digest) == ([], "")
 
     explanations.explain([item("a", "parked")], "Ann", "known", 2)
     assert [value.at_ms for value in explanations.in_force()] == [2]

@@ -20,7 +20,8 @@ from txmq.protocol.span import DecisionKind
 from txmq.reconcile.job import run
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.results import Results, open_results
-from txmq.reconcile.rules import Money, read_rules
+from txmq.reconcile.rules import Money
+from txmq.reconcile.rules_file import read_rules
 from txmq.runtime.disk import LocalDisk
 
 WEDNESDAY, THURSDAY, FRIDAY, SATURDAY = (date(2024, 3, index) for index in range(6, 10))

@@ -150,7 +150,7 @@ def rules_of(config: Path | None) -> "Rules":
         raise ConfigError(
             "the rules are missing; write --config recon.toml, or set TXMQ_RECONCILE_CONFIG"
         )
-    from txmq.reconcile.rules import read_rules
+    from txmq.reconcile.rules_file import read_rules
 
     return read_rules(config)
 

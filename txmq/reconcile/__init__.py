@@ -23,7 +23,8 @@ Run a day from Python, in a Spark that ends with the block::
 """
 
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.rules import Rules, read_rules
+from txmq.reconcile.rules import Rules
+from txmq.reconcile.rules_file import read_rules
 from txmq.reconcile.summary import Result, Run
 
 __all__ = ["ABOUT", "Class", "Result", "Rules", "Run", "read_rules"]

@@ -24,7 +24,7 @@ from examples.bank_transfer.tour.programs import die_with_us
 from examples.bank_transfer.tour.world import World
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.java import check_java
-from txmq.reconcile.rules import read_rules
+from txmq.reconcile.rules_file import read_rules
 
 __all__ = ["reconcile"]
 

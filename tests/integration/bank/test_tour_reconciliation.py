@@ -8,7 +8,7 @@ from rich.console import Console
 from examples.bank_transfer.tour.programs import Program
 from examples.bank_transfer.tour.reconciliation import RULES, reconcile, written
 from examples.bank_transfer.tour.world import World
-from txmq.reconcile.rules import read_rules
+from txmq.reconcile.rules_file import read_rules
 
 JAVA_THAT_FAILS = """#!/bin/sh
 [ "$1" = -version ] && echo 'openjdk version "17.0.1"' && exit 0

@@ -1,0 +1,261 @@
+"""The file of the rules: it is read, completed and checked here."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date
+from itertools import chain
+from pathlib import Path
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from txmq.config import load_tree
+from txmq.errors import ConfigError
+from txmq.reconcile.rules import (
+    LOG_PLACES,
+    STATEMENT_FIELDS,
+    TRANSFER_KINDS,
+    AccountColumns,
+    Bank,
+    BankFiles,
+    LogRules,
+    Namespaces,
+    Rules,
+)
+
+__all__ = ["read_rules"]
+
+_CURRENCY: Final = re.compile(r"[A-Z]{3}")
+_ADDRESS: Final = re.compile(r"[^\s:;]+:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
+_CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
+_STATEMENT_DEFAULTS: Final = {
+    "key": "end_to_end_id",
+    **{name: name for name in ("account", "amount", "booked", "currency", "kind")},
+    "kinds": {"debit": ("debit",), "credit": ("credit",), "recall": ("credit-reversal",),
+              "return": ("debit-reversal",)},
+}  # fmt: skip
+
+
+def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
+    """Read the rules in a file; directories are relative to the file.
+
+    Args:
+        path: The TOML file.
+        environ: The values of ``${VARIABLE}``; the process's environment if left out.
+
+    Raises:
+        ConfigError: The file does not exist, or a rule is invalid.
+    """
+    held = os.environ if environ is None else environ
+    rules = load_tree(Rules, path, held, complaint="the rules cannot be read:")
+    _check(rules, path)
+    here, recon = path.resolve().parent, rules.recon
+    if recon is not None:
+        recon = msgspec.structs.replace(recon, database=_locate(recon.database, here))
+    return msgspec.structs.replace(
+        rules,
+        directory=str(here / rules.directory),
+        log=_locate_log(rules.log, here),
+        bank=tuple(_complete(bank, here) for bank in rules.bank),
+        recon=recon,
+    )
+
+
+def _locate(database: str, here: Path) -> str:
+    """Make the path of a database file relative to the rules' directory."""
+    scheme, three, file = database.partition(":///")
+    if scheme.partition("+")[0] != "sqlite" or not three:
+        return database
+    return f"{scheme}:///{here / file}"
+
+
+def _complete(bank: Bank, here: Path) -> Bank:
+    """Make a bank's paths relative to the rules' directory, and fill in a statement's fields."""
+    files = bank.files
+    if files is None:
+        return msgspec.structs.replace(bank, database=_locate(bank.database, here))
+    balances = files.balances and str(here / files.balances)
+    located = msgspec.structs.replace(files, path=str(here / files.path), balances=balances)
+    if not files.is_statement:
+        return msgspec.structs.replace(bank, files=located)
+    given = bank.entries
+    missing = {
+        name: _STATEMENT_DEFAULTS[name] for name in _STATEMENT_DEFAULTS if not getattr(given, name)
+    }
+    return msgspec.structs.replace(
+        bank,
+        files=located,
+        entries=msgspec.structs.replace(given, **missing, units="major"),
+        accounts=AccountColumns("", "account", "currency", "closing", "opening"),
+    )
+
+
+def _locate_log(log: LogRules, here: Path) -> LogRules:
+    one = str(here / log.directory) if log.directory else ""
+    several = tuple(str(here / directory) for directory in log.directories)
+    return msgspec.structs.replace(log, directory=one, directories=several)
+
+
+def _check(rules: Rules, path: Path) -> None:
+    """Check what types cannot express.
+
+    Raises:
+        ConfigError: The rules cannot work.
+    """
+    seen = (
+        *(_of_the_day, _of_the_banks, _of_the_sources, _of_the_log),
+        *(_of_the_flows, _of_the_namespaces, _of_the_money),
+    )
+    for error in chain.from_iterable(check(rules) for check in seen):
+        raise ConfigError(f"{path}: {error}")
+
+
+def _of_the_day(rules: Rules) -> Iterator[str]:
+    zones = {"day": rules.day.zone} | {bank.name: bank.zone for bank in rules.bank}
+    for where, zone in zones.items():
+        try:
+            ZoneInfo(zone)
+        except (OSError, ValueError, KeyError):
+            yield f"the zone {zone!r} of {where} is unknown; write one such as Asia/Shanghai"
+    if _CLOCK.fullmatch(rules.day.cut_off) is None:
+        yield f"cut_off {rules.day.cut_off!r} is not a time; write one such as 17:00"
+    try:
+        _ = rules.day.grace_ms
+    except ValueError as error:
+        yield f"grace {rules.day.grace!r} is invalid: write {error}"
+
+
+def _of_the_banks(rules: Rules) -> Iterator[str]:
+    names = {bank.name.casefold() for bank in rules.bank}
+    if len(names) < len(rules.bank) or "log" in names:
+        yield "every bank has a name of its own, and none is called log"
+    for bank in rules.bank:
+        for kind in bank.entries.kinds.keys() - set(TRANSFER_KINDS):
+            yield f"{bank.name}: kinds are {', '.join(TRANSFER_KINDS)}, not {kind}"
+        entries = bank.entries
+        for word in _duplicates(chain.from_iterable(map(set, entries.kinds.values()))):
+            yield f"{bank.name}: {word!r} is of one of kinds and not of two"
+        roles = (entries.clearing, entries.suspense, entries.capital)
+        for account in _duplicates(chain.from_iterable(map(set, roles))):
+            yield f"{bank.name}: {account!r} is one of clearing, suspense and capital and not two"
+        if entries.gapless and not entries.id:
+            yield f"{bank.name}: gapless is about ids, so id has to name their column"
+
+
+def _of_the_sources(rules: Rules) -> Iterator[str]:
+    for bank in rules.bank:
+        entries, accounts, files = bank.entries, bank.accounts, bank.files
+        errors: list[str] = []
+        if bool(bank.database) == (files is not None):
+            errors.append("write either database or [bank.files]")
+        needed = {"entries": ["namespace"], "accounts": ["account", "currency", "balance"]}
+        if files is None or not files.is_statement:
+            needed["entries"] += ["key", "account", "amount", "booked", "currency", "kind"]
+        for name, columns in (("entries", entries), ("accounts", accounts)):
+            if columns is not None:
+                keys = [*needed[name], *(["table"] if files is None else [])]
+                errors += [f"{name}.{key} is missing" for key in keys if not getattr(columns, key)]
+                if files is not None and (columns.table or columns.where):
+                    errors.append(f"{name}.table and {name}.where are for databases: remove them")
+        if files is None and accounts is not None and accounts.opening:
+            errors.append("accounts.opening is for [bank.files]: a database has all entries")
+        if files is not None:
+            checks = _of_the_statements if files.is_statement else _of_the_balances
+            errors += [*_of_the_files(files, entries.time), *checks(bank, files)]
+        yield from (f"{bank.name}: {error}" for error in errors)
+
+
+def _of_the_files(files: BankFiles, time: str) -> Iterator[str]:
+    for name, path in (("path", files.path), ("balances", files.balances)):
+        try:
+            path.format(date=date(2024, 1, 1))
+        except (ValueError, LookupError, AttributeError, TypeError):
+            yield f"files.{name} {path!r} is invalid: braces are only for {{date}}"
+    try:
+        if "\n".encode(files.charset) != b"\n":
+            yield f"files.charset {files.charset!r} has lines of another kind: convert it to utf-8"
+    except LookupError:
+        yield f"files.charset {files.charset!r} is unknown; write one such as gb18030"
+    if files.decimal == files.grouping:
+        yield f"files.decimal and files.grouping are both {files.decimal!r}"
+    if files.moments and not time.startswith("timestamp"):
+        yield f'files.moments is for texts: write time = "timestamp", not {time!r}'
+
+
+def _of_the_statements(bank: Bank, files: BankFiles) -> Iterator[str]:
+    if bank.accounts is not None or files.balances:
+        yield f"{files.format} has balances: remove [bank.accounts] and files.balances"
+    if not files.is_dated:
+        yield f"files.path {files.path!r} has no {{date}}, and a statement is of one date"
+    fields = STATEMENT_FIELDS[files.format]
+    for name in ("key", "account", "amount", "booked", "recorded", "currency", "kind", "id"):
+        value = getattr(bank.entries, name)
+        if isinstance(value, str) and value and value not in fields:
+            yield f"entries.{name} {value!r} is not one of {', '.join(fields)}"
+
+
+def _of_the_balances(bank: Bank, files: BankFiles) -> Iterator[str]:
+    if (bank.accounts is None) == bool(files.balances):
+        yield "[bank.accounts] and files.balances need each other"
+    elif files.balances and ("{date" in files.balances) != files.is_dated:
+        yield f"files.balances {files.balances!r} and files.path both need {{date}}, or neither"
+    elif bank.accounts is not None and bank.accounts.opening and not files.is_dated:
+        yield f"accounts.opening {bank.accounts.opening!r} needs {{date}} in files.path"
+
+
+def _of_the_log(rules: Rules) -> Iterator[str]:
+    log = rules.log
+    given = [place for place in LOG_PLACES if getattr(log, place)]
+    if len(given) != 1:
+        yield (
+            f"log has {' and '.join(given) or 'no place'}: give exactly one of directory, "
+            "directories and cluster"
+        )
+    for directory in _duplicates(log.directories):
+        yield f"log: directories has {directory!r} twice, so its transfers would count twice"
+    for address in log.cluster.split(";") if log.cluster else ():
+        if _ADDRESS.fullmatch(address.strip()) is None:
+            yield f"log: cluster has {address!r}; write host:port of the name servers"
+
+
+def _of_the_flows(rules: Rules) -> Iterator[str]:
+    groups = dict[str, set[str]]()
+    for flow in rules.log.flow:
+        groups.setdefault(flow.topic, set()).add(flow.group)
+    for topic, found in groups.items():
+        if len(found) > 1:
+            named = " and ".join(repr(group) for group in sorted(found))
+            yield f"the flows of the topic {topic} have to have one group, and have {named}"
+
+
+def _of_the_namespaces(rules: Rules) -> Iterator[str]:
+    named = [(bank.name, name) for bank in rules.bank for name in _names(bank.entries.namespace)]
+    named += [(f"the flow of {flow.topic}", flow.namespace) for flow in rules.log.flow]
+    ledgers = Counter(namespace for _, namespace in named)
+    for where, namespace in named:
+        if ledgers[namespace] == 1 < len(named):
+            yield (
+                f"{where} alone has the namespace {namespace}: a transfer has the same one in "
+                "every ledger that knows it"
+            )
+
+
+def _names(namespace: str | Namespaces) -> list[str]:
+    if isinstance(namespace, str):
+        return [namespace]
+    return sorted(set(namespace.names.values()))
+
+
+def _duplicates(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def _of_the_money(rules: Rules) -> Iterator[str]:
+    for currency in rules.money:
+        if _CURRENCY.fullmatch(currency) is None:
+            yield f"{currency!r} is not a currency; write one such as CNY"

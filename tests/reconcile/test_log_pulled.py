@@ -63,7 +63,7 @@ class Broker:
         self.mark(half)
 
     def rows(self, window=ALWAYS, log=None, half_at=lambda *_: None):
-        collapse = Collapse(Flows([FLOW]), window)
+        collapse = Collapse(Flows([FLOW], {}), window)
         collapse.take(marked_records(self.log if log is None else log))
         collapse.join(collapse.open_ends(), half_at)
         collapse.finish()

@@ -192,7 +192,11 @@ def main():
     if message := missing():
         print(message, file=sys.stderr)
         return 1
-    java_archive.make()
+    try:
+        java_archive.make()
+    except (OSError, subprocess.SubprocessError) as error:
+        # Nothing needs it; each Java takes longer to start.
+        print(f"no archive of Spark's classes: {error}", file=sys.stderr)
     return 0
 
 

@@ -154,7 +154,7 @@ def test_returned_and_delayed_messages():
     broker.write("SCHEDULE_TOPIC_XXXX", order("2"), REAL_TOPIC="Transfers", UNIQ_KEY="U-2")
     broker.write("%DLQ%ccb", order("1"), flag=committed, attempts=3, **named)
     broker.write("Transfers", order("3"), flag=committed, UNIQ_KEY="U-3")
-    collapse = Collapse(Flows([FLOW]), ALWAYS)
+    collapse = Collapse(Flows([FLOW], {}), ALWAYS)
     collapse.take(marked_records(broker.log))
 
     assert [(row.group, row.state, row.attempts) for row in collapse.failures] == [

@@ -169,8 +169,10 @@ def _evidence(
 
 
 def _row(schema: TableSchema) -> Column:
-    # Other kinds of rows leave it empty, so its fields may be empty too.
-    return f.struct(*schema.names).cast(row_sql(schema))
+    # Other kinds of rows leave it empty, so its fields may be empty too. SQL text needs one call to
+    # Java, and column objects would need one for each field.
+    names = ", ".join(f"`{name}`" for name in schema.names)
+    return f.expr(f"CAST(struct({names}) AS {row_sql(schema)})")
 
 
 def _decide(

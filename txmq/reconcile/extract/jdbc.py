@@ -36,13 +36,14 @@ from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Part
 from txmq.reconcile.extract.statements import (
     AccountStatements,
+    Dialect,
     EntryStatements,
     column_names,
     control_from_answer,
     control_query,
 )
 from txmq.reconcile.extract.table_writer import describe_part
-from txmq.reconcile.parquet_files import parquet_options
+from txmq.reconcile.parquet_files import finalize_folder, parquet_options
 from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns, Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 from txmq.runtime.clock import Clock
@@ -55,14 +56,12 @@ _WHOLE: Final = frozenset({"byte", "short", "integer", "long"})
 _RAW: Final = "raw"
 
 
-class SparkDialect:
+class SparkDialect(Dialect):
     """SQL expressions of Spark.
 
     Args:
         types: The columns' types in Spark's schema, by name.
     """
-
-    place: Mapping[str, str] = {}
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
@@ -226,16 +225,15 @@ class _JdbcReader:
         return view, types
 
     def _write(self, statement: str) -> tuple[Part, ...]:
-        """Write rows with Spark, and give the files the names of an extract."""
+        """Write rows with Spark, as the files of an extract."""
         final = self._books.directory / ENTRIES.name
         draft = self._books.directory / _RAW / "written"
         rows = self._spark.sql(statement)
         layout = parquet_options(rows.columns) | {"compression": "zstd"}
         rows.write.options(**layout).parquet(str(draft))
-        final.mkdir(parents=True)
-        names = enumerate(sorted(draft.glob("part-*.parquet")))
-        moved = [path.rename(final / f"part-{number:05}.parquet") for number, path in names]
-        return tuple(describe_part(path) for path in moved)
+        finalize_folder(draft)
+        draft.rename(final)
+        return tuple(map(describe_part, sorted(final.iterdir())))
 
     def _batches(self, statement: str) -> Iterable[pa.RecordBatch]:
         yield from self._spark.sql(statement).toArrow().to_batches()

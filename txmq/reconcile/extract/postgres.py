@@ -31,6 +31,7 @@ from txmq.reconcile.extract.books import (
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
 from txmq.reconcile.extract.statements import (
     AccountStatements,
+    Dialect,
     EntryStatements,
     column_names,
     control_from_answer,
@@ -60,26 +61,19 @@ _FLOATS: Final = frozenset({"float4", "float8"})
 _NUMBERS: Final = frozenset({"numeric", "money"})
 
 
-class PostgresDialect:
+class PostgresDialect(Dialect):
     """SQL expressions of PostgreSQL.
 
     Args:
         types: The columns' types, by name.
     """
 
-    place: Mapping[str, str] = {}
-
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
 
-    def quoted(self, name: str) -> str:
-        return '"' + name.replace('"', '""') + '"'
-
     def literal(self, text: str) -> str:
-        doubled = text.replace("'", "''")
-        if "\\" in text:
-            return "E'" + doubled.replace("\\", "\\\\") + "'"
-        return f"'{doubled}'"
+        quoted = super().literal(text)
+        return "E" + quoted.replace("\\", "\\\\") if "\\" in text else quoted
 
     def text(self, column: str) -> str:
         quoted = self.quoted(column)

@@ -27,7 +27,12 @@ from txmq.reconcile.extract.books import (
     write_sums,
 )
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
-from txmq.reconcile.extract.statements import AccountStatements, EntryStatements, column_names
+from txmq.reconcile.extract.statements import (
+    AccountStatements,
+    Dialect,
+    EntryStatements,
+    column_names,
+)
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.rules import Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, TableSchema
@@ -47,16 +52,8 @@ _LOW: Final = 0xFFFFFFFF
 _GREATEST: Final = (1 << 63) - 1
 
 
-class SqliteDialect:
+class SqliteDialect(Dialect):
     """SQL expressions of SQLite, with functions defined here."""
-
-    place: Mapping[str, str] = {}
-
-    def quoted(self, name: str) -> str:
-        return '"' + name.replace('"', '""') + '"'
-
-    def literal(self, text: str) -> str:
-        return "'" + text.replace("'", "''") + "'"
 
     def text(self, column: str) -> str:
         return f"CAST({self.quoted(column)} AS TEXT)"

@@ -46,14 +46,16 @@ _POWERS: Final = {digits: 10**digits for digits in range(7)}
 class Dialect(Protocol):
     """The SQL expressions of a database; columns are given by their names."""
 
-    place: Mapping[str, str]
+    place: Mapping[str, str] = {}
     """The columns that identify a row in an error; its id and its key if there are none."""
 
     def quoted(self, name: str) -> str:
         """A name."""
+        return '"' + name.replace('"', '""') + '"'
 
     def literal(self, text: str) -> str:
         """A text."""
+        return "'" + text.replace("'", "''") + "'"
 
     def text(self, column: str) -> str:
         """A column as text."""

@@ -11,7 +11,6 @@ from bisect import bisect_right
 from contextlib import ExitStack, suppress
 from itertools import zip_longest
 from pathlib import Path
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from txmq.errors import ReconcileRefused
@@ -119,12 +118,7 @@ class OpenFile:
         self._handle = os.open(self.file.path, os.O_RDONLY)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._handle)
 
     def read(self, position: int, size: int) -> bytes:
@@ -174,12 +168,7 @@ class LogFiles:
                 return self
         raise ReconcileRefused(f"the log in {self._directory} changes faster than it can be listed")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def record_at(self, position: int) -> bytes | None:

@@ -29,8 +29,8 @@ from tests import spark_session
 from tests.serving import environment
 from txmq.cli.root import app
 from txmq.reconcile.report.account_mask import mask
-from txmq.reconcile.report.summary_json import read_json
 from txmq.reconcile.rules import Day
+from txmq.reconcile.summary import Run
 
 PATIENCE_S = 240
 ROUND_S = 120
@@ -77,7 +77,7 @@ async def until_the_date_has_room():
 def run_in(kept):
     """The run that the tour's reconciliation has come to."""
     (summary,) = kept.glob("reconciliation/runs/*/*/summary.json")
-    return read_json(summary.read_bytes())
+    return msgspec.json.decode(summary.read_bytes(), type=Run)
 
 
 def test_a_tour_with_its_accidents_is_clean(toured):
@@ -360,7 +360,7 @@ def test_every_fraud_is_named(toured, tmp_path, spark, monkeypatch):
         Fraud(each["key"].removeprefix("icbc/"), each["class"], each["amount"], each["holder"])
         for each in json.loads(listed.stdout)
     ) == sorted(each for each in planted if isinstance(each, Fraud))
-    result = read_json(done.stdout.encode()).result
+    result = msgspec.json.decode(done.stdout.encode(), type=Run).result
     proofs = [
         Broken(each.proof, each.bank, each.account.removeprefix("icbc/"), each.expected, each.found)
         for each in result.proofs

@@ -37,7 +37,7 @@ from txmq.databases.tables import any_text, plain_names
 from txmq.errors import DatabaseFailed
 from txmq.reconcile import tables
 from txmq.reconcile.rules import Recon
-from txmq.reconcile.summary import Run
+from txmq.reconcile.summary import Run, SignOff
 
 __all__ = ["ReconSchema"]
 
@@ -50,42 +50,13 @@ _TYPES: Final[Mapping[str, Any]] = {
 _RENAMED: Final[Mapping[str, str]] = {"group": "group_", "class_": "class"}
 """Names that are reserved words: of columns in SQL, and of fields in Python."""
 
-_RUN_COLUMNS: Final[Mapping[str, Any]] = {
-    "name": Text,
-    "business_date": Text,
-    "is_current": Boolean,
-    "is_final": Boolean,
-    "verdict": Text,
-    "why": Text,
-    "transfers": BigInteger,
-    "match_rate": Double,
-    "breaks": BigInteger,
-    "closed": BigInteger,
-    "broken_proofs": BigInteger,
-    "start_ms": BigInteger,
-    "end_ms": BigInteger,
-    "as_of_ms": BigInteger,
-    "began_ms": BigInteger,
-    "ended_ms": BigInteger,
-    "result_digest": Text,
-    "rules_version": Text,
-    "rules_digest": Text,
-    "extract_id": Text,
-    "txmq_version": Text,
-}
-_SIGN_OFF_COLUMNS: Final[Mapping[str, Any]] = {
-    "name": Text,
-    "business_date": Text,
-    "run_id": Text,
-    "preparer": Text,
-    "prepared_ms": BigInteger,
-    "prepared_note": Text,
-    "prepared_despite": Text,
-    "reviewer": Text,
-    "reviewed_ms": BigInteger,
-    "reviewed_note": Text,
-    "reviewed_despite": Text,
-}
+_RUN_COLUMNS: Final = (
+    "name", "business_date", "is_current", "is_final", "verdict", "why", "transfers", "match_rate",
+    "breaks", "closed", "broken_proofs", "start_ms", "end_ms", "as_of_ms", "began_ms", "ended_ms",
+    "result_digest", "rules_version", "rules_digest", "extract_id", "txmq_version",
+)  # fmt: skip
+_SIGN_OFF_COLUMNS: Final = ("name", "business_date", "run_id", *SignOff.__struct_fields__[1:])
+_COUNTS: Final = ("transfers", "breaks", "closed", "broken_proofs", "by_items", "by_person")
 
 
 class ReconSchema:
@@ -109,7 +80,7 @@ class ReconSchema:
         self._name = recon.schema
         self._metadata = MetaData(schema=self._schema)
         self.runs = self._table(
-            "runs", _key("run_id"), *_columns(_RUN_COLUMNS), Column("previous_run_id", Text)
+            "runs", _key("run_id"), *_columns(*_RUN_COLUMNS), Column("previous_run_id", Text)
         )
         self.items = self._table(
             "items", _key("run_id"), _key("break_id"), *_columns_of(tables.ITEMS.columns[1:])
@@ -117,13 +88,15 @@ class ReconSchema:
         self.proofs = self._table(
             "proofs",
             *(_key("run_id"), _number(), *_columns_of(tables.PROOFS.columns)),
-            *_columns({"is_open": Boolean, "by_items": BigInteger, "by_person": BigInteger}),
+            *_columns("is_open", "by_items", "by_person"),
             *(Column(name, Text) for name in ("explained_by", "explanation", "until")),
         )
         self.totals = self._table(
             "totals", _key("run_id"), _number(), *_columns_of(tables.TOTALS.columns)
         )
-        self.signoffs = self._table("signoffs", _key("result_digest"), *_columns(_SIGN_OFF_COLUMNS))
+        self.signoffs = self._table(
+            "signoffs", _key("result_digest"), *_columns(*_SIGN_OFF_COLUMNS)
+        )
 
     def create(self) -> None:
         """Create the missing tables.
@@ -218,8 +191,17 @@ def _number() -> Column[Any]:
     return Column("number", Integer, primary_key=True, autoincrement=False)
 
 
-def _columns(named: Mapping[str, Any]) -> list[Column[Any]]:
-    return [Column(name, type_, nullable=False) for name, type_ in named.items()]
+def _columns(*names: str) -> list[Column[Any]]:
+    return [Column(name, _type_of(name), nullable=False) for name in names]
+
+
+def _type_of(name: str) -> Any:
+    """The type of a figure of a run, by its name."""
+    if name == "match_rate":
+        return Double
+    if name.startswith("is_"):
+        return Boolean
+    return BigInteger if name in _COUNTS or name.endswith("_ms") else Text
 
 
 def _columns_of(columns: Sequence[tables.Column]) -> list[Column[Any]]:

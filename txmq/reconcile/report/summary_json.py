@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from txmq.errors import ReconcileRefused
 from txmq.reconcile.report import facts
 from txmq.reconcile.summary import Run
 
-__all__ = ["as_json", "read_json"]
+__all__ = ["as_json"]
 
 
 def as_json(run: Run) -> bytes:
@@ -35,18 +34,6 @@ def as_json(run: Run) -> bytes:
     plain["figures"] = _figures(run)
     text = msgspec.json.encode(plain, order="sorted")
     return msgspec.json.format(text, indent=1) + b"\n"
-
-
-def read_json(text: bytes) -> Run:
-    """The run that :func:`as_json` wrote.
-
-    Raises:
-        ReconcileRefused: The text is not the summary of a run.
-    """
-    try:
-        return msgspec.json.decode(text, type=Run)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ReconcileRefused(f"this is not the summary of a run: {error}") from error
 
 
 def _figures(run: Run) -> dict[str, object]:

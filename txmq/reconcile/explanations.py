@@ -14,13 +14,7 @@ from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.signatures import lock_signatures
 from txmq.reconcile.summary import FIGURES, Figures
 
-__all__ = [
-    "BreakNote",
-    "Difference",
-    "Explanation",
-    "Explanations",
-    "ProofExplanation",
-]
+__all__ = ["BreakNote", "Difference", "Explanation", "Explanations", "ProofExplanation"]
 
 _LASTING: Final = ("account-table", "clearing", "double-entry")
 

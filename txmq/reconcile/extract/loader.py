@@ -27,14 +27,7 @@ from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.manifest import FILE, ExtractedSource, ExtractedTable, Manifest, Part
 from txmq.reconcile.ledgers import Ledgers
 from txmq.reconcile.parquet_files import sha256_of
-from txmq.reconcile.tables import (
-    ACCOUNTS,
-    ENTRIES,
-    LATER,
-    OPENING,
-    SOURCES,
-    TableSchema,
-)
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, SOURCES, TableSchema
 
 __all__ = ["check_files", "check_totals", "load", "load_unchecked"]
 

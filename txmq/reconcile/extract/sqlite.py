@@ -38,13 +38,7 @@ from txmq.reconcile.rules import Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, TableSchema
 from txmq.runtime.clock import Clock
 
-__all__ = [
-    "SqliteDialect",
-    "SqliteReader",
-    "floored",
-    "milliseconds",
-    "read_sqlite",
-]
+__all__ = ["SqliteDialect", "SqliteReader", "floored", "milliseconds", "read_sqlite"]
 
 _BATCH: Final = 50_000
 _PATIENCE_S: Final = 30

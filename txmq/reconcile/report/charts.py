@@ -14,15 +14,7 @@ from txmq.reconcile.report import facts
 from txmq.reconcile.report.words import amount, rate
 from txmq.reconcile.summary import Run
 
-__all__ = [
-    "PLOT",
-    "TOP",
-    "Trend",
-    "TrendDay",
-    "break_trend",
-    "rate_trend",
-    "risk_trends",
-]
+__all__ = ["PLOT", "TOP", "Trend", "TrendDay", "break_trend", "rate_trend", "risk_trends"]
 
 PLOT: Final = 96
 """Pixels between the lowest line of a trend and its highest one."""

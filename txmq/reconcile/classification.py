@@ -136,10 +136,10 @@ def _of_the_rules(
         and _fits(moved["recall"], moved["credit"])
     )
     is_charged = not facts.fees or outcomes.charges != "none"
-    is_meant = is_ordered and is_charged
-    is_known = is_meant and has_accounts
+    is_known = is_ordered and has_accounts and is_charged
     is_settled = is_known and arrived == sent
-    yield Class.ACCOUNT_MISMATCH, is_meant and not has_accounts and outcomes.parts
+    is_elsewhere = is_ordered and is_charged and arrived == sent and not has_accounts
+    yield Class.ACCOUNT_MISMATCH, outcomes.parts and is_elsewhere
 
     goes_back = is_settled and facts.recalled > 0
     is_back = goes_back and facts.recalled == facts.returned

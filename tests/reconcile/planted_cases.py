@@ -174,8 +174,8 @@ BY_RULES = {
              "parked new 100 transit", "matched closed"),
         case("parked-void", "1 half 100 | 1 park | 3 rollback", "parked new 100 nobody",
              "parked open 100 nobody", "rolled-back closed"),
-        case("dead", f"{SENT} | 1 dead", "dead-letter new 100 transit", "dead-letter open 100 transit",
-             "dead-letter open 100 transit"),
+        case("dead", f"{SENT} | 1 dead", "dead-letter new 100 transit",
+             "dead-letter open 100 transit", "dead-letter open 100 transit"),
         case("resent", f"{SENT} | 1 dead | 2 credit 100", "dead-letter new 100 transit",
              "matched closed", currency="JPY"),
 
@@ -197,8 +197,8 @@ BY_RULES = {
             "account-table ccb payee -500", "account-table ccb payee -500",
             "account-table ccb payee -500")),
         case("deleted", f"{DONE} | 2 forget", "matched", currency="EUR", off=(
-            "", "roll-forward ccb payee -100, roll-forward ccb clearing 100, "
-            "roll-forward-rows ccb payee -1, roll-forward-rows ccb clearing -1", "")),
+            "", ("roll-forward ccb payee -100, roll-forward ccb clearing 100, "
+                 "roll-forward-rows ccb payee -1, roll-forward-rows ccb clearing -1"), "")),
         case("unnumbered", f"{SENT} | 1 credit 100 unnumbered", "matched", off=(
             "gapless ccb 2", "", "")),
         case("nameless", "1 credit 100 nameless alone", "credit-without-message new 100 payee",

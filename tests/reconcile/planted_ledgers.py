@@ -132,7 +132,8 @@ class Row(NamedTuple):
 def moment(number, clock="12:00"):
     """A moment of the first, second or third date, or of the day before all of them."""
     text = f"{TUESDAY + timedelta(days=number)} {clock}"
-    return round(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo("Asia/Shanghai")).timestamp()) * 1000  # fmt: skip  # noqa: E501
+    at = datetime.fromisoformat(text).replace(tzinfo=ZoneInfo("Asia/Shanghai"))
+    return round(at.timestamp()) * 1000
 
 
 def steps_of(key, currency, text):

@@ -208,6 +208,8 @@ def test_a_part_may_wait_on_a_suspense_account():
 def test_no_more_is_taken_back_than_was_given():
     more = [*DONE, entry("recall", -150), entry("return", 150)]
     assert class_of(*more) == Class.DOUBLE_CREDIT
+    others = entry("recall", -100, account="unclaimed", role="suspense")
+    assert class_of(*DONE, others, entry("return", 100)) == Class.DOUBLE_CREDIT
 
 
 def test_a_credit_to_the_banks_own_account_is_not_the_payees():

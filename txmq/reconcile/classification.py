@@ -133,7 +133,7 @@ def _of_the_rules(
         _fits(moved["debit"], facts.ordered_from, charge)
         and _fits(moved["credit"], facts.ordered_to)
         and _fits(moved["return"], moved["debit"])
-        and _fits(moved["recall"], moved["credit"])
+        and not facts.is_overdrawn
     )
     is_charged = not facts.fees or outcomes.charges != "none"
     is_known = is_ordered and has_accounts and is_charged

@@ -140,6 +140,9 @@ class TransferFacts:
         self.credit_banks = {leg.bank for leg in of["credit"]}
         # Money on a suspense account has arrived; on any other account it must be meant for it.
         self.moved = {kind: _by_account(some) for kind, some in of.items()}
+        kept = _by_name((leg.account, leg.amount) for leg in [*of["credit"], *of["recall"]])
+        self.is_overdrawn = min(kept.values(), default=0) < 0
+        """True if more was taken back from an account than it had."""
         self.payers = {*self.moved["debit"], *self.moved["return"]}
         self.payees = {*self.moved["credit"], *self.moved["recall"]}
         self.currencies = {leg.currency for leg in legs}

@@ -34,6 +34,7 @@ _SPARK = "with Spark"
 # The files that use the fixture spark, which are tested in one process: it is warm only once.
 WITH_SPARK = (
     "reconcile/test_whole_runs.py",
+    "reconcile/test_planted_cases.py",
     "integration/test_bank_reconciled.py",
     "reconcile/test_metamorphic.py",
     "reconcile/test_balance_proofs.py",

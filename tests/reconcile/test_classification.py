@@ -176,3 +176,52 @@ def test_a_backdated_booking_stays_until_somebody_has_seen_it():
     # The next day: the booking is an earlier one, and nobody has explained it.
     assert class_of(*DONE, was_open=True, is_unseen=True) == Class.PRIOR_PERIOD
     assert class_of(*DONE, was_open=True) == Class.MATCHED
+
+
+CARLS = [order(60), order(40, payee="carl"), entry("debit", -100)]
+JOINT = [order(60), order(40, payer="carl"), entry("credit", 100)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*SENT, entry("credit", 60), entry("credit", 40, account="eve")],
+        [*SENT, entry("credit", 60, account="eve"), entry("credit", 40, account="eve")],
+        [*SENT, entry("credit", 60), entry("credit", 40, account="capital", role="capital")],
+        [*CARLS, entry("credit", 40), entry("credit", 60, account="carl")],
+        [*JOINT, entry("debit", -40), entry("debit", -60, account="carl")],
+        [*SENT, entry("credit", 60), entry("credit", 40), entry("recall", -40, account="eve"),
+         entry("return", 40)],
+        [*JOINT, entry("debit", -60), entry("debit", -40, account="carl"), entry("recall", -60),
+         entry("return", 60, account="carl")],
+    ],
+)  # fmt: skip
+def test_parts_agree_account_by_account(rows):
+    assert class_of(*rows, outcomes=PARTS) == Class.ACCOUNT_MISMATCH
+
+
+def test_a_part_may_wait_on_a_suspense_account():
+    waits = entry("credit", 40, account="unclaimed", role="suspense")
+    assert class_of(*SENT, entry("credit", 60), waits, outcomes=PARTS) == Class.MATCHED
+
+
+def test_no_more_is_taken_back_than_was_given():
+    more = [*DONE, entry("recall", -150), entry("return", 150)]
+    assert class_of(*more) == Class.DOUBLE_CREDIT
+    others = entry("recall", -100, account="unclaimed", role="suspense")
+    assert class_of(*DONE, others, entry("return", 100)) == Class.DOUBLE_CREDIT
+
+
+def test_a_credit_to_the_banks_own_account_is_not_the_payees():
+    own = entry("credit", 100, account="capital", role="capital")
+    assert class_of(*SENT, own) == Class.ACCOUNT_MISMATCH
+
+
+@pytest.mark.parametrize("outcomes", [Outcomes(), PARTS])
+def test_a_changed_copy_of_an_order_and_a_negative_order_are_found(outcomes):
+    copy = order(90)
+    copy.id = SENT[0].id
+    assert class_of(copy, *DONE, outcomes=outcomes) == Class.AMOUNT_MISMATCH
+    assert class_of(order(-100), *DONE[1:], outcomes=outcomes) == Class.AMOUNT_MISMATCH
+    less = [order(200), order(-100, payee="eve"), *DONE[1:]]
+    assert ABOUT[Class(class_of(*less, outcomes=outcomes))].group == "break"

@@ -6,7 +6,7 @@ holds counts. Together they are complete; a transfer without a class stops the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from txmq.errors import ReconcileRefused
@@ -117,7 +117,7 @@ def _of_the_rules(
     """Outcomes that only some rules know: money that went back after the credit, parts, and
     charges.
     """
-    is_odd = facts.is_unread or facts.is_odd or facts.has_copies
+    is_odd = facts.is_unread or facts.is_odd or facts.has_copies or facts.has_changed_copy
     if is_odd or not facts.messages or len(facts.currencies) > 1:
         return
     sent = facts.debited - (facts.fees if outcomes.charges == "payer" else 0)
@@ -126,12 +126,20 @@ def _of_the_rules(
     may_be_many = outcomes.parts and 1 in {facts.debits, facts.credits}
     is_single = (facts.debits, facts.credits, facts.messages) == (1, 1, 1)
     is_ordered = sent == ordered and (is_single or may_be_many)
-    has_accounts = (len(facts.payers) == 1 or facts.debits > 1) and (
-        len(facts.payees) == 1 or facts.credits > 1
+    moved, charge = facts.moved, facts.fees if outcomes.charges == "payer" else 0
+    # Suspense accounts and fees may have a part of the money, but no account may have more of it
+    # than was ordered for it, and none gives more back than it had.
+    has_accounts = (
+        _fits(moved["debit"], facts.ordered_from, charge)
+        and _fits(moved["credit"], facts.ordered_to)
+        and _fits(moved["return"], moved["debit"])
+        and not facts.is_overdrawn
     )
     is_charged = not facts.fees or outcomes.charges != "none"
     is_known = is_ordered and has_accounts and is_charged
     is_settled = is_known and arrived == sent
+    is_elsewhere = is_ordered and is_charged and arrived == sent and not has_accounts
+    yield Class.ACCOUNT_MISMATCH, outcomes.parts and is_elsewhere
 
     goes_back = is_settled and facts.recalled > 0
     is_back = goes_back and facts.recalled == facts.returned
@@ -147,6 +155,15 @@ def _of_the_rules(
     is_in_parts = is_known and outcomes.parts and 0 < arrived < sent and not facts.returns
     yield Class.IN_FLIGHT, is_in_parts and facts.first_ms > earliest
     yield Class.DELIVERED_UNCREDITED, is_in_parts
+
+
+def _fits(
+    amounts: Mapping[str, int], most: Mapping[str, int] | Mapping[str | None, int], more: int = 0
+) -> bool:
+    """True if no account has more than the most for it; an order may leave its account open."""
+    if None in most:
+        return True
+    return all(amount <= most.get(name, 0) + more for name, amount in amounts.items())
 
 
 def _incomplete(facts: TransferFacts) -> Iterator[tuple[Class, bool]]:

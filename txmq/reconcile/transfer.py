@@ -6,8 +6,9 @@ texts are compared as texts, and sets hold the values that should be single.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
@@ -19,6 +20,7 @@ __all__ = ["ARRIVED", "VISIBLE", "Consumers", "EntryRow", "TransferFacts", "Tran
 VISIBLE: Final = ("sent", "committed")
 """States of messages that are visible to consumers."""
 UNDECIDED: Final = ("prepared", "parked")
+_Name = TypeVar("_Name", str, str | None)
 ARRIVED: Final = ("credit", "recall", "fee")
 """The kinds of entries whose sum is the money that arrived."""
 _BY_PROGRESS: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
@@ -136,9 +138,13 @@ class TransferFacts:
         self.has_copies = len(set(ids)) < len(ids)
         self.debit_banks = {leg.bank for leg in of["debit"]}
         self.credit_banks = {leg.bank for leg in of["credit"]}
-        customers = [leg for leg in legs if leg.role == "customer"]
-        self.payers = {leg.account for leg in customers if leg.kind in {"debit", "return"}}
-        self.payees = {leg.account for leg in customers if leg.kind in {"credit", "recall"}}
+        # Money on a suspense account has arrived; on any other account it must be meant for it.
+        self.moved = {kind: _by_account(some) for kind, some in of.items()}
+        kept = _by_name((leg.account, leg.amount) for leg in [*of["credit"], *of["recall"]])
+        self.is_overdrawn = min(kept.values(), default=0) < 0
+        """True if more was taken back from an account than it had."""
+        self.payers = {*self.moved["debit"], *self.moved["return"]}
+        self.payees = {*self.moved["credit"], *self.moved["recall"]}
         self.currencies = {leg.currency for leg in legs}
         self.amounts = {abs(leg.amount) for leg in legs if leg.kind not in {"recall", "fee"}}
         # An odd row has the wrong sign: it takes where it should give, or the reverse.
@@ -171,8 +177,12 @@ class TransferFacts:
         )
         # Every copy counts, so that a changed copy with the same id is found too.
         known = [message for message in messages if message.state != "rolled_back"]
-        amounts = {row.id: row.amount for row in visible if row.amount is not None}
-        self.ordered_in_all = sum(amounts.values())
+        orders = {(row.id, row.amount, row.payer, row.payee) for row in visible}
+        self.has_changed_copy = len(orders) > len(ids)
+        self.is_odd |= any(amount is not None and amount < 0 for _, amount, _, _ in orders)
+        self.ordered_in_all = sum(amount or 0 for _, amount, _, _ in orders)
+        self.ordered_from = _by_name((payer, amount) for _, amount, payer, _ in orders)
+        self.ordered_to = _by_name((payee, amount) for _, amount, _, payee in orders)
         self.ordered = max((row.amount for row in known if row.amount is not None), default=0)
         self.ordered_currency = max((message.currency or "" for message in known), default="")
         self.payers |= {message.payer for message in visible if message.payer is not None}
@@ -195,6 +205,18 @@ class TransferFacts:
         self.reason = self.message and self.message.reason
         if failure is not None and failure.state == "dead" and failure.reason is not None:
             self.reason = failure.reason
+
+
+def _by_account(legs: Iterable[EntryRow]) -> Counter[str]:
+    """The money on each account, without its sign."""
+    return _by_name((leg.account, abs(leg.amount)) for leg in legs if leg.role != "suspense")
+
+
+def _by_name(amounts: Iterable[tuple[_Name, int | None]]) -> Counter[_Name]:
+    found: Counter[_Name] = Counter()
+    for name, amount in amounts:
+        found[name] += amount or 0
+    return found
 
 
 def _delivery(

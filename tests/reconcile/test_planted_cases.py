@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from tests import spark_session
 from tests.reconcile.planted_cases import BY_RULES
 from tests.reconcile.planted_ledgers import DATES, Ledgers, moment, steps_of
+from tests.soak import some_of
 from txmq.cli.root import app
 from txmq.reconcile.results import Results
 
@@ -23,7 +24,8 @@ AGREED = "matched", "returned", "rolled-back"
 SAID = "--by", "Li Na", "--reason", "voucher 771"
 
 
-@pytest.mark.parametrize("outcomes", BY_RULES, ids=["plain", "parts", "payer"])
+# Fees that the payer bears differ from the payee's in the classes alone: test_classification.
+@pytest.mark.parametrize("outcomes", some_of(BY_RULES, [*BY_RULES][:2]))
 def test_each_date_says_what_was_planted(outcomes, spark, tmp_path, monkeypatch):
     spark_session.lend(monkeypatch, spark)
     cases = BY_RULES[outcomes]

@@ -79,12 +79,14 @@ def reconcile(
     count = Observation()
     passed = materialize(
         sift(transfers, messages, carried, yesterday.agreed, rules, window).observe(
-            count, f.count("hash").alias("others")
+            count,
+            f.count("hash").alias("others"),
+            f.count_if(f.col("plain") == SUSPECT).alias("suspects"),
         )
     )
     others = passed.where(f.col("hash").isNotNull()).select("hash", "plain", "is_seen")
-    other_count = count.get["others"]
-    if other_count <= _SENT_MAX:
+    are_sent = count.get["others"] <= _SENT_MAX
+    if are_sent:
         # Spark cannot know the number in advance, and without a broadcast it sorts the ledgers.
         others = f.broadcast(others)
     evidence = _evidence(ledgers, yesterday, transfers, messages, others, window)
@@ -93,7 +95,7 @@ def reconcile(
         for row in ledgers.offsets.collect()
     }
     second = SecondPass(rules, day, min(as_of_ms, window.end_ms), offsets, yesterday.explanations)
-    found, sums = _decide(second, evidence, is_small=other_count <= few)
+    found, sums = _decide(second, evidence, is_small=are_sent and count.get["suspects"] <= few)
     _add_plain(sums, passed, rules)
     return ReconciledDay(
         matches=_matches(transfers, others, found["matches"]),
@@ -187,9 +189,11 @@ def _decide(
         .sortWithinPartitions("key")
         .mapInArrow(second.batches, batch_sql())
     )
-    sums: Sums = Counter()
-    for row in batches.where("sums IS NOT NULL").select("sums.*").toLocalIterator():
-        sums[row["name"], row["of"], row["currency"]] += int(row["value"])
+    parts = batches.where("sums IS NOT NULL").select("sums.*")
+    added = parts.groupBy("name", "of", "currency").agg(f.sum("value").alias("value")).collect()
+    sums: Sums = Counter(
+        {(row["name"], row["of"], row["currency"]): int(row["value"]) for row in added}
+    )
     tables = {name: batches.where(f.col(name).isNotNull()).select(f"{name}.*") for name in RESULTS}
     return dict(tables), sums
 

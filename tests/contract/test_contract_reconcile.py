@@ -45,7 +45,7 @@ async def test_transactions_are_read_as_they_ended(cluster, tmp_path):
     }
     assert found.message("unreadable")["problem"].startswith("its body is not JSON")
     yes = found.message("yes")
-    (visible,) = [each for each in await cluster.all_stored(topic, 2) if each.id == yes["id"]]
+    (visible,) = [record for record in await cluster.all_stored(topic, 2) if record.id == yes["id"]]
     assert (yes["queue"] & 0xFFFF, yes["queue_offset"]) == (visible.queue.number, visible.offset)
     if found.log.notes:
         cluster.remark("keeps nobody who decided a transaction")

@@ -36,7 +36,7 @@ def test_the_rules_that_are_shown_can_be_read(text, tmp_path):
 
 
 def test_a_bank_with_a_driver_fits_into_the_rules(tmp_path):
-    (part,) = [each for each in BLOCKS if "jdbc:" in each]
+    (part,) = [block for block in BLOCKS if "jdbc:" in block]
     before, database, after = WHOLE[0].partition('database = "postgresql://recon:${CCB')
 
     rules = read(before + part + after.partition("\n")[2], tmp_path)
@@ -47,7 +47,7 @@ def test_a_bank_with_a_driver_fits_into_the_rules(tmp_path):
 
 
 def test_other_outcomes_fit_into_the_rules(tmp_path):
-    (part,) = [each for each in BLOCKS if "[outcomes]" in each]
+    (part,) = [block for block in BLOCKS if "[outcomes]" in block]
     _, _, outcomes = part.partition("\n\n")
 
     rules = read(WHOLE[0] + "\n" + outcomes, tmp_path)

@@ -137,7 +137,7 @@ class _Books:
     def _add_proof(self, proof: _AccountProof, piece: pa.Table) -> None:
         if proof.where is not None:
             piece = piece.filter(proof.where)
-        found = sum_columns(piece, proof.found)
+        found = _sum_columns(piece, proof.found)
         rows = pa.table(
             {
                 "bank": piece["bank"],
@@ -145,7 +145,7 @@ class _Books:
                 "currency": piece["currency"]
                 if proof.has_currency
                 else pa.nulls(len(piece), pa.string()),
-                "expected": pc.fill_null(sum_columns(piece, (proof.expected,)), 0),
+                "expected": pc.fill_null(_sum_columns(piece, (proof.expected,)), 0),
                 "found": pc.fill_null(found, 0),
             }
         )
@@ -234,7 +234,7 @@ class _Books:
         return found
 
 
-def sum_columns(piece: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
+def _sum_columns(piece: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
     """The sum of some columns, with room for any."""
     first, *others = (piece[name].cast(pa.decimal128(20, 0)) for name in names)
     for other in others:

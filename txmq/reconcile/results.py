@@ -36,19 +36,10 @@ from txmq.reconcile.parquet_files import (
     parquet_options,
 )
 from txmq.reconcile.rules import DayWindow
+from txmq.reconcile.second_pass import RESULTS
 from txmq.reconcile.signatures import Signatures
 from txmq.reconcile.summary import Past, Run
-from txmq.reconcile.tables import (
-    BALANCES,
-    BOOKED,
-    FAILURES,
-    ITEMS,
-    MATCHES,
-    MESSAGES,
-    PROOFS,
-    TOTALS,
-    TableSchema,
-)
+from txmq.reconcile.tables import BALANCES, TOTALS, TableSchema
 from txmq.reconcile.written_table import WrittenTable
 from txmq.runtime.disk import LocalDisk
 
@@ -56,18 +47,7 @@ __all__ = ["CARRIED_ON", "TABLES", "Results", "open_results", "run_id"]
 
 CARRIED_ON: Final = ("items", "entries", "messages", "failures", "balances")
 """The tables that a day reads of the run of the day before."""
-TABLES: Final[Mapping[str, TableSchema]] = {
-    "matches": MATCHES,
-    "items": ITEMS,
-    "closed": ITEMS,
-    "entries": BOOKED,
-    "messages": MESSAGES,
-    "failures": FAILURES,
-    "by_hand": MESSAGES,
-    "balances": BALANCES,
-    "proofs": PROOFS,
-    "totals": TOTALS,
-}
+TABLES: Final[Mapping[str, TableSchema]] = {**RESULTS, "balances": BALANCES, "totals": TOTALS}
 _SIGNED_ERROR: Final = (
     "run {run} of {day} is signed, and {what} would change: raise `version` in the rules to get a "
     "separate run"

@@ -7,7 +7,7 @@ another. They meet by a hash of their key. Each row carries marks, which are has
 and, once more, of its key: a debit and a return have a mark of the payer, a credit one of the
 payee, a message both and one of its id. If the least mark of a kind equals the greatest, all
 rows agree on the same transfer. A transfer with any deviation goes to the second pass, row by
-row and letter by letter (:mod:`txmq.reconcile.units`).
+row and letter by letter (:mod:`txmq.reconcile.second_pass`).
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Stage:
         if self.store.log.staged:
             span = self.store.write()
             self.store.publish(span)
-            self.store.log.synced(self.store.log.files_to_sync(), span.end)
+            self.store.log.synced(self.store.log.sync_point())
         while (stretch := self.store.checkpoints.next_range()) is not None:
             self.store.checkpoints.confirm(self.store.checkpoints.begin(stretch))
 

@@ -185,16 +185,16 @@ class Store(RuleBasedStateMachine):
     @rule()
     def begin_sync(self):
         log = self.shelf.store.log
-        self.syncing = log.files_to_sync(), log.end, len(self.log)
-        for file in self.syncing[0]:
+        self.syncing = log.sync_point(), len(self.log)
+        for file in self.syncing[0].files:
             file.sync()
 
     @precondition(lambda self: self.syncing is not None)
     @rule()
     def end_sync(self):
-        files, end, self.durable = self.syncing
+        point, self.durable = self.syncing
         self.syncing = None
-        self.shelf.store.log.synced(files, end)
+        self.shelf.store.log.synced(point)
         while self.waiting and self.waiting[0][1] <= self.durable:
             span, self.seen = self.waiting.pop(0)
             self.shelf.store.publish(span)
@@ -210,7 +210,7 @@ class Store(RuleBasedStateMachine):
     def sync_in_vain(self, is_power_cut, seed):
         self.disk.fail_next_sync()
         with suppress(OSError):
-            for file in self.shelf.store.log.files_to_sync():
+            for file in self.shelf.store.log.sync_point().files:
                 file.sync()
         self.disk.repair()
         self._stop_at_once(is_power_cut, seed)

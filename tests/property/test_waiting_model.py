@@ -219,16 +219,16 @@ class Waits(RuleBasedStateMachine):
     @rule()
     def begin_sync(self):
         log = self.shelf.store.log
-        self.syncing = log.files_to_sync(), log.end, len(self.log)
-        for file in self.syncing[0]:
+        self.syncing = log.sync_point(), len(self.log)
+        for file in self.syncing[0].files:
             file.sync()
 
     @precondition(lambda self: self.syncing is not None)
     @rule()
     def end_sync(self):
-        files, end, self.durable = self.syncing
+        point, self.durable = self.syncing
         self.syncing = None
-        self.shelf.store.log.synced(files, end)
+        self.shelf.store.log.synced(point)
         while self.unsynced and self.unsynced[0][1] <= self.durable:
             span, self.seen = self.unsynced.pop(0)
             self.shelf.store.publish(span)

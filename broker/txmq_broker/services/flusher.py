@@ -20,10 +20,11 @@ from txmq.protocol import command as commands
 from txmq.protocol.command import Command
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
-from txmq.runtime.disk import Disk, File
+from txmq.runtime.disk import Disk
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.store.index_file import LogRange
+from txmq_broker.store.log.commit_log import SyncPoint
 from txmq_broker.store.message_store import MessageStore, Span
 
 __all__ = ["Flusher"]
@@ -50,11 +51,10 @@ class UnsyncedSpan(NamedTuple):
 
 
 class RunningSync(NamedTuple):
-    """A running sync: the position it makes durable, and the number of its waiting spans."""
+    """A running sync: what it makes durable, and the number of its waiting spans."""
 
     done: Awaitable[None]
-    files: list[File]
-    end: int
+    point: SyncPoint
     covered: int
 
 
@@ -82,8 +82,7 @@ class Flusher:
         self._tickets: Tickets = {}
         self._waiting: deque[UnsyncedSpan] = deque()
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._drained: asyncio.Future[None] | None = None
         self._turn_planned = False
         self._turn_ms = 0
         self._turn_end = 0
@@ -106,7 +105,9 @@ class Flusher:
             self._end_turn()
         if self._failed:
             return
-        await self._idle.wait()
+        if not self._is_idle():
+            self._drained = self._drained or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drained)
         if self._checkpoint is not None:
             await self._checkpoint
         while not self._failed and await self._make_checkpoint():
@@ -189,7 +190,6 @@ class Flusher:
         """End this turn when the loop is free; return the time stamp of its records."""
         if not self._turn_planned:
             self._turn_planned = True
-            self._idle.clear()
             asyncio.get_running_loop().call_soon(self._end_turn)
         return max(self._clock.wall_ms(), self._store.log.last_ms)
 
@@ -220,9 +220,17 @@ class Flusher:
             # Start the sync here and not in the task: every answer waits for the disk.
             self._syncing = self._begin_sync()
             self._wake.set()
+        if self._drained is not None and self._is_idle():
+            self._end_drain(self._drained)
+
+    def _is_idle(self) -> bool:
         is_busy = self._waiting or self._turn_planned or self._syncing is not None
-        if not is_busy and (self._failed or not log_.staged):
-            self._idle.set()
+        return self._failed or not (is_busy or self._store.log.staged)
+
+    def _end_drain(self, drained: asyncio.Future[None]) -> None:
+        self._drained = None
+        if not drained.done():
+            drained.set_result(None)
 
     def _refuse(self, tickets: Tickets, remark: str) -> None:
         for connection, (requests, _) in tickets.items():
@@ -272,9 +280,8 @@ class Flusher:
         return log_.durable == log_.segments.end or await self._synced(self._begin_sync())
 
     def _begin_sync(self) -> RunningSync:
-        log_ = self._store.log
-        files, end = log_.files_to_sync(), log_.segments.end
-        return RunningSync(self._disk.sync_soon(files), files, end, len(self._waiting))
+        point = self._store.log.sync_point()
+        return RunningSync(self._disk.sync_soon(point.files), point, len(self._waiting))
 
     async def _synced(self, syncing: RunningSync) -> bool:
         try:
@@ -286,7 +293,7 @@ class Flusher:
             # Another sync failed. A file reports a failure once, so the success of this sync means
             # nothing.
             return False
-        self._store.log.synced(syncing.files, syncing.end)
+        self._store.log.synced(syncing.point)
         return True
 
     async def _save_indexes(self) -> None:
@@ -334,6 +341,7 @@ class Flusher:
         if self._failed:
             return
         self._failed = True
-        self._idle.set()
+        if self._drained is not None:
+            self._end_drain(self._drained)
         log.critical("%s", error)
         self._on_fatal(error)

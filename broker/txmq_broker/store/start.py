@@ -263,7 +263,7 @@ class Start:
         record = AcceptedLoss(self._log.last_ms, missing.end, why, offsets).pack()
         self._log.stage((record,), len(record))
         start, end = self._log.end, self._log.write()
-        for file in self._log.files_to_sync():
+        for file in self._log.sync_point().files:
             file.sync()
         head = read_head(self._segments.read(start, HEAD_BYTES), 0, start)
         assert head is not None, "it was just written"

@@ -42,8 +42,7 @@ class Log:
     def checkpoint(self):
         """Move what the queues remember into an index file."""
         while (stretch := self.store.checkpoints.next_range()) is not None:
-            files, end = self.store.log.files_to_sync(), self.store.log.end
-            self.store.log.synced(files, end)
+            self.store.log.synced(self.store.log.sync_point())
             self.store.checkpoints.confirm(self.store.checkpoints.begin(stretch))
 
     def topics(self, **defaults):

@@ -138,10 +138,10 @@ class Shelf:
     def sync(self):
         """Make what is written durable."""
         log = self.store.log
-        files, end = log.files_to_sync(), log.end
-        for file in files:
+        point = log.sync_point()
+        for file in point.files:
             file.sync()
-        log.synced(files, end)
+        log.synced(point)
 
     def flush(self):
         """Write what is staged as one span, sync it, publish it."""

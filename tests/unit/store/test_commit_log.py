@@ -28,10 +28,10 @@ def write(log, size):
 
 
 def sync(log):
-    files, end = log.files_to_sync(), log.end
-    for file in files:
+    point = log.sync_point()
+    for file in point.files:
         file.sync()
-    log.synced(files, end)
+    log.synced(point)
 
 
 def durable_end(disk):
@@ -82,24 +82,24 @@ def test_what_could_not_be_written_is_gone_and_its_place_free(log, disk):
 
 def test_a_sync_covers_what_was_written_when_it_began(log, disk):
     write(log, 100)
-    files, end = log.files_to_sync(), log.end
-    for file in files:
+    point = log.sync_point()
+    for file in point.files:
         file.sync()
     write(log, 100)
-    log.synced(files, end)
+    log.synced(point)
 
     assert log.durable == 100
-    assert log.files_to_sync() == files
+    assert log.sync_point().files == point.files
 
 
 def test_a_file_completed_during_a_sync_is_synced_again(log, disk):
     write(log, 400)
-    files, end = log.files_to_sync(), log.end
-    for file in files:
+    point = log.sync_point()
+    for file in point.files:
         file.sync()
     write(log, 400)  # into the same file, behind the sync's back
     write(log, 400)  # and on into the next
-    log.synced(files, end)
+    log.synced(point)
 
     sync(log)
 
@@ -125,7 +125,7 @@ def test_a_completed_file_that_is_durable_is_not_synced_again(log):
     sync(log)
     write(log, 900)
 
-    assert len(log.files_to_sync()) == 1
+    assert len(log.sync_point().files) == 1
 
 
 def test_many_files_completed_before_a_sync_are_all_synced_by_it(log, disk):
@@ -135,16 +135,16 @@ def test_many_files_completed_before_a_sync_are_all_synced_by_it(log, disk):
     sync(log)
 
     assert log.durable == durable_end(disk) == 4200
-    assert len(log.files_to_sync()) == 1
+    assert len(log.sync_point().files) == 1
 
 
 def test_syncs_that_end_in_another_order_take_nothing_back(log):
     write(log, 100)
-    early = log.files_to_sync(), log.end
+    early = log.sync_point()
     write(log, 100)
-    late = log.files_to_sync(), log.end
+    late = log.sync_point()
 
-    log.synced(*late)
-    log.synced(*early)
+    log.synced(late)
+    log.synced(early)
 
     assert log.durable == 200

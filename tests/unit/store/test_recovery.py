@@ -596,7 +596,7 @@ def test_what_a_failed_sync_left_in_the_cache_is_durable_before_anybody_reads_it
     for number in range(4):
         shelf.put(b"%d" % number + BIG)
         shelf.store.write()
-    for _ in shelf.store.log.files_to_sync():
+    for _ in shelf.store.log.sync_point().files:
         shelf.disk.fail_next_sync()
         with pytest.raises(OSError, match="Input/output"):
             shelf.sync()
@@ -815,7 +815,7 @@ def test_what_a_full_disk_could_not_make_durable_is_durable_before_anything_foll
     for number in range(4):
         shelf.put(b"%d" % number + BIG)
         shelf.store.write()
-    for _ in shelf.store.log.files_to_sync():
+    for _ in shelf.store.log.sync_point().files:
         shelf.disk.fail_next_sync()
         with pytest.raises(OSError, match="Input/output"):
             shelf.sync()

@@ -12,7 +12,6 @@ The mark's file has two slots that are written in turn, so that a torn write lea
 from __future__ import annotations
 
 import logging
-from collections import deque
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -33,7 +32,7 @@ from txmq.protocol.span import (
 from txmq.runtime.disk import Disk, File
 from txmq_broker.store.log.segments import Segments
 
-__all__ = ["PATH", "CommitLog", "HighWater", "Mark", "log_of"]
+__all__ = ["PATH", "CommitLog", "HighWater", "Mark", "SyncPoint", "log_of"]
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +194,17 @@ _READ_AT_ONCE: Final = 2048
 """Most records are smaller, so one read is enough; it costs half as much as two."""
 
 
+class SyncPoint(NamedTuple):
+    """What one sync makes durable: the log's end when it began, and the span that ends there."""
+
+    files: list[File]
+    """The files with writes that may not be durable yet, oldest first."""
+    start: int
+    end: int
+    head: bytes
+    """The last span's head; empty if none was written since the start."""
+
+
 class CommitLog:
     """Appends spans, reads records, and records the durable end in the high-water mark.
 
@@ -211,7 +221,9 @@ class CommitLog:
         self.high_water = HighWater(disk, 0)
         self.last_ms = 0
         self._is_async = is_async
-        self._unmarked: deque[tuple[int, int, int]] = deque()
+        self._last_span = 0, b""
+        """The position and the head of the newest span."""
+        self._marked = 0
         self.staged: list[bytes] = []
         self._records = 0
         self.unsynced: list[File] = []
@@ -220,7 +232,7 @@ class CommitLog:
 
     def resume(self) -> None:
         """Continue at the end of the files, which are durable up to there."""
-        self._unmarked.clear()
+        self._last_span = 0, b""
         self.staged.clear()
         self._records = 0
         self.unsynced = []
@@ -279,26 +291,28 @@ class CommitLog:
             # Even if the write failed: the new file stays, and the one before it is complete.
             if tail != segments.files[-1:] and self.durable < start:
                 self.unsynced += tail
-        checksum = int.from_bytes(span_head[CHECKSUM_AT : CHECKSUM_AT + 4], "big")
-        self._unmarked.append((start, segments.end, checksum))
+        self._last_span = start, span_head
         return segments.end
 
-    def files_to_sync(self) -> list[File]:
-        """The files with writes that may not be durable yet, oldest first."""
-        return [*self.unsynced, *self.segments.files[-1:]]
+    def sync_point(self) -> SyncPoint:
+        """What a sync that begins now makes durable."""
+        files = [*self.unsynced, *self.segments.files[-1:]]
+        start, span_head = self._last_span
+        return SyncPoint(files, start, self.segments.end, span_head)
 
-    def synced(self, files: list[File], end: int) -> None:
-        """Record that these files were synced when the log ended at ``end``."""
+    def synced(self, point: SyncPoint) -> None:
+        """Record that the files of this point were synced."""
+        files, start, end, span_head = point
         # The last of them may have grown since the sync began.
         completed = files[:-1]
         self.unsynced = [file for file in self.unsynced if file not in completed]
         self.durable = max(self.durable, end)
-        last = None
-        while self._unmarked and self._unmarked[0][1] <= end:
-            last = self._unmarked.popleft()
-        if last is not None:
-            mark = Mark(self.segments.starts[0], *last, is_async=self._is_async)
-            self.high_water.advance(mark)
+        # Of two syncs that overlapped, the one that began earlier may end later.
+        if span_head and end > self._marked:
+            self._marked = end
+            checksum = int.from_bytes(span_head[CHECKSUM_AT : CHECKSUM_AT + 4], "big")
+            oldest = self.segments.starts[0]
+            self.high_water.advance(Mark(oldest, start, end, checksum, is_async=self._is_async))
 
     # Reading
 

@@ -115,7 +115,7 @@ class HighWater:
 
     def advance(self, mark: Mark) -> None:
         """Record a durable state; the record itself need not be durable."""
-        if self.mark is not None:
+        if self.mark is not None and self.mark.accepted:
             mark = mark._replace(accepted=self.mark.accepted)
         self.mark = mark
         try:

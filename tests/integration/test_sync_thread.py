@@ -1,0 +1,39 @@
+"""The thread that syncs the files of a disk."""
+
+import threading
+
+import pytest
+
+from tests.waiting import run, until
+from txmq.runtime.disk import LocalDisk
+
+
+class _Refused:
+    def sync(self):
+        raise OSError("no")
+
+
+def _threads():
+    return sum(thread.name == "txmq-sync" for thread in threading.enumerate())
+
+
+def test_who_awaits_a_sync_gets_its_failure_and_the_next_one_works(tmp_path):
+    async def scenario():
+        disk = LocalDisk(tmp_path)
+        with pytest.raises(OSError, match="no"):
+            await disk.sync_soon([_Refused()])
+        await disk.sync_soon([disk.open("file", create=True)])
+
+    run(scenario)
+
+
+def test_the_thread_ends_with_its_disk(tmp_path):
+    async def scenario():
+        before = _threads()
+        disk = LocalDisk(tmp_path)
+        await disk.sync_soon([])
+        assert _threads() == before + 1
+        del disk
+        await until(lambda: _threads() == before)
+
+    run(scenario)

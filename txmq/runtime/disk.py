@@ -366,7 +366,7 @@ def _run_syncs(syncs: SimpleQueue[_Sync | None]) -> None:
         try:
             for file in files:
                 file.sync()
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever awaits the sync
+        except Exception as error:  # noqa: BLE001 - the caller that awaits the sync gets it
             failure = error
         with suppress(RuntimeError):  # The loop was closed: nobody waits any more.
             done.get_loop().call_soon_threadsafe(_settle, done, failure)

@@ -34,6 +34,9 @@ _SPARK = "with Spark"
 # The files that use the fixture spark, which are tested in one process: it is warm only once.
 WITH_SPARK = (
     "reconcile/test_whole_runs.py",
+    "reconcile/test_whole_cleared.py",
+    "reconcile/test_whole_files.py",
+    "reconcile/test_whole_cluster.py",
     "reconcile/test_planted_cases.py",
     "integration/test_bank_reconciled.py",
     "reconcile/test_metamorphic.py",
@@ -112,6 +115,12 @@ def pytest_collection_modifyitems(config, items):
     if not is_named and (left := set(left_to_the_soak(items))):
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+    for item in items:
+        if (
+            "spark" in item.fixturenames
+            and item.path.relative_to(TESTS).as_posix() not in WITH_SPARK
+        ):
+            raise pytest.UsageError(f"{item.path.name} uses Spark: add it to WITH_SPARK")
     places = {TESTS / name: place for place, name in enumerate(LONGEST)}
 
     def place(item):

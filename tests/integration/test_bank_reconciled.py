@@ -1,8 +1,8 @@
 """The bank example reconciled: a tour with its accidents is clean, and whoever cheats afterwards is
 found, by the class of what he did.
 
-By real programs: the tour's own, which end with `txmq reconcile`, and a forger with a command line.
-Only the frauds are looked for by a command line and a Spark of this process.
+By real programs: the tour's own, and a forger with a command line. The command that reconciles
+runs in this process, with its Spark; a tour that ends with `txmq reconcile` is in test_bank_tour.py.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections import Counter
 from contextlib import AsyncExitStack, ExitStack, closing
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import msgspec
@@ -24,7 +25,7 @@ from typer.testing import CliRunner
 
 from examples.bank_transfer.orders import Order
 from examples.bank_transfer.tour.programs import Program, free_port
-from examples.bank_transfer.tour.reconciliation import RULES
+from examples.bank_transfer.tour.reconciliation import RULES, written
 from tests import spark_session
 from tests.serving import environment
 from txmq.cli.root import app
@@ -36,9 +37,10 @@ PATIENCE_S = 240
 ROUND_S = 120
 """Between the first transfer and the last fraud lies less."""
 CREDITED_S = 30
-TOUR = ["--transfers", "60", "--chaos", "1", "--copies", "8", "--seed", "3"]
+TOUR = ["--transfers", "60", "--chaos", "1", "--copies", "8", "--seed", "3", "--no-reconcile"]
 CLEAN, OVER_LIMITS = 0, 2
 FORGED = Order("forged-1", "ICBC-0", "CCB-0", 123_45, "CNY")
+DATABASES = "icbc_database", "ccb_database"
 AGREED = {"settled": "matched", "returned": "returned"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -53,18 +55,30 @@ def python(*arguments, cwd=None):
 
 
 @pytest.fixture(scope="module")
-def toured(tmp_path_factory):
-    """What an honest tour has left, and what was said of it."""
+def toured(tmp_path_factory, spark):
+    """What an honest tour has left, reconciled, and what was said of it."""
     asyncio.run(until_the_date_has_room())
     kept = tmp_path_factory.mktemp("toured") / "kept"
     done = python("examples.bank_transfer", *TOUR, "--directory", kept)
     assert done.returncode == CLEAN, done.stdout[-4000:] + done.stderr[-4000:]
-    return kept, done.stdout
+    books = (f"sqlite:///{kept / name}.db" for name in ("icbc", "ccb"))
+    rules, _ = written(SimpleNamespace(directory=kept, **dict(zip(DATABASES, books, strict=True))))
+    today = day_of_the_rules().of(time.time_ns() // 1_000_000).isoformat()
+    with pytest.MonkeyPatch.context() as patched:
+        spark_session.lend(patched, spark)
+        asked = ["reconcile", "--date", today, "--config", str(rules)]
+        found = CliRunner().invoke(app, asked, env={"COLUMNS": "200"})
+    assert found.exit_code == CLEAN, found.output
+    return kept, done.stdout + found.output
+
+
+def day_of_the_rules():
+    return msgspec.convert(tomllib.loads(RULES.read_text())["day"], Day)
 
 
 async def until_the_date_has_room():
     """What is on its way at midnight is no fraud, and yet is open: all here is of one date."""
-    day = msgspec.convert(tomllib.loads(RULES.read_text())["day"], Day)
+    day = day_of_the_rules()
 
     def ends_soon():
         now_ms = time.time_ns() // 1_000_000

@@ -27,7 +27,7 @@ from tests.soak import IS_SOAK
 TOUR = [sys.executable, "-m", "examples.bank_transfer"]
 PATIENCE_S = 240
 SEEDS = range(8, 18) if IS_SOAK else [8]
-TRANSFERS, KILLS = (2000, 5) if IS_SOAK else (200, 1)
+TRANSFERS, KILLS = (2000, 5) if IS_SOAK else (100, 1)
 NINE = [str(number) for number in range(1, 10)]
 
 

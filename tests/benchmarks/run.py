@@ -114,7 +114,7 @@ def plan_for(options):
             turns=2,
             filter_turns=2,
             counted_rounds=200,
-            decorated_at_once=(1, 16),
+            decorated_at_once=(16,),
             syncs=5,
             connections=50,
             starts=2,

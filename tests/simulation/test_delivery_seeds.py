@@ -13,7 +13,7 @@ from tests.simulation.delivery_mix import DELIVERY_FAULTS, PLANS, WISHES, Delive
 from tests.simulation.seeds import IS_SOAK, Seeds
 from tests.simulation.twin import Twin
 
-COUNT = int(os.environ.get("TXMQ_DELIVERY_SEEDS") or (500 if IS_SOAK else 24))
+COUNT = int(os.environ.get("TXMQ_DELIVERY_SEEDS") or (500 if IS_SOAK else 16))
 QUICK = 8
 SEEDS = Seeds("deliveries", "test_delivery_seeds.py", "TXMQ_DELIVERY_SEED", COUNT, QUICK)
 

@@ -14,7 +14,7 @@ from tests.simulation.mix import OTHER_FAULTS, POWER_FAULTS, Mix
 from tests.simulation.seeds import IS_SOAK, Seeds
 from tests.simulation.twin import Twin
 
-COUNT = int(os.environ.get("TXMQ_SEEDS") or (5000 if IS_SOAK else 24))
+COUNT = int(os.environ.get("TXMQ_SEEDS") or (5000 if IS_SOAK else 16))
 SEEDS = Seeds("messages", "test_seeds.py", "TXMQ_SEED", COUNT, quick=10)
 
 

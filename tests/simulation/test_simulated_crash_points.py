@@ -10,6 +10,7 @@ import pytest
 from tests.crash_driver import Driver, connected
 from tests.crash_points import COPY, LABELS, SAVE, phase_of, watched
 from tests.simulation.mix import SmallStore, kib
+from tests.soak import count
 from txmq.config import Duration, Size
 from txmq.testing import Loss, Machine, MachineCrashedError, World
 from txmq_broker.app import Broker
@@ -99,17 +100,24 @@ def lives_and_dies(
         world.run(scenario())
 
 
+def in_turn(cases, label, modest):
+    """All cases in a soak; otherwise some, which are others at the next label."""
+    first = LABELS.index(label) * modest
+    kept = {(first + more) % len(cases) for more in range(count(modest, len(cases)))}
+    return [(seed, case) for seed, case in enumerate(cases) if seed in kept]
+
+
 @pytest.mark.fault("P10", "P11", "P12", "P13", "P14")
 @pytest.mark.parametrize("label", LABELS)
 def test_what_was_acknowledged_holds_wherever_the_power_goes(label):
-    for seed, loss in enumerate(ENDS.values()):
+    for seed, loss in in_turn(list(ENDS.values()), label, 2):
         lives_and_dies(label, 1 + seed % 3, loss, seed)
 
 
 @pytest.mark.fault("P10", "P11", "P12", "P13", "P14")
 @pytest.mark.parametrize("label", LABELS)
 def test_what_was_acknowledged_holds_wherever_the_broker_is_killed(label):
-    for times in (1, 3):
+    for _, times in in_turn((1, 3), label, 1):
         lives_and_dies(label, times, None, times)
     if "the sync" not in label:
         lives_and_dies(label, 1, None, 1, "async")

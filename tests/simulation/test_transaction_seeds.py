@@ -13,7 +13,7 @@ from tests.simulation.mix import MOODS, OTHER_FAULTS, POWER_FAULTS, Mix
 from tests.simulation.seeds import IS_SOAK, Seeds
 from tests.simulation.twin import Twin
 
-COUNT = int(os.environ.get("TXMQ_TRANSACTION_SEEDS") or (500 if IS_SOAK else 24))
+COUNT = int(os.environ.get("TXMQ_TRANSACTION_SEEDS") or (500 if IS_SOAK else 16))
 QUICK = 8
 ALONE = "TXMQ_TRANSACTION_SEED"
 SEEDS = Seeds("transactions", "test_transaction_seeds.py", ALONE, COUNT, QUICK)

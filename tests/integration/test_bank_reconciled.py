@@ -2,7 +2,8 @@
 found, by the class of what he did.
 
 By real programs: the tour's own, and a forger with a command line. The command that reconciles
-runs in this process, with its Spark; a tour that ends with `txmq reconcile` is in test_bank_tour.py.
+runs in this process, with its Spark; a tour with a `txmq reconcile` of its own is in
+test_bank_tour.py.
 """
 
 import asyncio

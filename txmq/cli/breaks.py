@@ -108,7 +108,7 @@ def breaks(
             (
                 (
                     *(item[name] for name in ("break_id", "class", "status", "age_days")),
-                    amount(item["amount"], run.result.digits.get(item["currency"], 2)),
+                    amount(item["amount"], run.result.places(item["currency"])),
                     item["currency"],
                     *(item[name] or "" for name in words),
                 )
@@ -250,7 +250,7 @@ def _choose(
             counts[item["currency"]] += 1
             sums[item["currency"]] += item["amount"]
         for currency, sum_ in sorted(sums.items()):
-            worth = amount(sum_, run.result.digits.get(currency, 2))
+            worth = amount(sum_, run.result.places(currency))
             note(f"{quantity(counts[currency], 'break')}: {worth} {currency} at risk")
         confirm(f"Write this for all {len(items)} breaks?", yes=yes, code=NOT_RUN)
     return items
@@ -282,7 +282,7 @@ def _export(items: Sequence[Mapping[str, Any]], run: "Run", path: Path) -> None:
         raise ConfigError(f"the file {path} is neither .csv nor .xlsx: name one that is")
     rows = [
         [
-            Decimal(item[name]).scaleb(-run.result.digits.get(item["currency"], 2))
+            Decimal(item[name]).scaleb(-run.result.places(item["currency"]))
             if name in _AMOUNTS
             else item[name]
             for name in _EXPORTED

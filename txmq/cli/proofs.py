@@ -142,7 +142,7 @@ def explain(
 
 
 def _amounts(row: Mapping[str, Any], result: "Result") -> str:
-    from txmq.reconcile.report.facts import digits
     from txmq.reconcile.report.words import signed
 
-    return ", ".join(signed(amount, digits(result, row["currency"])) for amount in row["amounts"])
+    places = result.places(row["currency"])
+    return ", ".join(signed(amount, places) for amount in row["amounts"])

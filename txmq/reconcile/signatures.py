@@ -18,13 +18,12 @@ from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.chain import why_outdated
-from txmq.reconcile.summary import Run, SignOff
+from txmq.reconcile.summary import Run, SignatureState, SignOff
 from txmq.runtime.disk import LocalDisk
 
-__all__ = ["Role", "Signature", "SignatureState", "Signatures", "lock_signatures", "same_person"]
+__all__ = ["Role", "Signature", "Signatures", "lock_signatures", "same_person"]
 
 Role: TypeAlias = Literal["preparer", "reviewer"]
-SignatureState: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidated"]
 
 
 class Signature(Struct, frozen=True):

@@ -16,10 +16,19 @@ from txmq.reconcile.differences import Cover, Place, ProofDay, covers_of, place_
 from txmq.reconcile.explanations import Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.account_mask import mask, mask_all
-from txmq.reconcile.report.facts import rank
 from txmq.reconcile.report.words import amount
 from txmq.reconcile.rules import Money, Rules
-from txmq.reconcile.summary import BUCKETS, Aged, HandDecision, Item, Proof, Result, Total, Verdict
+from txmq.reconcile.summary import (
+    BUCKETS,
+    RANKS,
+    Aged,
+    HandDecision,
+    Item,
+    Proof,
+    Result,
+    Total,
+    Verdict,
+)
 from txmq.reconcile.tables import ENTRIES
 from txmq.reconcile.written_table import Order, WrittenTable, sum_groups, top_rows
 
@@ -127,7 +136,7 @@ def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
 def _totals(totals: WrittenTable) -> tuple[Total, ...]:
     rows = (row for piece in totals.pieces() for row in piece.to_pylist())
     found = [msgspec.convert(row, Total) for row in rows]
-    return tuple(sorted(found, key=lambda total: (rank(total.class_), total.currency)))
+    return tuple(sorted(found, key=lambda total: (RANKS[total.class_], total.currency)))
 
 
 def _proofs(
@@ -211,7 +220,7 @@ def _items(items: WrittenTable, rules: Rules) -> tuple[Item, ...]:
     """A sample of each class: the oldest items, the largest first."""
     shown = top_rows(items.pieces(), rules.limits.evidence, _BY_AGE, by="class")
     # The sort is stable, so rows of one class keep their order.
-    shown.sort(key=lambda row: rank(row["class"]))
+    shown.sort(key=lambda row: RANKS[row["class"]])
     return tuple(msgspec.convert(_masked(row), Item) for row in shown)
 
 
@@ -235,7 +244,7 @@ def _aging(items: WrittenTable) -> tuple[tuple[Aged, ...], int]:
         for (class_, bucket, currency), (transfers, at_risk) in sums.items()
     ]
     found.sort(key=lambda cell: (
-        rank(cell.class_), cell.currency, BUCKETS.index(cell.bucket)
+        RANKS[cell.class_], cell.currency, BUCKETS.index(cell.bucket)
     ))  # fmt: skip
     breaks = (
         piece.filter(pc.field("group") == "break") for piece in items.pieces("group", "age_days")

@@ -1,15 +1,56 @@
-"""Amounts and moments as text for people. Pure, and money is never a float."""
+"""Verdicts, amounts and moments as text for people. Pure, and money is never a float."""
 
 from __future__ import annotations
 
 from datetime import date, datetime
 from decimal import ROUND_FLOOR, Decimal
-from typing import Final
+from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
-__all__ = ["amount", "exact", "long_date", "moment", "points", "rate", "seconds", "signed"]
+from txmq.reconcile.summary import Verdict
+
+__all__ = [
+    "VERDICTS",
+    "Headline",
+    "amount",
+    "exact",
+    "long_date",
+    "moment",
+    "points",
+    "rate",
+    "seconds",
+    "signed",
+]
 
 _FINEST: Final = Decimal("0.001")
+
+
+class Headline(NamedTuple):
+    """A verdict in words."""
+
+    mood: str
+    words: str
+    meaning: str
+
+
+VERDICTS: Final[dict[Verdict, Headline]] = {
+    "clean": Headline(
+        "good",
+        "Clean",
+        "Every transfer is agreed, explained, or in flight for a permitted time; every proof holds "
+        "or is explained.",
+    ),
+    "within limits": Headline(
+        "wait",
+        "Breaks within limits",
+        "There are breaks, within the limits of the rules.",
+    ),
+    "over limits": Headline(
+        "bad",
+        "Over the limits",
+        "The breaks or proofs exceed the limits of the rules. A person must act today.",
+    ),
+}
 
 
 def amount(minor: int, digits: int) -> str:

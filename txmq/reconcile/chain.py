@@ -19,9 +19,7 @@ __all__ = ["current_run_file", "days_with_run", "read_run_file", "why_outdated"]
 RunPart = TypeVar("RunPart")
 
 
-class _Span(Struct, frozen=True):
-    """The fields of a result that are needed here."""
-
+class _Window(Struct, frozen=True):
     start_ms: int
     end_ms: int
 
@@ -29,7 +27,7 @@ class _Span(Struct, frozen=True):
 class _Link(Struct, frozen=True):
     """The fields of a run that are needed here."""
 
-    result: _Span
+    result: _Window
     result_digest: str
     previous_digest: str | None = None
 
@@ -60,12 +58,8 @@ def why_outdated(directory: Path, run: Run, last: date | None = None) -> str | N
     """The reason why a run, or an earlier one in its chain, is outdated; ``None`` if none is.
 
     A day that was run again may leave other items to the next day, which no later report would
-    show. All earlier days are checked: the day before may itself be outdated.
-
-    Args:
-        directory: The directory that the rules name.
-        run: A run, in force or not.
-        last: The last day to run again, for the message; the run's own day if left out.
+    show. All earlier days are checked: the day before may itself be outdated. The reason names
+    ``last`` as the last day to run again; the run's own day if left out.
 
     Raises:
         ReconcileRefused: The file of an earlier run cannot be read.

@@ -23,10 +23,7 @@ def mask(account: str) -> str:
     ``6222 0200 1234 0011`` becomes ``62…0011``. At least half of a number stays hidden, but a
     number with fewer than 8 characters is shown. With the books, the mask and the transfer's key
     identify the account; with the report alone they do not. Two accounts may have the same
-    mask.
-
-    Args:
-        account: The number. Spaces are ignored.
+    mask. Spaces are ignored.
     """
     bare = "".join(account.split())
     for least, head, end in _SHOWN:

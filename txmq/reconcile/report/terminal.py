@@ -26,12 +26,9 @@ _GROUPS: Final = {"break": "red", "open": "yellow", "agreed": "green"}
 
 
 def show(run: Run, console: Console, report: str = "") -> None:
-    """Print the result of a run.
+    """Print the result of a run, and the path of its page if there is one.
 
-    Args:
-        run: The run.
-        console: The output. Without colours, or if it is narrow, it gets the same words.
-        report: The path of the page, if there is one.
+    A console without colours, or a narrow one, gets the same words.
     """
     result = run.result
     _say(console, f"{result.name}, {long_date(result.business_date)}", "bold")

@@ -11,10 +11,10 @@ from pyarrow import parquet
 
 from tests.reconcile import breaks
 from txmq.errors import UsageError
+from txmq.reconcile.differences import differences_in
 from txmq.reconcile.explanations import BreakNote, Difference, Explanations
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.item_list import differences_in
 from txmq.reconcile.rules import Money
 from txmq.reconcile.summary import Run
 from txmq.reconcile.tables import BALANCES, ENTRIES, ITEMS, MESSAGES, PROOFS, TOTALS, TableSchema

@@ -139,8 +139,8 @@ def explain(
     The proofs clearing and double-entry of their transfers are explained with them.
     """
     with report_failures():
+        from txmq.reconcile.differences import differences_in
         from txmq.reconcile.explanations import Difference, Explanations
-        from txmq.reconcile.item_list import differences_in
 
         wanted = requested_days(config, day)
         run, directory = run_of(wanted), wanted.rules.directory

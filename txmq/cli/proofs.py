@@ -60,14 +60,14 @@ def proofs(
     if ctx.invoked_subcommand is not None:
         return
     with report_failures():
-        from txmq.reconcile.item_list import differences_in
+        from txmq.reconcile.differences import OF_ACCOUNTS, differences_in
         from txmq.reconcile.report.account_mask import mask
 
         wanted = requested_days(config, day)
         run, directory = run_of(wanted), wanted.rules.directory
         rows = differences_in(directory, run, proof, bank, account, is_complete=everything)
         for row in () if unmasked else rows:
-            if row["proof"] in {"account-table", "roll-forward", "roll-forward-rows"}:
+            if row["proof"] in OF_ACCOUNTS:
                 row["account"] = mask(row["account"])
         names = ("currency", "explained_by", "until", "hint")
         print_rows(
@@ -116,8 +116,9 @@ def explain(
     explained. All others are in the bookings of one date, and are only explained on that date.
     """
     with report_failures():
+        from txmq.reconcile.differences import differences_in
         from txmq.reconcile.explanations import Difference, Explanations
-        from txmq.reconcile.item_list import differences_in, find_item
+        from txmq.reconcile.item_list import find_item
 
         wanted = requested_days(config, day)
         run, directory = run_of(wanted), wanted.rules.directory

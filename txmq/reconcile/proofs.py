@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.balances import KINDS
+from txmq.reconcile.differences import Place
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import ReconciledDay, Rows
 from txmq.reconcile.rows import union
@@ -23,10 +24,7 @@ from txmq.reconcile.second_pass import ABOUT_PROOFS, Sums
 from txmq.reconcile.tables import PROOFS
 from txmq.reconcile.written_table import sum_groups
 
-__all__ = ["Place", "proofs_of"]
-
-Place: TypeAlias = tuple[str, str | None, str | None, str | None]
-"""A proof, its bank, its account or transfer, and its currency."""
+__all__ = ["proofs_of"]
 
 _IDS: Final = (("rows", "sum"), ("closed_id", "max"), ("first_id", "min"), ("last_id", "max"))
 """Of the entries of a bank: their number, and the range of their ids."""

@@ -195,8 +195,9 @@ def _number() -> Column[Any]:
 
 def _run_column(name: str) -> Column[Any]:
     """A figure of a run; its name tells its type."""
-    type_ = BigInteger if name in _COUNTS or name.endswith("_ms") else Text
-    type_ = Boolean if name.startswith("is_") else Double if name == "match_rate" else type_
+    is_number = name in _COUNTS or name.endswith("_ms")
+    type_: Any = Boolean if name.startswith("is_") else BigInteger if is_number else Text
+    type_ = Double if name == "match_rate" else type_
     return Column(name, type_, nullable=name == "previous_run_id")
 
 

@@ -61,7 +61,7 @@ def proofs(
         return
     with report_failures():
         from txmq.reconcile.differences import OF_ACCOUNTS, differences_in
-        from txmq.reconcile.report.account_mask import mask
+        from txmq.reconcile.report.words import mask
 
         wanted = requested_days(config, day)
         run, directory = run_of(wanted), wanted.rules.directory

@@ -104,12 +104,8 @@ class Explanations:
     ) -> list[Explanation]:
         """Explain breaks. They stop counting as such from the next run until their facts change.
 
-        Args:
-            items: The breaks, as rows of ``ITEMS`` without masks.
-            by: The name of the person.
-            reason: Why they are not breaks.
-            now_ms: The time.
-            differences: Those of proofs; a break explains those that name its transfer.
+        The breaks are rows of ``ITEMS`` without masks. Differences of proofs that name a break's
+        transfer are explained with it.
 
         Raises:
             UsageError: The name or the reason is missing.

@@ -12,7 +12,7 @@ from msgspec import Struct
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.extract.manifest import FILE, read_manifest
-from txmq.reconcile.report.account_mask import mask_all
+from txmq.reconcile.report.words import mask_all
 from txmq.reconcile.summary import Run
 from txmq.reconcile.written_table import WrittenTable
 

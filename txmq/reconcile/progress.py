@@ -109,11 +109,8 @@ class Progress:
 
 @contextmanager
 def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Show progress: a bar on a terminal, lines elsewhere, nothing if quiet.
-
-    Args:
-        quiet: Show nothing.
-        stream: The output; standard error if left out.
+    """Show progress on a stream, standard error if left out: a bar on a terminal, lines elsewhere,
+    nothing if quiet.
     """
     stream = sys.stderr if stream is None else stream
     if quiet:

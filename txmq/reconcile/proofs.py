@@ -49,10 +49,7 @@ _ABOUT: Final = ABOUT_PROOFS | {
 def proofs_of(day: ReconciledDay, balances: Iterable[pa.Table], rules: Rules) -> Rows:
     """All proofs: the accounts and transfers that differ, and each proof as a whole; as ``PROOFS``.
 
-    Args:
-        day: The day, for the proofs of transfers and for all sums.
-        balances: The balances of all accounts, in pieces; as ``BALANCES``.
-        rules: They name the banks with clearing accounts, double entry and so on.
+    ``balances`` has those of all accounts, in pieces; as ``BALANCES``.
     """
     books = _Books(rules, was_closed=day.was_closed)
     for piece in balances:

@@ -12,7 +12,8 @@ from itertools import islice
 from types import NoneType
 from typing import Any, Final, get_args
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict, fields
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -145,9 +146,9 @@ class ReconSchema:
             connection.execute(former.values(is_current=False))
             connection.execute(insert(self.runs), [of_run | _run_row(run)])
             for table, parts in ((self.proofs, result.proofs), (self.totals, result.totals)):
-                rows = (_row_of(part) | {"number": n} for n, part in enumerate(parts))
-                _put(connection, table, (of_run | row for row in rows))
-            written = _put(connection, self.items, (of_run | _rename(item) for item in items))
+                numbered = enumerate(map(asdict, parts))
+                _put(connection, table, (of_run | {"number": n} | part for n, part in numbered))
+            written = _put(connection, self.items, (of_run | dict(item) for item in items))
             self._sign(connection, run)
         return written
 
@@ -171,7 +172,7 @@ class ReconSchema:
         of_result = self.signoffs.c.result_digest == run.result_digest
         connection.execute(delete(self.signoffs).where(of_result))
         about = {"name": run.result.name, "business_date": run.result.business_date}
-        row = _row_of(run.sign_off) | about | {"run_id": run.run_id}
+        row = asdict(run.sign_off) | about | {"run_id": run.run_id}
         connection.execute(insert(self.signoffs), [row])
 
     @contextmanager
@@ -202,20 +203,18 @@ def _run_column(name: str) -> Column[Any]:
 
 
 def _item_columns() -> list[Column[Any]]:
-    return [
-        Column(_RENAMED.get(name, name), _TYPES[type_], nullable=is_optional)
-        for name, type_, is_optional, _ in ITEMS.columns[1:]
-    ]
+    return [_column(name, type_, is_optional) for name, type_, is_optional, _ in ITEMS.columns[1:]]
 
 
-def _columns_of(part: type[msgspec.Struct]) -> list[Column[Any]]:
+def _columns_of(part: type[Struct]) -> list[Column[Any]]:
     """The columns for the fields of a part of a run."""
-    found = []
-    for field in msgspec.structs.fields(part):
-        types = get_args(field.type) or (field.type,)
-        name = _RENAMED.get(field.name, field.name)
-        found.append(Column(name, _TYPES[types[0]], nullable=NoneType in types))
-    return found
+    types = {field.name: get_args(field.type) or (field.type,) for field in fields(part)}
+    return [_column(name, some[0], NoneType in some) for name, some in types.items()]
+
+
+def _column(name: str, type_: object, is_optional: bool) -> Column[Any]:
+    """A column; its key is the name in rows."""
+    return Column(_RENAMED.get(name, name), _TYPES[type_], key=name, nullable=is_optional)
 
 
 def _run_row(run: Run) -> dict[str, Any]:
@@ -224,14 +223,6 @@ def _run_row(run: Run) -> dict[str, Any]:
         name: run if hasattr(run, name) else run.result for name in _RUN if name not in known
     }
     return known | {name: getattr(source, name) for name, source in sources.items()}
-
-
-def _row_of(part: msgspec.Struct) -> dict[str, Any]:
-    return _rename(msgspec.structs.asdict(part))
-
-
-def _rename(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {_RENAMED.get(name, name): value for name, value in row.items()}
 
 
 def _put(connection: Connection, table: Table, rows: Iterator[Mapping[str, Any]]) -> int:

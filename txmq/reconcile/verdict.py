@@ -23,8 +23,7 @@ from txmq.reconcile.differences import (
 )
 from txmq.reconcile.explanations import Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.report.account_mask import mask, mask_all
-from txmq.reconcile.report.words import amount
+from txmq.reconcile.report.words import amount, mask, mask_all
 from txmq.reconcile.rules import Money, Rules
 from txmq.reconcile.summary import (
     BUCKETS,
@@ -62,13 +61,8 @@ def judge(
 ) -> Result:
     """Summarize a day and decide its verdict.
 
-    Args:
-        tables: The tables that the run has written, by name.
-        rules: The limits.
-        manifest: The manifest of the extract.
-        contents: The hash of each table.
-        before: The proofs of the day before, if it has a result.
-        explanations: What people explained; nothing if left out.
+    ``contents`` has the hash of each table that the run has written, and ``before`` the proofs of
+    the day before, if it has a result.
 
     Raises:
         ReconcileRefused: A table cannot be read. Or txmq or Spark has an error: the classes do not

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from txmq.printable import printable
 from txmq.reconcile.classes import ABOUT
-from txmq.reconcile.report import account_mask, charts, words
+from txmq.reconcile.report import charts, words
 from txmq.reconcile.summary import BUCKETS, RANKS, Aged, Proof, Run, sum_totals
 
 __all__ = ["page"]
@@ -48,7 +48,7 @@ def page(run: Run) -> bytes:
         "buckets": BUCKETS,
         "trends": charts.trends(run),
         "proofs": _proofs(result.proofs),
-        "mask_rule": account_mask.RULE,
+        "mask_rule": words.MASK_RULE,
         "plot": charts.PLOT,
     }
     return _PAGE.render(shown).encode()

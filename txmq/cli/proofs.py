@@ -21,7 +21,6 @@ from txmq.cli.reconcile_options import (
     Unmasked,
     date_of,
     report_failures,
-    requested_days,
     run_of,
 )
 from txmq.errors import ConfigError
@@ -63,9 +62,8 @@ def proofs(
         from txmq.reconcile.differences import OF_ACCOUNTS, differences_in
         from txmq.reconcile.report.words import mask
 
-        wanted = requested_days(config, day)
-        run, directory = run_of(wanted), wanted.rules.directory
-        rows = differences_in(directory, run, proof, bank, account, is_complete=everything)
+        rules, run = run_of(config, day)
+        rows = differences_in(rules.directory, run, proof, bank, account, is_complete=everything)
         for row in () if unmasked else rows:
             if row["proof"] in OF_ACCOUNTS:
                 row["account"] = mask(row["account"])
@@ -120,10 +118,10 @@ def explain(
         from txmq.reconcile.explanations import Difference, Explanations
         from txmq.reconcile.item_list import find_item
 
-        wanted = requested_days(config, day)
-        run, directory = run_of(wanted), wanted.rules.directory
+        rules, run = run_of(config, day)
         if not (ids or proof or bank or account):
             raise ConfigError("name differences by their ids, or choose them with --proof, …")
+        directory = rules.directory
         rows = differences_in(directory, run, proof, bank, account, is_complete=bool(ids))
         rows = [find_item(rows, id_, "id") for id_ in ids] if ids else rows
         if not rows:

@@ -155,19 +155,20 @@ def rules_of(config: Path | None) -> "Rules":
     return read_rules(config)
 
 
-def run_of(wanted: RequestedDays) -> "Run":
-    """The day's run that is in force.
+def run_of(config: Path | None, day: date | None) -> tuple["Rules", "Run"]:
+    """The rules, and the run in force of a day; of the last finished day if none is named.
 
     Raises:
+        ConfigError: No file of rules is named, or the file is invalid.
         ReconcileRefused: The day has no run.
     """
+    rules, (wanted,) = requested_days(config, day)
     from txmq.reconcile.results import Results
 
-    run = Results(wanted.rules.directory).current(wanted.days[0])
+    run = Results(rules.directory).current(wanted)
     if run is None:
-        day = wanted.days[0]
-        raise ReconcileRefused(f"{day} was not reconciled yet: txmq reconcile --date {day}")
-    return run
+        raise ReconcileRefused(f"{wanted} was not reconciled yet: txmq reconcile --date {wanted}")
+    return rules, run
 
 
 def warn_of_later_days(results: "Results") -> None:

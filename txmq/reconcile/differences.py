@@ -128,7 +128,9 @@ def differences_in(
         if left := off - covers.get(place, Cover()).by_items:
             found[place] = Difference(_id(day, place), *place, (left,))
     rows = []
-    for place, one in sorted(found.items(), key=_size):
+    for place, one in sorted(
+        found.items(), key=lambda pair: (pair[0][0], -sum(map(abs, pair[1].amounts)))
+    ):
         cover = covers.get(place, Cover())
         # What items explain of a whole proof is not in its difference any more.
         by_items = bool(cover.by_items) and place[2] is not None
@@ -145,10 +147,6 @@ def differences_in(
                 ),
             })  # fmt: skip
     return rows
-
-
-def _size(found: tuple[Place, Difference]) -> tuple[str, int]:
-    return found[0][0], -sum(map(abs, found[1].amounts))
 
 
 def single_rows(proofs: WrittenTable) -> Iterator[pa.Table]:

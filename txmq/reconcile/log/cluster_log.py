@@ -144,6 +144,14 @@ class _ClusterReader:
         return []
 
 
+def _in_session(names: str, work: Callable[[Session], Awaitable[T]]) -> T:
+    async def opened() -> T:
+        async with Session(names, answer_s=_ANSWER_S) as session:
+            return await work(session)
+
+    return asyncio.run(opened())
+
+
 # Planning
 
 
@@ -154,12 +162,7 @@ def plan_reading(names: str, flows: Sequence[Flow], window: DayWindow, clock: Cl
         ReconcileRefused: A topic or a group does not exist, a broker does not keep the whole day,
             or the cluster does not answer.
     """
-
-    async def plan() -> ClusterPlan:
-        async with Session(names, answer_s=_ANSWER_S) as session:
-            return await _Planner(session, flows, window).plan(clock)
-
-    return asyncio.run(plan())
+    return _in_session(names, lambda session: _Planner(session, flows, window).plan(clock))
 
 
 class _Planner(_ClusterReader):
@@ -289,14 +292,14 @@ def fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[st
     """Read ranges into their files; returns why some cannot be read."""
     failed: list[str] = []
 
-    async def fetch() -> None:
-        limit = asyncio.Semaphore(_READ_AT_ONCE)
-        async with Session(names, answer_s=_ANSWER_S) as session, asyncio.TaskGroup() as group:
+    async def fetch(session: Session) -> None:
+        reader, limit = _ClusterReader(session), asyncio.Semaphore(_READ_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
             for path, wanted in todo:
-                group.create_task(_fetch(_ClusterReader(session), path, wanted, limit))
+                group.create_task(_fetch(reader, path, wanted, limit))
 
     try:
-        asyncio.run(fetch())
+        _in_session(names, fetch)
     except* TxmqError as errors:
         failed = [str(error) for error in errors.exceptions]
     return failed
@@ -325,10 +328,9 @@ def earlier_half(names: str, plan: BrokerPlan, position: int, offset: int) -> Re
     if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
         return None
 
-    async def pull() -> tuple[bytes, ...]:
-        async with Session(names, answer_s=_ANSWER_S) as session:
-            reader = _ClusterReader(session)
-            return (await reader.ask(reader.admin.pull_stored, queue, offset, 1)).records
+    async def pull(session: Session) -> tuple[bytes, ...]:
+        reader = _ClusterReader(session)
+        return (await reader.ask(reader.admin.pull_stored, queue, offset, 1)).records
 
-    records = [unpack(data, errors="replace")[0] for data in asyncio.run(pull())]
+    records = [unpack(data, errors="replace")[0] for data in _in_session(names, pull)]
     return half_of(records[0]) if records and records[0].queue_offset == offset else None

@@ -159,13 +159,10 @@ def _take(wanted: RequestedDays, jars: list[Path], *, quiet: bool) -> "Manifest"
             from txmq.reconcile.spark import open_spark
 
             session = stack.enter_context(open_spark(memory="1g", jars=jars, log=_log(rules, day)))
-        with progress.stage("extract") as underway:
-
-            def count(source: str, rows: int) -> None:
-                del source
-                underway.rows += rows
-
-            return extract_day(rules, day, take_log=extract_log, spark=session, progress=count)
+        with progress.stage("extract") as stage:
+            return extract_day(
+                rules, day, take_log=extract_log, spark=session, progress=stage.count
+            )
 
 
 def _log(rules: "Rules", day: date) -> Path:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.extract.manifest import FILE, read_manifest
-from txmq.reconcile.report.words import mask_all
+from txmq.reconcile.report.words import mask_sides
 from txmq.reconcile.summary import Run
 from txmq.reconcile.written_table import WrittenTable
 
@@ -74,9 +74,7 @@ def items_of(
         chosen = {item["break_id"]: item for item in (find_item(found, id_) for id_ in wanted.ids)}
         found = list(chosen.values())
     if is_masked:
-        for item in found:
-            for side in ("payer", "payee"):
-                item[side] = item[side] and mask_all(item[side])
+        found = list(map(mask_sides, found))
     return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
 
 

@@ -31,6 +31,11 @@ class ActiveStage:
         self.rows = 0
         """The number of rows, set by the code that runs the stage."""
 
+    def count(self, source: str, rows: int) -> None:
+        """Add rows of a source."""
+        del source
+        self.rows += rows
+
 
 class Progress:
     """Measures the stages of a run, and shows them.

@@ -23,7 +23,7 @@ from txmq.reconcile.differences import (
 )
 from txmq.reconcile.explanations import Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.report.words import amount, mask, mask_all
+from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Money, Rules
 from txmq.reconcile.summary import (
     BUCKETS,
@@ -215,17 +215,13 @@ def _items(items: WrittenTable, rules: Rules) -> tuple[Item, ...]:
     shown = top_rows(items.pieces(), rules.limits.evidence, _BY_AGE, by="class")
     # The sort is stable, so rows of one class keep their order.
     shown.sort(key=lambda row: RANKS[row["class"]])
-    return tuple(msgspec.convert(_masked(row), Item) for row in shown)
-
-
-def _masked(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {side: mask_all(row[side]) for side in ("payer", "payee") if row[side]}
+    return tuple(msgspec.convert(mask_sides(row), Item) for row in shown)
 
 
 def _decisions(by_hand: WrittenTable, rules: Rules) -> tuple[HandDecision, ...]:
     """The latest decisions."""
     shown = top_rows(by_hand.pieces(), rules.limits.evidence, _BY_TIME)
-    rows = (_masked(row) | {"message_id": row["id"]} for row in shown)
+    rows = (mask_sides(row) | {"message_id": row["id"]} for row in shown)
     return tuple(msgspec.convert(row, HandDecision) for row in rows)
 
 

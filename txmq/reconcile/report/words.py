@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from datetime import date, datetime
 from decimal import ROUND_FLOOR, Decimal
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 from txmq.reconcile.summary import Verdict
@@ -20,7 +20,7 @@ __all__ = [
     "exact",
     "long_date",
     "mask",
-    "mask_all",
+    "mask_sides",
     "moment",
     "points",
     "rate",
@@ -148,6 +148,7 @@ def mask(account: str) -> str:
     return bare
 
 
-def mask_all(accounts: str) -> str:
-    """The masks of the accounts of one side of a transfer, joined by `` / `` if it has several."""
-    return " / ".join(map(mask, accounts.split(" / ")))
+def mask_sides(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a transfer with masks; `` / `` joins the accounts of a side that has several."""
+    sides = {side: row[side] for side in ("payer", "payee") if row[side]}
+    return row | {side: " / ".join(map(mask, of.split(" / "))) for side, of in sides.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -42,6 +42,8 @@ class Difference(Struct, frozen=True):
 class Explanation(Struct, frozen=True):
     """An explanation of a break, or the withdrawal of one."""
 
+    FILE: ClassVar = "explanations.jsonl"
+
     break_id: str
     class_: str = msgspec.field(name="class")
     by: str
@@ -57,6 +59,8 @@ class Explanation(Struct, frozen=True):
 class ProofExplanation(Struct, frozen=True):
     """An explanation of a proof's difference, or the withdrawal of one."""
 
+    FILE: ClassVar = "proof-explanations.jsonl"
+
     difference: Difference
     by: str
     reason: str
@@ -70,6 +74,8 @@ class ProofExplanation(Struct, frozen=True):
 class BreakNote(Struct, frozen=True):
     """Who works on a break. An empty field leaves the former value; no result depends on it."""
 
+    FILE: ClassVar = "notes.jsonl"
+
     break_id: str
     by: str
     at_ms: int
@@ -79,11 +85,6 @@ class BreakNote(Struct, frozen=True):
     comment: str = ""
 
 
-_FILES: Final[Mapping[type[Struct], str]] = {
-    Explanation: "explanations.jsonl",
-    ProofExplanation: "proof-explanations.jsonl",
-    BreakNote: "notes.jsonl",
-}
 Record = TypeVar("Record", Explanation, ProofExplanation, BreakNote)
 Explained = TypeVar("Explained", Explanation, ProofExplanation)
 
@@ -212,7 +213,7 @@ class Explanations:
         return made
 
     def _read(self, type_: type[Record]) -> list[Record]:
-        path = self._directory / _FILES[type_]
+        path = self._directory / type_.FILE
         try:
             lines = path.read_bytes().splitlines()
             return [msgspec.json.decode(line, type=type_) for line in lines if line.strip()]
@@ -224,7 +225,7 @@ class Explanations:
     def _add(self, type_: type[Record], made: Sequence[Record]) -> None:
         with lock_signatures(self._directory) as disk:
             lines = [msgspec.json.encode(one) + b"\n" for one in (*self._read(type_), *made)]
-            disk.replace(_FILES[type_], b"".join(lines))
+            disk.replace(type_.FILE, b"".join(lines))
 
 
 def _valid(every: list[Explained], key: Callable[[Explained], Any]) -> list[Explained]:

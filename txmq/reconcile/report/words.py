@@ -46,26 +46,12 @@ class Headline(NamedTuple):
 
     mood: str
     words: str
-    meaning: str
 
 
 VERDICTS: Final[dict[Verdict, Headline]] = {
-    "clean": Headline(
-        "good",
-        "Clean",
-        "Every transfer is agreed, explained, or in flight for a permitted time; every proof holds "
-        "or is explained.",
-    ),
-    "within limits": Headline(
-        "wait",
-        "Breaks within limits",
-        "There are breaks, within the limits of the rules.",
-    ),
-    "over limits": Headline(
-        "bad",
-        "Over the limits",
-        "The breaks or proofs exceed the limits of the rules. A person must act today.",
-    ),
+    "clean": Headline("good", "Clean"),
+    "within limits": Headline("wait", "Breaks within limits"),
+    "over limits": Headline("bad", "Over the limits"),
 }
 
 

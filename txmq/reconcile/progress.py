@@ -122,8 +122,8 @@ def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Itera
         yield Progress()
         return
     if not stream.isatty():
-        log = Console(file=stream, soft_wrap=True, markup=False, highlight=False, emoji=False)
-        yield Progress(lambda line: log.print(f"txmq: {line}"))
+        # Not rich's console: if nobody reads the lines any more it exits with 1, a verdict.
+        yield Progress(lambda line: print(f"txmq: {line}", file=stream, flush=True))  # noqa: T201
         return
     columns = (
         bars.SpinnerColumn(),

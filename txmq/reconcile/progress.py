@@ -123,7 +123,7 @@ def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Itera
         return
     if not stream.isatty():
         # Not rich's console: if nobody reads the lines any more it exits with 1, a verdict.
-        yield Progress(lambda line: print(f"txmq: {line}", file=stream, flush=True))  # noqa: T201
+        yield Progress(lambda line: print(f"txmq: {line}", file=stream, flush=True))
         return
     columns = (
         bars.SpinnerColumn(),

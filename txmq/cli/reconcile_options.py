@@ -1,9 +1,11 @@
 """The options and the exit codes of all commands that reconcile."""
 
+import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn
@@ -229,6 +231,12 @@ def report_failures() -> Iterator[None]:
         fail(str(error), NOT_RUN)
     except (typer.Exit, typer.Abort):
         raise
+    except BrokenPipeError:
+        # Python would write the rest at its end, fail again, and exit with another code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(BrokenPipeError):
+            note("txmq: nobody reads the output any more, so the command ended")
+        raise typer.Exit(NOT_RUN) from None
     except Exception as error:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
         if isinstance(error, ModuleNotFoundError) and _root(error) in _EXTRA:
             fail(f"this command needs {_root(error)}: pip install 'txmq[spark]'", NOT_RUN)

@@ -132,8 +132,9 @@ def differences_in(
         found.items(), key=lambda pair: (pair[0][0], -sum(map(abs, pair[1].amounts)))
     ):
         cover = covers.get(place, Cover())
-        # What items explain of a whole proof is not in its difference any more.
-        by_items = bool(cover.by_items) and place[2] is not None
+        # What items explain of a whole proof is not in its difference any more. The amounts of a
+        # single row that they explain may add up to zero.
+        by_items = place in covers and cover.person is None and place[2] is not None
         is_wanted = is_complete or not (cover.person or by_items)
         pairs = (proof, one.proof), (bank, one.bank), (account, one.account)
         if is_wanted and all(only in {None, has} for only, has in pairs):

@@ -15,7 +15,6 @@ __all__ = [
     "HIDDEN",
     "MASK_RULE",
     "VERDICTS",
-    "Headline",
     "amount",
     "exact",
     "long_date",

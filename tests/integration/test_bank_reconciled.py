@@ -30,7 +30,7 @@ from examples.bank_transfer.tour.reconciliation import RULES, written
 from tests import spark_session
 from tests.serving import environment
 from txmq.cli.root import app
-from txmq.reconcile.report.account_mask import mask
+from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Day
 from txmq.reconcile.summary import Run
 

@@ -6,7 +6,7 @@ from datetime import date, timedelta
 import msgspec
 
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.report.account_mask import mask
+from txmq.reconcile.report.words import mask
 from txmq.reconcile.summary import (
     Aged,
     Control,

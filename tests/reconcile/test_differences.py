@@ -11,10 +11,10 @@ from pyarrow import parquet
 
 from tests.reconcile import breaks
 from txmq.errors import UsageError
+from txmq.reconcile.differences import differences_in
 from txmq.reconcile.explanations import BreakNote, Difference, Explanations
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.item_list import differences_in
 from txmq.reconcile.rules import Money
 from txmq.reconcile.summary import Run
 from txmq.reconcile.tables import BALANCES, ENTRIES, ITEMS, MESSAGES, PROOFS, TOTALS, TableSchema
@@ -202,6 +202,7 @@ def test_both_kinds_of_booking_of_a_transfer_must_be_as_they_were(nights):
     for offs, count in (((500, -500), 0), ((-500, 501), 2), ((-500,), 1)):
         found = nights.judge(0, rows(*offs), [explained(item("icbc/1"))])
         assert found.broken_proofs == count
+        assert bool(nights.differences()) is (count > 0)
 
 
 def test_an_open_break_and_another_transfer_explain_nothing(nights):

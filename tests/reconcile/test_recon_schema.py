@@ -86,10 +86,10 @@ def test_a_run_is_written_with_all_that_belongs_to_it(spark, schema, rows):
         (run.run_id, 0, "conservation", None, None, "CNY", 2**40, 2**40 + 3, False,
          "what is in transit", True, 1, 1, "Ann", "a fee", "2026-11-30"),
     ]  # fmt: skip
-    assert rows(schema.totals, "number", "class", "group_", "at_risk") == [
+    assert rows(schema.totals, "number", "class_", "group", "at_risk") == [
         (0, "parked", "break", 200), (1, "matched", "agreed", 0),
     ]  # fmt: skip
-    found = rows(schema.items, "break_id", "key", "class", "group_", "is_late", "payee", "reason")
+    found = rows(schema.items, "break_id", "key", "class", "group", "is_late", "payee", "reason")
     assert sorted(found) == sorted(
         (breaks.break_id(key), key, "parked", "break", False, "bob", None)
         for key in ("icbc/0", "icbc/1", "icbc/2")
@@ -239,3 +239,19 @@ def test_rules_say_where_it_is_and_are_the_same_rules(tmp_path):
     path.write_text(f'{RULES}\n[recon]\ndatabase = "sqlite://"\nschema = "a b"')
     with pytest.raises(ConfigError, match="schema"):
         read_rules(path)
+
+
+def test_a_table_of_an_older_version_says_which_column_it_lacks(schema, url):
+    schema.create()
+    engine = create_engine(url)
+    name = "recon.proofs" if engine.dialect.name == "postgresql" else "recon_proofs"
+    with engine.begin() as connection:
+        connection.execute(text(f"ALTER TABLE {name} DROP COLUMN until"))
+
+    command = f"ALTER TABLE {name} ADD COLUMN until TEXT"
+    with pytest.raises(DatabaseFailed, match=f"{name} .* no column until: .* {command}, and run"):
+        schema.write(breaks.run(DAY), [])
+    with engine.begin() as connection:
+        connection.execute(text(command))
+    engine.dispose()
+    assert schema.write(breaks.run(DAY), []) == 0

@@ -7,8 +7,8 @@ import pytest
 
 from tests.reconcile import runs
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.report.facts import VERDICTS
 from txmq.reconcile.report.metrics import METRICS, exposition
+from txmq.reconcile.report.words import VERDICTS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/howto/reconcile-alerts.md").read_text()
 ROW = re.compile(r"^\| `(\w+)` \| (.*?) ?\| (.+) \|$", re.MULTILINE)

@@ -1,15 +1,20 @@
 """What programs read of a run, and what stands in a terminal."""
 
+import contextlib
 import io
 import json
+import os
 import re
 from decimal import Decimal
 
 import msgspec
 import pytest
+import typer
 from rich.console import Console
 
 from tests.reconcile import runs
+from txmq.cli.reconcile import _show_run as show_run
+from txmq.cli.reconcile_options import report_failures
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report.metrics import METRICS, exposition
 from txmq.reconcile.report.summary_json import as_json
@@ -206,3 +211,14 @@ def test_a_clean_day_is_said_to_be_clean():
     assert "by hand" not in said
     assert "All balance proofs hold." in said
     assert "100% of 999,511 transfers are agreed, 0 are breaks" in said
+
+
+def test_a_closed_pipe_does_not_end_the_command_with_the_code_of_a_verdict(monkeypatch, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        with pytest.raises(typer.Exit) as ended, report_failures():
+            show_run(runs.run(runs.clean()), tmp_path, json=False)
+
+    assert ended.value.exit_code == 3

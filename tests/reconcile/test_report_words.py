@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.reconcile.report.account_mask import HIDDEN, mask
-from txmq.reconcile.report.words import amount, exact, moment, points, rate, seconds, signed
+from txmq.reconcile.report.words import (
+    HIDDEN,
+    amount,
+    exact,
+    mask,
+    moment,
+    points,
+    rate,
+    seconds,
+    signed,
+)
 
 MONEY = st.integers(-(2**63), 2**63 - 1)
 

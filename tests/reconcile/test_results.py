@@ -14,7 +14,6 @@ import pytest
 from tests.reconcile import breaks, dying_run
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.explanations import Explanations
-from txmq.reconcile.report import facts
 from txmq.reconcile.results import Results, open_results, run_id
 from txmq.reconcile.signatures import Signatures
 from txmq.reconcile.tables import BALANCES, BOOKED, FAILURES, ITEMS, MESSAGES
@@ -138,10 +137,10 @@ def test_a_run_comes_with_the_names_under_it(results, tmp_path):
 
     assert results.current(DAY).sign_off.preparer == "Ann"
     results.publish(breaks.run(DAY, "b" * 16, parked=1), {})
-    assert facts.signature(results.current(DAY)) == "invalidated"
+    assert results.current(DAY).signature == "invalidated"
     assert results.current(DAY).sign_off.result_digest == run.result_digest
     Signatures(tmp_path).sign("preparer", results.current(DAY), "Bo", 6, despite="known")
-    assert facts.signature(results.current(DAY)) == "prepared"
+    assert results.current(DAY).signature == "prepared"
     assert results.current(DAY).sign_off.preparer == "Bo"
     assert len(Signatures(tmp_path).all("2026-11-20")) == 2
 

@@ -96,10 +96,10 @@ class HaltedAt(Progress):
         super().__init__()
         self.name = name
 
-    def show_active(self, underway):
-        if underway.name == self.name:
-            raise Halted(underway.name)
-        return super().show_active(underway)
+    def stage(self, name):
+        if name == self.name:
+            raise Halted(name)
+        return super().stage(name)
 
 
 class _Log(Shelf):

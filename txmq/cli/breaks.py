@@ -19,11 +19,9 @@ from txmq.cli.reconcile_options import (
     Config,
     Day,
     ReconcileGroup,
-    RequestedDays,
     Unmasked,
     date_of,
     report_failures,
-    requested_days,
     rules_of,
     run_of,
 )
@@ -33,6 +31,7 @@ from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from txmq.reconcile.item_list import ItemFilter
+    from txmq.reconcile.rules import Rules
     from txmq.reconcile.summary import Run
 
 __all__ = ["app", "withdraw"]
@@ -93,11 +92,12 @@ def breaks(
         from txmq.reconcile.item_list import items_of
         from txmq.reconcile.report.words import amount
 
-        wanted = requested_days(config, day)
         chosen = _filter(class_, bank, account, older_than, file, status=status)
-        run, directory = run_of(wanted), wanted.rules.directory
-        found = items_of(directory, run, chosen, is_complete=everything, is_masked=not unmasked)
-        found = _with_notes(found, wanted)
+        rules, run = run_of(config, day)
+        found = _with_notes(
+            items_of(rules.directory, run, chosen, is_complete=everything, is_masked=not unmasked),
+            rules,
+        )
         if export is not None:
             _export(found, run, export)
             return
@@ -108,7 +108,7 @@ def breaks(
             (
                 (
                     *(item[name] for name in ("break_id", "class", "status", "age_days")),
-                    amount(item["amount"], run.result.digits.get(item["currency"], 2)),
+                    amount(item["amount"], run.result.places(item["currency"])),
                     item["currency"],
                     *(item[name] or "" for name in words),
                 )
@@ -139,17 +139,16 @@ def explain(
     The proofs clearing and double-entry of their transfers are explained with them.
     """
     with report_failures():
+        from txmq.reconcile.differences import differences_in
         from txmq.reconcile.explanations import Difference, Explanations
-        from txmq.reconcile.item_list import differences_in
 
-        wanted = requested_days(config, day)
-        run, directory = run_of(wanted), wanted.rules.directory
         chosen = _filter(class_, bank, account, older_than, file, ids or ())
-        items = _choose(wanted, run, chosen, yes=yes)
-        rows = differences_in(directory, run, is_complete=True)
+        rules, run = run_of(config, day)
+        items = _choose(rules, run, chosen, yes=yes)
+        rows = differences_in(rules.directory, run, is_complete=True)
         differences = msgspec.convert(rows, list[Difference])
         now_ms = SystemClock().wall_ms()
-        for done in Explanations(directory).explain(items, by, reason, now_ms, differences):
+        for done in Explanations(rules.directory).explain(items, by, reason, now_ms, differences):
             say(
                 f"{done.break_id} counts as explained from the next run on, as long as it is "
                 f"{done.class_} and its facts do not change"
@@ -198,14 +197,14 @@ def assign(
     with report_failures():
         from txmq.reconcile.explanations import BreakNote, Explanations
 
-        wanted = requested_days(config, day)
         news = owner, ticket, due.isoformat() if due else "", comment
         if not any(news) or not by.strip():
             raise ConfigError("give your name, and --owner, --ticket, --due or --comment")
         chosen = _filter(class_, bank, account, older_than, file, ids or ())
-        items = _choose(wanted, run_of(wanted), chosen, yes=yes)
+        rules, run = run_of(config, day)
+        items = _choose(rules, run, chosen, yes=yes)
         now_ms = SystemClock().wall_ms()
-        Explanations(wanted.rules.directory).annotate(
+        Explanations(rules.directory).annotate(
             [BreakNote(item["break_id"], by.strip(), now_ms, *news) for item in items]
         )
         say(f"noted for {quantity(len(items), 'break')}")
@@ -231,16 +230,14 @@ def _filter(
     return ItemFilter(class_, status, bank, account, older_than, (*ids, *listed))
 
 
-def _choose(
-    wanted: RequestedDays, run: "Run", chosen: "ItemFilter", *, yes: bool
-) -> list[dict[str, Any]]:
+def _choose(rules: "Rules", run: "Run", chosen: "ItemFilter", *, yes: bool) -> list[dict[str, Any]]:
     """The breaks that fit. If there are several, the user sees their sums, and agrees first."""
     from txmq.reconcile.item_list import ItemFilter, items_of
     from txmq.reconcile.report.words import amount
 
     if chosen == ItemFilter():
         raise ConfigError("name breaks by their ids, or choose them with --class, --bank, …")
-    items = items_of(wanted.rules.directory, run, chosen, is_masked=False)
+    items = items_of(rules.directory, run, chosen, is_masked=False)
     if not items:
         raise ConfigError(f"no such breaks on {run.result.business_date}; nothing was written")
     if len(items) > 1:
@@ -250,18 +247,18 @@ def _choose(
             counts[item["currency"]] += 1
             sums[item["currency"]] += item["amount"]
         for currency, sum_ in sorted(sums.items()):
-            worth = amount(sum_, run.result.digits.get(currency, 2))
+            worth = amount(sum_, run.result.places(currency))
             note(f"{quantity(counts[currency], 'break')}: {worth} {currency} at risk")
         confirm(f"Write this for all {len(items)} breaks?", yes=yes, code=NOT_RUN)
     return items
 
 
-def _with_notes(items: list[dict[str, Any]], wanted: RequestedDays) -> list[dict[str, Any]]:
+def _with_notes(items: list[dict[str, Any]], rules: "Rules") -> list[dict[str, Any]]:
     """Breaks with their owners, tickets, due dates and comments."""
     from txmq.reconcile.explanations import BreakNote, Explanations
     from txmq.reconcile.report.words import moment
 
-    day, known = wanted.rules.day, Explanations(wanted.rules.directory).notes()
+    day, known = rules.day, Explanations(rules.directory).notes()
     today, found = day.of(SystemClock().wall_ms()).isoformat(), []
     for item in items:
         latest, comments = known.get(item["break_id"], (BreakNote("", "", 0), []))
@@ -282,7 +279,7 @@ def _export(items: Sequence[Mapping[str, Any]], run: "Run", path: Path) -> None:
         raise ConfigError(f"the file {path} is neither .csv nor .xlsx: name one that is")
     rows = [
         [
-            Decimal(item[name]).scaleb(-run.result.digits.get(item["currency"], 2))
+            Decimal(item[name]).scaleb(-run.result.places(item["currency"]))
             if name in _AMOUNTS
             else item[name]
             for name in _EXPORTED

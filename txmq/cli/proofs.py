@@ -21,7 +21,6 @@ from txmq.cli.reconcile_options import (
     Unmasked,
     date_of,
     report_failures,
-    requested_days,
     run_of,
 )
 from txmq.errors import ConfigError
@@ -60,14 +59,13 @@ def proofs(
     if ctx.invoked_subcommand is not None:
         return
     with report_failures():
-        from txmq.reconcile.item_list import differences_in
-        from txmq.reconcile.report.account_mask import mask
+        from txmq.reconcile.differences import OF_ACCOUNTS, differences_in
+        from txmq.reconcile.report.words import mask
 
-        wanted = requested_days(config, day)
-        run, directory = run_of(wanted), wanted.rules.directory
-        rows = differences_in(directory, run, proof, bank, account, is_complete=everything)
+        rules, run = run_of(config, day)
+        rows = differences_in(rules.directory, run, proof, bank, account, is_complete=everything)
         for row in () if unmasked else rows:
-            if row["proof"] in {"account-table", "roll-forward", "roll-forward-rows"}:
+            if row["proof"] in OF_ACCOUNTS:
                 row["account"] = mask(row["account"])
         names = ("currency", "explained_by", "until", "hint")
         print_rows(
@@ -116,13 +114,14 @@ def explain(
     explained. All others are in the bookings of one date, and are only explained on that date.
     """
     with report_failures():
+        from txmq.reconcile.differences import differences_in
         from txmq.reconcile.explanations import Difference, Explanations
-        from txmq.reconcile.item_list import differences_in, find_item
+        from txmq.reconcile.item_list import find_item
 
-        wanted = requested_days(config, day)
-        run, directory = run_of(wanted), wanted.rules.directory
+        rules, run = run_of(config, day)
         if not (ids or proof or bank or account):
             raise ConfigError("name differences by their ids, or choose them with --proof, …")
+        directory = rules.directory
         rows = differences_in(directory, run, proof, bank, account, is_complete=bool(ids))
         rows = [find_item(rows, id_, "id") for id_ in ids] if ids else rows
         if not rows:
@@ -142,7 +141,7 @@ def explain(
 
 
 def _amounts(row: Mapping[str, Any], result: "Result") -> str:
-    from txmq.reconcile.report.facts import digits
     from txmq.reconcile.report.words import signed
 
-    return ", ".join(signed(amount, digits(result, row["currency"])) for amount in row["amounts"])
+    places = result.places(row["currency"])
+    return ", ".join(signed(amount, places) for amount in row["amounts"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
+from rich.console import Console
 
 from txmq.cli import breaks, proofs
 from txmq.cli.common import AsJson
@@ -159,13 +160,10 @@ def _take(wanted: RequestedDays, jars: list[Path], *, quiet: bool) -> "Manifest"
             from txmq.reconcile.spark import open_spark
 
             session = stack.enter_context(open_spark(memory="1g", jars=jars, log=_log(rules, day)))
-        with progress.stage("extract") as underway:
-
-            def count(source: str, rows: int) -> None:
-                del source
-                underway.rows += rows
-
-            return extract_day(rules, day, take_log=extract_log, spark=session, progress=count)
+        with progress.stage("extract") as stage:
+            return extract_day(
+                rules, day, take_log=extract_log, spark=session, progress=stage.count
+            )
 
 
 def _log(rules: "Rules", day: date) -> Path:
@@ -206,16 +204,22 @@ def _run_all(
 
 
 def _show_run(run: "Run", report: Path, *, json: bool) -> None:
-    from rich.console import Console
-
     from txmq.reconcile.report.summary_json import as_json as run_as_json
     from txmq.reconcile.report.terminal import show
 
     if json:
         as_json(msgspec.Raw(msgspec.json.format(run_as_json(run), indent=-1)))
     else:
-        show(run, Console(markup=False, highlight=False, emoji=False), str(report))
+        show(run, _VerdictConsole(markup=False, highlight=False, emoji=False), str(report))
     flush()  # Of several days each appears when it is done.
+
+
+class _VerdictConsole(Console):
+    """If nobody reads the output any more, rich exits with 1, and that is a verdict."""
+
+    def on_broken_pipe(self) -> None:
+        """See rich."""
+        raise BrokenPipeError
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -1,9 +1,11 @@
 """The options and the exit codes of all commands that reconcile."""
 
+import os
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn
@@ -155,19 +157,20 @@ def rules_of(config: Path | None) -> "Rules":
     return read_rules(config)
 
 
-def run_of(wanted: RequestedDays) -> "Run":
-    """The day's run that is in force.
+def run_of(config: Path | None, day: date | None) -> tuple["Rules", "Run"]:
+    """The rules, and the run in force of a day; of the last finished day if none is named.
 
     Raises:
+        ConfigError: No file of rules is named, or the file is invalid.
         ReconcileRefused: The day has no run.
     """
+    rules, (wanted,) = requested_days(config, day)
     from txmq.reconcile.results import Results
 
-    run = Results(wanted.rules.directory).current(wanted.days[0])
+    run = Results(rules.directory).current(wanted)
     if run is None:
-        day = wanted.days[0]
-        raise ReconcileRefused(f"{day} was not reconciled yet: txmq reconcile --date {day}")
-    return run
+        raise ReconcileRefused(f"{wanted} was not reconciled yet: txmq reconcile --date {wanted}")
+    return rules, run
 
 
 def warn_of_later_days(results: "Results") -> None:
@@ -228,6 +231,12 @@ def report_failures() -> Iterator[None]:
         fail(str(error), NOT_RUN)
     except (typer.Exit, typer.Abort):
         raise
+    except BrokenPipeError:
+        # Python would write the rest at its end, fail again, and exit with another code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(BrokenPipeError):
+            note("txmq: nobody reads the output any more, so the command ended")
+        raise typer.Exit(NOT_RUN) from None
     except Exception as error:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
         if isinstance(error, ModuleNotFoundError) and _root(error) in _EXTRA:
             fail(f"this command needs {_root(error)}: pip install 'txmq[spark]'", NOT_RUN)

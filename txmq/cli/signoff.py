@@ -8,18 +8,12 @@ import typer
 
 from txmq.cli.common import AsJson
 from txmq.cli.output import as_json, say, table
-from txmq.cli.reconcile_options import (
-    Config,
-    Day,
-    RequestedDays,
-    report_failures,
-    requested_days,
-    run_of,
-)
+from txmq.cli.reconcile_options import Config, Day, report_failures, run_of
 from txmq.errors import ConfigError
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    from txmq.reconcile.rules import Rules
     from txmq.reconcile.signatures import Signatures
     from txmq.reconcile.summary import Run
 
@@ -53,29 +47,29 @@ def signoff(
         from txmq.reconcile.signatures import Role, Signatures
 
         roles: dict[str | None, Role] = {"preparer": "preparer", "reviewer": "reviewer"}
-        wanted = requested_days(config, day)
-        run, signatures = run_of(wanted), Signatures(wanted.rules.directory)
+        rules, run = run_of(config, day)
+        signatures = Signatures(rules.directory)
         if not show:
             if role not in roles:
                 raise ConfigError("choose a role: --as preparer or --as reviewer, or only --show")
-            Results(wanted.rules.directory).verify(run)
+            Results(rules.directory).verify(run)
             signed = signatures.sign(roles[role], run, by, SystemClock().wall_ms(), note, despite)
-            _publish(wanted, msgspec.structs.replace(run, sign_off=signed))
+            _publish(rules, msgspec.structs.replace(run, sign_off=signed))
         _show_signatures(run, signatures, json=json)
 
 
-def _publish(wanted: RequestedDays, run: "Run") -> None:
+def _publish(rules: "Rules", run: "Run") -> None:
     """Add the names wherever the result is kept."""
     from txmq.reconcile.report.page import page
     from txmq.reconcile.report.summary_json import as_json as summary
     from txmq.reconcile.results import Results
 
-    results = Results(wanted.rules.directory)
+    results = Results(rules.directory)
     results.write_files(run, {"report.html": page(run), "summary.json": summary(run)})
-    if wanted.rules.recon is not None:
+    if rules.recon is not None:
         from txmq.reconcile.schema import ReconSchema
 
-        with closing(ReconSchema(wanted.rules.recon)) as schema:
+        with closing(ReconSchema(rules.recon)) as schema:
             schema.sign(run)
 
 

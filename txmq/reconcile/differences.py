@@ -12,6 +12,8 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, timedelta
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -21,14 +23,26 @@ import pyarrow.compute as pc
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.summary import Result
+from txmq.reconcile.item_list import items_of, table_of
+from txmq.reconcile.summary import Result, Run
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["Cover", "Place", "ProofDay", "covers_of", "differences_of", "place_of", "single_rows"]
+__all__ = [
+    "OF_ACCOUNTS",
+    "Cover",
+    "Place",
+    "ProofDay",
+    "covers_of",
+    "differences_in",
+    "place_of",
+    "single_rows",
+]
 
 Place: TypeAlias = tuple[str, str | None, str | None, str | None]
 """A proof, its bank, its account or transfer, and its currency."""
 
+OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
+"""Proofs with a row for each account; the others have a row for each transfer, or none."""
 _OF_TRANSFERS: Final = ("clearing", "double-entry")
 _ITEM: Final = ("break_id", "key", "class", "amount", "currency", "debits")
 _TOTAL: Final = "clearing-total"
@@ -80,17 +94,60 @@ def covers_of(day: ProofDay) -> dict[Place, Cover]:
     return found
 
 
-def differences_of(day: ProofDay) -> list[tuple[Difference, Cover | None]]:
-    """The differences of a day, each with what explains it; ``None`` if nothing does."""
-    covers = covers_of(day)
-    singles = _singles(day, None)
-    found = [(difference, covers.get(place)) for place, difference in singles.items()]
+def differences_in(
+    directory: str | Path,
+    run: Run,
+    proof: str | None = None,
+    bank: str | None = None,
+    account: str | None = None,
+    *,
+    is_complete: bool = False,
+) -> list[dict[str, Any]]:
+    """The differences of a run's proofs that nothing explains, or all with what explains them.
+
+    A hint names an item with the same account and amount as a difference of ``account-table``.
+
+    Raises:
+        ReconcileRefused: A table is missing, or an explanation cannot be read.
+    """
+    today, before = date.fromisoformat(run.result.business_date), run.previous_run_id
+    names = ("proofs", "items", "closed", "entries")
+    day = ProofDay(
+        run.result,
+        {name: table_of(directory, today, run.run_id, name) for name in names},
+        table_of(directory, today - timedelta(days=1), before, "proofs") if before else None,
+        Explanations(directory),
+    )
+    hints = {
+        ("account-table", item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
+        for item in items_of(directory, run, is_complete=True, is_masked=False)
+        for side in ("payer", "payee")
+    }
+    covers, found = covers_of(day), _singles(day, None)
     for place, off in _wholes(day).items():
+        if left := off - covers.get(place, Cover()).by_items:
+            found[place] = Difference(_id(day, place), *place, (left,))
+    rows = []
+    for place, one in sorted(
+        found.items(), key=lambda pair: (pair[0][0], -sum(map(abs, pair[1].amounts)))
+    ):
         cover = covers.get(place, Cover())
-        if left := off - cover.by_items:
-            difference = Difference(_id(day, place), *place, (left,))
-            found.append((difference, cover if cover.person else None))
-    return sorted(found, key=lambda pair: (pair[0].proof, -sum(map(abs, pair[0].amounts))))
+        # What items explain of a whole proof is not in its difference any more. The amounts of a
+        # single row that they explain may add up to zero.
+        by_items = place in covers and cover.person is None and place[2] is not None
+        is_wanted = is_complete or not (cover.person or by_items)
+        pairs = (proof, one.proof), (bank, one.bank), (account, one.account)
+        if is_wanted and all(only in {None, has} for only, has in pairs):
+            rows.append({
+                **msgspec.to_builtins(one),
+                "explained_by": cover.person.by if cover.person else "items" if by_items else None,
+                "explanation": cover.person and cover.person.reason,
+                "until": cover.person and cover.person.last,
+                "hint": None if cover.person else hints.get(
+                    (one.proof, one.account, one.currency, abs(one.amounts[0]))
+                ),
+            })  # fmt: skip
+    return rows
 
 
 def single_rows(proofs: WrittenTable) -> Iterator[pa.Table]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -42,6 +42,8 @@ class Difference(Struct, frozen=True):
 class Explanation(Struct, frozen=True):
     """An explanation of a break, or the withdrawal of one."""
 
+    FILE: ClassVar = "explanations.jsonl"
+
     break_id: str
     class_: str = msgspec.field(name="class")
     by: str
@@ -57,6 +59,8 @@ class Explanation(Struct, frozen=True):
 class ProofExplanation(Struct, frozen=True):
     """An explanation of a proof's difference, or the withdrawal of one."""
 
+    FILE: ClassVar = "proof-explanations.jsonl"
+
     difference: Difference
     by: str
     reason: str
@@ -70,6 +74,8 @@ class ProofExplanation(Struct, frozen=True):
 class BreakNote(Struct, frozen=True):
     """Who works on a break. An empty field leaves the former value; no result depends on it."""
 
+    FILE: ClassVar = "notes.jsonl"
+
     break_id: str
     by: str
     at_ms: int
@@ -79,21 +85,12 @@ class BreakNote(Struct, frozen=True):
     comment: str = ""
 
 
-_FILES: Final[Mapping[type[Struct], str]] = {
-    Explanation: "explanations.jsonl",
-    ProofExplanation: "proof-explanations.jsonl",
-    BreakNote: "notes.jsonl",
-}
 Record = TypeVar("Record", Explanation, ProofExplanation, BreakNote)
 Explained = TypeVar("Explained", Explanation, ProofExplanation)
 
 
 class Explanations:
-    """What people wrote in a directory of results; the last explanation of a break is valid.
-
-    Args:
-        directory: The directory of results.
-    """
+    """What people wrote in a directory of results; the last explanation of a break is valid."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
@@ -108,12 +105,8 @@ class Explanations:
     ) -> list[Explanation]:
         """Explain breaks. They stop counting as such from the next run until their facts change.
 
-        Args:
-            items: The breaks, as rows of ``ITEMS`` without masks.
-            by: The name of the person.
-            reason: Why they are not breaks.
-            now_ms: The time.
-            differences: Those of proofs; if one names a break's transfer it is explained with it.
+        The breaks are rows of ``ITEMS`` without masks. Differences of proofs that name a break's
+        transfer are explained with it.
 
         Raises:
             UsageError: The name or the reason is missing.
@@ -179,12 +172,10 @@ class Explanations:
         """For each break its owner, ticket and due date, and the comments, oldest first."""
         found: dict[str, tuple[BreakNote, list[BreakNote]]] = {}
         for note in self._read(BreakNote):
-            before, comments = found.get(note.break_id, (note, []))
+            latest, comments = found.get(note.break_id, (note, []))
             news = {name: getattr(note, name) for name in ("owner", "ticket", "due")}
-            now = msgspec.structs.replace(
-                before, **{name: new for name, new in news.items() if new}
-            )
-            found[note.break_id] = now, [*comments, *([note] if note.comment else [])]
+            latest = msgspec.structs.replace(latest, **{n: new for n, new in news.items() if new})
+            found[note.break_id] = latest, [*comments, *([note] if note.comment else [])]
         return found
 
     def all(self) -> list[Explanation]:
@@ -197,27 +188,19 @@ class Explanations:
 
     def in_force(self) -> list[Explanation]:
         """The valid explanations of breaks, by break id."""
-        last = {explanation.break_id: explanation for explanation in self.all()}
-        return [
-            explanation
-            for _, explanation in sorted(last.items())
-            if explanation.figures is not None and not explanation.is_withdrawn
-        ]
+        valid = _valid(self.all(), lambda one: one.break_id)
+        return [one for one in valid if one.figures is not None]
 
     def proofs_in_force(self) -> list[ProofExplanation]:
-        """The explanations of differences that nobody has withdrawn, by id and first date."""
+        """The valid explanations of differences, by id and first date."""
         # A later one does not replace that of an earlier date, which may run again.
-        every = self._read(ProofExplanation)
-        last = {
-            (explanation.difference.id, explanation.first): explanation for explanation in every
-        }
-        return [last[key] for key in sorted(last) if not last[key].is_withdrawn]
+        return _valid(self._read(ProofExplanation), lambda one: (one.difference.id, one.first))
 
     @property
     def digest(self) -> str:
         """A hash of the valid explanations; empty without any."""
-        held: list[Any] = [msgspec.structs.replace(one, at_ms=0) for one in self.in_force()]
-        held += [msgspec.structs.replace(one, at_ms=0) for one in self.proofs_in_force()]
+        valid: list[Explanation | ProofExplanation] = [*self.in_force(), *self.proofs_in_force()]
+        held = [msgspec.structs.replace(one, at_ms=0) for one in valid]
         return hashlib.sha256(msgspec.json.encode(held, order="sorted")).hexdigest() if held else ""
 
     def _explain(self, made: list[Explained]) -> list[Explained]:
@@ -230,7 +213,7 @@ class Explanations:
         return made
 
     def _read(self, type_: type[Record]) -> list[Record]:
-        path = self._directory / _FILES[type_]
+        path = self._directory / type_.FILE
         try:
             lines = path.read_bytes().splitlines()
             return [msgspec.json.decode(line, type=type_) for line in lines if line.strip()]
@@ -242,4 +225,9 @@ class Explanations:
     def _add(self, type_: type[Record], made: Sequence[Record]) -> None:
         with lock_signatures(self._directory) as disk:
             lines = [msgspec.json.encode(one) + b"\n" for one in (*self._read(type_), *made)]
-            disk.replace(_FILES[type_], b"".join(lines))
+            disk.replace(type_.FILE, b"".join(lines))
+
+
+def _valid(every: list[Explained], key: Callable[[Explained], Any]) -> list[Explained]:
+    last = {key(one): one for one in every}
+    return [last[name] for name in sorted(last) if not last[name].is_withdrawn]

@@ -1,25 +1,22 @@
-"""The items of a day, its proofs and its extracts, read without Spark."""
+"""The items and the extracts of a day, read without Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, timedelta
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.differences import ProofDay, differences_of
-from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import FILE, read_manifest
-from txmq.reconcile.report.account_mask import mask_all
+from txmq.reconcile.report.words import mask_sides
 from txmq.reconcile.summary import Run
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["ItemFilter", "differences_in", "find_item", "items_of", "latest_extract"]
+__all__ = ["ItemFilter", "find_item", "items_of", "latest_extract", "table_of"]
 
 
 class ItemFilter(Struct, frozen=True):
@@ -58,13 +55,8 @@ def items_of(
 ) -> list[dict[str, Any]]:
     """The items of a run that are not agreed: the oldest first, then the largest.
 
-    Args:
-        directory: The directory that the rules name.
-        run: The run.
-        wanted: Only these items.
-        is_complete: Include items in flight and explained ones; implied by a class, a status or
-            an id.
-        is_masked: Hide account numbers.
+    Those in flight and explained ones are left out, unless ``is_complete``, or ``wanted`` names a
+    class, a status or an id.
 
     Raises:
         ReconcileRefused: The items cannot be read.
@@ -74,7 +66,7 @@ def items_of(
     takes_all = is_complete or wanted.class_ or wanted.status or wanted.ids
     found = [
         item
-        for piece in _table(directory, day, run.run_id, "items").pieces()
+        for piece in table_of(directory, day, run.run_id, "items").pieces()
         for item in piece.to_pylist()
         if (takes_all or ABOUT[Class(item["class"])].group == "break") and wanted.takes(item)
     ]
@@ -82,9 +74,7 @@ def items_of(
         chosen = {item["break_id"]: item for item in (find_item(found, id_) for id_ in wanted.ids)}
         found = list(chosen.values())
     if is_masked:
-        for item in found:
-            for side in ("payer", "payee"):
-                item[side] = item[side] and mask_all(item[side])
+        found = list(map(mask_sides, found))
     return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
 
 
@@ -102,75 +92,28 @@ def find_item(items: list[dict[str, Any]], id_: str, name: str = "break_id") -> 
     return found[0]
 
 
-def differences_in(
-    directory: str | Path,
-    run: Run,
-    proof: str | None = None,
-    bank: str | None = None,
-    account: str | None = None,
-    *,
-    is_complete: bool = False,
-) -> list[dict[str, Any]]:
-    """The differences of a run's proofs that nothing explains, or all with what explains them.
-
-    A hint names an item with the same account and amount as a difference of ``account-table``.
-
-    Raises:
-        ReconcileRefused: A table is missing, or an explanation cannot be read.
-    """
-    day, before = date.fromisoformat(run.result.business_date), run.previous_run_id
-    names = ("proofs", "items", "closed", "entries")
-    proofs = ProofDay(
-        run.result,
-        {name: _table(directory, day, run.run_id, name) for name in names},
-        _table(directory, day - timedelta(days=1), before, "proofs") if before else None,
-        Explanations(directory),
-    )
-    hints = {
-        (item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
-        for item in items_of(directory, run, is_complete=True, is_masked=False)
-        for side in ("payer", "payee")
-    }
-    found = []
-    for difference, cover in differences_of(proofs):
-        pairs = (proof, difference.proof), (bank, difference.bank), (account, difference.account)
-        if (is_complete or cover is None) and all(only in {None, has} for only, has in pairs):
-            of_table = difference.account, difference.currency, abs(difference.amounts[0])
-            hint = (
-                hints.get(of_table) if difference.proof == "account-table" and not cover else None
-            )
-            person = cover.person if cover else None
-            found.append(
-                {
-                    **msgspec.to_builtins(difference),
-                    "explained_by": person.by if person else "items" if cover else None,
-                    "explanation": person and person.reason,
-                    "until": person and person.last,
-                    "hint": hint,
-                }
-            )
-    return found
-
-
 def latest_extract(directory: str | Path, day: date) -> str:
     """The id of the latest extract of a day.
 
     Raises:
         ReconcileRefused: The day has no extract.
     """
-    places = Path(directory, "extracts", day.isoformat()).glob(f"*/{FILE}")
-    found = [
-        read_manifest(place.parent) for place in places if not place.parent.name.startswith(".")
-    ]
-    if not found:
+    places = Path(directory, "extracts", day.isoformat()).glob(f"[!.]*/{FILE}")
+    manifests = [read_manifest(place.parent) for place in places]
+    if not manifests:
         raise ReconcileRefused(f"{day} has no extract yet: omit --reuse-extract")
-    last = max(
-        found, key=lambda one: (max(source.taken_ms for source in one.sources), one.extract_id)
-    )
-    return last.extract_id
+    return max(
+        (max(source.taken_ms for source in manifest.sources), manifest.extract_id)
+        for manifest in manifests
+    )[1]
 
 
-def _table(directory: str | Path, day: date, run_id: str, name: str) -> WrittenTable:
+def table_of(directory: str | Path, day: date, run_id: str, name: str) -> WrittenTable:
+    """A table of a run.
+
+    Raises:
+        ReconcileRefused: It has no file.
+    """
     place = Path(directory, "results", name, f"business_date={day}", f"run={run_id}")
     table = WrittenTable(f"{name} of {day}", sorted(place.glob("*.parquet")))
     if not table.parts:

@@ -23,26 +23,20 @@ _INSTALL: Final = (
 
 
 def check_java(environ: Mapping[str, str]) -> None:
-    """Check that the Java that Spark would start exists and is new enough.
-
-    Args:
-        environ: The environment, with ``JAVA_HOME`` and ``PATH``.
+    """Check that the Java that Spark would start in an environment exists and is new enough.
 
     Raises:
         ReconcileRefused: Java is missing or too old; the message says how to install it.
     """
     home = environ.get("JAVA_HOME", "")
-    if home:
-        program = str(Path(home) / "bin" / "java")
-        if shutil.which(program) is None:
-            raise ReconcileRefused(
-                f"JAVA_HOME is {home}, which has no bin/java: correct or unset it, or {_INSTALL}"
-            )
-    else:
-        found = shutil.which("java", path=environ.get("PATH", ""))
-        if found is None:
-            raise ReconcileRefused(f"Spark needs Java, and none was found: {_INSTALL}")
-        program = found
+    named = str(Path(home, "bin", "java")) if home else "java"
+    program = shutil.which(named, path=environ.get("PATH", ""))
+    if program is None and home:
+        raise ReconcileRefused(
+            f"JAVA_HOME is {home}, which has no bin/java: correct or unset it, or {_INSTALL}"
+        )
+    if program is None:
+        raise ReconcileRefused(f"Spark needs Java, and none was found: {_INSTALL}")
     version = _version(program, environ)
     if version is None:
         raise ReconcileRefused(f"{program} does not report its version: {_INSTALL}")

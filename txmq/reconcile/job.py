@@ -172,13 +172,8 @@ def _extract(
 ) -> Manifest:
     with progress.stage("extract") as stage:
         if extract_id is None:
-
-            def count(source: str, rows: int) -> None:
-                del source
-                stage.rows += rows
-
             take_log = partial(extract_log, spark=spark)
-            return extract_day(rules, day, take_log=take_log, spark=spark, progress=count)
+            return extract_day(rules, day, take_log=take_log, spark=spark, progress=stage.count)
         found = Path(rules.directory) / "extracts" / day.isoformat() / extract_id
         manifest = read_manifest(found)
         if manifest.reading_digest != rules.reading_digest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -17,7 +17,7 @@ from txmq.runtime.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ActiveStage", "LineProgress", "Progress", "TerminalProgress", "show_progress"]
+__all__ = ["ActiveStage", "Progress", "show_progress"]
 
 _POLL_S: Final = 0.25
 _JOIN_S: Final = 5.0
@@ -27,18 +27,37 @@ _JOIN_S: Final = 5.0
 class ActiveStage:
     """The stage that is running."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.rows = 0
         """The number of rows, set by the code that runs the stage."""
 
+    def count(self, source: str, rows: int) -> None:
+        """Add rows of a source."""
+        del source
+        self.rows += rows
+
 
 class Progress:
-    """Measures the stages of a run, and shows nothing."""
+    """Measures the stages of a run, and shows them.
 
-    def __init__(self, clock: Clock | None = None) -> None:
+    Args:
+        show: Gets a line for each finished stage; nobody does if left out.
+        bar: Moves as Spark's tasks end, on a terminal.
+        clock: Measures the stages.
+    """
+
+    def __init__(
+        self,
+        show: Callable[[str], object] | None = None,
+        bar: bars.Progress | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._show = show
+        self._bar = bar or bars.Progress(disable=True)
         self._clock = clock or SystemClock()
         self._stages: list[Stage] = []
+        self._rows: list[bars.TaskID] = []
+        """The rows of the running stages in the bar; the innermost one moves."""
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -48,69 +67,25 @@ class Progress:
     @contextmanager
     def stage(self, name: str) -> Iterator[ActiveStage]:
         """Measure a stage, which ends with the block; a stage that fails is not counted."""
-        active = ActiveStage(name)
+        active = ActiveStage()
         began = self._clock.monotonic()
-        with self.show_active(active):
-            yield active
-        seconds = round(self._clock.monotonic() - began, 3)
-        done = Stage(name, seconds, active.rows)
-        self._stages.append(done)
-        self.show_done(done)
-
-    @contextmanager
-    def tracking(self, spark: SparkSession) -> Iterator[None]:
-        """Follow Spark's own progress during the block."""
-        del spark
-        yield
-
-    @contextmanager
-    def show_active(self, active: ActiveStage) -> Iterator[None]:
-        """Show a running stage during the block."""
-        del active
-        yield
-
-    def show_done(self, done: Stage) -> None:
-        """Show a finished stage."""
-
-
-class LineProgress(Progress):
-    """A line for each finished stage, for logs."""
-
-    def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
-        super().__init__(clock)
-        self._stream = stream
-
-    def show_done(self, done: Stage) -> None:
-        """See :meth:`Progress.show_done`."""
-        self._stream.write(f"txmq: {stage_line(done)}\n")
-        self._stream.flush()
-
-
-class TerminalProgress(Progress):
-    """A bar that moves as Spark's tasks end, and a line for each finished stage."""
-
-    def __init__(self, bar: bars.Progress, clock: Clock | None = None) -> None:
-        super().__init__(clock)
-        self._bar = bar
-        self._row: bars.TaskID | None = None
-
-    @contextmanager
-    def show_active(self, active: ActiveStage) -> Iterator[None]:
-        """See :meth:`Progress.show_active`; the innermost of nested stages moves."""
-        outer, self._row = self._row, self._bar.add_task(active.name, total=None)
+        self._rows.append(self._bar.add_task(name, total=None))
         try:
-            yield
+            yield active
         finally:
-            self._bar.remove_task(self._row)
-            self._row = outer
-
-    def show_done(self, done: Stage) -> None:
-        """See :meth:`Progress.show_done`."""
-        self._bar.console.print(stage_line(done), markup=False, highlight=False)
+            self._bar.remove_task(self._rows.pop())
+        done = Stage(name, round(self._clock.monotonic() - began, 3), active.rows)
+        self._stages.append(done)
+        if self._show is not None:
+            rows = f", {done.rows:,} row{'' if done.rows == 1 else 's'}" if done.rows else ""
+            self._show(f"{done.name}: {done.seconds:.1f} s{rows}")
 
     @contextmanager
     def tracking(self, spark: SparkSession) -> Iterator[None]:
-        """See :meth:`Progress.tracking`; a separate thread asks Spark."""
+        """Follow Spark's own progress during the block; a separate thread asks Spark."""
+        if self._bar.disable:
+            yield
+            return
         ended = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(spark, ended), daemon=True)
         watcher.start()
@@ -129,29 +104,26 @@ class TerminalProgress(Progress):
                 found = [tracker.getStageInfo(stage_id) for stage_id in tracker.getActiveStageIds()]
             except SPARK_ERRORS:
                 return  # Spark is gone; the thread that works with it raises the error.
-            row = self._row
-            if row is None or row not in self._bar.task_ids:
-                continue
             infos = [info for info in found if info is not None]
             total = sum(info.numTasks for info in infos)
             completed = sum(info.numCompletedTasks for info in infos)
-            self._bar.update(row, total=total or None, completed=completed)
+            for row in self._rows[-1:]:
+                if row in self._bar.task_ids:
+                    self._bar.update(row, total=total or None, completed=completed)
 
 
 @contextmanager
 def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Show progress: a bar on a terminal, lines elsewhere, nothing if quiet.
-
-    Args:
-        quiet: Show nothing.
-        stream: The output; standard error if left out.
+    """Show progress on a stream, standard error if left out: a bar on a terminal, lines elsewhere,
+    nothing if quiet.
     """
     stream = sys.stderr if stream is None else stream
     if quiet:
         yield Progress()
         return
     if not stream.isatty():
-        yield LineProgress(stream)
+        # Not rich's console: if nobody reads the lines any more it exits with 1, a verdict.
+        yield Progress(lambda line: print(f"txmq: {line}", file=stream, flush=True))
         return
     columns = (
         bars.SpinnerColumn(),
@@ -161,10 +133,4 @@ def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Itera
         bars.TimeElapsedColumn(),
     )
     with bars.Progress(*columns, console=Console(file=stream), transient=True) as bar:
-        yield TerminalProgress(bar)
-
-
-def stage_line(done: Stage) -> str:
-    """Describe a finished stage in one line."""
-    rows = f", {done.rows:,} row{'' if done.rows == 1 else 's'}" if done.rows else ""
-    return f"{done.name}: {done.seconds:.1f} s{rows}"
+        yield Progress(lambda line: bar.console.print(line, markup=False, highlight=False), bar)

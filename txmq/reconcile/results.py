@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.chain import current_run_file, days_with_run, read_run_file
+from txmq.reconcile.chain import current_run, days_with_run, read_run_file
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.ledgers import EarlierDays, Rows
@@ -158,7 +158,7 @@ class Results:
         assert run.result_digest == run.result.digest
         disk, day = LocalDisk(self.directory), run.result.business_date
         if run.run_id in self._signatures.signed_runs(day):
-            signed = read_run_file(self.file(run, "run.json"), Run)
+            signed = read_run_file(self.file(run, "run.json"))
             if signed.result_digest != run.result_digest:
                 raise ReconcileRefused(
                     _SIGNED_ERROR.format(run=run.run_id, day=day, what="its result")
@@ -183,8 +183,8 @@ class Results:
         Raises:
             ReconcileRefused: The file of the run cannot be read.
         """
-        path = current_run_file(self.directory, day)
-        return None if path is None else self.with_sign_off(read_run_file(path, Run))
+        run = current_run(self.directory, day)
+        return None if run is None else self.with_sign_off(run)
 
     def with_sign_off(self, run: Run) -> Run:
         """A run with its signatures."""
@@ -212,7 +212,7 @@ class Results:
             found.append(run)
             before = f"runs/{day - timedelta(days=1)}/{run.previous_run_id}/run.json"
             path = self.directory / before
-            run = read_run_file(path, Run) if path.exists() else None
+            run = read_run_file(path) if path.exists() else None
         return found[::-1]
 
     def file(self, run: Run, name: str) -> Path:
@@ -297,9 +297,7 @@ class Results:
         if not place.exists():
             return
         if run in self._signatures.signed_runs(day.isoformat()):
-            signed = read_run_file(
-                self.directory / "runs" / day.isoformat() / run / "run.json", Run
-            )
+            signed = read_run_file(self.directory / "runs" / day.isoformat() / run / "run.json")
             if signed.result.contents.get(name) != word:
                 raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
         current = self.current(day)

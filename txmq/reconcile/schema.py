@@ -6,12 +6,14 @@ results, and outlive their runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Final
+from types import NoneType
+from typing import Any, Final, get_args
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict, fields
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -35,28 +37,30 @@ from txmq.databases.engines import engine_of
 from txmq.databases.failures import words
 from txmq.databases.tables import any_text, plain_names
 from txmq.errors import DatabaseFailed
-from txmq.reconcile import tables
 from txmq.reconcile.rules import Recon
-from txmq.reconcile.summary import Run, SignOff
+from txmq.reconcile.summary import Proof, Run, SignOff, Total
+from txmq.reconcile.tables import ITEMS
 
 __all__ = ["ReconSchema"]
 
 _BATCH: Final = 1_000
 """The number of rows in one insert."""
 
-_TYPES: Final[Mapping[str, Any]] = {
+_TYPES: Final[Mapping[Any, Any]] = {
     "string": Text, "long": BigInteger, "int": Integer, "boolean": Boolean,
+    str: Text, int: BigInteger, bool: Boolean,
 }  # fmt: skip
+"""The SQL types of the types in Parquet files, and of those of fields."""
 _RENAMED: Final[Mapping[str, str]] = {"group": "group_", "class_": "class"}
 """Names that are reserved words: of columns in SQL, and of fields in Python."""
 
-_RUN_COLUMNS: Final = (
+_RUN: Final = (
     "name", "business_date", "is_current", "is_final", "verdict", "why", "transfers", "match_rate",
     "breaks", "closed", "broken_proofs", "start_ms", "end_ms", "as_of_ms", "began_ms", "ended_ms",
     "result_digest", "rules_version", "rules_digest", "extract_id", "txmq_version",
+    "previous_run_id",
 )  # fmt: skip
-_SIGN_OFF_COLUMNS: Final = ("name", "business_date", "run_id", *SignOff.__struct_fields__[1:])
-_COUNTS: Final = ("transfers", "breaks", "closed", "broken_proofs", "by_items", "by_person")
+_COUNTS: Final = ("transfers", "breaks", "closed", "broken_proofs")
 
 
 class ReconSchema:
@@ -74,41 +78,50 @@ class ReconSchema:
     def __init__(self, recon: Recon) -> None:
         plain_names(recon.schema)
         self._engine = engine_of(recon.database)
-        has_schemas = kind_of(self._engine.dialect.name) == "postgresql"
-        self._schema = recon.schema if has_schemas else None
-        self._prefix = "" if has_schemas else f"{recon.schema}_"
         self._name = recon.schema
-        self._metadata = MetaData(schema=self._schema)
-        self.runs = self._table(
-            "runs", _key("run_id"), *_columns(*_RUN_COLUMNS), Column("previous_run_id", Text)
-        )
-        self.items = self._table(
-            "items", _key("run_id"), _key("break_id"), *_columns_of(tables.ITEMS.columns[1:])
-        )
-        self.proofs = self._table(
-            "proofs",
-            *(_key("run_id"), _number(), *_columns_of(tables.PROOFS.columns)),
-            *_columns("is_open", "by_items", "by_person"),
-            *(Column(name, Text) for name in ("explained_by", "explanation", "until")),
-        )
-        self.totals = self._table(
-            "totals", _key("run_id"), _number(), *_columns_of(tables.TOTALS.columns)
-        )
-        self.signoffs = self._table(
-            "signoffs", _key("result_digest"), *_columns(*_SIGN_OFF_COLUMNS)
+        has_schemas = kind_of(self._engine.dialect.name) == "postgresql"
+        self._metadata = MetaData(schema=recon.schema if has_schemas else None)
+        prefix = "" if has_schemas else f"{recon.schema}_"
+
+        def table(name: str, *columns: Column[Any]) -> Table:
+            return Table(f"{prefix}{name}", self._metadata, *columns)
+
+        self.runs = table("runs", _key("run_id"), *map(_run_column, _RUN))
+        self.items = table("items", _key("run_id"), _key("break_id"), *_item_columns())
+        self.proofs = table("proofs", _key("run_id"), _number(), *_columns_of(Proof))
+        self.totals = table("totals", _key("run_id"), _number(), *_columns_of(Total))
+        self.signoffs = table(
+            "signoffs",
+            _key("result_digest"),
+            *map(_run_column, ("name", "business_date", "run_id")),
+            *_columns_of(SignOff)[1:],
         )
 
     def create(self) -> None:
         """Create the missing tables.
 
         Raises:
-            DatabaseFailed: The database refuses, or does not answer.
+            DatabaseFailed: The database refuses, or does not answer; or a table of an older txmq
+                has fewer columns.
         """
         with self._transaction() as connection:
+            there, schema = inspect(connection), self._metadata.schema
             # A user without the right to create a schema may still use an existing one.
-            if self._schema is not None and not inspect(connection).has_schema(self._schema):
-                connection.execute(CreateSchema(self._schema, if_not_exists=True))
+            if schema is not None and not there.has_schema(schema):
+                connection.execute(CreateSchema(schema, if_not_exists=True))
             self._metadata.create_all(connection, checkfirst=True)
+            for table in self._metadata.sorted_tables:
+                names = {
+                    column["name"] for column in inspect(connection).get_columns(table.name, schema)
+                }
+                for column in table.columns:
+                    if column.name not in names:
+                        type_ = column.type.compile(connection.dialect)
+                        raise DatabaseFailed(
+                            f"the table {table} was created by an older txmq and has no column "
+                            f"{column.name}: add it with ALTER TABLE {table} ADD COLUMN "
+                            f"{column.name} {type_}, and run the date again"
+                        )
 
     def write(self, run: Run, items: Iterable[Mapping[str, Any]]) -> int:
         """Write a run, and make it the day's current one.
@@ -131,15 +144,11 @@ class ReconSchema:
             of_day = self.runs.c.business_date == result.business_date
             former = update(self.runs).where(of_day, self.runs.c.name == result.name)
             connection.execute(former.values(is_current=False))
-            connection.execute(insert(self.runs), [_row_of(run)])
+            connection.execute(insert(self.runs), [of_run | _run_row(run)])
             for table, parts in ((self.proofs, result.proofs), (self.totals, result.totals)):
-                numbered = enumerate(parts)
-                _put(
-                    connection,
-                    table,
-                    (of_run | {"number": n} | _struct_row(p) for n, p in numbered),
-                )
-            written = _put(connection, self.items, (of_run | _rename(item) for item in items))
+                numbered = enumerate(map(asdict, parts))
+                _put(connection, table, (of_run | {"number": n} | part for n, part in numbered))
+            written = _put(connection, self.items, (of_run | dict(item) for item in items))
             self._sign(connection, run)
         return written
 
@@ -158,19 +167,13 @@ class ReconSchema:
         self._engine.dispose()
 
     def _sign(self, connection: Connection, run: Run) -> None:
-        if run.sign_off is None or run.sign_off.result_digest != run.result_digest:
+        if run.sign_off is None or run.signature == "invalidated":
             return
-        of_result = self.signoffs.c.result_digest == run.sign_off.result_digest
+        of_result = self.signoffs.c.result_digest == run.result_digest
         connection.execute(delete(self.signoffs).where(of_result))
-        about = {
-            "name": run.result.name,
-            "business_date": run.result.business_date,
-            "run_id": run.run_id,
-        }
-        connection.execute(insert(self.signoffs), [about | _struct_row(run.sign_off)])
-
-    def _table(self, name: str, *columns: Column[Any]) -> Table:
-        return Table(f"{self._prefix}{name}", self._metadata, *columns)
+        about = {"name": run.result.name, "business_date": run.result.business_date}
+        row = asdict(run.sign_off) | about | {"run_id": run.run_id}
+        connection.execute(insert(self.signoffs), [row])
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -191,45 +194,35 @@ def _number() -> Column[Any]:
     return Column("number", Integer, primary_key=True, autoincrement=False)
 
 
-def _columns(*names: str) -> list[Column[Any]]:
-    return [Column(name, _type_of(name), nullable=False) for name in names]
+def _run_column(name: str) -> Column[Any]:
+    """A figure of a run; its name tells its type."""
+    is_number = name in _COUNTS or name.endswith("_ms")
+    type_: Any = Boolean if name.startswith("is_") else BigInteger if is_number else Text
+    type_ = Double if name == "match_rate" else type_
+    return Column(name, type_, nullable=name == "previous_run_id")
 
 
-def _type_of(name: str) -> Any:
-    """The type of a figure of a run, by its name."""
-    if name == "match_rate":
-        return Double
-    if name.startswith("is_"):
-        return Boolean
-    return BigInteger if name in _COUNTS or name.endswith("_ms") else Text
+def _item_columns() -> list[Column[Any]]:
+    return [_column(name, type_, is_optional) for name, type_, is_optional, _ in ITEMS.columns[1:]]
 
 
-def _columns_of(columns: Sequence[tables.Column]) -> list[Column[Any]]:
-    """The SQL columns for a table of a run."""
-    return [
-        Column(
-            _RENAMED.get(column.name, column.name), _TYPES[column.type], nullable=column.is_optional
-        )
-        for column in columns
-    ]
+def _columns_of(part: type[Struct]) -> list[Column[Any]]:
+    """The columns for the fields of a part of a run."""
+    types = {field.name: get_args(field.type) or (field.type,) for field in fields(part)}
+    return [_column(name, some[0], NoneType in some) for name, some in types.items()]
 
 
-def _row_of(run: Run) -> dict[str, Any]:
-    """The columns of a run."""
-    result = run.result
-    sources = {"why": "\n".join(result.why), "is_current": True, "run_id": run.run_id}
-    for name in (*_RUN_COLUMNS, "previous_run_id"):
-        if name not in sources:
-            sources[name] = getattr(run if hasattr(run, name) else result, name)
-    return sources
+def _column(name: str, type_: object, is_optional: bool) -> Column[Any]:
+    """A column; its key is the name in rows."""
+    return Column(_RENAMED.get(name, name), _TYPES[type_], key=name, nullable=is_optional)
 
 
-def _struct_row(part: msgspec.Struct) -> dict[str, Any]:
-    return _rename(msgspec.structs.asdict(part))
-
-
-def _rename(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {_RENAMED.get(name, name): value for name, value in row.items()}
+def _run_row(run: Run) -> dict[str, Any]:
+    known = {"why": "\n".join(run.result.why), "is_current": True}
+    sources = {
+        name: run if hasattr(run, name) else run.result for name in _RUN if name not in known
+    }
+    return known | {name: getattr(source, name) for name, source in sources.items()}
 
 
 def _put(connection: Connection, table: Table, rows: Iterator[Mapping[str, Any]]) -> int:

@@ -18,13 +18,12 @@ from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.chain import why_outdated
-from txmq.reconcile.summary import Run, SignOff
+from txmq.reconcile.summary import Run, SignatureState, SignOff
 from txmq.runtime.disk import LocalDisk
 
-__all__ = ["Role", "Signature", "SignatureState", "Signatures", "lock_signatures", "same_person"]
+__all__ = ["Role", "Signature", "Signatures", "lock_signatures", "same_person"]
 
 Role: TypeAlias = Literal["preparer", "reviewer"]
-SignatureState: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidated"]
 
 
 class Signature(Struct, frozen=True):
@@ -66,11 +65,7 @@ def lock_signatures(directory: Path) -> Iterator[LocalDisk]:
 
 
 class Signatures:
-    """The signatures in a directory of results.
-
-    Args:
-        directory: The directory of results.
-    """
+    """The signatures in a directory of results."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
@@ -78,15 +73,9 @@ class Signatures:
     def sign(
         self, role: Role, run: Run, name: str, now_ms: int, note: str = "", despite: str = ""
     ) -> SignOff:
-        """Sign a result, first as its preparer and then as its reviewer.
+        """Sign the result of a run, first as its preparer and then as its reviewer.
 
-        Args:
-            role: The part of the signer.
-            run: The run with the result.
-            name: The name of the signer.
-            now_ms: The time.
-            note: A note to keep.
-            despite: Why the signer signs although there are breaks or failed proofs.
+        ``despite`` says why the signer signs although there are breaks or failed proofs.
 
         Raises:
             UsageError: The result was changed, was made before the day was over, or the day
@@ -97,26 +86,19 @@ class Signatures:
             if (why := next(self._objections(role, run, name, despite), None)) is not None:
                 raise UsageError(why)
             day = run.result.business_date
-            one = Signature(
-                *(role, _plain(name), now_ms, run.run_id, run.result_digest),
-                *(note.strip(), despite.strip()),
-            )
+            of_run = run.run_id, run.result_digest
+            one = Signature(role, _plain(name), now_ms, *of_run, note.strip(), despite.strip())
             text = msgspec.json.format(msgspec.json.encode([*self.all(day), one]))
             disk.replace(_path(day), text + b"\n")
-        found = self.of(run)
-        assert found is not None
-        return found
+        return self._by_result(run)[run.result_digest]
 
     def state(self, run: Run) -> SignatureState:
         """The state of a result's sign-off; ``invalidated`` if another result was signed, or if
         the day before has a newer result.
         """
-        found = self.last(run)
-        if found is None:
-            return "unsigned"
-        if found.result_digest != run.result_digest or self.outdated(run) is not None:
-            return "invalidated"
-        return "signed" if found.is_complete else "prepared"
+        state = msgspec.structs.replace(run, sign_off=self.last(run)).signature
+        is_outdated = state != "unsigned" and self.outdated(run) is not None
+        return "invalidated" if is_outdated else state
 
     def outdated(self, run: Run) -> str | None:
         """The reason why a result is outdated, signed or not; ``None`` if it is valid."""
@@ -152,22 +134,17 @@ class Signatures:
     def _by_result(self, run: Run) -> dict[str, SignOff]:
         """The signatures of each result of a day, in the order of their preparation."""
         found: dict[str, SignOff] = {}
-        for signature in self.all(run.result.business_date):
-            if signature.role == "preparer":
-                found[signature.result_digest] = SignOff(
-                    signature.result_digest,
-                    signature.by,
-                    signature.at_ms,
-                    signature.note,
-                    signature.despite,
-                )
-            elif (prepared := found.get(signature.result_digest)) is not None:
-                found[signature.result_digest] = msgspec.structs.replace(
-                    prepared,
-                    reviewer=signature.by,
-                    reviewed_ms=signature.at_ms,
-                    reviewed_note=signature.note,
-                    reviewed_despite=signature.despite,
+        for one in self.all(run.result.business_date):
+            digest = one.result_digest
+            if one.role == "preparer":
+                found[digest] = SignOff(digest, one.by, one.at_ms, one.note, one.despite)
+            elif digest in found:
+                found[digest] = msgspec.structs.replace(
+                    found[digest],
+                    reviewer=one.by,
+                    reviewed_ms=one.at_ms,
+                    reviewed_note=one.note,
+                    reviewed_despite=one.despite,
                 )
         return found
 

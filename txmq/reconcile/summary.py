@@ -7,16 +7,19 @@ the same rules has the same hash. :class:`Run` has the fields that do depend on 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from txmq.quantity import quantity
+from txmq.reconcile.classes import Class
 
 __all__ = [
     "BUCKETS",
     "FIGURES",
+    "RANKS",
     "Aged",
     "Control",
     "Figures",
@@ -27,15 +30,21 @@ __all__ = [
     "Result",
     "Run",
     "SignOff",
+    "SignatureState",
     "Stage",
     "Total",
     "Verdict",
+    "sum_totals",
 ]
 
 BUCKETS: Final = ("0", "1", "2-3", "4-7", ">7")
 """Ages in business days."""
 
+RANKS: Final[Mapping[str, int]] = {class_: place for place, class_ in enumerate(Class)}
+"""The place of each class among all of them."""
+
 Verdict: TypeAlias = Literal["clean", "within limits", "over limits"]
+SignatureState: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidated"]
 
 
 class Control(Struct, frozen=True):
@@ -68,6 +77,17 @@ class Total(Struct, frozen=True):
     credited: int
     ordered: int
     at_risk: int
+
+
+def sum_totals(totals: Iterable[Total]) -> tuple[Total, ...]:
+    """All of these rows together, as a row for each currency."""
+    found: dict[str, Total] = {}
+    for total in totals:
+        sum_ = found.get(total.currency, Total("all", "", total.currency, 0, 0, 0, 0, 0, 0))
+        names = Total.__struct_fields__[3:]
+        more = {name: getattr(sum_, name) + getattr(total, name) for name in names}
+        found[total.currency] = msgspec.structs.replace(sum_, **more)
+    return tuple(found[currency] for currency in sorted(found))
 
 
 class Proof(Struct, frozen=True):
@@ -245,16 +265,27 @@ class Result(Struct, frozen=True):
     @property
     def at_risk(self) -> dict[str, int]:
         """The value at risk in breaks, by currency."""
-        found: dict[str, int] = {}
-        for total in self.totals:
-            if total.group == "break":
-                found[total.currency] = found.get(total.currency, 0) + total.at_risk
-        return found
+        found = sum_totals(total for total in self.totals if total.group == "break")
+        return {total.currency: total.at_risk for total in found}
+
+    @property
+    def in_flight(self) -> tuple[Total, ...]:
+        """The transfers in flight, by currency."""
+        return sum_totals(total for total in self.totals if total.class_ == Class.IN_FLIGHT)
+
+    @property
+    def currencies(self) -> tuple[str, ...]:
+        """The currencies of the result."""
+        return tuple(sorted({total.currency for total in self.totals} | self.digits.keys()))
 
     @property
     def breaks(self) -> int:
         """The number of breaks."""
         return self._count("break")
+
+    def places(self, currency: str | None) -> int:
+        """The digits after the point; 0 without a currency, since that is a count."""
+        return 0 if currency is None else self.digits.get(currency, 2)
 
     @property
     def unsolved(self) -> str:
@@ -343,3 +374,17 @@ class Run(Struct, frozen=True):
     """The signatures of the result; if it has none, the latest of another result of the day."""
     notes: tuple[str, ...] = ()
     """What the ledgers cannot tell, such as who decided a transaction on a foreign cluster."""
+
+    @property
+    def days(self) -> tuple[Past, ...]:
+        """The earlier days and this one, oldest first."""
+        return (*self.trend, self.result.past)
+
+    @property
+    def signature(self) -> SignatureState:
+        """The state of the signatures, regardless of other days."""
+        if self.sign_off is None:
+            return "unsigned"
+        if self.sign_off.result_digest != self.result_digest:
+            return "invalidated"
+        return "signed" if self.sign_off.is_complete else "prepared"

@@ -12,21 +12,34 @@ import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
-from txmq.reconcile.differences import Cover, Place, ProofDay, covers_of, place_of, single_rows
+from txmq.reconcile.differences import (
+    OF_ACCOUNTS,
+    Cover,
+    Place,
+    ProofDay,
+    covers_of,
+    place_of,
+    single_rows,
+)
 from txmq.reconcile.explanations import Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.report.account_mask import mask, mask_all
-from txmq.reconcile.report.facts import rank
-from txmq.reconcile.report.words import amount
+from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Money, Rules
-from txmq.reconcile.summary import BUCKETS, Aged, HandDecision, Item, Proof, Result, Total, Verdict
+from txmq.reconcile.summary import (
+    BUCKETS,
+    RANKS,
+    Aged,
+    HandDecision,
+    Item,
+    Proof,
+    Result,
+    Total,
+)
 from txmq.reconcile.tables import ENTRIES
 from txmq.reconcile.written_table import Order, WrittenTable, sum_groups, top_rows
 
 __all__ = ["judge"]
 
-_ACCOUNT_PROOFS: Final = ("roll-forward", "roll-forward-rows", "account-table")
-"""Proofs with a row for each account; the others have a row for each transfer, or none."""
 _BY_DIFFERENCE: Final[Order] = (
     ("size", "descending"),
     ("bank", "ascending"),
@@ -48,13 +61,8 @@ def judge(
 ) -> Result:
     """Summarize a day and decide its verdict.
 
-    Args:
-        tables: The tables that the run has written, by name.
-        rules: The limits.
-        manifest: The manifest of the extract.
-        contents: The hash of each table.
-        before: The proofs of the day before, if it has a result.
-        explanations: What people explained; nothing if left out.
+    ``contents`` has the hash of each table that the run has written, and ``before`` the proofs of
+    the day before, if it has a result.
 
     Raises:
         ReconcileRefused: A table cannot be read. Or txmq or Spark has an error: the classes do not
@@ -64,11 +72,9 @@ def judge(
     totals = _totals(tables["totals"])
     covers = covers_of(ProofDay(manifest, tables, before, explanations))
     proofs, broken, off = _proofs(tables["proofs"], covers, rules)
-    items = _items(tables["items"], rules)
     aging, oldest = _aging(tables["items"])
-    verdict, why = _verdict(totals, proofs, off, oldest, rules)
-    currencies = {total.currency for total in totals} | {proof.currency or "" for proof in proofs}
-    return Result(
+    currencies = {total.currency for total in totals} | {proof.currency for proof in proofs}
+    found = Result(
         name=rules.name,
         business_date=manifest.business_date,
         rules_version=rules.version,
@@ -77,24 +83,27 @@ def judge(
         end_ms=manifest.end_ms,
         as_of_ms=manifest.as_of_ms,
         is_final=manifest.is_final,
-        verdict=verdict,
-        why=tuple(why),
+        verdict="clean",
+        why=(),
         controls=manifest.controls,
         totals=totals,
         aging=aging,
         proofs=proofs,
         broken_proofs=broken,
-        items=items,
+        items=_items(tables["items"], rules),
         closed=tables["closed"].rows,
         decisions=_decisions(tables["by_hand"], rules),
         decided_by_hand=tables["by_hand"].rows,
-        digits={
-            currency: _money(rules, currency).digits for currency in sorted(currencies) if currency
-        },
+        digits={name: _money(rules, name).digits for name in sorted(filter(None, currencies))},
         contents=dict(contents),
         oldest_days=oldest,
         zone=rules.day.zone,
     )
+    if over := tuple(_exceeded_limits(found, off, rules)):
+        return msgspec.structs.replace(found, verdict="over limits", why=over)
+    if within := tuple(_reasons(found)):
+        return msgspec.structs.replace(found, verdict="within limits", why=within)
+    return found
 
 
 def _money(rules: Rules, currency: str) -> Money:
@@ -103,31 +112,29 @@ def _money(rules: Rules, currency: str) -> Money:
 
 def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
     """Check that the accounts' bookings equal the extract, to the row and to the cent."""
-    rows, amounts = Counter[str](), dict[tuple[str, str], int]()
     read = balances.pieces("bank", "currency", "rows", "moved")
     sums = sum_groups(read, ("bank", "currency"), ("rows", "moved"))
-    for (bank, currency), (_, count, sum_) in sums.items():
-        rows[bank] += count
-        amounts[bank, currency] = sum_
     for control in manifest.controls:
         if control.table != ENTRIES.name:
             continue
-        bank, now = control.source, rows[control.source]
+        place = f"{control.source}/{control.table}"
+        now = sum(rows for (bank, _), (_, rows, _) in sums.items() if bank == control.source)
         if now != control.rows:
             was = quantity(control.rows, "row was", "rows were")
-            raise ReconcileRefused(f"{bank}/{control.table}: {was} extracted and Spark read {now}")
+            raise ReconcileRefused(f"{place}: {was} extracted and Spark read {now}")
         for currency, sum_ in control.amounts.items():
-            if (found := amounts.get((bank, currency), 0)) != sum_:
+            *_, found = sums.get((control.source, currency), [0])
+            if found != sum_:
                 raise ReconcileRefused(
-                    f"{bank}/{control.table}: the sum of {currency} was {sum_} when it was "
-                    f"extracted, and is {found} in the rows that Spark read"
+                    f"{place}: the sum of {currency} was {sum_} when it was extracted, and is "
+                    f"{found} in the rows that Spark read"
                 )
 
 
 def _totals(totals: WrittenTable) -> tuple[Total, ...]:
     rows = (row for piece in totals.pieces() for row in piece.to_pylist())
     found = [msgspec.convert(row, Total) for row in rows]
-    return tuple(sorted(found, key=lambda total: (rank(total.class_), total.currency)))
+    return tuple(sorted(found, key=lambda total: (RANKS[total.class_], total.currency)))
 
 
 def _proofs(
@@ -140,34 +147,30 @@ def _proofs(
     numbers = ("is_open", "size", "by_items", "by_person")
     sums = sum_groups(_singles(proofs, covers), ("proof", "bank", "currency"), numbers)
     single = {proof for proof, _, _ in sums}
-    broken, left = 0, Counter[tuple[str, str]]()
-    for (proof, _, currency), (_, are_open, size, *_) in sums.items():
-        broken += are_open
-        left[proof, currency or ""] += size
     wholes = (piece.filter(pc.field("account").is_null()) for piece in proofs.pieces())
     for row in (row for piece in wholes for row in piece.to_pylist()):
-        place, off = place_of(row), row["found"] - row["expected"]
+        off, group = row["found"] - row["expected"], (row["proof"], row["bank"], row["currency"])
         if off and row["proof"].startswith("classes-"):
             raise ReconcileRefused(
                 f"the classes do not add up: {row['about']}, but {row['expected']} is not "
                 f"{row['found']} in {row['currency']}; this is an error in txmq, please report it"
             )
         # If single accounts or transfers have rows, the whole proof is only their sum.
-        of_singles = sums.get((row["proof"], row["bank"], row["currency"]), [0] * 5)
-        _, is_open, _, by_items, by_person = of_singles
         if row["proof"] not in single:
-            by_items, person = covers.get(place, Cover())
+            by_items, person = covers.get(place_of(row), Cover())
             by_person = off - by_items if person else 0
-            is_open = off != by_items + by_person
-            broken += is_open
-            left[row["proof"], row["currency"] or ""] += abs(off - by_items - by_person)
-        shown.append(row | {"is_open": is_open, "by_items": by_items, "by_person": by_person})
+            rest = off - by_items - by_person
+            sums[group] = [1, int(rest != 0), abs(rest), by_items, by_person]
+        shown.append(row | dict(zip(numbers, sums.get(group, [0] * 5)[1:], strict=True)))
+    left = Counter[tuple[str, str]]()
+    for (proof, _, currency), (_, _, size, *_) in sums.items():
+        left[proof, currency or ""] += size
     found = [_proof(row, covers.get(place_of(row), Cover()).person) for row in shown]
     found.sort(key=lambda proof: (
         proof.proof, proof.account is not None, proof.bank or "", proof.currency or "",
         not proof.is_open, -abs(proof.difference), proof.account or "",
     ))  # fmt: skip
-    return tuple(found), broken, +left
+    return tuple(found), sum(are_open for _, are_open, *_ in sums.values()), left
 
 
 def _singles(proofs: WrittenTable, covers: Mapping[Place, Cover]) -> Iterator[pa.Table]:
@@ -202,7 +205,7 @@ def _proof(row: dict[str, Any], person: ProofExplanation | None) -> Proof:
     more["is_open"] = bool(row["is_open"])
     if person is not None:
         more |= {"explained_by": person.by, "explanation": person.reason, "until": person.last}
-    if row["proof"] in _ACCOUNT_PROOFS and row["account"] is not None:
+    if row["proof"] in OF_ACCOUNTS and row["account"] is not None:
         more["account"] = mask(row["account"])
     return msgspec.convert(row | more, Proof)
 
@@ -211,18 +214,14 @@ def _items(items: WrittenTable, rules: Rules) -> tuple[Item, ...]:
     """A sample of each class: the oldest items, the largest first."""
     shown = top_rows(items.pieces(), rules.limits.evidence, _BY_AGE, by="class")
     # The sort is stable, so rows of one class keep their order.
-    shown.sort(key=lambda row: rank(row["class"]))
-    return tuple(msgspec.convert(_masked(row), Item) for row in shown)
-
-
-def _masked(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {side: mask_all(row[side]) for side in ("payer", "payee") if row[side]}
+    shown.sort(key=lambda row: RANKS[row["class"]])
+    return tuple(msgspec.convert(mask_sides(row), Item) for row in shown)
 
 
 def _decisions(by_hand: WrittenTable, rules: Rules) -> tuple[HandDecision, ...]:
     """The latest decisions."""
     shown = top_rows(by_hand.pieces(), rules.limits.evidence, _BY_TIME)
-    rows = (_masked(row) | {"message_id": row["id"]} for row in shown)
+    rows = (mask_sides(row) | {"message_id": row["id"]} for row in shown)
     return tuple(msgspec.convert(row, HandDecision) for row in rows)
 
 
@@ -235,55 +234,33 @@ def _aging(items: WrittenTable) -> tuple[tuple[Aged, ...], int]:
         for (class_, bucket, currency), (transfers, at_risk) in sums.items()
     ]
     found.sort(key=lambda cell: (
-        rank(cell.class_), cell.currency, BUCKETS.index(cell.bucket)
+        RANKS[cell.class_], cell.currency, BUCKETS.index(cell.bucket)
     ))  # fmt: skip
-    breaks = (
-        piece.filter(pc.field("group") == "break") for piece in items.pieces("group", "age_days")
-    )
-    return tuple(found), max(
-        (pc.max(piece["age_days"]).as_py() or 0 for piece in breaks), default=0
-    )
+    ages = sum_groups(items.pieces("group", "age_days"), ("group", "age_days"), ())
+    return tuple(found), max((age for group, age in ages if group == "break"), default=0)
 
 
-def _verdict(
-    totals: tuple[Total, ...],
-    proofs: tuple[Proof, ...],
-    off: Mapping[tuple[str, str], int],
-    oldest: int,
-    rules: Rules,
-) -> tuple[Verdict, list[str]]:
-    breaks = sum(total.transfers for total in totals if total.group == "break")
-    failed = sorted({proof.proof for proof in proofs if proof.is_open})
-    over = list(_over(totals, off, breaks, oldest, rules))
-    if over:
-        return "over limits", over
-    if not breaks and not failed:
-        return "clean", []
-    why = [f"{breaks} {'break is' if breaks == 1 else 'breaks are'} within the limits"]
-    why += [f"the proof {proof} does not hold, by an amount within the limits" for proof in failed]
-    return "within limits", why[not breaks :]
+def _reasons(found: Result) -> Iterator[str]:
+    """The sentences about breaks and proofs within the limits."""
+    if found.breaks:
+        yield f"{quantity(found.breaks, 'break is', 'breaks are')} within the limits"
+    for proof in sorted({proof.proof for proof in found.proofs if proof.is_open}):
+        yield f"the proof {proof} does not hold, by an amount within the limits"
 
 
-def _over(
-    totals: tuple[Total, ...],
-    off: Mapping[tuple[str, str], int],
-    breaks: int,
-    oldest: int,
-    rules: Rules,
+def _exceeded_limits(
+    found: Result, off: Mapping[tuple[str, str], int], rules: Rules
 ) -> Iterator[str]:
     """The sentences about exceeded limits."""
-    limits, at_risk = rules.limits, Counter[str]()
-    for total in totals:
-        if total.group == "break":
-            at_risk[total.currency] += total.at_risk
-    if breaks > limits.breaks:
-        yield f"{quantity(breaks, 'break is', 'breaks are')} more than {limits.breaks}"
-    if oldest > limits.age_days:
+    limits = rules.limits
+    if found.breaks > limits.breaks:
+        yield f"{quantity(found.breaks, 'break is', 'breaks are')} more than {limits.breaks}"
+    if found.oldest_days > limits.age_days:
         yield (
-            f"a break is {quantity(oldest, 'business day')} old, and "
+            f"a break is {quantity(found.oldest_days, 'business day')} old, and "
             f"{quantity(limits.age_days, 'is', 'are')} allowed"
         )
-    for currency, sum_ in sorted(at_risk.items()):
+    for currency, sum_ in found.at_risk.items():
         money = _money(rules, currency)
         if sum_ > money.materiality:
             most = amount(money.materiality, money.digits)

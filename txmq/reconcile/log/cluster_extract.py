@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.log.cluster_log import (
     BrokerPlan,
     ClusterPlan,
     QueueRange,
-    RangeFile,
     earlier_half,
     fetch_ranges,
     plan_reading,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["cluster_logs"]
 
 RECORDS_A_FILE: Final = 50_000
+_RangeFile: TypeAlias = tuple[Path, QueueRange]
 _FOLDER: Final = "pulled"
 _RECORDS_A_BATCH: Final = 16 * 1024
 
@@ -48,12 +48,8 @@ def cluster_logs(
 ) -> Iterator[tuple[ClusterPlan, list[BrokerLog]]]:
     """Read the logs of a cluster.
 
-    Args:
-        rules: They name the cluster, and the messages that count.
-        window: The day.
-        draft: Gets a folder of files during the block; workers of Spark need it under this path.
-        spark: Its workers read; this process does if left out.
-        clock: Stamps the plan.
+    ``draft`` gets a folder of files during the block. The workers of ``spark`` read the cluster,
+    and need the draft under this path; without Spark this process reads it.
 
     Raises:
         ReconcileRefused: The cluster cannot be read.
@@ -72,18 +68,16 @@ def cluster_logs(
         errors = spark.sparkContext.parallelize(todo, slices).mapPartitions(fetch).collect()
     if errors:
         raise ReconcileRefused(errors[0])
-    yield (
-        plan,
-        [
-            BrokerLog(number, broker.offsets, _rows(rules, window, broker, number, queues))
-            for broker, queues in zip(plan.brokers, files.values(), strict=True)
-            for number in [numbers[broker.name]]
-        ],
-    )
+    logs = []
+    for broker in plan.brokers:
+        number = numbers[broker.name]
+        rows = _rows(rules, window, broker, number, files[broker.name])
+        logs.append(BrokerLog(number, broker.offsets, rows))
+    yield plan, logs
     shutil.rmtree(folder)
 
 
-def _files(folder: Path, broker: BrokerPlan) -> list[list[RangeFile]]:
+def _files(folder: Path, broker: BrokerPlan) -> list[list[_RangeFile]]:
     """The files of a broker by queue, in the order of offsets."""
     return [
         [
@@ -98,7 +92,7 @@ def _files(folder: Path, broker: BrokerPlan) -> list[list[RangeFile]]:
 
 
 def _rows(
-    rules: Rules, window: DayWindow, broker: BrokerPlan, number: int, files: list[list[RangeFile]]
+    rules: Rules, window: DayWindow, broker: BrokerPlan, number: int, files: list[list[_RangeFile]]
 ) -> Iterator[LogRows]:
     """The rows of a broker's log in its files."""
     collapse = Collapse(Flows(rules.log.flow, rules.money), window)

@@ -9,11 +9,10 @@ This is the only module of the reconciliation that uses the client (ADR 22).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from txmq.client.admin.admin import Admin
 from txmq.client.session import Session
@@ -41,7 +40,6 @@ __all__ = [
     "BrokerPlan",
     "ClusterPlan",
     "QueueRange",
-    "RangeFile",
     "earlier_half",
     "fetch_ranges",
     "plan_reading",
@@ -58,9 +56,7 @@ _READ_TO_THE_END: Final = (RETRY, DLQ, *WAITING_TOPICS)
 """A message counts as failed whenever that happened."""
 
 T = TypeVar("T")
-
-RangeFile: TypeAlias = tuple[Path, "QueueRange"]
-"""The file for the records of a range."""
+P = ParamSpec("P")
 
 
 class QueueRange(NamedTuple):
@@ -98,7 +94,7 @@ class _ClusterReader:
         self.session = session
         self.admin = Admin(session)
 
-    async def ask(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def ask(self, call: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
         """The answer to a call, which is repeated while repeating makes sense.
 
         Raises:
@@ -109,7 +105,7 @@ class _ClusterReader:
         deadline = clock.monotonic() + PATIENCE_S
         while True:
             try:
-                return await call()
+                return await call(*args, **named)
             except TxmqError as error:
                 # A broker that restarts is unknown to the name servers for a moment.
                 may_pass = error.retryable or isinstance(error, TopicNotFound)
@@ -132,8 +128,7 @@ class _ClusterReader:
         """
         at, most = start, 1 if is_search else PULL_MESSAGES_MAX
         while at < end:
-            pull = partial(self.admin.pull_stored, queue, at, min(end - at, most))
-            batch = await self.ask(pull)
+            batch = await self.ask(self.admin.pull_stored, queue, at, min(end - at, most))
             is_gone = batch.outcome is PullOutcome.MOVED and not is_search
             if is_gone or batch.next_offset <= at:
                 raise ReconcileRefused(
@@ -149,6 +144,14 @@ class _ClusterReader:
         return []
 
 
+def _in_session(names: str, work: Callable[[Session], Awaitable[T]]) -> T:
+    async def opened() -> T:
+        async with Session(names, answer_s=_ANSWER_S) as session:
+            return await work(session)
+
+    return asyncio.run(opened())
+
+
 # Planning
 
 
@@ -159,12 +162,7 @@ def plan_reading(names: str, flows: Sequence[Flow], window: DayWindow, clock: Cl
         ReconcileRefused: A topic or a group does not exist, a broker does not keep the whole day,
             or the cluster does not answer.
     """
-
-    async def plan() -> ClusterPlan:
-        async with Session(names, answer_s=_ANSWER_S) as session:
-            return await _Planner(session, flows, window).plan(clock)
-
-    return asyncio.run(plan())
+    return _in_session(names, lambda session: _Planner(session, flows, window).plan(clock))
 
 
 class _Planner(_ClusterReader):
@@ -181,30 +179,36 @@ class _Planner(_ClusterReader):
         await self._check_groups(groups, known)
         own = [queue for topic in self._groups for queue in await self._queues(topic)]
         names = sorted({queue.broker for queue in own})
+        offsets: dict[str, list[GroupOffset]] = {name: [] for name in names}
         # First, so that every message that counts as delivered is in the plan.
-        offsets = {name: [one async for one in self._offsets(name, own)] for name in names}
+        for queue in own:
+            if group := self._groups[queue.topic]:
+                offset = await self.ask(self.admin.committed_offset, group, queue)
+                if offset is not None:
+                    found = GroupOffset(group, queue.topic, queue.number, offset)
+                    offsets[queue.broker].append(found)
         of_groups = [prefix + group for group in groups for prefix in (RETRY, DLQ)]
-        ranges: list[QueueRange] = []
+        ranges: dict[str, list[QueueRange]] = {name: [] for name in names}
         # The half topic is last, so that it has the half message of each decision.
         topics = (OP_TOPIC, *self._groups, *of_groups, *WAITING_TOPICS, PARKED_TOPIC, HALF_TOPIC)
         for topic in topics:
             for queue in await self._queues(topic) if topic in known else ():
-                if queue.broker in names:
-                    high = await self.ask(partial(self.admin.max_offset, queue))
-                    low = await self.ask(partial(self.admin.min_offset, queue))
-                    ranges.append(QueueRange(queue, low, max(low, high)))
+                if queue.broker in ranges:
+                    high = await self.ask(self.admin.max_offset, queue)
+                    low = await self.ask(self.admin.min_offset, queue)
+                    ranges[queue.broker].append(QueueRange(queue, low, max(low, high)))
         moment_ms = clock.wall_ms()
-        brokers = [await self._broker(name, offsets[name], ranges) for name in names]
+        brokers = [await self._broker(name, offsets[name], ranges[name]) for name in names]
         return ClusterPlan(moment_ms, brokers, tuple(dict.fromkeys(self._notes)))
 
     async def _check_groups(self, groups: list[str], topics: set[str]) -> None:
         known = {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
         for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
-            known.update(await self.ask(partial(self.admin.groups, cluster=name)))
+            known.update(await self.ask(self.admin.groups, cluster=name))
         _check_known("group", groups, known)
 
     async def _queues(self, topic: str) -> list[Queue]:
-        route = await self.ask(partial(self.admin.route, topic))
+        route = await self.ask(self.admin.route, topic)
         for broker in sorted(set(route.brokers) - {queue.broker for queue in route.readable}):
             text = (
                 f"{broker} lets nobody read {topic}; permit it: txmq topic update {topic} --perm=rw"
@@ -214,19 +218,11 @@ class _Planner(_ClusterReader):
             self._notes.append(text)
         return sorted(route.readable)
 
-    async def _offsets(self, broker: str, queues: list[Queue]) -> AsyncIterator[GroupOffset]:
-        for queue in queues:
-            if queue.broker == broker and (group := self._groups[queue.topic]):
-                ask = partial(self.admin.committed_offset, group, queue)
-                if (offset := await self.ask(ask)) is not None:
-                    yield GroupOffset(group, queue.topic, queue.number, offset)
-
     async def _broker(
-        self, name: str, offsets: list[GroupOffset], of_all: list[QueueRange]
+        self, name: str, offsets: list[GroupOffset], ranges: list[QueueRange]
     ) -> BrokerPlan:
-        ranges = [one for one in of_all if one.queue.broker == name]
         await self._check_reach(name, ranges)
-        is_txmq = await self.ask(partial(self._is_txmq, ranges[0].queue))
+        is_txmq = await self.ask(self._is_txmq, ranges[0].queue)
         if is_txmq:  # Its op topic tells what is parked.
             ranges = [one for one in ranges if one.queue.topic != PARKED_TOPIC]
         else:
@@ -248,7 +244,7 @@ class _Planner(_ClusterReader):
 
     async def _check_reach(self, name: str, ranges: list[QueueRange]) -> None:
         # A queue may begin late because it was quiet, so the age of the whole log counts.
-        stats = await self.ask(partial(self.admin.broker_stats, name))
+        stats = await self.ask(self.admin.broker_stats, name)
         first = stats.get("earliestMessageTimeStamp", "")
         is_late = first.isdecimal() and int(first) > self._window.start_ms
         if is_late and any(one.start for one in ranges):
@@ -292,18 +288,18 @@ def _check_known(what: str, wanted: Iterable[str], known: set[str]) -> None:
 # Reading
 
 
-def fetch_ranges(names: str, todo: Iterable[RangeFile]) -> list[str]:
+def fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[str]:
     """Read ranges into their files; returns why some cannot be read."""
     failed: list[str] = []
 
-    async def fetch() -> None:
-        limit = asyncio.Semaphore(_READ_AT_ONCE)
-        async with Session(names, answer_s=_ANSWER_S) as session, asyncio.TaskGroup() as group:
+    async def fetch(session: Session) -> None:
+        reader, limit = _ClusterReader(session), asyncio.Semaphore(_READ_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
             for path, wanted in todo:
-                group.create_task(_fetch(_ClusterReader(session), path, wanted, limit))
+                group.create_task(_fetch(reader, path, wanted, limit))
 
     try:
-        asyncio.run(fetch())
+        _in_session(names, fetch)
     except* TxmqError as errors:
         failed = [str(error) for error in errors.exceptions]
     return failed
@@ -332,10 +328,9 @@ def earlier_half(names: str, plan: BrokerPlan, position: int, offset: int) -> Re
     if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
         return None
 
-    async def pull() -> tuple[bytes, ...]:
-        async with Session(names, answer_s=_ANSWER_S) as session:
-            reader = _ClusterReader(session)
-            return (await reader.ask(partial(reader.admin.pull_stored, queue, offset, 1))).records
+    async def pull(session: Session) -> tuple[bytes, ...]:
+        reader = _ClusterReader(session)
+        return (await reader.ask(reader.admin.pull_stored, queue, offset, 1)).records
 
-    records = [unpack(data, errors="replace")[0] for data in asyncio.run(pull())]
+    records = [unpack(data, errors="replace")[0] for data in _in_session(names, pull)]
     return half_of(records[0]) if records and records[0].queue_offset == offset else None

@@ -8,7 +8,6 @@ follows, the log is damaged and is refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord, ReconcileRefused
@@ -16,15 +15,7 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.span import HEAD_BYTES, Found, found_in, heads_in, read_head
 from txmq.reconcile.log.files import LogFile, OpenFile
 
-__all__ = [
-    "STRETCH_BYTES",
-    "LogStretch",
-    "find_start",
-    "parts",
-    "records_from",
-    "spans",
-    "stretches",
-]
+__all__ = ["STRETCH_BYTES", "LogStretch", "find_start", "parts", "records_from", "stretches"]
 
 STRETCH_BYTES: Final = 32 * 1024 * 1024
 """The size of a stretch, which is read in one go; the cuts do not depend on the reader."""
@@ -93,42 +84,32 @@ def records_from(
     log: OpenFile, start: int, end: int
 ) -> Iterator[tuple[int, list[tuple[Found, int]]]]:
     """For each span that begins in a part of a file: its end, and its records with their
-    positions; see :func:`spans`.
+    positions. A span begins at ``start``; those that begin at ``end`` or later are left out.
 
     Raises:
         ReconcileRefused: A span is damaged.
     """
-    for position, payload in spans(log, start, end):
+    for position, payload in _spans(log, start, end):
         first = position + HEAD_BYTES
         try:
             found = [(item, where) for item, where, _ in found_in(payload, first)]
         except CorruptRecord as error:
-            raise _damage(log.file.path, error.position, error.reason) from error
+            raise _damage(log, error.position, error.reason) from error
         yield first + len(payload), found
 
 
-def spans(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """The spans that begin in a part of a file: their positions and payloads.
-
-    Args:
-        log: The file.
-        start: The start of a span.
-        end: The end of the part; spans that begin there or later are left out.
-
-    Raises:
-        ReconcileRefused: A span is damaged.
-    """
+def _spans(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The positions and payloads of the spans that begin in a part of a file."""
     at = start
     while at < end:
-        data = log.read(at, _READ_BYTES)
-        here = 0
+        data, here = log.read(at, _READ_BYTES), 0
         view = memoryview(data)
         while at + here < end:
             head = read_head(data, here, at + here)
             if head is None or here + head.size > len(data):
                 break
             if head.log != log.file.log:
-                raise _damage(log.file.path, at + here, "the log of another broker continues there")
+                raise _damage(log, at + here, "the log of another broker continues there")
             payload = view[here + HEAD_BYTES : here + head.size]
             if crc32(payload) != head.checksum:
                 break
@@ -149,26 +130,21 @@ def _payload(log: OpenFile, at: int) -> bytes | None:
     if head is None or at + head.size > log.file.end:
         return None
     payload = log.read(at + HEAD_BYTES, head.size - HEAD_BYTES)
-    if len(payload) != head.size - HEAD_BYTES or crc32(payload) != head.checksum:
-        return None
-    return payload
+    is_whole = len(payload) == head.size - HEAD_BYTES and crc32(payload) == head.checksum
+    return payload if is_whole else None
 
 
 def _payload_now(log: OpenFile, bad: int) -> bytes | None:
     """The payload of a span that was incomplete before; ``None`` if the log ends before it."""
-    file = log.file
-    if not file.is_last:
-        raise _damage(
-            file.path, bad, f"a span is incomplete there, and the log continues at {file.end}"
-        )
+    if not log.file.is_last:
+        reason = f"a span is incomplete there, and the log continues at {log.file.end}"
+        raise _damage(log, bad, reason)
     behind = _next_head(log, bad)
-    if behind is None:
-        return None
     # The broker writes one span after the other, so this one may be complete by now.
-    payload = _payload(log, bad)
-    if payload is None:
+    payload = None if behind is None else _payload(log, bad)
+    if behind is not None and payload is None:
         raise _damage(
-            file.path,
+            log,
             bad,
             f"a span is incomplete there, and another one begins at {behind}; after a crash, start "
             "the broker once: it cuts the log there if later records were never acknowledged",
@@ -177,8 +153,7 @@ def _payload_now(log: OpenFile, bad: int) -> bytes | None:
 
 
 def _next_head(log: OpenFile, bad: int) -> int | None:
-    # A body may contain what looks like a head: if the span's own head is complete, skip its
-    # size.
+    # A body may contain what looks like a head: if the span's own head is complete, skip its size.
     head = read_head(log.read(bad, HEAD_BYTES), 0, bad)
     first = bad + (1 if head is None else head.size)
     for at in range(first, log.file.end, _READ_BYTES):
@@ -187,5 +162,5 @@ def _next_head(log: OpenFile, bad: int) -> int | None:
     return None
 
 
-def _damage(path: Path, position: int, reason: str) -> ReconcileRefused:
-    return ReconcileRefused(f"{path} is damaged at position {position}: {reason}")
+def _damage(log: OpenFile, position: int, reason: str) -> ReconcileRefused:
+    return ReconcileRefused(f"{log.file.path} is damaged at position {position}: {reason}")

@@ -9,8 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from txmq.metrics_text import metrics_text
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.report import facts
-from txmq.reconcile.report.words import exact
+from txmq.reconcile.report.words import VERDICTS, exact
 from txmq.reconcile.summary import Result, Run
 
 __all__ = ["METRICS", "exposition"]
@@ -68,21 +67,21 @@ def _add_run(run: Run, add: Callable[..., None]) -> None:
 
 
 def _add_result(result: Result, add: Callable[..., None]) -> None:
-    for verdict in facts.VERDICTS:
+    for verdict in VERDICTS:
         add("verdict", result.verdict == verdict, verdict=verdict)
     add("final", result.is_final)
     add("match_ratio", result.match_rate)
     add("breaks", result.breaks)
     add("oldest_break_days", result.oldest_days)
-    add("in_flight", facts.in_flight(result)[0])
+    add("in_flight", sum(total.transfers for total in result.in_flight))
     add("broken_proofs", result.broken_proofs)
     add("closed", result.closed)
     add("business_date_end_timestamp_seconds", exact(result.end_ms, 3))
     totals = {(total.class_, total.currency): total for total in result.totals}
     for name in Class:
-        for currency in facts.currencies(result):
+        for currency in result.currencies:
             total = totals.get((name.value, currency))
             labels = {"class": name.value, "group": ABOUT[name].group, "currency": currency}
-            worth = exact(total.at_risk if total else 0, facts.digits(result, currency))
+            worth = exact(total.at_risk if total else 0, result.places(currency))
             add("transfers", total.transfers if total else 0, **labels)
             add("at_risk", worth, **labels)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from txmq.reconcile.report import facts
 from txmq.reconcile.summary import Run
 
 __all__ = ["as_json"]
@@ -30,21 +29,18 @@ def as_json(run: Run) -> bytes:
     as Python's, but not JavaScript's. Moments end in ``_ms`` and are
     milliseconds since 1970 in UTC.
     """
-    plain = msgspec.to_builtins(run)
-    plain["figures"] = _figures(run)
-    text = msgspec.json.encode(plain, order="sorted")
-    return msgspec.json.format(text, indent=1) + b"\n"
-
-
-def _figures(run: Run) -> dict[str, object]:
-    result = run.result
-    count, amounts = facts.in_flight(result)
-    return {
+    result, flying = run.result, run.result.in_flight
+    figures = {
         "match_rate": result.match_rate,
         "transfers": result.transfers,
         "breaks": result.breaks,
-        "open": facts.days(run)[-1].open,
+        "open": result.past.open,
         "at_risk": result.at_risk,
-        "in_flight": {"transfers": count, "amounts": amounts},
-        "signature": facts.signature(run),
+        "in_flight": {
+            "transfers": sum(total.transfers for total in flying),
+            "amounts": {total.currency: total.at_risk for total in flying},
+        },
+        "signature": run.signature,
     }
+    text = msgspec.json.encode(msgspec.to_builtins(run) | {"figures": figures}, order="sorted")
+    return msgspec.json.format(text, indent=1) + b"\n"

@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from txmq.printable import printable
-from txmq.reconcile.report import facts, view
-from txmq.reconcile.report.words import amount, long_date, rate, seconds, signed
-from txmq.reconcile.summary import Run, Total
+from txmq.reconcile.report.words import VERDICTS, amount, long_date, rate, seconds, signed
+from txmq.reconcile.summary import Run, Total, sum_totals
 
 __all__ = ["show"]
 
@@ -27,24 +26,21 @@ _GROUPS: Final = {"break": "red", "open": "yellow", "agreed": "green"}
 
 
 def show(run: Run, console: Console, report: str = "") -> None:
-    """Print the result of a run.
+    """Print the result of a run, and the path of its page if there is one.
 
-    Args:
-        run: The run.
-        console: The output. Without colours, or if it is narrow, it gets the same words.
-        report: The path of the page, if there is one.
+    A console without colours, or a narrow one, gets the same words.
     """
     result = run.result
     _say(console, f"{result.name}, {long_date(result.business_date)}", "bold")
     if not result.is_final:
         _say(console, "The day was not over when the books were read.", "yellow")
-    headline = facts.VERDICTS[result.verdict]
+    headline = VERDICTS[result.verdict]
     sign = "" if console.options.ascii_only else f"{_SIGNS[headline.mood]} "
     _say(console, f"{sign}{headline.words}", _STYLES[headline.mood])
     for why in result.why:
         _say(console, f"  - {why}")
     console.print()
-    rows = [total for group in view.groups(result) for total, _ in group.rows]
+    rows = sorted(result.totals, key=lambda total: list(_GROUPS).index(total.group))
     # An amount is never cut: if the table does not fit, each class gets its own lines.
     table = _table(run, rows)
     unbounded = console.options.update(max_width=_UNBOUNDED)
@@ -78,8 +74,8 @@ def _table(run: Run, rows: Iterable[Total]) -> Table:
         drawn.add_column(heading.replace("_", " "), justify="right")
     drawn.add_column("")
 
-    def add(name: str, group: Text, total: Total | view.CurrencySum, style: str = "") -> None:
-        places = facts.digits(run.result, total.currency)
+    def add(name: str, group: Text, total: Total, style: str = "") -> None:
+        places = run.result.places(total.currency)
         worth = (amount(getattr(total, name), places) for name in _AMOUNTS)
         currency = Text(printable(total.currency))
         drawn.add_row(name, group, f"{total.transfers:,}", *worth, currency, style=style)
@@ -87,14 +83,14 @@ def _table(run: Run, rows: Iterable[Total]) -> Table:
     for total in rows:
         add(total.class_, Text(total.group, style=_GROUPS[total.group]), total)
     drawn.add_section()
-    for sum_ in view.sums(run.result.totals):
+    for sum_ in sum_totals(run.result.totals):
         add("all", Text(), sum_, "bold")
     return drawn
 
 
 def _print_classes(run: Run, rows: Iterable[Total], console: Console) -> None:
     for total in rows:
-        worth = amount(total.at_risk, facts.digits(run.result, total.currency))
+        worth = amount(total.at_risk, run.result.places(total.currency))
         _say(console, f"{total.class_}: {total.transfers:,} ({total.group})", _GROUPS[total.group])
         if total.at_risk:
             _say(console, f"  {worth} {total.currency} at risk")
@@ -109,9 +105,10 @@ def _proofs(run: Run, console: Console) -> None:
         return
     count = _count(result.broken_proofs, "balance proof does", "balance proofs do")
     _say(console, f"{count} not hold:", _STYLES["bad"])
-    shown = view.open_proofs(result)[:_PROOFS]
+    unexplained = [proof for proof in result.proofs if proof.is_open]
+    shown = sorted(unexplained, key=lambda proof: -abs(proof.rest))[:_PROOFS]
     for proof in shown:
-        places = facts.digits(result, proof.currency)
+        places = result.places(proof.currency)
         where = ", ".join(filter(None, (proof.bank, proof.account)))
         expected, found = amount(proof.expected, places), amount(proof.found, places)
         off, unit = signed(proof.difference, places), f" {proof.currency or ''}".rstrip()

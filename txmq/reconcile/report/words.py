@@ -1,15 +1,57 @@
-"""Amounts and moments as text for people. Pure, and money is never a float."""
+"""Verdicts, amounts, moments and masked accounts as text for people. Pure, and money is never a
+float.
+"""
 
 from __future__ import annotations
 
 from datetime import date, datetime
 from decimal import ROUND_FLOOR, Decimal
-from typing import Final
+from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
-__all__ = ["amount", "exact", "long_date", "moment", "points", "rate", "seconds", "signed"]
+from txmq.reconcile.summary import Verdict
+
+__all__ = [
+    "HIDDEN",
+    "MASK_RULE",
+    "VERDICTS",
+    "amount",
+    "exact",
+    "long_date",
+    "mask",
+    "mask_sides",
+    "moment",
+    "points",
+    "rate",
+    "seconds",
+    "signed",
+]
 
 _FINEST: Final = Decimal("0.001")
+
+HIDDEN: Final = "…"
+"""The replacement of all hidden characters, regardless of their number."""
+
+MASK_RULE: Final = (
+    "Account numbers of 12 or more characters show their first 2 and last 4, those of 8 to 11 "
+    "their first 2 and last 2, and shorter ones, such as a bank's own accounts, all of them."
+)
+_SHOWN: Final = ((12, 2, 4), (8, 2, 2))
+"""The least length, and the characters shown at the head and at the end."""
+
+
+class Headline(NamedTuple):
+    """A verdict in words."""
+
+    mood: str
+    words: str
+
+
+VERDICTS: Final[dict[Verdict, Headline]] = {
+    "clean": Headline("good", "Clean"),
+    "within limits": Headline("wait", "Breaks within limits"),
+    "over limits": Headline("bad", "Over the limits"),
+}
 
 
 def amount(minor: int, digits: int) -> str:
@@ -74,3 +116,24 @@ def seconds(time_s: float) -> str:
     minutes, rest = divmod(round(time_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def mask(account: str) -> str:
+    """An account number without its middle; the same number always has the same mask.
+
+    ``6222 0200 1234 0011`` becomes ``62…0011``. At least half of a number stays hidden, but a
+    number with fewer than 8 characters is shown. With the books, the mask and the transfer's key
+    identify the account; with the report alone they do not. Two accounts may have the same
+    mask. Spaces are ignored.
+    """
+    bare = "".join(account.split())
+    for least, head, end in _SHOWN:
+        if len(bare) >= least:
+            return f"{bare[:head]}{HIDDEN}{bare[-end:]}"
+    return bare
+
+
+def mask_sides(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a transfer with masks; `` / `` joins the accounts of a side that has several."""
+    sides = {side: row[side] for side in ("payer", "payee") if row[side]}
+    return row | {side: " / ".join(map(mask, of.split(" / "))) for side, of in sides.items()}

@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
-# Processes that share the tests. Each may start a PostgreSQL, a Redis and a Spark of its own.
-WORKERS ?= 2
+# Processes that share the tests; three keep two cores busy, because many tests wait. Each may start
+# a PostgreSQL and a Redis of its own.
+WORKERS ?= 3
 
 .PHONY: demo tour test soak check lint needs format bench docs pins clean
 
@@ -15,7 +16,7 @@ demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 tour: $(READY)  ## the programs of RocketMQ's tutorial, one after the other
 	$(RUN) -m examples.rocketmq_tour
 
-test: needs lint  ## a case of everything, with modest counts, on WORKERS cores
+test: needs lint  ## a case of everything, with modest counts, by WORKERS processes
 	$(RUN) -m pytest -n $(WORKERS) --no-loadscope-reorder --durations 30 tests
 
 soak: needs  ## all cases with high counts, for hours

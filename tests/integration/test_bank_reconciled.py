@@ -2,8 +2,7 @@
 found, by the class of what he did.
 
 By real programs: the tour's own, and a forger with a command line. The command that reconciles
-runs in this process, with its Spark; a tour with a `txmq reconcile` of its own is in
-test_bank_tour.py.
+runs in this process, with its Spark; `make demo` starts one, and so does the full tour in a soak.
 """
 
 import asyncio

@@ -72,6 +72,11 @@ def prepare_ons():
     return Client("ons", command, {"NODE_PATH": str(modules)})
 
 
+INTERRUPTED = "terminate called after throwing an instance of 'boost::thread_interrupted'"
+"""What the C++ client says if its own shutdown kills it: on a busy machine it interrupts a thread
+that is just about to wait, when everything is sent and handled."""
+
+
 class ClientProcess:
     """One running driver: lines in, events out."""
 
@@ -170,7 +175,8 @@ class ClientProcess:
     def _wait_for_exit(self):
         code = self.process.wait(LEAVE_SECONDS)
         self.reader.join(LEAVE_SECONDS)
-        assert code == 0, f"{self.label} left with {code}: {self.complaints()}"
+        said = self.complaints()
+        assert code == 0 or INTERRUPTED in said, f"{self.label} left with {code}: {said}"
         assert self.events["stopped"], f"{self.label} did not say that it stopped"
 
     def complaints(self, size=2000):

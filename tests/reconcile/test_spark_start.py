@@ -235,7 +235,7 @@ def test_a_java_that_is_killed_is_told_of(driver):
 # A cluster
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_cluster_comes_to_the_same(driver):
     with standalone.cluster(memory="600m", count=1) as url:
         assert driver.run(url, "python") == (0, "6 4\n", "")

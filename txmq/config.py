@@ -515,6 +515,7 @@ def _default_at(shape: type[Any], key: str) -> Any:
 
 _HELD: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _UNKNOWN: Final = re.compile(r"unknown field `(.+?)`(?: - at `\$(.*)`)?$")
+_PLACE: Final = re.compile(r" - at `\$(.*)`$")
 
 
 def load_tree(shape: type[S], path: Path, environ: Mapping[str, str], *, complaint: str) -> S:
@@ -529,11 +530,30 @@ def load_tree(shape: type[S], path: Path, environ: Mapping[str, str], *, complai
     Raises:
         ConfigError: A key is unknown, a value is invalid, or the file cannot be read.
     """
-    plain = _fill(read_tree(path, complaint), environ, path)
+    tree = read_tree(path, complaint)
     try:
-        return msgspec.convert(plain, shape)
+        return msgspec.convert(_fill(tree, environ, path), shape)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}{_hint(shape, str(error))}") from error
+        hint = _hint(shape, str(error)) or _value(tree, str(error))
+        raise ConfigError(f"{path}: {error}{hint}") from error
+
+
+def _value(tree: Any, text: str) -> str:
+    """The invalid value that an error is about, as the file has it: variables keep their names."""
+    found = _PLACE.search(text)
+    values = [tree] if found else []
+    for name in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", found[1] if found else ""):
+        values = [inner for value in values for inner in _inner(value, name[0] or name[1])]
+    simple = [value for value in values if not isinstance(value, dict | list)]
+    return f", which is {simple[0]!r}" if len(values) == len(simple) == 1 else ""
+
+
+def _inner(value: Any, name: str) -> list[Any]:
+    if isinstance(value, dict):
+        if name == "...":  # The error leaves out the keys of tables with free keys.
+            return list(value.values())
+        return [value[name]] if name in value else []
+    return value if name == "..." else [value[int(name)]]
 
 
 def _fill(plain: Any, environ: Mapping[str, str], path: Path) -> Any:

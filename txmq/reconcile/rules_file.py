@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections import Counter
@@ -136,7 +137,9 @@ def _of_the_banks(rules: Rules) -> Iterator[str]:
         yield "every bank has a name of its own, and none is called log"
     for bank in rules.bank:
         for kind in bank.entries.kinds.keys() - set(TRANSFER_KINDS):
-            yield f"{bank.name}: kinds are {', '.join(TRANSFER_KINDS)}, not {kind}"
+            near = difflib.get_close_matches(kind, TRANSFER_KINDS, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            yield f"{bank.name}: kinds are {', '.join(TRANSFER_KINDS)}, not {kind}{hint}"
         entries = bank.entries
         for word in _duplicates(chain.from_iterable(map(set, entries.kinds.values()))):
             yield f"{bank.name}: {word!r} is of one of kinds and not of two"

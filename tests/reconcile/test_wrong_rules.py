@@ -1,0 +1,81 @@
+"""A wrong rules file gets one clear line that names the key and the value."""
+
+import pytest
+
+from tests.reconcile.test_rules import FLOW, RULES
+from txmq.errors import ConfigError
+from txmq.reconcile.rules_file import read_rules
+
+BANK_END = 'namespace = "icbc"\n'
+WRONG = [
+    ('name = "icbc-ccb"', 'nmae = "icbc-ccb"', ("nmae", "name")),
+    ('name = "icbc-ccb"', "name = 7", ("name", "int", "7")),
+    ('name = "icbc-ccb"', 'name = "two words"', ("name", "two words")),
+    ('directory = "recon"', "", ("directory",)),
+    ('directory = "recon"', 'directory = ["recon"]', ("directory", "array")),
+    ('[day]\nzone = "Asia/Shanghai"', '[dya]\nzone = "Asia/Shanghai"', ("dya", "did you mean day")),
+    ('zone = "Asia/Shanghai"', 'zone = "Asia/Shanghia"', ("zone", "Asia/Shanghia")),
+    ('zone = "Asia/Shanghai"', 'zome = "Asia/Shanghai"', ("zome", "did you mean zone")),
+    ('zone = "Asia/Shanghai"', "zone = 8", ("day.zone", "int")),
+    ('cut_off = "17:00"', 'cut_off = "25:00"', ("cut_off", "25:00")),
+    ('cut_off = "17:00"', 'cut_off = "5 pm"', ("cut_off", "5 pm")),
+    ('cut_off = "17:00"', 'grace = "soon"', ("grace", "soon")),
+    ('cut_off = "17:00"', 'holidays = ["2026-02-30"]', ("day.holidays", "date")),
+    ('cut_off = "17:00"', 'weekend = ["caturday"]', ("day.weekend", "caturday")),
+    ('cut_off = "17:00"', "history = -1", ("day.history", "-1")),
+    ('cut_off = "17:00"', "history = 400", ("day.history", "400")),
+    ("[money.CNY]", "[money.cny]", ("cny", "currency")),
+    ("[money.CNY]", "[money.RENMINBI]", ("RENMINBI", "currency")),
+    ("materiality = 1_000_00", "materiality = -1", ("money[...].materiality", "-1")),
+    ("materiality = 1_000_00", "digits = 9", ("money[...].digits", "9")),
+    ("materiality = 1_000_00", 'tolerance = "1"', ("money[...].tolerance", "str")),
+    ("materiality = 1_000_00", "materialty = 5", ("materialty", "money")),
+    ('database = "sqlite:///icbc.db"', "", ("icbc", "database")),
+    ('database = "sqlite:///icbc.db"', "readers = 0", ("readers", "is 0")),
+    ('name = "icbc"\n', 'name = "log"\n', ("log", "bank")),
+    ('table = "journal"', "", ("icbc", "entries.table")),
+    ('key = "transfer"', "", ("icbc", "entries.key")),
+    ('account = "account"', 'acount = "account"', ("acount", "did you mean account")),
+    ('amount = "amount"', "amount = 1.5", ("amount", "float", "1.5")),
+    ('{ is = "CNY" }', '{ ist = "CNY" }', ("ist",)),
+    ('debit = ["debit"]', 'debt = ["debit"]', ("debt", "kinds", "did you mean debit")),
+    ('credit = ["credit"]', 'credit = ["debit"]', ("'debit'", "kinds")),
+    (BANK_END, BANK_END + 'units = "cents"\n', ("entries.units", "cents")),
+    (BANK_END, BANK_END + "gapless = true\n", ("icbc", "gapless")),
+    (BANK_END, BANK_END + 'clearing = ["1"]\nsuspense = ["1"]\n', ("'1'", "clearing")),
+    ('directory = "data"', "", ("log", "directory")),
+    ('directory = "data"', 'cluster = "mq1"', ("log", "cluster", "mq1")),
+    ('topic = "transfers"\nnamespace', 'topik = "transfers"\nnamespace', ("topik", "topic")),
+    (FLOW, FLOW + "[limits]\nbreaks = -1\n", ("limits.breaks", "-1")),
+    (FLOW, FLOW + '[outcomes]\ncharges = "bank"\n', ("outcomes.charges", "bank")),
+    (FLOW, FLOW + FLOW + 'group = "other"\n', ("transfers", "other")),
+    ("[day]", "[day", ("line",)),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "words"), WRONG)
+def test_a_wrong_rule_is_one_line_with_its_key_and_value(tmp_path, old, new, words):
+    assert old in RULES
+    path = tmp_path / "recon.toml"
+    path.write_text(RULES.replace(old, new, 1))
+
+    with pytest.raises(ConfigError) as error:
+        read_rules(path, {})
+
+    line = str(error.value)
+    assert "\n" not in line
+    assert str(path) in line
+    assert [word for word in words if word not in line] == []
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b""])
+def test_a_file_that_is_missing_or_not_text_or_empty_is_named(tmp_path, content):
+    path = tmp_path / "recon.toml"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(ConfigError) as error:
+        read_rules(path, {})
+
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)

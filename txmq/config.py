@@ -34,10 +34,11 @@ from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo
 
 from txmq.attribute_texts import texts_under
-from txmq.config_file import read_file, read_tree
+from txmq.config_file import read_file
 from txmq.errors import ConfigError
 
 __all__ = [
+    "NEAR",
     "PREFIX",
     "Alias",
     "Derived",
@@ -52,7 +53,6 @@ __all__ = [
     "group_of",
     "kinds_of",
     "load",
-    "load_tree",
     "parse_duration",
     "parse_size",
     "rebuild",
@@ -75,7 +75,7 @@ FOR_TESTS: Final = "TXMQ_TEST_"
 """The prefix of variables that tell tests where servers are; they are not settings."""
 
 _NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
-_NEAR: Final = 0.6
+NEAR: Final = 0.6
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _BYTES: Final = {
     "TiB": 1024**4, "GiB": 1024**3, "MiB": 1024**2, "KiB": 1024,
@@ -312,11 +312,11 @@ def _unknown(
         hint = f"{key} is a group of settings; set one of them, such as {inside[0]} ({origin})"
         return ConfigError(hint)
     lowered = {known.lower(): known for known in (*foreign, *kinds)}
-    near = difflib.get_close_matches(key.lower(), lowered, 1, _NEAR)
+    near = difflib.get_close_matches(key.lower(), lowered, 1, NEAR)
     if not near:
         # Perhaps the key lacks only its group.
         lowered = {known.rpartition(".")[2]: known for known in kinds}
-        near = difflib.get_close_matches(key, lowered, 1, _NEAR)
+        near = difflib.get_close_matches(key, lowered, 1, NEAR)
     hint = f"; did you mean {lowered[near[0]]}?" if near else ""
     return ConfigError(f"unknown setting {key}{hint} ({origin})")
 
@@ -509,82 +509,6 @@ def _default_at(shape: type[Any], key: str) -> Any:
     name, *rest = key.split(".")
     fields = {field.name: field for field in msgspec.structs.fields(shape)}
     return functools.reduce(getattr, rest, _default(fields[name]))
-
-
-# Trees with lists of tables, whose keys are not known beforehand
-
-_HELD: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_UNKNOWN: Final = re.compile(r"unknown field `(.+?)`(?: - at `\$(.*)`)?$")
-_PLACE: Final = re.compile(r" - at `\$(.*)`$")
-
-
-def load_tree(shape: type[S], path: Path, environ: Mapping[str, str], *, complaint: str) -> S:
-    """Fill a struct from a TOML file whose tables may repeat.
-
-    Args:
-        shape: The struct at its root.
-        path: The file.
-        environ: The values of ``${VARIABLE}``, which may stand in any text.
-        complaint: The error begins with this text if the file cannot be read; its path follows.
-
-    Raises:
-        ConfigError: A key is unknown, a value is invalid, or the file cannot be read.
-    """
-    tree = read_tree(path, complaint)
-    try:
-        return msgspec.convert(_fill(tree, environ, path), shape)
-    except msgspec.ValidationError as error:
-        hint = _hint(shape, str(error)) or _value(tree, str(error))
-        raise ConfigError(f"{path}: {error}{hint}") from error
-
-
-def _value(tree: Any, text: str) -> str:
-    """The invalid value that an error is about, as the file has it: variables keep their names."""
-    found = _PLACE.search(text)
-    values = [tree] if found else []
-    for name in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", found[1] if found else ""):
-        values = [inner for value in values for inner in _inner(value, name[0] or name[1])]
-    simple = [value for value in values if not isinstance(value, dict | list)]
-    return f", which is {simple[0]!r}" if len(values) == len(simple) == 1 else ""
-
-
-def _inner(value: Any, name: str) -> list[Any]:
-    if isinstance(value, dict):
-        if name == "...":  # The error leaves out the keys of tables with free keys.
-            return list(value.values())
-        return [value[name]] if name in value else []
-    return value if name == "..." else [value[int(name)]]
-
-
-def _fill(plain: Any, environ: Mapping[str, str], path: Path) -> Any:
-    """Replace the variables in all texts."""
-    if isinstance(plain, dict):
-        return {name: _fill(value, environ, path) for name, value in plain.items()}
-    if isinstance(plain, list):
-        return [_fill(value, environ, path) for value in plain]
-    if not isinstance(plain, str):
-        return plain
-
-    def held(found: re.Match[str]) -> str:
-        if found[1] not in environ:
-            raise ConfigError(f"{path} asks for the variable {found[1]}, which is not set")
-        return environ[found[1]]
-
-    return _HELD.sub(held, plain)
-
-
-def _hint(shape: type[Struct], text: str) -> str:
-    """The nearest name of an unknown key."""
-    found = _UNKNOWN.search(text)
-    if found is None:
-        return ""
-    group: type[Struct] | None = shape
-    for name in re.findall(r"\.(\w+)", found[2] or ""):
-        kinds = {field.encode_name: field.type for field in msgspec.structs.fields(group or shape)}
-        group = group_of(kinds.get(name))
-    known = [field.encode_name for field in msgspec.structs.fields(group or shape)]
-    near = difflib.get_close_matches(found[1], known, 1, _NEAR)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def group_of(kind: Any) -> type[Struct] | None:

@@ -79,3 +79,13 @@ def test_a_file_that_is_missing_or_not_text_or_empty_is_named(tmp_path, content)
 
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_all_values_of_a_key_are_named_if_the_error_does_not_say_which(tmp_path):
+    path = tmp_path / "recon.toml"
+    path.write_text(
+        RULES.replace("[money.CNY]", "[money.EUR]\ndigits = 2\n[money.CNY]\ndigits = 9")
+    )
+
+    with pytest.raises(ConfigError, match=r"money\[...\].digits`, which is 2 or 9"):
+        read_rules(path, {})

@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from txmq.config import load_tree
+from txmq.config_tree import load_tree
 from txmq.errors import ConfigError
 from txmq.reconcile.rules import (
     LOG_PLACES,

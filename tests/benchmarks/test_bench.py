@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from bench_checks import CHECKS, checks
 
+from tests.soak import IS_SOAK
+
 RUN = Path(__file__).with_name("run.py")
 SEND_FIGURES = {
     "messages_per_s",
@@ -87,8 +89,8 @@ def test_sections_left_out_are_not_judged():
 
 
 SECTIONS = (
-    *("floor", "sends", "ratios", "filters", "transactions", "pending", "resolve", "delays"),
-    "decorated",
+    *("floor", "sends", "ratios", "transactions", "pending", "decorated"),
+    *(("filters", "resolve", "delays") if IS_SOAK else ()),
 )
 
 
@@ -123,7 +125,7 @@ def test_a_run_prints_one_document_with_every_figure_of_floor_and_sends(document
     assert {"send_cost", "sync_throughput"} <= document["checks"].keys()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_tells_what_filters_cost(document):
     assert document["filters"]["conditions_us"].keys() == {"numbers", "texts", "mixed"}
     assert all(each["median"] > 0 for each in document["filters"]["fetch_us"].values())
@@ -141,7 +143,7 @@ def test_a_run_tells_what_transactions_cost(document):
     assert document["pending"]["restart"]["transactions_per_s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_tells_how_fast_dead_services_are_answered_for(document):
     measured = document["resolve"]
     assert measured["sizes"] == [40, 400]
@@ -149,7 +151,7 @@ def test_a_run_tells_how_fast_dead_services_are_answered_for(document):
     assert measured["many_over_few"]["median"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_tells_what_waiting_messages_cost(document):
     measured = document["delays"]
     assert measured["waiting"] == 2_000

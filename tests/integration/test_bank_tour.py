@@ -22,7 +22,7 @@ from examples.bank_transfer.databases import driven
 from examples.bank_transfer.tour.settings import TourSettings
 from examples.bank_transfer.tour.world import databases
 from tests.serving import CHECKOUT, environment
-from tests.soak import IS_SOAK
+from tests.soak import IS_SOAK, only_in_soak
 
 TOUR = [sys.executable, "-m", "examples.bank_transfer"]
 PATIENCE_S = 240
@@ -163,7 +163,7 @@ def is_running(pid):
         return False
 
 
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("told", [signal.SIGTERM, *only_in_soak(signal.SIGINT)])
 def test_whoever_ends_it_early_leaves_nothing_behind(postgres, told):
     before = databases_of(postgres)
     where = postgres.url.render_as_string(hide_password=False)

@@ -13,6 +13,7 @@ from tests.interop.interop_clients import SharedSenders
 from tests.interop.interop_scenarios import tag_expression_selects
 from tests.interop.interop_stage import QUEUES, Stage, letter, letters, names, shares
 from tests.serving import BrokerProcess
+from tests.soak import only_in_soak
 
 SQL = "age BETWEEN 0 AND 6 AND region IN ('eu', 'us') AND (vip = TRUE OR note IS NULL)"
 REGIONS = ["eu", "asia", "us"]
@@ -44,7 +45,7 @@ def filtering_stage(filtering_broker, filtering_senders, tmp_path, request):
     stage.close()
 
 
-@pytest.fixture(params=["cpp", "ons", "ours"])
+@pytest.fixture(params=["cpp", *only_in_soak("ons", "ours")])
 def sending(request):
     return request.getfixturevalue(request.param)
 

@@ -9,6 +9,7 @@ from tests.simulation.broken import names, run_all, see_it_found
 from tests.simulation.checkers import decisions, kept, undecided, visible
 from tests.simulation.mix import Mix, TransactionMix, kib
 from tests.simulation.runs import run_seed
+from tests.soak import only_in_soak
 from txmq.config import Size
 from txmq.errors import TransactionGroupWrong
 from txmq.protocol.span import DecisionKind, DecisionSource
@@ -192,7 +193,6 @@ def the_parked_are_not_listed(patch):
     [
         (a_contradiction_is_answered_as_if_it_were_none, (decisions,)),
         (a_second_decision_is_honoured, (decisions, visible)),
-        (closing_is_forgotten, (kept, undecided)),
         (parking_is_forgotten, (undecided,)),
         (a_transaction_that_nobody_knows_is_rolled_back, (undecided,)),
         (nobody_is_asked, (undecided,)),
@@ -204,6 +204,7 @@ def the_parked_are_not_listed(patch):
         (a_commit_is_not_shown, (visible, kept)),
         (a_copy_is_written_twice, (visible,)),
         (the_parked_are_not_listed, (undecided,)),
+        *only_in_soak((closing_is_forgotten, (kept, undecided))),  # It takes the most seeds.
     ],
     ids=names,
 )

@@ -12,6 +12,7 @@ from tests.simulation.broken import names, run_all, see_it_found
 from tests.simulation.checkers import commits, consumed, farewell, in_turn
 from tests.simulation.client_mix import ClientMix, GroupMix
 from tests.simulation.client_runs import run_client_seed
+from tests.soak import only_in_soak
 from txmq.client.client import Client
 from txmq.client.consume.assignment import QueueAssignment
 from txmq.client.consume.concurrent_workers import ConcurrentWorkers
@@ -131,16 +132,18 @@ def a_stop_waits_for_ever(patch):
 @pytest.mark.parametrize(
     ("breaks", "checkers"),
     [
-        (what_was_fetched_is_committed, (commits, consumed)),
         (locks_are_ignored, (in_turn,)),
         (the_handler_at_work_is_not_waited_for, (in_turn,)),
         (where_the_group_stands_is_asked_only_once, (in_turn,)),
-        (a_failure_is_taken_for_a_success, (consumed,)),
         (what_could_not_be_sent_back_is_forgotten, (consumed,)),
         (a_queue_that_fails_once_is_fetched_no_more, (consumed,)),
         (a_stop_leaves_fetching_to_itself, (farewell,)),
         (a_client_leaves_its_connections_open, (farewell,)),
         (a_stop_waits_for_ever, (farewell,)),
+        *only_in_soak(  # They take the most seeds.
+            (what_was_fetched_is_committed, (commits, consumed)),
+            (a_failure_is_taken_for_a_success, (consumed,)),
+        ),
     ],
     ids=names,
 )

@@ -17,7 +17,6 @@ from pyspark.sql import functions as f
 from txmq.reconcile.tables import (
     BALANCES,
     BOOKED,
-    ENTRIES,
     FAILURES,
     ITEMS,
     MATCHES,
@@ -448,7 +447,9 @@ def differences(ours, theirs):
 
 def _rows(folder, names):
     files = sorted(folder.glob("**/*.parquet"))
-    rows = pa.concat_tables([pq.read_table(file, partitioning=None).select(names) for file in files])
+    rows = pa.concat_tables(
+        [pq.read_table(file, partitioning=None).select(names) for file in files]
+    )
     columns = (column.to_pylist() for column in rows.columns)
     counted = {}
     for row in zip(*columns, strict=True):

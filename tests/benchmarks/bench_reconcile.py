@@ -13,7 +13,6 @@ import subprocess
 import sys
 
 from bench_process import CHECKOUT, HERE, CannotStart
-from bench_reconcile_by_hand import differences
 from bench_sends import spread
 
 COMPARED = 1_000_000
@@ -37,6 +36,8 @@ def reconcile(bench, plan):
 
 
 def _of(bench, plan, size):
+    from bench_reconcile_by_hand import differences  # Other sections need no Spark.
+
     folder = bench.new_folder()
     plan.say(f"reconcile: {size:,} transfers are written")
     made = _alone("days", folder, size)

@@ -183,6 +183,13 @@ CHECKS = {
         2.5,
         is_most=True,
     ),
+    "reconcile_by_hand": Check(
+        "CPU seconds to reconcile the smaller day, over those of a PySpark job written by hand",
+        "reconcile",
+        "whole_cpu_over_by_hand",
+        0.75,
+        is_most=True,
+    ),
     "reconcile_growth": Check(
         "seconds to reconcile one transfer of the larger day, over one of the smaller",
         "reconcile",

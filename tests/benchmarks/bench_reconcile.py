@@ -2,8 +2,8 @@
 
 Each measurement has a process and a Java of its own with 6 GB. The bare job reads the same Parquet,
 joins the three ledgers once and adds up, with the same settings and, plain, with Spark's own;
-reconciliation classifies, proves balances and writes all of its tables. They take turns
-within the same run.
+reconciliation classifies, proves balances and writes all of its tables, and so does a job written
+by hand for these rules alone. They take turns within the same run.
 """
 
 import json
@@ -12,8 +12,12 @@ import shutil
 import subprocess
 import sys
 
-from bench_process import CHECKOUT, HERE
+from bench_process import CHECKOUT, HERE, CannotStart
 from bench_sends import spread
+
+COMPARED = 1_000_000
+"""Up to so many transfers, the tables of both jobs are compared in this process."""
+OUT = {"whole": "out", "by_hand": "by_hand"}
 
 
 def reconcile(bench, plan):
@@ -25,28 +29,38 @@ def reconcile(bench, plan):
         "sizes": {str(size): figures for size, figures in sizes.items()},
         "whole_over_bare": sizes[most]["whole_over_bare"],
         "whole_over_plain": sizes[most]["whole_over_plain"],
+        "whole_cpu_over_by_hand": sizes[least]["whole_cpu_over_by_hand"],
         "growth": {"median": round(times[1] / times[0] / (most / least), 3)},
         "peak_mb": {"median": max(each["peak_mb"]["whole"] for each in sizes.values())},
     }
 
 
 def _of(bench, plan, size):
+    from bench_reconcile_by_hand import differences  # Other sections need no Spark.
+
     folder = bench.new_folder()
     plan.say(f"reconcile: {size:,} transfers are written")
     made = _alone("days", folder, size)
-    found = {"bare": [], "plain": [], "whole": []}
+    found = {"bare": [], "plain": [], "whole": [], "by_hand": []}
     for _ in range(plan.reconciled_turns):
         for what, each in found.items():
             plan.say(f"reconcile: {size:,} transfers, {what}")
-            shutil.rmtree(folder / "out", ignore_errors=True)
+            if what in OUT:
+                shutil.rmtree(folder / OUT[what], ignore_errors=True)
             each.append(_alone(what, folder, size))
+    if size <= COMPARED and (differing := differences(folder / "by_hand", folder / "out/results")):
+        raise CannotStart(f"the job by hand and a reconciliation differ: {differing}")
     shutil.rmtree(folder)
+    cpu = {what: [one["cpu_s"] for one in each] for what, each in found.items()}
     seconds = {what: [one["seconds"] for one in each] for what, each in found.items()}
     return {
         "made": made,
         **{f"{what}_s": _spread(each) for what, each in seconds.items()},
         "whole_over_bare": _over(seconds["whole"], seconds["bare"]),
         "whole_over_plain": _over(seconds["whole"], seconds["plain"]),
+        "cpu_s": {what: _spread(each) for what, each in cpu.items()},
+        "whole_cpu_over_by_hand": _over(cpu["whole"], cpu["by_hand"]),
+        "jobs": {what: max(one["jobs"] for one in each) for what, each in found.items()},
         "rows_per_s": _spread([each["rows_per_s"] for each in found["whole"]]),
         "items": found["whole"][0]["items"],
         "peak_mb": {what: max(one["peak_mb"] for one in each) for what, each in found.items()},

@@ -4,6 +4,7 @@
     python bench_reconcile_alone.py bare FOLDER TRANSFERS     join the three ledgers, and add up
     python bench_reconcile_alone.py plain FOLDER TRANSFERS    the same in a session of Spark's own
     python bench_reconcile_alone.py whole FOLDER TRANSFERS    reconcile, write all of it, and judge
+    python bench_reconcile_alone.py by_hand FOLDER TRANSFERS  the same tables by a job of our own
 
 ``bare`` is the least that anybody has to do: it reads the same Parquet with the same settings of
 Spark, and its result is one small table. What these settings are worth is told by ``plain``, which
@@ -11,6 +12,7 @@ has as much memory and as many cores, and else what Spark begins with.
 """
 
 import json
+import os
 import re
 import sys
 import time
@@ -18,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench_reconcile_by_hand import reconcile_by_hand
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
@@ -91,6 +94,12 @@ def whole(spark, folder, plan):
     return {"items": sum(each.transfers for each in result.aging)}
 
 
+def by_hand(spark, folder, plan):
+    """The same tables, as an engineer writes such a job for these rules."""
+    out = folder / "by_hand"
+    return {"items": reconcile_by_hand(read(spark, folder), plan.rules, plan.day, out)}
+
+
 def sources(folder, at_ms):
     """What was read, with its control totals."""
     for table in SOURCES:
@@ -128,26 +137,52 @@ def of_spark(_):
 
 
 def measured(session, work, folder, plan):
-    """How long the work took, Java's start not counted, and the most memory that Java has had."""
+    """How long the work took, Java's start not counted, how much CPU time of all processes, in how
+    many jobs of Spark, and the most memory that Java has had.
+    """
     with session(plan) as spark:
         pid = spark._jvm.java.lang.ProcessHandle.current().pid()
-        begun = time.perf_counter()
+        before, begun = cpu_s(), time.perf_counter()
         told = work(spark, folder, plan)
-        seconds = time.perf_counter() - begun
+        seconds, cpu = time.perf_counter() - begun, cpu_s() - before
+        jobs = spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs()
         status = Path(f"/proc/{pid}/status").read_text()
     peak_kb = int(re.search(r"VmHWM:\s+(\d+)", status)[1])
     return told | {
         "seconds": round(seconds, 2),
+        "cpu_s": round(cpu, 2),
+        "jobs": jobs,
         "rows_per_s": round(3 * plan.transfers / seconds),
         "peak_mb": round(peak_kb / 1024),
     }
+
+
+def cpu_s():
+    """The CPU seconds of this process and of all below it: Java, and Spark's Python workers."""
+    parents, ticks = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # It has ended.
+        pid = int(path.parent.name)
+        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    ours = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks[pid] for pid in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def main(what, folder, transfers):
     folder, plan = Path(folder), Plan(transfers=int(transfers))
     if what == "days":
         return days(folder, plan)
-    sessions = {"bare": (of_txmq, bare), "plain": (of_spark, bare), "whole": (of_txmq, whole)}
+    sessions = {
+        "bare": (of_txmq, bare),
+        "plain": (of_spark, bare),
+        "whole": (of_txmq, whole),
+        "by_hand": (of_spark, by_hand),
+    }
     return measured(*sessions[what], folder, plan)
 
 

@@ -35,7 +35,11 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
             "held_over_free_laned": {"median": 0.79},
         },
         "reconcile_extract": {"jdbc_over_extract": {"median": 1.0}},
-        "reconcile": {"whole_over_bare": {"median": 2.5}, "growth": {"median": 1.21}},
+        "reconcile": {
+            "whole_over_bare": {"median": 2.5},
+            "whole_cpu_over_by_hand": {"median": 0.75},
+            "growth": {"median": 1.21},
+        },
         "restart": {"large_over_small": {"median": 1.51}},
         "transactions": {
             "cpu_over_send": {"median": 2.2},
@@ -77,6 +81,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
         "relay_held",
         "reconcile_extract",
         "reconcile_cost",
+        "reconcile_by_hand",
     }
     assert found.keys() == CHECKS.keys()
 
@@ -229,6 +234,10 @@ def test_a_run_tells_what_reconciliation_costs():
         assert figures["made"]["log_records"] >= int(size) * 0.99
         assert figures["whole_over_bare"]["median"] > 0
         assert figures["whole_over_plain"]["median"] > 0
+        # Both jobs wrote the same tables, or the run would have failed.
+        assert figures["whole_cpu_over_by_hand"]["median"] > 0
+        assert figures["jobs"]["whole"] <= 15
         assert 100 < figures["peak_mb"]["bare"] < 8000
         assert figures["items"] > 25 * 18
-    assert document["checks"].keys() == {"reconcile_cost", "reconcile_growth"}
+    checked = {"reconcile_cost", "reconcile_by_hand", "reconcile_growth"}
+    assert document["checks"].keys() == checked

@@ -126,13 +126,13 @@ def _check(rules: Rules, path: Path) -> None:
 
 def _of_the_places(rules: Rules) -> Iterator[str]:
     """Find locations on other file systems, which would otherwise be taken for local folders."""
-    places = {"directory": [rules.directory], "log.directory": [rules.log.directory]}
-    places["log.directories"] = list(rules.log.directories)
+    places = [("directory", rules.directory), ("log.directory", rules.log.directory)]
+    places += [("log.directories", directory) for directory in rules.log.directories]
     for bank in rules.bank:
         if bank.files is not None:
-            places[f"{bank.name}: files.path"] = [bank.files.path]
-            places[f"{bank.name}: files.balances"] = [bank.files.balances]
-    for name, place in ((name, place) for name in places for place in places[name]):
+            places.append((f"{bank.name}: files.path", bank.files.path))
+            places.append((f"{bank.name}: files.balances", bank.files.balances))
+    for name, place in places:
         scheme = _URI.match(place)
         if scheme is not None and scheme[1].lower() != "file":
             yield (

@@ -33,7 +33,7 @@ __all__ = ["read_rules"]
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _ADDRESS: Final = re.compile(r"[^\s:;]+:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
 _URI: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
-"""The scheme of a location. A single letter is none, but the drive of a Windows path."""
+"""The scheme of a location; a single letter is the drive of a Windows path instead."""
 _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _STATEMENT_DEFAULTS: Final = {
     "key": "end_to_end_id",

@@ -177,7 +177,7 @@ def open_spark(
 
 def has_cluster(spark: SparkSession) -> bool:
     """True if other processes than this one and its Java do the work, maybe on other machines."""
-    return _LOCAL.match(spark.sparkContext.master) is None
+    return _LOCAL.match(spark.conf.get("spark.master") or "") is None
 
 
 def set_partition_count(spark: SparkSession, rows: int) -> None:

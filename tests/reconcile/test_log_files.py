@@ -1,5 +1,7 @@
 """A log is read as far as it is whole, and what is damaged in it is refused with its place."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from tests.reconcile.log_stage import Taken, dump, order, read_log
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
-from txmq.reconcile.log.files import LogFiles
+from txmq.reconcile.log.files import LogFiles, OpenFile, files_of
 from txmq.reconcile.log.spans import LogStretch, find_start, records_from
 from txmq.reconcile.rules import DayWindow
 from txmq.runtime.clock import SystemClock
@@ -316,6 +318,17 @@ def test_many_processes_read_the_same(data, tmp_path, open_shelf):
     for path in (tmp_path / "alone/log").rglob("*.parquet"):
         other = tmp_path / "together/log" / path.relative_to(tmp_path / "alone/log")
         assert other.read_bytes() == path.read_bytes()
+
+
+def test_an_older_copy_of_a_file_is_short(data, open_shelf):
+    fill(open_shelf(ROOM))
+    file = files_of(data)[-1]
+
+    with OpenFile(file) as whole:
+        assert not whole.is_short
+    os.truncate(file.path, file.end - file.start - 1)
+    with OpenFile(file) as older:
+        assert older.is_short
 
 
 class Told:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.reconcile.log_stage import order, read_log
+from tests.reconcile.log_stage import Taken, order, read_log
 from tests.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
@@ -98,6 +98,19 @@ def test_a_damaged_log_is_refused(session, data):
         read(session, data / "log").count()
     with pytest.raises(PySparkException, match="stretch must be a number of bytes, not 'much'"):
         read(session, data, stretch="much").count()
+
+
+def test_the_workers_of_a_cluster_take_the_same_rows(spark, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("txmq.reconcile.spark.has_cluster", lambda session: session is spark)
+
+    alone = Taken(data, tmp_path / "alone", stretch_bytes=1000, processes=1)
+    together = Taken(data, tmp_path / "together", stretch_bytes=1000, spark=spark)
+
+    assert alone.messages
+    assert together.log._replace(moment_ms=0) == alone.log._replace(moment_ms=0)
+    for path in (tmp_path / "alone/log").rglob("*.parquet"):
+        other = tmp_path / "together/log" / path.relative_to(tmp_path / "alone/log")
+        assert other.read_bytes() == path.read_bytes()
 
 
 def test_its_columns_are_explained():

@@ -64,6 +64,40 @@ def test_directories_begin_where_the_rules_are(tmp_path):
     assert rules.bank[0].database == f"sqlite:///{tmp_path / 'icbc.db'}"
 
 
+def test_a_uri_with_the_scheme_file_is_a_path(tmp_path):
+    text = RULES.replace('"recon"', '"file:///mnt/recon"').replace('"data"', '"file:/mnt/data"')
+
+    rules = read(tmp_path, text)
+
+    assert (rules.directory, rules.log.directory) == ("/mnt/recon", "/mnt/data")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"recon"', '"s3a://bank/recon"', "directory 's3a://bank/recon' is on s3a, which txmq"),
+        ('"recon"', '"viewfs:/recon"', "directory 'viewfs:/recon' is on viewfs, which txmq"),
+        ('"data"', '"hdfs://nn/log"', "log.directory 'hdfs://nn/log' is on hdfs, which txmq"),
+        (
+            'directory = "data"',
+            'directories = ["a", "gs://b"]',
+            "log.directories 'gs://b' is on gs, which txmq",
+        ),
+        ('"recon"', '"file://nas/recon"', "directory 'file://nas/recon' names another machine"),
+        (
+            'database = "sqlite:///icbc.db"',
+            'files = { path = "abfss://b@a/{date}.csv", format = "csv" }',
+            "icbc: files.path 'abfss://b@a/{date}.csv' is on abfss, which txmq",
+        ),
+    ],
+)
+def test_a_place_on_another_file_system_is_refused_before_any_work(tmp_path, old, new, why):
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        read(tmp_path, RULES.replace(old, new))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["recon.toml"]
+
+
 def test_the_log_of_several_brokers_or_of_a_cluster(tmp_path):
     several = read(tmp_path, RULES.replace('directory = "data"', 'directories = ["a", "/b"]'))
     cluster = read(tmp_path, RULES.replace('directory = "data"', 'cluster = "mq1:9876; mq2:9876"'))

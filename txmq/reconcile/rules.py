@@ -364,7 +364,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     """The reconciliation's name; break ids depend on it, so do not change it."""
     directory: str
-    """Where extracts and results are kept; workers of a cluster need it under the same path."""
+    """Where extracts and results are kept: a path, or a URI with the scheme ``file``; workers of a
+    cluster need it under the same path."""
     bank: Annotated[tuple[Bank, ...], Meta(min_length=1)]
     log: LogRules
     version: str = "1"

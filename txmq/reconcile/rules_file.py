@@ -33,6 +33,8 @@ __all__ = ["read_rules"]
 
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _ADDRESS: Final = re.compile(r"[^\s:;]+:[0-9]{1,5}|\[[0-9a-fA-F:]+\]:[0-9]{1,5}")
+_URI: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
+"""The scheme of a location; a single letter is the drive of a Windows path instead."""
 _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _STATEMENT_DEFAULTS: Final = {
     "key": "end_to_end_id",
@@ -60,11 +62,18 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
         recon = msgspec.structs.replace(recon, database=_locate(recon.database, here))
     return msgspec.structs.replace(
         rules,
-        directory=str(here / rules.directory),
+        directory=_local_path(rules.directory, here),
         log=_locate_log(rules.log, here),
         bank=tuple(_complete(bank, here) for bank in rules.bank),
         recon=recon,
     )
+
+
+def _local_path(place: str, here: Path) -> str:
+    """A path, or a URI with the scheme ``file``, as a path that begins at the root."""
+    scheme = _URI.match(place)
+    path = place if scheme is None else place[scheme.end() :].removeprefix("//")
+    return str(here / path)
 
 
 def _locate(database: str, here: Path) -> str:
@@ -80,8 +89,8 @@ def _complete(bank: Bank, here: Path) -> Bank:
     files = bank.files
     if files is None:
         return msgspec.structs.replace(bank, database=_locate(bank.database, here))
-    balances = files.balances and str(here / files.balances)
-    located = msgspec.structs.replace(files, path=str(here / files.path), balances=balances)
+    balances = files.balances and _local_path(files.balances, here)
+    located = msgspec.structs.replace(files, path=_local_path(files.path, here), balances=balances)
     if not files.is_statement:
         return msgspec.structs.replace(bank, files=located)
     given = bank.entries
@@ -97,8 +106,8 @@ def _complete(bank: Bank, here: Path) -> Bank:
 
 
 def _locate_log(log: LogRules, here: Path) -> LogRules:
-    one = str(here / log.directory) if log.directory else ""
-    several = tuple(str(here / directory) for directory in log.directories)
+    one = log.directory and _local_path(log.directory, here)
+    several = tuple(_local_path(directory, here) for directory in log.directories)
     return msgspec.structs.replace(log, directory=one, directories=several)
 
 
@@ -109,11 +118,30 @@ def _check(rules: Rules, path: Path) -> None:
         ConfigError: The rules cannot work.
     """
     seen = (
-        *(_of_the_day, _of_the_banks, _of_the_sources, _of_the_log),
+        *(_of_the_places, _of_the_day, _of_the_banks, _of_the_sources, _of_the_log),
         *(_of_the_flows, _of_the_namespaces, _of_the_money),
     )
     for error in chain.from_iterable(check(rules) for check in seen):
         raise ConfigError(f"{path}: {error}")
+
+
+def _of_the_places(rules: Rules) -> Iterator[str]:
+    """Find locations on other file systems, which would otherwise be taken for local folders."""
+    places = [("directory", rules.directory), ("log.directory", rules.log.directory)]
+    places += [("log.directories", directory) for directory in rules.log.directories]
+    for bank in rules.bank:
+        if bank.files is not None:
+            places.append((f"{bank.name}: files.path", bank.files.path))
+            places.append((f"{bank.name}: files.balances", bank.files.balances))
+    for name, place in places:
+        scheme = _URI.match(place)
+        if scheme is not None and scheme[1].lower() != "file":
+            yield (
+                f"{name} {place!r} is on {scheme[1]}, which txmq cannot write or read: mount it "
+                "on this machine and on all workers, and write the path"
+            )
+        elif scheme is not None and re.match(r"//[^/]", place[scheme.end() :]):
+            yield f"{name} {place!r} names another machine: write file:///path"
 
 
 def _of_the_day(rules: Rules) -> Iterator[str]:

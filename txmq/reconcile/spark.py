@@ -31,7 +31,7 @@ from txmq.reconcile.causes import SPARK_ERRORS, cause_of, last_words
 from txmq.reconcile.java import check_java
 from txmq.runtime.clock import SystemClock
 
-__all__ = ["open_spark", "set_partition_count"]
+__all__ = ["has_cluster", "open_spark", "set_partition_count"]
 
 REACH_S: Final = 10.0
 """The limit for connecting to a master of a standalone cluster."""
@@ -173,6 +173,11 @@ def open_spark(
         shutil.rmtree(home, ignore_errors=True)
         if not keeps_log:
             log.unlink(missing_ok=True)
+
+
+def has_cluster(spark: SparkSession) -> bool:
+    """True if other processes than this one and its Java do the work, maybe on other machines."""
+    return _LOCAL.match(spark.conf.get("spark.master") or "") is None
 
 
 def set_partition_count(spark: SparkSession, rows: int) -> None:

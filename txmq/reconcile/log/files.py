@@ -121,6 +121,11 @@ class OpenFile:
     def __exit__(self, *_: object) -> None:
         os.close(self._handle)
 
+    @property
+    def is_short(self) -> bool:
+        """True if bytes are missing, as in a worker's older copy: its end is not the log's end."""
+        return os.fstat(self._handle).st_size < self.file.end - self.file.start
+
     def read(self, position: int, size: int) -> bytes:
         """Bytes from a position of the log on; fewer where the file ends.
 

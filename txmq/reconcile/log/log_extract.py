@@ -1,9 +1,9 @@
 """The extract of a day's log: its tables as Parquet, with their control totals.
 
 The logs are those of one broker or several, in their directories or read from a cluster. The log
-in a directory is cut into stretches of one size. Each is collapsed by itself, in several processes
-if there is much to read, and then they are joined in order. So the same log gives the same rows in
-the same order on any machine.
+in a directory is cut into stretches of one size. Each is collapsed by itself, by Spark's workers or
+in several processes if there is much to read, and then they are joined in order. So the same log
+gives the same rows in the same order on any machine.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -63,6 +63,10 @@ class _Part(NamedTuple):
     open_ends: OpenEnds
 
 
+_ReadStretches: TypeAlias = Callable[["_Job", list[LogStretch]], Iterator[_Part | None]]
+"""Collapses stretches in order; ``None`` stands for one that cannot be read there."""
+
+
 class _Job(NamedTuple):
     """The inputs that every process needs."""
 
@@ -91,8 +95,10 @@ def extract_log(
         rules: They name the brokers, and the messages that count.
         window: The day.
         directory: The target directory.
-        spark: Its workers read a cluster; this process does if left out.
-        processes: The number of processes that read; one for each processor if left out.
+        spark: Its workers read a cluster of brokers, and directories too if they are a cluster of
+            Spark; this machine reads if left out.
+        processes: The number of processes here that read directories; one for each processor if
+            left out.
         stretch_bytes: The size of a stretch; the order of rows depends on it.
         clock: Stamps the reading.
 
@@ -116,8 +122,9 @@ def extract_log(
             offsets = [_saved_offsets(path) for path in paths]
             opened = [stack.enter_context(LogFiles(path, window.start_ms)) for path in paths]
             moment_ms = clock.wall_ms()
+            read = _reader(spark, processes)
             logs = [
-                BrokerLog(number, offsets[number], _rows_of(log, job, processes, stretch_bytes))
+                BrokerLog(number, offsets[number], _rows_of(log, job, read, stretch_bytes))
                 for number, log in enumerate(opened)
                 for job in [_Job(rules.log.flow, rules.money, window, number)]
             ]
@@ -144,13 +151,13 @@ def _write(writer: TableWriter, batches: Iterable[pa.RecordBatch]) -> None:
 
 
 def _rows_of(
-    log: LogFiles, job: _Job, processes: int | None, stretch_bytes: int
+    log: LogFiles, job: _Job, read: _ReadStretches, stretch_bytes: int
 ) -> Iterator[LogRows]:
     """The rows of the log in a directory."""
     whole = Collapse(Flows(job.flows, job.money), job.window)
     todo = list(stretches((file.file for file in log.files), stretch_bytes))
     position = 0
-    for part in _parts(log, job, todo, processes):
+    for part in _parts(log, job, todo, read):
         position = part.end
         whole.join(part.open_ends, partial(_half_at, log))
         messages = [*part.messages, *arrow_batches(MESSAGES, whole.messages, job.broker)]
@@ -165,25 +172,44 @@ def _rows_of(
 
 
 def _parts(
-    log: LogFiles, job: _Job, todo: list[LogStretch], processes: int | None
+    log: LogFiles, job: _Job, todo: list[LogStretch], read: _ReadStretches
 ) -> Iterator[_Part]:
     """The collapsed stretches in order; each begins where the previous one ends."""
     at = -1
     opened = {file.file.start: file for file in log.files}
-    for stretch, read in zip(todo, _read_stretches(job, todo, processes), strict=True):
+    for stretch, collapsed in zip(todo, read(job, todo), strict=True):
         start = stretch.start if stretch.is_first else at
-        part = read
+        part = collapsed
         if part is None or part.start != start:
-            # Its file was deleted and is open only here, or its first span was a message body
-            # that looks like one, which any sender can write.
+            # Its file is only here, or was deleted and is open only here, or its first span was a
+            # message body that looks like one, which any sender can write.
             part = _collapse(opened[stretch.file.start], stretch, job, start)
         at = part.end
         yield part
 
 
-def _read_stretches(
-    job: _Job, todo: list[LogStretch], processes: int | None
+def _reader(spark: SparkSession | None, processes: int | None) -> _ReadStretches:
+    if spark is not None:
+        # Not above: the processes that read here import this module, and need no Spark.
+        from txmq.reconcile.spark import has_cluster
+
+        if has_cluster(spark):
+            return partial(_read_by_workers, spark=spark)
+    return partial(_read_here, processes=processes)
+
+
+def _read_by_workers(
+    job: _Job, todo: list[LogStretch], spark: SparkSession
 ) -> Iterator[_Part | None]:
+    context = spark.sparkContext
+    collapse = partial(_try_collapse, job=job)
+    at_once = 2 * context.defaultParallelism  # All at once may exceed the memory of this process.
+    for first in range(0, len(todo), at_once):
+        some = todo[first : first + at_once]
+        yield from context.parallelize(some, len(some)).map(collapse).collect()
+
+
+def _read_here(job: _Job, todo: list[LogStretch], processes: int | None) -> Iterator[_Part | None]:
     wanted = (os.cpu_count() or 1) if processes is None else processes
     wanted = min(wanted, len(todo) // _STRETCHES_A_PROCESS)
     if wanted <= 1:
@@ -209,9 +235,9 @@ def _try_collapse(stretch: LogStretch, job: _Job) -> _Part | None:
     """Collapse a stretch from where it seems to begin; ``None`` if that fails."""
     try:
         with OpenFile(stretch.file) as opened:
-            start = find_start(opened, stretch)
+            start = None if opened.is_short else find_start(opened, stretch)
             return None if start is None else _collapse(opened, stretch, job, start)
-    except (FileNotFoundError, ReconcileRefused):
+    except (OSError, ReconcileRefused):
         return None  # The caller knows the true start, and detects any damage.
 
 

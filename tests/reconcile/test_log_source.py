@@ -6,6 +6,7 @@ from tests.reconcile.log_stage import Taken, order, read_log
 from tests.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
+from txmq.reconcile.log import log_extract
 from txmq.reconcile.log.raw import RawRecord
 from txmq.reconcile.log.source import register
 from txmq.runtime.disk import LocalDisk
@@ -104,9 +105,13 @@ def test_the_workers_of_a_cluster_take_the_same_rows(spark, data, tmp_path, monk
     monkeypatch.setattr("txmq.reconcile.spark.has_cluster", lambda session: session is spark)
 
     alone = Taken(data, tmp_path / "alone", stretch_bytes=1000, processes=1)
+    here = []
+    collapse = log_extract._collapse
+    monkeypatch.setattr(log_extract, "_collapse", lambda *job: here.append(job) or collapse(*job))
     together = Taken(data, tmp_path / "together", stretch_bytes=1000, spark=spark)
 
     assert alone.messages
+    assert here == [], "what workers read is read here again"
     assert together.log._replace(moment_ms=0) == alone.log._replace(moment_ms=0)
     for path in (tmp_path / "alone/log").rglob("*.parquet"):
         other = tmp_path / "together/log" / path.relative_to(tmp_path / "alone/log")

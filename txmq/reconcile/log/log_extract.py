@@ -44,6 +44,8 @@ __all__ = ["extract_log"]
 
 _SOURCE: Final = "log"
 _OFFSETS: Final = "config/offsets.json"
+_WORKERS_AT_ONCE: Final = 32
+"""The stretches whose rows Spark's workers send together; this process holds them in memory."""
 _STRETCHES_A_PROCESS: Final = 4
 """Starting a process takes as long as reading two stretches."""
 
@@ -203,7 +205,7 @@ def _read_by_workers(
 ) -> Iterator[_Part | None]:
     context = spark.sparkContext
     collapse = partial(_try_collapse, job=job)
-    at_once = 2 * context.defaultParallelism  # All at once may exceed the memory of this process.
+    at_once = min(2 * context.defaultParallelism, _WORKERS_AT_ONCE)
     for first in range(0, len(todo), at_once):
         some = todo[first : first + at_once]
         yield from context.parallelize(some, len(some)).map(collapse).collect()

@@ -77,9 +77,9 @@ def test_a_password_is_told_and_not_written(tmp_path):
 
 
 def test_the_example_is_read_as_it_stands():
-    names = "ICBC_DATABASE", "CCB_DATABASE", "BROKER_DATA"
+    databases = dict.fromkeys(("ICBC_DATABASE", "CCB_DATABASE"), "postgresql:///x")
 
-    read = read_rules(RULES, dict.fromkeys(names, "postgresql:///x"))
+    read = read_rules(RULES, {**databases, "BROKER_DATA": "data"})
 
     assert [bank.name for bank in read.bank] == ["icbc", "ccb"]
     assert read.day.grace_ms == 0

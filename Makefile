@@ -4,9 +4,8 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
-# Processes that share the tests; three keep two cores busy, because many tests wait. Each may start
-# a PostgreSQL and a Redis of its own.
-WORKERS ?= 3
+# Processes that share the tests. Each may start a PostgreSQL and a Redis of its own.
+WORKERS ?= 2
 
 .PHONY: demo tour test soak check lint needs format bench docs pins clean
 

@@ -38,7 +38,7 @@ def expected(row):
     key = row["transfer"]
     return {
         "id": row["id"],
-        "key": None if key is None else f"icbc/{key}",
+        "key": f"icbc/{key}" if key and key.strip(" ") else None,
         "kind": KIND.get(row["kind"], "other"),
         "role": ROLES.get(row["account"], "customer"),
         "account": row["account"],

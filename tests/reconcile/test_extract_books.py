@@ -97,7 +97,8 @@ def test_late_rows_are_found_by_when_they_were_written(bank, tmp_path):
 
 def test_a_row_without_a_transfer_stays_without_one_and_kinds_are_mapped(bank, tmp_path):
     kinds = ["D", "C", "return", "fee", None]
-    bank.journal([{"transfer": None, "kind": kind} for kind in kinds])
+    none = [None, "", "  ", None, ""]
+    bank.journal([{"transfer": key, "kind": kind} for key, kind in zip(none, kinds, strict=True)])
 
     _, folder = taken(rules_of(tmp_path, bank_of(bank)))
 
@@ -238,11 +239,14 @@ def test_what_does_not_fit_is_refused_with_its_place(bank, tmp_path, rows, more,
     assert not list((tmp_path / "recon" / "extracts" / DAY.isoformat()).iterdir())
 
 
-def test_a_currency_that_the_rules_do_not_know_is_refused(bank, tmp_path):
+@pytest.mark.parametrize("units", ["minor", "major"])
+def test_a_currency_that_the_rules_do_not_know_is_refused(bank, tmp_path, units):
     bank.journal([{"currency": "USD"}])
 
-    with pytest.raises(ReconcileRefused, match="'USD': not one of CNY"):
-        taken(rules_of(tmp_path, bank_of(bank), money={"CNY": {}}))
+    with pytest.raises(ReconcileRefused, match="'USD': not one of CNY, JPY"):
+        taken(
+            rules_of(tmp_path, bank_of(bank, units=units), money={"CNY": {}, "JPY": {"digits": 0}})
+        )
 
 
 def test_an_id_that_is_no_number_is_refused_and_an_empty_one_is_not(bank, tmp_path):

@@ -178,8 +178,8 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     table: str = ""
     """The table's name, with its schema if needed. Required in a database; files have none."""
     key: str = ""
-    """The column with the transfer's id; empty in rows that belong to no transfer. This key and
-    the next five are required, except for bank statements."""
+    """The column with the transfer's id; empty or blank in rows that belong to no transfer. This
+    key and the next five are required, except for bank statements."""
     account: str = ""
     """The column with the account."""
     amount: str = ""

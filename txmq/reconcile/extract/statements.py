@@ -250,11 +250,11 @@ class EntryStatements(_Statements):
         )
 
     def faults(self) -> list[RowFault]:
-        """Checks for invalid rows, the most likely first."""
+        """Checks for invalid rows. An unknown currency comes first: its amounts have no unit."""
         entries = self._entries
         found = [
-            self._fault(entries.amount, self._minor(entries.amount), "not whole minor units"),
             *self._currency_faults(),
+            self._fault(entries.amount, self._minor(entries.amount), "not whole minor units"),
             self._fault(entries.account, self.dialect.text(entries.account), "not an account"),
         ]
         moments = dict.fromkeys((entries.booked, entries.recorded or entries.booked))
@@ -286,7 +286,8 @@ class EntryStatements(_Statements):
         namespace, text = self._entries.namespace, self.dialect.text(self._entries.key)
         literal = self.dialect.literal
         if isinstance(namespace, str):
-            return f"{literal(f'{namespace}/')} || {text}"
+            # A blank is no id: all rows with one would be one transfer.
+            return f"CASE WHEN trim({text}) <> '' THEN {literal(f'{namespace}/')} || {text} END"
         decisive = self.dialect.text(namespace.column) if namespace.column else ""
         whens = (
             f"WHEN {decisive or f'substr({text}, 1, {len(word)})'} = {literal(word)} "
@@ -358,11 +359,11 @@ class AccountStatements(_Statements):
         return f"SELECT {account}, {self.currency()}, {begun}, {self._minor(ended)} {self._from()}"
 
     def faults(self) -> list[RowFault]:
-        """Checks for invalid rows, the most likely first."""
+        """Checks for invalid rows. An unknown currency comes first: its amounts have no unit."""
         accounts, amount = self._accounts, "not whole minor units"
         found = [
-            self._fault(accounts.balance, self._minor(accounts.balance), amount),
             *self._currency_faults(),
+            self._fault(accounts.balance, self._minor(accounts.balance), amount),
             self._fault(accounts.account, self.dialect.text(accounts.account), "not an account"),
         ]
         if accounts.opening:

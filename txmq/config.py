@@ -76,6 +76,7 @@ FOR_TESTS: Final = "TXMQ_TEST_"
 
 _NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 NEAR: Final = 0.6
+"""How alike a misspelt name and a known one must be for a hint."""
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _BYTES: Final = {
     "TiB": 1024**4, "GiB": 1024**3, "MiB": 1024**2, "KiB": 1024,

@@ -18,6 +18,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from txmq.runtime.tasks import resolve
+
 __all__ = ["NO_ROOM", "Disk", "File", "LocalDisk", "Lock", "ReadOnlyDisk", "Space"]
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -369,18 +371,9 @@ def _run_syncs(syncs: SimpleQueue[_Sync | None]) -> None:
         except Exception as error:  # noqa: BLE001 - the caller that awaits the sync gets it
             failure = error
         with suppress(RuntimeError):  # The loop was closed: nobody waits any more.
-            done.get_loop().call_soon_threadsafe(_settle, done, failure)
+            done.get_loop().call_soon_threadsafe(resolve, done, None, failure)
         # While the thread waits for the next sync, it must not keep what the last one held.
         del sync, files, done, failure
-
-
-def _settle(done: asyncio.Future[None], failure: Exception | None) -> None:
-    if done.done():
-        return
-    if failure is None:
-        done.set_result(None)
-    else:
-        done.set_exception(failure)
 
 
 def _sync_folder(folder: Path) -> None:

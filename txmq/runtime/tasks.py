@@ -16,7 +16,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Job", "Runner", "Tasks", "Threads", "run_job"]
+__all__ = ["Job", "Runner", "Tasks", "Threads", "resolve", "run_job"]
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def run_job(
         free.append(None)
     # A closed loop raises; it has no waiter left either.
     with suppress(RuntimeError):
-        future.get_loop().call_soon_threadsafe(_resolve, future, result, failure)
+        future.get_loop().call_soon_threadsafe(resolve, future, result, failure)
     del failure  # Its traceback refers to this frame, which must not refer back to it.
     return interruption
 
@@ -137,7 +137,8 @@ def _wrapped(error: BaseException) -> RuntimeError:
     return wrapped
 
 
-def _resolve(future: asyncio.Future[object], result: object, error: BaseException | None) -> None:
+def resolve(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+    """Give a future its result or its error, unless its waiter was cancelled meanwhile."""
     if future.done():
         return
     if error is None:

@@ -21,6 +21,7 @@ from txmq.protocol.command import Command
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
+from txmq.runtime.tasks import resolve
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.store.index_file import LogRange
@@ -221,16 +222,16 @@ class Flusher:
             self._syncing = self._begin_sync()
             self._wake.set()
         if self._drained is not None and self._is_idle():
-            self._end_drain(self._drained)
+            self._end_drain()
 
     def _is_idle(self) -> bool:
         is_busy = self._waiting or self._turn_planned or self._syncing is not None
         return self._failed or not (is_busy or self._store.log.staged)
 
-    def _end_drain(self, drained: asyncio.Future[None]) -> None:
-        self._drained = None
-        if not drained.done():
-            drained.set_result(None)
+    def _end_drain(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None:
+            resolve(drained, None, None)
 
     def _refuse(self, tickets: Tickets, remark: str) -> None:
         for connection, (requests, _) in tickets.items():
@@ -341,7 +342,6 @@ class Flusher:
         if self._failed:
             return
         self._failed = True
-        if self._drained is not None:
-            self._end_drain(self._drained)
+        self._end_drain()
         log.critical("%s", error)
         self._on_fatal(error)

@@ -18,6 +18,7 @@ import txmq_broker.app  # noqa: F401
 from tests.crash_points import watched
 from txmq import cli
 from txmq.cli import root  # noqa: F401
+from txmq.cli.serve import serve as run_broker  # noqa: F401
 
 
 def reached(label: str) -> None:

@@ -44,10 +44,11 @@ def nothing(spark):
     threading.Event().wait()
 
 
-def main(master, what):
+def main(master, *works):
     try:
         with report_failures(), stop_on_signals(), open_spark(master, memory="512m") as spark:
-            globals()[what](spark)
+            for what in works:
+                globals()[what](spark)
     except typer.Exit as ended:
         return ended.exit_code
     return 0

@@ -24,8 +24,9 @@ AGREED = "matched", "returned", "rolled-back"
 SAID = "--by", "Li Na", "--reason", "voucher 771"
 
 
-# Fees that the payer bears differ from the payee's in the classes alone: test_classification.
-@pytest.mark.parametrize("outcomes", some_of(BY_RULES, [*BY_RULES][:2]))
+# The richest rules; the strict ones leave more to test_whole_runs, and who bears a fee changes the
+# classes alone: test_classification.
+@pytest.mark.parametrize("outcomes", some_of(BY_RULES, [*BY_RULES][1:2]))
 def test_each_date_says_what_was_planted(outcomes, spark, tmp_path, monkeypatch):
     spark_session.lend(monkeypatch, spark)
     cases = BY_RULES[outcomes]

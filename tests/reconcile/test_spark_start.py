@@ -163,24 +163,23 @@ def test_a_jar_that_is_not_there_is_named(tmp_path):
 # A real one
 
 
-def test_nothing_is_heard_of_spark_and_nothing_is_left(driver):
+def test_what_works_is_quiet_and_what_fails_is_one_sentence_and_a_log(driver):
     options = f"-Dsomebody=else {os.environ['JAVA_TOOL_OPTIONS']}"
-    code, out, err = driver.run(LOCAL, "work", JAVA_TOOL_OPTIONS=options)
+    code, out, err = driver.run(LOCAL, "work", "broken", JAVA_TOOL_OPTIONS=options)
 
-    assert (code, err) == (0, "")
     assert out == "499500\nUTC true snappy 127.0.0.1\n"
-    assert driver.left() == []
-    assert driver.javas() == []
-
-
-def test_a_job_that_fails_is_one_sentence_and_a_log(driver):
-    code, out, err = driver.run(LOCAL, "broken")
-
-    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert (code, err.count("\n")) == (3, 1)
     assert err.startswith("txmq: Spark failed: [USER_RAISED_EXCEPTION] no such day")
     (log,) = driver.left()
     assert err.endswith(f"its log is {driver.temporary / log}\n")
     assert "\tat org.apache.spark" in (driver.temporary / log).read_text()
+    assert driver.javas() == []
+
+
+def test_nothing_is_left_of_a_spark_that_worked(driver):
+    assert driver.run(LOCAL) == (0, "", "")
+    assert driver.left() == []
+    assert driver.javas() == []
 
 
 def test_a_master_that_is_none_is_one_sentence(driver):

@@ -500,6 +500,7 @@ def test_the_command_line_says_which_total_differs(spark, first, tmp_path, monke
     assert stage.results().current(WEDNESDAY) == done
 
 
+@pytest.mark.soak  # test_spark_start.py stops a Spark in the same way.
 def test_a_run_that_sigterm_stops_ends_with_a_sentence_and_leaves_no_result(tmp_path):
     stage = Stage.set_up(tmp_path / "stopped")
     stage.first_day()

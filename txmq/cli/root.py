@@ -1,39 +1,69 @@
 """All commands joined into one."""
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 import txmq
-from txmq.cli import cluster, config, dlq, group, log, message, reconcile, schema, topic, tx, xa
-from txmq.cli.names import names
 from txmq.cli.output import say
-from txmq.cli.relay import relay
-from txmq.cli.resolve import resolve
-from txmq.cli.serve import serve
 
 __all__ = ["app"]
 
+# In the order of the help. Each is a module beside this one, with a Typer called ``app`` or with a
+# function of its own name.
+_NAMES: Final = (
+    "serve",
+    "names",
+    "topic",
+    "group",
+    "message",
+    "tx",
+    "resolve",
+    "xa",
+    "relay",
+    "dlq",
+    "log",
+    "reconcile",
+    "cluster",
+    "schema",
+    "config",
+)
+
+
+class _Commands(TyperGroup):
+    """Loads a command when somebody asks for it: a broker does not wait for fourteen others."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # The help and "did you mean" need the names, and have them without loading anything.
+        commands: dict[str, Any] = dict.fromkeys(_NAMES)
+        self.commands = commands
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = _loaded(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
+def _loaded(name: str) -> Any:
+    module = import_module(f"txmq.cli.{name}")
+    alone = typer.Typer()
+    if hasattr(module, "app"):
+        alone.add_typer(module.app, name=name)
+    else:
+        alone.command()(getattr(module, name))
+    return get_group(alone).commands[name]
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(serve)
-app.command()(names)
-app.add_typer(topic.app, name="topic")
-app.add_typer(group.app, name="group")
-app.add_typer(message.app, name="message")
-app.add_typer(tx.app, name="tx")
-app.command()(resolve)
-app.add_typer(xa.app, name="xa")
-app.command()(relay)
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(log.app, name="log")
-app.add_typer(reconcile.app, name="reconcile")
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(schema.app, name="schema")
-app.add_typer(config.app, name="config")
 
 
 def _version(is_wanted: bool) -> None:

@@ -315,9 +315,17 @@ def test_without_typer_the_command_line_says_what_to_install(tmp_path):
     assert found.stderr == "txmq: the command line needs typer: pip install 'txmq[cli]'\n"
 
 
-def test_asking_a_cluster_loads_no_broker():
+def test_asking_a_cluster_loads_no_broker_and_a_broker_no_other_command():
     program = (
-        "import sys, txmq.cli.root; print([m for m in sys.modules if m.startswith('txmq_broker')])"
+        "import sys\n"
+        "from typer.main import get_command\n"
+        "from txmq.cli.root import app\n"
+        "commands = get_command(app)\n"
+        "def loaded(part): return any(name.startswith(part) for name in sys.modules)\n"
+        "commands.get_command(None, 'serve')\n"
+        "print(loaded('txmq.cli.topic'))\n"
+        "for name in commands.list_commands(None): commands.get_command(None, name)\n"
+        "print(loaded('txmq.cli.topic'), loaded('txmq_broker'))\n"
     )
 
     found = subprocess.run(
@@ -328,7 +336,7 @@ def test_asking_a_cluster_loads_no_broker():
         timeout=20,
     )
 
-    assert found.stdout == "[]\n"
+    assert (found.stdout, found.stderr) == ("False\nTrue False\n", "")
 
 
 def test_a_broker_does_not_run_without_its_assertions(tmp_path):

@@ -165,6 +165,7 @@ def test_a_run_tells_what_waiting_messages_cost(document):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_tells_what_decorating_costs(document):
     for colour in ("session", "psycopg", "blocking"):
         rows = document["decorated"][colour]

@@ -181,7 +181,7 @@ def main(what, folder, transfers):
         "bare": (of_txmq, bare),
         "plain": (of_spark, bare),
         "whole": (of_txmq, whole),
-        "by_hand": (of_spark, by_hand),
+        "by_hand": (of_txmq, by_hand),
     }
     return measured(*sessions[what], folder, plan)
 

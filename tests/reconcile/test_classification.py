@@ -200,6 +200,29 @@ def test_parts_agree_account_by_account(rows):
     assert class_of(*rows, outcomes=PARTS) == Class.ACCOUNT_MISMATCH
 
 
+def test_an_order_without_a_payee_opens_its_own_amount_alone():
+    orders = [order(60), order(40, payee=None), entry("debit", -100)]
+    fits = [entry("credit", 60), entry("credit", 40, account="eve")]
+    assert class_of(*orders, *fits, outcomes=PARTS) == Class.MATCHED
+    stray = [entry("credit", 50), entry("credit", 50, account="eve")]
+    assert class_of(*orders, *stray, outcomes=PARTS) == Class.ACCOUNT_MISMATCH
+    all_ = entry("credit", 100, account="eve")
+    assert class_of(*orders, all_, outcomes=PARTS) == Class.ACCOUNT_MISMATCH
+
+
+def test_payers_share_a_fee_and_not_more():
+    orders = [order(60), order(40, payer="carl"), order(40, payer="dan"), entry("credit", 140)]
+    shared = Outcomes(parts=True, charges="payer")
+
+    def debited(*amounts):
+        payers = zip(("ann", "carl", "dan"), amounts, strict=True)
+        debits = [entry("debit", -amount, account=payer) for payer, amount in payers]
+        return class_of(*orders, *debits, entry("fee", 3, account="fees"), outcomes=shared)
+
+    assert debited(61, 41, 41) == Class.MATCHED
+    assert debited(63, 43, 37) == Class.ACCOUNT_MISMATCH
+
+
 def test_a_part_may_wait_on_a_suspense_account():
     waits = entry("credit", 40, account="unclaimed", role="suspense")
     assert class_of(*SENT, entry("credit", 60), waits, outcomes=PARTS) == Class.MATCHED

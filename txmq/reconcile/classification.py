@@ -130,8 +130,8 @@ def _of_the_rules(
     # Suspense accounts and fees may have a part of the money, but no account may have more of it
     # than was ordered for it, and none gives more back than it had.
     has_accounts = (
-        _fits(moved["debit"], facts.ordered_from, charge)
-        and _fits(moved["credit"], facts.ordered_to)
+        _fits(moved["debit"], facts.ordered_from, facts.ordered_from[None] + charge)
+        and _fits(moved["credit"], facts.ordered_to, facts.ordered_to[None])
         and _fits(moved["return"], moved["debit"])
         and not facts.is_overdrawn
     )
@@ -158,12 +158,12 @@ def _of_the_rules(
 
 
 def _fits(
-    amounts: Mapping[str, int], most: Mapping[str, int] | Mapping[str | None, int], more: int = 0
+    amounts: Mapping[str, int], most: Mapping[str, int] | Mapping[str | None, int], open_: int = 0
 ) -> bool:
-    """True if no account has more than the most for it; an order may leave its account open."""
-    if None in most:
-        return True
-    return all(amount <= most.get(name, 0) + more for name, amount in amounts.items())
+    """True if no account has more than the most for it, but for an amount that any account may
+    have: of orders that leave their account open, and of fees.
+    """
+    return sum(max(amount - most.get(name, 0), 0) for name, amount in amounts.items()) <= open_
 
 
 def _incomplete(facts: TransferFacts) -> Iterator[tuple[Class, bool]]:

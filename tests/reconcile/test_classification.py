@@ -18,6 +18,12 @@ START, END = RULES.day.window(DAY)
 NOON, LATE = START + 12 * 3_600_000, END - 60_000
 """Long before the day ends, and within the grace."""
 PARTS = Outcomes(parts=True)
+
+
+def charged(bearer, most=10, **more):
+    return Outcomes(charges=bearer, charges_max={"CNY": most}, **more)
+
+
 NUMBERS = count(1)
 
 
@@ -60,7 +66,7 @@ DONE = [*SENT, entry("credit", 100)]
 
 
 def test_one_debit_and_one_credit_agree_under_all_rules():
-    for outcomes in (Outcomes(), PARTS, Outcomes(charges="payer"), Outcomes(charges="payee")):
+    for outcomes in (Outcomes(), PARTS, charged("payer"), charged("payee")):
         assert found(DONE, outcomes)["class"] == Class.MATCHED
         assert found(SENT, outcomes)["class"] == Class.COMMITTED_UNDELIVERED
 
@@ -147,11 +153,37 @@ def test_a_fee_agrees_if_the_rules_say_who_bears_it(bearer, debited, credited):
     rows = [order(100), entry("debit", debited), entry("credit", credited)]
     fee = entry("fee", 3, account="fees")
 
-    assert class_of(*rows, fee, outcomes=Outcomes(charges=bearer)) == Class.MATCHED
+    assert class_of(*rows, fee, outcomes=charged(bearer)) == Class.MATCHED
     other = "payer" if bearer == "payee" else "payee"
-    for outcomes in (Outcomes(), Outcomes(charges=other), PARTS):
+    for outcomes in (Outcomes(), charged(other), PARTS):
         assert class_of(*rows, fee, outcomes=outcomes) == Class.AMOUNT_MISMATCH
-    assert class_of(*rows, outcomes=Outcomes(charges=bearer)) == Class.AMOUNT_MISMATCH
+    assert class_of(*rows, outcomes=charged(bearer)) == Class.AMOUNT_MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("bearer", "debited", "credited"), [("payee", -100, 97), ("payer", -103, 100)]
+)
+def test_a_fee_above_the_limit_of_its_currency_is_a_break_at_once(bearer, debited, credited):
+    fee = entry("fee", 3, account="fees", at=LATE)
+    rows = [order(100, at=LATE), entry("debit", debited, at=LATE), fee]
+    done = [*rows, entry("credit", credited, at=LATE)]
+
+    assert class_of(*done, outcomes=charged(bearer, 3)) == Class.MATCHED
+    for outcomes in (charged(bearer, 2), Outcomes(charges=bearer, charges_max={"USD": 3})):
+        dear = found(done, outcomes)
+        assert (dear["class"], dear["amount"]) == (Class.FEE_TOO_HIGH, 3)
+    waiting = charged(bearer, 2, parts=True)
+    assert class_of(*rows, entry("credit", 40, at=LATE), outcomes=waiting) == Class.FEE_TOO_HIGH
+    back = [entry("recall", -credited), entry("return", credited)]
+    assert class_of(*done, *back, outcomes=charged(bearer, 2)) == Class.FEE_TOO_HIGH
+
+
+def test_a_fee_is_not_more_than_the_transfer_and_never_all_of_it():
+    more = [order(100), entry("debit", -201), entry("credit", 100), entry("fee", 101)]
+    assert class_of(*more, outcomes=charged("payer", 500)) == Class.FEE_TOO_HIGH
+    swallowed = [*SENT, entry("fee", 100, account="fees")]
+    all_of_it = found(swallowed, charged("payee", 500, parts=True))
+    assert ABOUT[Class(all_of_it["class"])].group == "break"
 
 
 def test_an_id_that_is_used_again_on_a_later_date_is_named():
@@ -212,7 +244,7 @@ def test_an_order_without_a_payee_opens_its_own_amount_alone():
 
 def test_payers_share_a_fee_and_not_more():
     orders = [order(60), order(40, payer="carl"), order(40, payer="dan"), entry("credit", 140)]
-    shared = Outcomes(parts=True, charges="payer")
+    shared = charged("payer", parts=True)
 
     def debited(*amounts):
         payers = zip(("ann", "carl", "dan"), amounts, strict=True)

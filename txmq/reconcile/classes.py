@@ -26,6 +26,7 @@ class Class(StrEnum):
     CURRENCY_MISMATCH = "currency-mismatch"
     AMOUNT_MISMATCH = "amount-mismatch"
     ACCOUNT_MISMATCH = "account-mismatch"
+    FEE_TOO_HIGH = "fee-too-high"
     CREDIT_WITHOUT_MESSAGE = "credit-without-message"
     ROLLED_BACK_BUT_DEBITED = "rolled-back-but-debited"
     COMMITTED_BUT_NOT_DEBITED = "committed-but-not-debited"
@@ -102,6 +103,12 @@ ABOUT: Final[dict[Class, About]] = {
         "another account was booked than the message names",
         "a row was changed, or a payment was posted to a wrong account by hand",
         "see which payer and payee the customer named, and move the money between these",
+    ),
+    Class.FEE_TOO_HIGH: About(
+        "break",
+        "the fee is more than the rules allow, or than the transfer; the amounts agree with it",
+        "a wrong tariff, a fee that was booked twice, or a limit that is out of date",
+        "compare the fee with the tariff: give back what is too much, or raise charges_max",
     ),
     Class.CREDIT_WITHOUT_MESSAGE: About(
         "break",

@@ -137,9 +137,11 @@ def _of_the_rules(
     )
     is_charged = not facts.fees or outcomes.charges != "none"
     is_known = is_ordered and has_accounts and is_charged
-    is_settled = is_known and arrived == sent
+    is_settled = is_known and arrived == sent and facts.credits > 0
     is_elsewhere = is_ordered and is_charged and arrived == sent and not has_accounts
     yield Class.ACCOUNT_MISMATCH, outcomes.parts and is_elsewhere
+    fees_max = min(outcomes.charges_max.get(_currency(facts), 0), ordered)
+    yield Class.FEE_TOO_HIGH, is_known and facts.fees > fees_max and arrived <= sent
 
     goes_back = is_settled and facts.recalled > 0
     is_back = goes_back and facts.recalled == facts.returned
@@ -202,6 +204,8 @@ def _at_risk(facts: TransferFacts, class_: Class) -> int:
     whole = max(facts.ordered, *facts.amounts, 0)
     if class_ is Class.CURRENCY_MISMATCH:
         return whole
+    if class_ is Class.FEE_TOO_HIGH:
+        return facts.fees
     if _open(facts):
         return abs(_open(facts))
     return (class_ is Class.AMOUNT_MISMATCH and _spread(facts)) or whole

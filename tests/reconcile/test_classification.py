@@ -10,7 +10,7 @@ from tests.reconcile.days import RULES
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.log.flows import MessageRow
-from txmq.reconcile.rules import Outcomes
+from txmq.reconcile.rules import Money, Outcomes
 from txmq.reconcile.transfer import Consumers, EntryRow, TransferFacts, TransferRows
 
 DAY = date(2026, 3, 10)
@@ -43,8 +43,8 @@ def order(amount, *, at=NOON, payer="ann", payee="bob", state="committed"):
     )  # fmt: skip
 
 
-def found(rows, outcomes=Outcomes(), *, was_open=False, is_unseen=False):  # noqa: B008
-    rules = replace(RULES, outcomes=outcomes)
+def found(rows, outcomes=Outcomes(), *, was_open=False, is_unseen=False, tolerance=0):  # noqa: B008
+    rules = replace(RULES, outcomes=outcomes, money={"CNY": Money(tolerance=tolerance)})
     transfer = TransferRows(
         "icbc/1",
         [row for row in rows if isinstance(row, EntryRow)],
@@ -85,6 +85,38 @@ def test_a_credit_that_is_taken_back_is_paid_back(back):
     assert there["credited"] == 100 - back
     stuck = [*DONE, entry("recall", -back)]
     assert class_of(*stuck) == Class.RECALLED_UNRETURNED
+
+
+@pytest.mark.parametrize("tolerance", [0, 1])
+@pytest.mark.parametrize("before", [(), (entry("return", 40),)])
+def test_its_advice_closes_a_transfer_that_was_recalled_and_not_returned(tolerance, before):
+    credit = 100 - tolerance
+    stuck = [*SENT, entry("credit", credit), entry("recall", -credit), *before]
+    there = found(stuck, tolerance=tolerance)
+    assert there["class"] == Class.RECALLED_UNRETURNED
+    for owed in {there["amount"], there["amount"] - tolerance}:
+        paid = [*stuck, entry("return", owed)]
+        assert class_of(*paid, tolerance=tolerance) == Class.RETURNED
+    assert class_of(*DONE, entry("recall", -1), tolerance=1) == Class.RECALLED_UNRETURNED
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [*DONE, entry("recall", -150)],
+        [*DONE, entry("recall", -100, account="unclaimed", role="suspense")],
+        [*SENT, entry("return", 100), entry("recall", -100)],
+    ],
+)
+def test_the_payer_is_not_owed_what_the_payee_never_had(rows):
+    assert class_of(*rows) == Class.ACCOUNT_MISMATCH
+
+
+def test_a_copied_recall_is_not_paid_back():
+    recall = entry("recall", -30)
+    assert class_of(*DONE, recall, recall) == Class.DUPLICATE_CREDIT
+    other = recall._replace(bank="icbc", kind="return", amount=30, account="ann")
+    assert class_of(*DONE, recall, other) == Class.RETURNED, "another bank's number"
 
 
 def test_money_that_goes_back_from_the_wrong_purse_is_a_break():

@@ -100,7 +100,7 @@ ABOUT: Final[dict[Class, About]] = {
     ),
     Class.ACCOUNT_MISMATCH: About(
         "break",
-        "another account was booked than the message names",
+        "another account was booked than the message names, or gave back more than it had",
         "a row was changed, or a payment was posted to a wrong account by hand",
         "see which payer and payee the customer named, and move the money between these",
     ),
@@ -168,7 +168,7 @@ ABOUT: Final[dict[Class, About]] = {
         "break",
         "the credit was taken back from the payee, and the payer was not paid back as much",
         "the return is under way, or the payer's bank has not booked it",
-        "pay the payer back; if the credit was taken back wrongly, credit the payee again",
+        "pay the payer back; if the recall was wrong, have it ordered again under a new id",
     ),
     Class.IN_FLIGHT: About(
         "open",

@@ -11,7 +11,7 @@ from typing import Any
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.rules import Outcomes, Rules
+from txmq.reconcile.rules import Rules
 from txmq.reconcile.transfer import TransferFacts
 
 __all__ = ["classify", "facts_of_item"]
@@ -82,15 +82,16 @@ def _table(
     earliest = as_of_ms - rules.day.grace_ms
 
     yield Class.DUPLICATE_ID, facts.is_used_again
-    yield from _of_the_rules(facts, rules.outcomes, earliest, is_late=is_late)
+    yield from _of_the_rules(facts, rules, earliest, is_late=is_late)
     yield Class.DUPLICATE_DEBIT, facts.debits > 1 or facts.returns > 1
-    yield Class.DUPLICATE_CREDIT, facts.is_one_credit_row
+    yield Class.DUPLICATE_CREDIT, facts.has_copies
     yield Class.DUPLICATE_MESSAGE, facts.messages > 1
     yield Class.DOUBLE_CREDIT, facts.credits > 1 or (credited and returned)
     yield Class.CURRENCY_MISMATCH, len(facts.currencies) > 1
     is_off = _spread(facts) > _tolerance(facts, rules) or facts.fees != 0
     yield Class.AMOUNT_MISMATCH, is_off or facts.is_unread or facts.is_odd
-    yield Class.ACCOUNT_MISMATCH, len(facts.payers) > 1 or len(facts.payees) > 1
+    is_elsewhere = len(facts.payers) > 1 or len(facts.payees) > 1 or facts.is_overdrawn
+    yield Class.ACCOUNT_MISMATCH, is_elsewhere
     is_unordered = not is_visible and (credited or is_paid)
     yield Class.CREDIT_WITHOUT_MESSAGE, is_unordered and not (was_taken and was_rolled_back)
     yield Class.ROLLED_BACK_BUT_DEBITED, was_taken and was_rolled_back
@@ -112,7 +113,7 @@ def _table(
 
 
 def _of_the_rules(
-    facts: TransferFacts, outcomes: Outcomes, earliest: int, *, is_late: bool
+    facts: TransferFacts, rules: Rules, earliest: int, *, is_late: bool
 ) -> Iterator[tuple[Class, bool]]:
     """Outcomes that only some rules know: money that went back after the credit, parts, and
     charges.
@@ -120,31 +121,33 @@ def _of_the_rules(
     is_odd = facts.is_unread or facts.is_odd or facts.has_copies or facts.has_changed_copy
     if is_odd or not facts.messages or len(facts.currencies) > 1:
         return
+    outcomes, tolerance = rules.outcomes, _tolerance(facts, rules)
     sent = facts.debited - (facts.fees if outcomes.charges == "payer" else 0)
     arrived = facts.given + (facts.fees if outcomes.charges == "payee" else 0)
     ordered = facts.ordered_in_all if outcomes.parts else facts.ordered
     may_be_many = outcomes.parts and 1 in {facts.debits, facts.credits}
     is_single = (facts.debits, facts.credits, facts.messages) == (1, 1, 1)
-    is_ordered = sent == ordered and (is_single or may_be_many)
+    is_ordered = abs(sent - ordered) <= tolerance and (is_single or may_be_many)
     moved, charge = facts.moved, facts.fees if outcomes.charges == "payer" else 0
     # Suspense accounts and fees may have a part of the money, but no account may have more of it
     # than was ordered for it, and none gives more back than it had.
     has_accounts = (
-        _fits(moved["debit"], facts.ordered_from, facts.ordered_from[None] + charge)
-        and _fits(moved["credit"], facts.ordered_to, facts.ordered_to[None])
-        and _fits(moved["return"], moved["debit"])
+        _fits(moved["debit"], facts.ordered_from, facts.ordered_from[None] + charge + tolerance)
+        and _fits(moved["credit"], facts.ordered_to, facts.ordered_to[None] + tolerance)
+        and _fits(moved["return"], moved["debit"], tolerance)
         and not facts.is_overdrawn
     )
     is_charged = not facts.fees or outcomes.charges != "none"
     is_known = is_ordered and has_accounts and is_charged
-    is_settled = is_known and arrived == sent and facts.credits > 0
-    is_elsewhere = is_ordered and is_charged and arrived == sent and not has_accounts
+    has_arrived = max(sent, ordered, arrived) - min(sent, ordered, arrived) <= tolerance
+    is_settled = is_known and has_arrived and facts.credits > 0
+    is_elsewhere = is_ordered and is_charged and has_arrived and not has_accounts
     yield Class.ACCOUNT_MISMATCH, outcomes.parts and is_elsewhere
     fees_max = min(outcomes.charges_max.get(_currency(facts), 0), ordered)
     yield Class.FEE_TOO_HIGH, is_known and facts.fees > fees_max and arrived <= sent
 
     goes_back = is_settled and facts.recalled > 0
-    is_back = goes_back and facts.recalled == facts.returned
+    is_back = goes_back and facts.returns > 0 and abs(facts.recalled - facts.returned) <= tolerance
     yield Class.PRIOR_PERIOD, is_back and is_late
     yield Class.RETURNED, is_back
     is_on_its_way_back = goes_back and facts.recalled > facts.returned

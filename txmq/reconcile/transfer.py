@@ -132,9 +132,7 @@ class TransferFacts:
         self.debited, self.returned = -sums["debit"], sums["return"]
         self.given, self.recalled, self.fees = sums["credit"], -sums["recall"], sums["fee"]
         self.credited = sum(sums[kind] for kind in ARRIVED)
-        numbers = {leg.id for leg in of["credit"]}
-        self.is_one_credit_row = self.credits > 1 and len(numbers) == 1 and None not in numbers
-        ids = [(leg.bank, leg.id) for leg in legs if leg.id is not None]
+        ids = [(leg.bank, leg.kind, leg.id) for leg in legs if leg.id is not None]
         self.has_copies = len(set(ids)) < len(ids)
         self.debit_banks = {leg.bank for leg in of["debit"]}
         self.credit_banks = {leg.bank for leg in of["credit"]}

@@ -2,9 +2,10 @@
 
 Only three proofs can fail because of an item. A row of ``clearing`` or ``double-entry`` names the
 transfer whose rows it adds up. ``clearing-total`` is the sum of all rows of the day, so an item
-contributes exactly the sum of its own. No item contributes to ``conservation``, which counts both
-sides of every transfer; and that an account's table or an earlier balance differs by the amount
-of an item does not prove that the item is the reason. A person explains these.
+whose ``clearing`` fails contributes exactly the sum of its own. No item contributes to
+``conservation``, which counts both sides of every transfer; and that an account's table or an
+earlier balance differs by the amount of an item does not prove that the item is the reason. A
+person explains these.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import date, timedelta
+from datetime import date
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -46,7 +47,6 @@ OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 _OF_TRANSFERS: Final = ("clearing", "double-entry")
 _ITEM: Final = ("break_id", "key", "class", "amount", "currency", "debits")
 _TOTAL: Final = "clearing-total"
-_WIDE: Final = pa.decimal128(38, 0)
 
 
 class Cover(NamedTuple):
@@ -62,9 +62,7 @@ class ProofDay(NamedTuple):
     source: Manifest | Result
     """It names the rules and the date, with its window."""
     tables: Mapping[str, WrittenTable]
-    """The run's ``proofs``, ``items``, ``closed`` and ``entries``."""
-    before: WrittenTable | None
-    """The proofs of the day before."""
+    """The run's ``proofs``, ``items`` and ``entries``."""
     people: Explanations | None
 
 
@@ -85,9 +83,9 @@ def covers_of(day: ProofDay) -> dict[Place, Cover]:
             found[place] = Cover(sum(difference.amounts))
         elif person := people.get((difference.id, difference.amounts)):
             found[place] = Cover(0, person)
-    settled = _of_items_today(day, found)
+    of_items = _of_items_today(day, found)
     for place, off in _wholes(day).items():
-        by_items = settled.get(place[3] or "", 0) if place[0] == _TOTAL else 0
+        by_items = of_items.get(place[3] or "", 0) if place[0] == _TOTAL else 0
         whole = people.get((_id(day, place), (off - by_items,)))
         if by_items or whole:
             found[place] = Cover(by_items, whole)
@@ -110,14 +108,10 @@ def differences_in(
     Raises:
         ReconcileRefused: A table is missing, or an explanation cannot be read.
     """
-    today, before = date.fromisoformat(run.result.business_date), run.previous_run_id
-    names = ("proofs", "items", "closed", "entries")
-    day = ProofDay(
-        run.result,
-        {name: table_of(directory, today, run.run_id, name) for name in names},
-        table_of(directory, today - timedelta(days=1), before, "proofs") if before else None,
-        Explanations(directory),
-    )
+    today = date.fromisoformat(run.result.business_date)
+    names = ("proofs", "items", "entries")
+    tables = {name: table_of(directory, today, run.run_id, name) for name in names}
+    day = ProofDay(run.result, tables, Explanations(directory))
     hints = {
         ("account-table", item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
         for item in items_of(directory, run, is_complete=True, is_masked=False)
@@ -228,30 +222,15 @@ def _is_of_item(
 
 
 def _of_items_today(day: ProofDay, covers: Mapping[Place, Cover]) -> dict[str, int]:
-    """What the day's rows of items contribute to ``clearing-total``, by currency.
-
-    A transfer whose own ``clearing`` fails, and that nothing explains, is left out.
+    """What the day's rows of items contribute to ``clearing-total``, by currency: those whose own
+    ``clearing`` fails and is explained. The rows of all others add up to nothing there.
     """
-    sums: defaultdict[tuple[str, str], int] = defaultdict(int)
-    at, is_transfer = pc.field("recorded_ms"), pc.field("kind") != "other"
-    is_today = (at >= day.source.start_ms) & (at < day.source.end_ms)
-    for piece in day.tables["entries"].pieces("key", "currency", "kind", "amount", "recorded_ms"):
-        rows = piece.filter(is_today & is_transfer)
-        wide = rows.append_column("wide", rows["amount"].cast(_WIDE))
-        of_each = wide.group_by(["key", "currency"]).aggregate([("wide", "sum")])
-        # A piece may end within a transfer; a part that adds up to zero adds nothing.
-        for row in of_each.filter(pc.field("wide_sum") != pa.scalar(0, _WIDE)).to_pylist():
-            sums[row["key"], row["currency"]] += int(row["wide_sum"])
-    # An item that is agreed now had a difference before, and its rows of today have settled it.
-    for piece in () if day.before is None else single_rows(day.before):
-        before = _with(piece, "proof", ["clearing"])
-        for closed in day.tables["closed"].pieces("key"):
-            for row in _with(before, "account", closed["key"]).to_pylist():
-                sums[row["account"], row["currency"]] -= int(row["off"])
-    failed = _singles(day, {key for key, _ in sums})
     found: defaultdict[str, int] = defaultdict(int)
-    for (key, currency), sum_ in sums.items():
-        place = "clearing", None, key, currency
-        if place in covers or place not in failed:
-            found[currency] += sum_
+    explained = {place[2:] for place in covers if place[0] == "clearing"}
+    keys, at = {key or "" for key, _ in explained}, pc.field("recorded_ms")
+    is_today = (at >= day.source.start_ms) & (at < day.source.end_ms)
+    for piece in day.tables["entries"].pieces("key", "currency", "amount", "recorded_ms"):
+        for row in _with(piece.filter(is_today), "key", keys).to_pylist():
+            if (row["key"], row["currency"]) in explained:
+                found[row["currency"]] += row["amount"]
     return found

@@ -37,7 +37,8 @@ _ABOUT: Final = ABOUT_PROOFS | {
     "account-table": "the balance in the table of accounts equals the sum of the journal's entries",
     "conservation": "the gain of all banks' customers equals the money from outside and the "
     "transfers that arrived",
-    "clearing-total": "the gain of all clearing accounts equals the money newly in transit",
+    "clearing-total": "the gain of all clearing accounts equals the money newly in transit, and "
+    "the differences of earlier days that transfers have settled",
     "gapless": "the ids of the entries have no gaps, within the day and since the day before",
     **{
         f"classes-{kind}": f"the sum {name} in all classes equals the sum {name} by all banks"
@@ -174,7 +175,8 @@ class _Books:
                 booked = (of[kind] + of[f"earlier {kind}"]) * sign
                 yield _row(f"classes-{kind}", None, None, currency, booked, of[name])
             if clears:
-                yield _row("clearing-total", None, None, currency, transit, of["cleared"])
+                due = transit + of["settled"]
+                yield _row("clearing-total", None, None, currency, due, of["cleared"])
 
     def _by_currency(self, sums: Sums) -> dict[str, Counter[str]]:
         """The sums over all banks, the totals of all classes, and the money that was in flight
@@ -183,7 +185,8 @@ class _Books:
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for (name, of, currency), value in sums.items():
             # Without money there is no currency.
-            if name in {"earlier", "debited", "returned", "credited"} and (currency or value):
+            is_money = name in {"earlier", "debited", "returned", "credited", "settled"}
+            if is_money and (currency or value):
                 found[currency][f"earlier {of}" if name == "earlier" else name] += value
         named = self._banks(lambda bank: bank.entries.capital)
         for (name, bank, role, currency), value in self._by_role.items():

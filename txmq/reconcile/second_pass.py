@@ -218,6 +218,7 @@ class SecondPass:
         """Prove the bookings of a transfer: ``double-entry`` and ``clearing``."""
         sides: Counter[tuple[str, str, str]] = Counter()
         cleared: dict[str, list[int]] = {}
+        today = Counter[str]()
         kinds = {(row.bank, row.recorded_ms): row.kind for row in rows.entries if row.kind != "fee"}
         for entry in rows.entries:
             if entry.bank in self._both_sides:
@@ -225,6 +226,8 @@ class SecondPass:
                 is_fee = entry.kind == "fee"
                 kind = kinds.get((entry.bank, entry.recorded_ms)) if is_fee else entry.kind
                 sides[entry.bank, entry.currency, kind or "fee"] += entry.amount
+            if entry.recorded_ms >= self._start_ms:
+                today[entry.currency] += entry.amount
             of_currency = cleared.setdefault(entry.currency, [0, 0])
             if entry.role == "clearing":
                 of_currency[1] += entry.amount
@@ -235,6 +238,9 @@ class SecondPass:
         if self._proves_clearing:
             for currency, (expected, cleared_) in cleared.items():
                 _add_proof(found, "clearing", (None, rows.key, currency), expected, cleared_)
+                if expected == cleared_:
+                    # Rows of the day that do not add up settle a difference of an earlier day.
+                    found.sums["settled", "", currency] += today[currency]
 
 
 def _add_proof(

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as f
 
-from txmq.reconcile.balances import balances_of
+from txmq.reconcile.balances import balances_of, count_ids
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows
@@ -97,6 +97,7 @@ def reconcile(
     second = SecondPass(rules, day, min(as_of_ms, window.end_ms), offsets, yesterday.explanations)
     found, sums = _decide(second, evidence, is_small=are_sent and count.get["suspects"] <= few)
     _add_plain(sums, passed, rules)
+    sums.update(count_ids(entries, rules))
     return ReconciledDay(
         matches=_matches(transfers, others, found["matches"]),
         items=found["items"],

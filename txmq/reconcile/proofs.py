@@ -56,7 +56,7 @@ def proofs_of(day: ReconciledDay, balances: Iterable[pa.Table], rules: Rules) ->
     for piece in balances:
         books.add(piece)
     books.add_bookings(day.sums)
-    rows = [*books.added_up(), *books.of_all_banks(day.sums), *books.gapless()]
+    rows = [*books.added_up(), *books.of_all_banks(day.sums), *books.gapless(day.sums)]
     schema = arrow_schema(PROOFS)
     if isinstance(day.broken, pa.Table):
         rows += day.broken.to_pylist()
@@ -201,7 +201,7 @@ class _Books:
             total[name] += value * (name in KINDS and role != "clearing")
         return found
 
-    def gapless(self) -> Iterator[dict[str, Any]]:
+    def gapless(self, sums: Sums) -> Iterator[dict[str, Any]]:
         """The proofs that a bank's ids have no gaps."""
         named = self._banks(lambda bank: bank.entries.gapless)
         if not self._ids or not named:
@@ -213,7 +213,10 @@ class _Books:
                 before = first - 1
             if row["bank"] in named:
                 expected = 0 if before is None or last is None else last - before
-                yield _row("gapless", row["bank"], None, None, expected, count)
+                # A row that is there twice must not make up for one that is missing.
+                ids = sums["ids", row["bank"], ""]
+                found = count if ids >= expected else ids
+                yield _row("gapless", row["bank"], None, None, expected, found)
 
 
 def _sum_columns(piece: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:

@@ -225,6 +225,8 @@ BY_RULES = {
              "account-mismatch new 100 payee", "account-mismatch open 100 payee",
              "account-mismatch open 100 payee"),
         case("parts-unclaimed", f"{SENT} | 1 credit 60 | 1 credit 40 account=unclaimed", "matched"),
+        case("parts-refused", f"{SENT} | 1 credit 60 | 2 return 40",
+             "delivered-uncredited new 40 transit", "returned closed"),
         case("parts-recalled", f"{SENT} | 1 credit 60 | 1 credit 40 | 2 recall 40 | 2 return 40",
              "matched", "returned"),
         case("parts-recalled-elsewhere",

@@ -145,6 +145,36 @@ def test_a_debit_that_is_credited_in_parts_agrees_by_the_rules_alone():
     assert (late["class"], late["amount"]) == (Class.DELIVERED_UNCREDITED, 40)
 
 
+@pytest.mark.parametrize("more", [[], [entry("recall", -60), entry("return", 60)]])
+def test_a_part_that_is_refused_is_paid_back_to_the_cent(more):
+    rows = [*SENT, entry("credit", 60), *more]
+    refused = found([*rows, entry("return", 40)], PARTS)
+    assert (refused["class"], refused["debited"], refused["returned"] + refused["credited"]) == (
+        Class.RETURNED, 100, 100
+    )  # fmt: skip
+    twice = [*rows, entry("return", 30), entry("return", 10)]
+    assert class_of(*twice, outcomes=PARTS) == Class.RETURNED
+    waiting = found([*rows, entry("return", 30)], PARTS)
+    assert (waiting["class"], waiting["amount"]) == (Class.DELIVERED_UNCREDITED, 10)
+    assert ABOUT[Class(class_of(*rows, entry("return", 41), outcomes=PARTS))].group == "break"
+    assert class_of(*rows, entry("return", 40)) in {Class.DOUBLE_CREDIT, Class.DUPLICATE_DEBIT}
+
+
+def test_what_is_refused_goes_back_to_its_payer():
+    batch = [order(60), order(40, payee="carl"), entry("debit", -100), entry("credit", 60)]
+    assert class_of(*batch, entry("return", 40), outcomes=PARTS) == Class.RETURNED
+    other = entry("return", 40, account="eve")
+    assert class_of(*batch, other, outcomes=PARTS) == Class.ACCOUNT_MISMATCH
+    all_ = [*SENT, entry("return", 60), entry("return", 40)]
+    assert class_of(*all_, outcomes=PARTS) == Class.RETURNED
+    assert class_of(*all_) == Class.DUPLICATE_DEBIT
+    charged_ = [*SENT, entry("credit", 57), entry("fee", 3), entry("return", 40)]
+    assert class_of(*charged_, outcomes=charged("payee", parts=True)) == Class.RETURNED
+    both = [*DONE, entry("return", 40)]
+    assert found(both, PARTS)["amount"] == 40
+    assert class_of(*both, outcomes=PARTS) == Class.DOUBLE_CREDIT
+
+
 def test_a_batch_agrees_if_its_orders_add_up():
     """One debit for two payees, and two payers for one credit."""
     orders = [order(60), order(40, payee="carl")]

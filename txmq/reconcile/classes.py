@@ -189,7 +189,7 @@ ABOUT: Final[dict[Class, About]] = {
         "none, as long as its facts stay the same",
     ),
     Class.RETURNED: About(
-        "agreed", "the payer was debited and paid back, and the payee was not credited", "", ""
+        "agreed", "the payer was debited, and paid back all that the payee did not keep", "", ""
     ),
     Class.ROLLED_BACK: About("agreed", "the transfer was rolled back on all sides", "", ""),
     Class.MATCHED: About("agreed", "all sides agree", "", ""),

@@ -123,7 +123,9 @@ def _of_the_rules(
         return
     outcomes, tolerance = rules.outcomes, _tolerance(facts, rules)
     sent = facts.debited - (facts.fees if outcomes.charges == "payer" else 0)
-    arrived = facts.given + (facts.fees if outcomes.charges == "payee" else 0)
+    # A part that the payee's bank refuses is paid back without a credit, and so without a recall.
+    refused = max(facts.returned - facts.recalled, 0) if outcomes.parts else 0
+    done = facts.given + refused + (facts.fees if outcomes.charges == "payee" else 0)
     ordered = facts.ordered_in_all if outcomes.parts else facts.ordered
     may_be_many = outcomes.parts and 1 in {facts.debits, facts.credits}
     is_single = (facts.debits, facts.credits, facts.messages) == (1, 1, 1)
@@ -139,15 +141,16 @@ def _of_the_rules(
     )
     is_charged = not facts.fees or outcomes.charges != "none"
     is_known = is_ordered and has_accounts and is_charged
-    has_arrived = max(sent, ordered, arrived) - min(sent, ordered, arrived) <= tolerance
-    is_settled = is_known and has_arrived and facts.credits > 0
-    is_elsewhere = is_ordered and is_charged and has_arrived and not has_accounts
+    adds_up = max(sent, ordered, done) - min(sent, ordered, done) <= tolerance
+    is_settled = is_known and adds_up and facts.credits + facts.returns > 0
+    is_elsewhere = is_ordered and is_charged and adds_up and not has_accounts
     yield Class.ACCOUNT_MISMATCH, outcomes.parts and is_elsewhere
     fees_max = min(outcomes.charges_max.get(_currency(facts), 0), ordered)
-    yield Class.FEE_TOO_HIGH, is_known and facts.fees > fees_max and arrived <= sent
+    yield Class.FEE_TOO_HIGH, is_known and facts.fees > fees_max and done <= sent
 
-    goes_back = is_settled and facts.recalled > 0
-    is_back = goes_back and facts.returns > 0 and abs(facts.recalled - facts.returned) <= tolerance
+    back = facts.recalled + refused
+    goes_back = is_settled and back > 0
+    is_back = goes_back and facts.returns > 0 and abs(back - facts.returned) <= tolerance
     yield Class.PRIOR_PERIOD, is_back and is_late
     yield Class.RETURNED, is_back
     is_on_its_way_back = goes_back and facts.recalled > facts.returned
@@ -157,7 +160,7 @@ def _of_the_rules(
     is_matched = is_settled and not facts.recalled and not facts.returns
     yield Class.PRIOR_PERIOD, is_matched and is_late
     yield Class.MATCHED, is_matched
-    is_in_parts = is_known and outcomes.parts and 0 < arrived < sent and not facts.returns
+    is_in_parts = is_known and outcomes.parts and 0 < done < sent
     yield Class.IN_FLIGHT, is_in_parts and facts.first_ms > earliest
     yield Class.DELIVERED_UNCREDITED, is_in_parts
 

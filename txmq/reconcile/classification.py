@@ -122,32 +122,34 @@ def _of_the_rules(
     if is_odd or not facts.messages or len(facts.currencies) > 1:
         return
     outcomes, tolerance = rules.outcomes, _tolerance(facts, rules)
-    sent = facts.debited - (facts.fees if outcomes.charges == "payer" else 0)
+    charge = facts.fees if outcomes.charges == "payer" else 0
+    sent = facts.debited - charge
     # A part that the payee's bank refuses is paid back without a credit, and so without a recall.
     refused = max(facts.returned - facts.recalled, 0) if outcomes.parts else 0
     done = facts.given + refused + (facts.fees if outcomes.charges == "payee" else 0)
     ordered = facts.ordered_in_all if outcomes.parts else facts.ordered
     may_be_many = outcomes.parts and 1 in {facts.debits, facts.credits}
     is_single = (facts.debits, facts.credits, facts.messages) == (1, 1, 1)
-    is_ordered = abs(sent - ordered) <= tolerance and (is_single or may_be_many)
-    moved, charge = facts.moved, facts.fees if outcomes.charges == "payer" else 0
+    is_charged = not facts.fees or outcomes.charges != "none"
+    if not (is_charged and (is_single or may_be_many) and abs(sent - ordered) <= tolerance):
+        return
     # Suspense accounts and fees may have a part of the money, but no account may have more of it
     # than was ordered for it, and none gives more back than it had.
+    moved, payer_open, payee_open = facts.moved, facts.ordered_from[None], facts.ordered_to[None]
     has_accounts = (
-        _fits(moved["debit"], facts.ordered_from, facts.ordered_from[None] + charge + tolerance)
-        and _fits(moved["credit"], facts.ordered_to, facts.ordered_to[None] + tolerance)
+        _fits(moved["debit"], facts.ordered_from, payer_open + charge + tolerance)
+        and _fits(moved["credit"], facts.ordered_to, payee_open + tolerance)
         and _fits(moved["return"], moved["debit"], tolerance)
         and not facts.is_overdrawn
     )
-    is_charged = not facts.fees or outcomes.charges != "none"
-    is_known = is_ordered and has_accounts and is_charged
     adds_up = max(sent, ordered, done) - min(sent, ordered, done) <= tolerance
-    is_settled = is_known and adds_up and facts.credits + facts.returns > 0
-    is_elsewhere = is_ordered and is_charged and adds_up and not has_accounts
-    yield Class.ACCOUNT_MISMATCH, outcomes.parts and is_elsewhere
+    yield Class.ACCOUNT_MISMATCH, outcomes.parts and adds_up and not has_accounts
+    if not has_accounts:
+        return
     fees_max = min(outcomes.charges_max.get(_currency(facts), 0), ordered)
-    yield Class.FEE_TOO_HIGH, is_known and facts.fees > fees_max and done <= sent
+    yield Class.FEE_TOO_HIGH, facts.fees > fees_max and done <= sent
 
+    is_settled = adds_up and facts.credits + facts.returns > 0
     back = facts.recalled + refused
     goes_back = is_settled and back > 0
     is_back = goes_back and facts.returns > 0 and abs(back - facts.returned) <= tolerance
@@ -160,7 +162,7 @@ def _of_the_rules(
     is_matched = is_settled and not facts.recalled and not facts.returns
     yield Class.PRIOR_PERIOD, is_matched and is_late
     yield Class.MATCHED, is_matched
-    is_in_parts = is_known and outcomes.parts and 0 < done < sent
+    is_in_parts = outcomes.parts and 0 < done < sent
     yield Class.IN_FLIGHT, is_in_parts and facts.first_ms > earliest
     yield Class.DELIVERED_UNCREDITED, is_in_parts
 

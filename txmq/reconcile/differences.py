@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -24,12 +24,14 @@ import pyarrow.compute as pc
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.item_list import items_of, table_of
+from txmq.reconcile.item_list import find_item, items_of, table_of
 from txmq.reconcile.summary import Result, Run
 from txmq.reconcile.written_table import WrittenTable
 
 __all__ = [
+    "ABOUT_PROOFS",
     "OF_ACCOUNTS",
+    "OF_TRANSFERS",
     "Cover",
     "Place",
     "ProofDay",
@@ -42,9 +44,27 @@ __all__ = [
 Place: TypeAlias = tuple[str, str | None, str | None, str | None]
 """A proof, its bank, its account or transfer, and its currency."""
 
+ABOUT_PROOFS: Final = {
+    "roll-forward": "the opening balance equals the closing balance of the day before, so no "
+    "earlier entry changed",
+    "roll-forward-rows": "the number of entries of earlier days is unchanged",
+    "account-table": "the balance in the table of accounts equals the sum of the journal's entries",
+    "conservation": "the gain of all banks' customers equals the money from outside and the "
+    "transfers that arrived",
+    "clearing": "the clearing accounts hold the money in transit of each transfer",
+    "clearing-total": "the gain of all clearing accounts equals the money newly in transit, and "
+    "the differences of earlier days that transfers have settled",
+    "double-entry": "the rows of each booking add up to zero",
+    "gapless": "the ids of the entries have no gaps, within the day and since the day before",
+    **{
+        f"classes-{kind}": f"the sum {kind}ed in all classes equals the sum {kind}ed by all banks"
+        for kind in ("debit", "return", "credit")
+    },
+}
+"""Each proof in words."""
 OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs with a row for each account; the others have a row for each transfer, or none."""
-_OF_TRANSFERS: Final = ("clearing", "double-entry")
+OF_TRANSFERS: Final = ("clearing", "double-entry")
 _ITEM: Final = ("break_id", "key", "class", "amount", "currency", "debits")
 _TOTAL: Final = "clearing-total"
 
@@ -98,15 +118,18 @@ def differences_in(
     proof: str | None = None,
     bank: str | None = None,
     account: str | None = None,
+    ids: Sequence[str] = (),
     *,
     is_complete: bool = False,
 ) -> list[dict[str, Any]]:
     """The differences of a run's proofs that nothing explains, or all with what explains them.
 
-    A hint names an item with the same account and amount as a difference of ``account-table``.
+    Ids, or their beginnings, also find explained ones. A hint names an item with the same account
+    and amount as a difference of ``account-table``.
 
     Raises:
         ReconcileRefused: A table is missing, or an explanation cannot be read.
+        UsageError: No difference matches an id, or several do.
     """
     today = date.fromisoformat(run.result.business_date)
     names = ("proofs", "items", "entries")
@@ -129,7 +152,7 @@ def differences_in(
         # What items explain of a whole proof is not in its difference any more. The amounts of a
         # single row that they explain may add up to zero.
         by_items = place in covers and cover.person is None and place[2] is not None
-        is_wanted = is_complete or not (cover.person or by_items)
+        is_wanted = is_complete or ids or not (cover.person or by_items)
         pairs = (proof, one.proof), (bank, one.bank), (account, one.account)
         if is_wanted and all(only in {None, has} for only, has in pairs):
             rows.append({
@@ -141,7 +164,8 @@ def differences_in(
                     (one.proof, one.account, one.currency, abs(one.amounts[0]))
                 ),
             })  # fmt: skip
-    return rows
+    chosen = {row["id"]: row for row in (find_item(rows, id_, "id") for id_ in ids)}
+    return list(chosen.values()) if ids else rows
 
 
 def single_rows(proofs: WrittenTable) -> Iterator[pa.Table]:
@@ -196,7 +220,7 @@ def _wholes(day: ProofDay) -> dict[Place, int]:
 def _explaining_items(day: ProofDay) -> dict[str, dict[str, Any]]:
     """The explained items and those in flight for which a proof fails, by transfer."""
     # After a mishap most transfers may fail: Arrow has room for all of their keys.
-    pieces = (_with(piece, "proof", _OF_TRANSFERS) for piece in single_rows(day.tables["proofs"]))
+    pieces = (_with(piece, "proof", OF_TRANSFERS) for piece in single_rows(day.tables["proofs"]))
     keys = [chunk for piece in pieces for chunk in piece["account"].chunks]
     failed = pa.chunked_array(keys, pa.string())
     return {
@@ -210,7 +234,7 @@ def _explaining_items(day: ProofDay) -> dict[str, dict[str, Any]]:
 def _is_of_item(
     difference: Difference, item: Mapping[str, Any], seen: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    if difference.proof not in _OF_TRANSFERS:
+    if difference.proof not in OF_TRANSFERS:
         return False
     if item["class"] == Class.EXPLAINED:
         # A break's figures do not have its clearing rows: the person must have seen these amounts.

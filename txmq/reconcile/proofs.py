@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.balances import KINDS
-from txmq.reconcile.differences import Place
+from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, Place
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import ReconciledDay, Rows
 from txmq.reconcile.rows import union
 from txmq.reconcile.rules import Bank, Rules
-from txmq.reconcile.second_pass import ABOUT_PROOFS, Sums
+from txmq.reconcile.second_pass import Sums
 from txmq.reconcile.tables import PROOFS
 from txmq.reconcile.written_table import sum_groups
 
@@ -30,21 +30,6 @@ _IDS: Final = (("rows", "sum"), ("closed_id", "max"), ("first_id", "min"), ("las
 """Of the entries of a bank: their number, and the range of their ids."""
 _HELD: Final = ("customer", "suspense")
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
-_ABOUT: Final = ABOUT_PROOFS | {
-    "roll-forward": "the opening balance equals the closing balance of the day before, so no "
-    "earlier entry changed",
-    "roll-forward-rows": "the number of entries of earlier days is unchanged",
-    "account-table": "the balance in the table of accounts equals the sum of the journal's entries",
-    "conservation": "the gain of all banks' customers equals the money from outside and the "
-    "transfers that arrived",
-    "clearing-total": "the gain of all clearing accounts equals the money newly in transit, and "
-    "the differences of earlier days that transfers have settled",
-    "gapless": "the ids of the entries have no gaps, within the day and since the day before",
-    **{
-        f"classes-{kind}": f"the sum {name} in all classes equals the sum {name} by all banks"
-        for kind, name, _ in _CLASSED
-    },
-}
 
 
 def proofs_of(day: ReconciledDay, balances: Iterable[pa.Table], rules: Rules) -> Rows:
@@ -142,7 +127,7 @@ class _Books:
         """Add the proofs of transfers, and the bookings outside transfers as one more booking."""
         for (name, of, currency), value in sums.items():
             proof, _, part = name.rpartition(" ")
-            if proof in ABOUT_PROOFS:
+            if proof in OF_TRANSFERS:
                 self._sums[proof, of or None, None, currency][part] += value
         for bank in self._banks(lambda bank: bank.entries.double_entry):
             others: Counter[str] = Counter()
@@ -235,5 +220,5 @@ def _row(
     expected: int,
     found: int,
 ) -> dict[str, Any]:
-    values = proof, bank, account, currency, expected, found, expected == found, _ABOUT[proof]
+    values = proof, bank, account, currency, expected, found, expected == found, ABOUT_PROOFS[proof]
     return dict(zip(PROOFS.names, values, strict=True))

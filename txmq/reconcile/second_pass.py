@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.classification import classify, facts_of_item
+from txmq.reconcile.differences import ABOUT_PROOFS
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.lifecycle import BreakLife, Earlier
@@ -35,7 +36,6 @@ from txmq.reconcile.tables import (
 from txmq.reconcile.transfer import ARRIVED, Consumers, EntryRow, TransferFacts, TransferRows
 
 __all__ = [
-    "ABOUT_PROOFS",
     "CARRIED",
     "EARLIER",
     "RESULTS",
@@ -254,12 +254,6 @@ def _add_proof(
         found.sums[f"{proof} wrong", bank or "", currency] += 1
         row = (proof, bank, key, currency, expected, now, False, ABOUT_PROOFS[proof])
         found.rows["proofs"].append(row)
-
-
-ABOUT_PROOFS: Final = {
-    "double-entry": "the rows of each booking add up to zero",
-    "clearing": "the clearing accounts hold the money in transit of each transfer",
-}
 
 
 class _Case(msgspec.Struct):

@@ -5,7 +5,7 @@ import hashlib
 import pyarrow as pa
 
 from txmq.reconcile import rules as written
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.lifecycle import BreakLife, Earlier
@@ -33,7 +33,7 @@ def transfer(key, class_):
     number = int(hashlib.sha256(key.encode()).hexdigest()[:4], 16)
     last = number + list(Class).index(class_)
     return {
-        "key": key, "class": class_, "group": ABOUT[Class(class_)].group,
+        "key": key, "class": class_, "group": Class(class_).group,
         "amount": number, "currency": "CNY", "holder": "transit",
         "debit_bank": "icbc", "credit_bank": None, "payer": "alice", "payee": "bob",
         "debits": 1, "debited": number, "returns": 0, "returned": 0, "credits": 0, "credited": 0,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.reconcile import breaks
 from tests.soak import count
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.lifecycle import HISTORY, BreakLife, Earlier
 from txmq.reconcile.rules import Day
 from txmq.reconcile.summary import BUCKETS, FIGURES
@@ -304,7 +304,7 @@ class Model:
         for key in sorted(before.keys() | classes.keys()):
             was = before.get(key)
             raw = classes.get(key) or was["raw"]
-            if ABOUT[Class(raw)].group == "agreed":
+            if Class(raw).group == "agreed":
                 self.agreed.setdefault(key, [])
                 if was:
                     self.agreed[key] = closed[key] = was["history"] + [(day, raw, "closed")]

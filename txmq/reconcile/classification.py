@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.transfer import TransferFacts
 
@@ -43,7 +43,7 @@ def facts_of_item(facts: TransferFacts, class_: Class) -> dict[str, Any]:
     return {
         "key": facts.key,
         "class": class_.value,
-        "group": ABOUT[class_].group,
+        "group": class_.group,
         "amount": _at_risk(facts, class_),
         "currency": _currency(facts),
         "holder": _holder(facts),

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as f
 
 from txmq.reconcile.balances import balances_of, count_ids
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows
 from txmq.reconcile.rows import (
@@ -229,7 +229,7 @@ def _totals(sums: Sums) -> pa.Table:
     """The totals of each class."""
     places = sorted({(of, currency) for name, of, currency in sums if name in _NUMBERS})
     rows = [
-        {"class": class_, "group": ABOUT[Class(class_)].group, "currency": currency}
+        {"class": class_, "group": Class(class_).group, "currency": currency}
         | {name: sums[name, class_, currency] for name in _NUMBERS}
         for class_, currency in places
     ]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from datetime import date
 from typing import Any, Final, NamedTuple
 
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.summary import BUCKETS, FIGURES
@@ -59,7 +59,7 @@ class BreakLife:
         if today is None:
             assert before is not None
             today = {**before, "class": _own_class(before)}
-        is_agreed = ABOUT[Class(today["class"])].group == "agreed"
+        is_agreed = Class(today["class"]).group == "agreed"
         if is_agreed and before is None:
             return None
         break_id = _break_id(self._rules.name, today["key"])
@@ -83,7 +83,7 @@ class BreakLife:
             "break_id": break_id,
             "class": class_,
             "was": None if note is None else own,
-            "group": ABOUT[Class(class_)].group,
+            "group": Class(class_).group,
             "status": status,
             "first_seen": first_seen,
             "age_days": age,

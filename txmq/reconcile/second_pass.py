@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS
 from txmq.reconcile.explanations import Explanation
@@ -208,7 +208,7 @@ class SecondPass:
         class_ = (item or today)["class"]
         sums["transfers", class_, today["currency"]] += 1
         sums["ordered", class_, today["currency"]] += today["ordered"]
-        if ABOUT[Class(class_)].group != "agreed":
+        if Class(class_).group != "agreed":
             sums["at_risk", class_, today["currency"]] += today["amount"]
         for leg in rows.legs:
             name, sign = _SUMMED[leg.kind]

@@ -191,7 +191,8 @@ def _decide(
         .mapInArrow(second.batches, batch_sql())
     )
     parts = batches.where("sums IS NOT NULL").select("sums.*")
-    added = parts.groupBy("name", "of", "currency").agg(f.sum("value").alias("value")).collect()
+    value = f.sum(f.col("value").cast("decimal(38,0)")).alias("value")
+    added = parts.groupBy("name", "of", "currency").agg(value).collect()
     sums: Sums = Counter(
         {(row["name"], row["of"], row["currency"]): int(row["value"]) for row in added}
     )

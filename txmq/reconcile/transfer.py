@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
@@ -74,6 +74,18 @@ class TransferRows(Struct):
     failures: list[FailureRow] = field(default_factory=list)
     was_open: bool = False
     """True if the day before left it open."""
+    agreed_entries: list[EntryRow] = field(default_factory=list)
+    """Those of days on which it was agreed; :meth:`settle` adds them to the others."""
+    agreed_messages: list[MessageRow] = field(default_factory=list)
+    item: Mapping[str, Any] | None = None
+    """Its item when the day before ended."""
+    histories: list[str] = field(default_factory=list)
+    """Its history, for each time that it was closed."""
+
+    @property
+    def was_agreed(self) -> bool:
+        """True if it was agreed on an earlier day."""
+        return bool(self.histories or self.agreed_entries or self.agreed_messages)
 
     @property
     def legs(self) -> list[EntryRow]:
@@ -81,7 +93,16 @@ class TransferRows(Struct):
         return [entry for entry in self.entries if entry.role != "clearing"]
 
     def settle(self) -> None:
-        """Keep the latest known state of each message, and each failure once; order all rows."""
+        """Join the rows of all days: the latest known state of each message, each failure once, all
+        in order.
+        """
+        begins = self.messages and any(leg.kind == "debit" for leg in self.legs)
+        # An open transfer has carried the rows of the days on which it was agreed along, and an id
+        # whose orders were only rolled back begins anew.
+        if self.was_open or (begins and not self.agreed_entries):
+            self.agreed_entries, self.agreed_messages = [], []
+        self.entries += self.agreed_entries
+        self.messages += self.agreed_messages
         known: dict[tuple[str, int], MessageRow] = {}
         for message in self.messages:
             place = (message.id, message.position)

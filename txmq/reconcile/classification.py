@@ -7,7 +7,7 @@ holds counts. Together they are complete; a transfer without a class stops the r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.classes import Class
@@ -15,6 +15,12 @@ from txmq.reconcile.rules import Rules
 from txmq.reconcile.transfer import TransferFacts
 
 __all__ = ["classify", "facts_of_item"]
+
+_OWN: Final = (
+    *("key", "debits", "debited", "returns", "returned", "credits", "credited", "messages"),
+    *("ordered", "delivery", "reason", "is_late", "first_ms", "last_ms"),
+)
+"""The facts that are columns of an item as they are."""
 
 
 def classify(
@@ -40,10 +46,8 @@ def classify(
 def facts_of_item(facts: TransferFacts, class_: Class) -> dict[str, Any]:
     """The columns of an item that come from its own day."""
     message = facts.message
-    return {
-        "key": facts.key,
+    return {name: getattr(facts, name) for name in _OWN} | {
         "class": class_.value,
-        "group": class_.group,
         "amount": _at_risk(facts, class_),
         "currency": _currency(facts),
         "holder": _holder(facts),
@@ -51,22 +55,9 @@ def facts_of_item(facts: TransferFacts, class_: Class) -> dict[str, Any]:
         "credit_bank": _joined(facts.credit_banks),
         "payer": _joined(facts.payers),
         "payee": _joined(facts.payees),
-        "debits": facts.debits,
-        "debited": facts.debited,
-        "returns": facts.returns,
-        "returned": facts.returned,
-        "credits": facts.credits,
-        "credited": facts.credited,
-        "messages": facts.messages,
-        "ordered": facts.ordered,
         "message_id": message and message.id,
         "message_state": message and message.state,
-        "delivery": facts.delivery,
         "decided_by": message and message.decided_by,
-        "reason": facts.reason,
-        "is_late": facts.is_late,
-        "first_ms": facts.first_ms,
-        "last_ms": facts.last_ms,
     }
 
 

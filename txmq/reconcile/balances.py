@@ -85,13 +85,17 @@ def balances_of(
     }).select(*tables.BALANCES.names).sortWithinPartitions(*_ACCOUNT)  # fmt: skip
 
 
-def count_ids(entries: DataFrame, rules: Rules) -> Sums:
-    """The number of different ids on the day, of the banks whose ids have no gaps."""
+def count_ids(entries: DataFrame, closed: DataFrame | None, rules: Rules) -> Sums:
+    """The number of different new ids on the day, of the banks whose ids have no gaps."""
     banks = [bank.name for bank in rules.bank if bank.entries.gapless]
     if not banks:
         return Counter()
-    ids = entries.where(f.col("bank").isin(banks)).groupBy("bank").agg(f.count_distinct("id"))
-    return Counter({("ids", bank, ""): count for bank, count in ids.collect()})
+    ids = entries.where(f.col("bank").isin(banks))
+    if closed is not None:
+        known = closed.groupBy("bank").agg(f.max("last_id").alias("known"))
+        ids = ids.join(f.broadcast(known), "bank", "left").where("id > coalesce(known, id - 1)")
+    counts = ids.groupBy("bank").agg(f.count_distinct("id")).collect()
+    return Counter({("ids", bank, ""): count for bank, count in counts})
 
 
 def _with_role_code(table: DataFrame) -> DataFrame:

@@ -97,7 +97,7 @@ def reconcile(
     second = SecondPass(rules, day, min(as_of_ms, window.end_ms), offsets, yesterday.explanations)
     found, sums = _decide(second, evidence, is_small=are_sent and count.get["suspects"] <= few)
     _add_plain(sums, passed, rules)
-    sums.update(count_ids(entries, rules))
+    sums.update(count_ids(entries, yesterday.balances, rules))
     return ReconciledDay(
         matches=_matches(transfers, others, found["matches"]),
         items=found["items"],

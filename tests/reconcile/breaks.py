@@ -8,9 +8,10 @@ from txmq.reconcile import rules as written
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.lifecycle import BreakLife, Earlier
+from txmq.reconcile.lifecycle import BreakLife
 from txmq.reconcile.summary import FIGURES, Figures, Result, Run, Total
 from txmq.reconcile.tables import ITEMS
+from txmq.reconcile.transfer import TransferRows
 
 
 def rules(**changes):
@@ -72,7 +73,10 @@ def run(day, run_id="a" * 16, *, parked=0, matched=10, is_final=True, version="1
 def items(classes, day):
     """The items of a first day, as a table."""
     life = BreakLife(rules(), day, {})
-    rows = [life.item(transfer(key, class_), Earlier()) for key, class_ in sorted(classes.items())]
+    rows = [
+        life.item(transfer(key, class_), TransferRows(key))
+        for key, class_ in sorted(classes.items())
+    ]
     return pa.Table.from_pylist([row for row in rows if row], arrow_schema(ITEMS))
 
 

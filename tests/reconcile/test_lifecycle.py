@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from tests.reconcile import breaks
 from tests.soak import count
 from txmq.reconcile.classes import Class
-from txmq.reconcile.lifecycle import HISTORY, BreakLife, Earlier
+from txmq.reconcile.lifecycle import HISTORY, BreakLife
 from txmq.reconcile.rules import Day
 from txmq.reconcile.summary import BUCKETS, FIGURES
 from txmq.reconcile.tables import ITEMS
+from txmq.reconcile.transfer import TransferRows
 
 MONDAY = date(2026, 11, 16)
 FRIDAY = date(2026, 11, 20)
@@ -40,7 +41,8 @@ def live(
             facts = breaks.transfer(key, today[key]) | (more or {}).get(key, {})
         histories = [text for name, text in history if name == key]
         was_agreed = key in (agreed or ()) or bool(histories)
-        item = life.item(facts, Earlier(before.get(key), was_agreed, histories))
+        left = TransferRows(key, item=before.get(key), was_agreed=was_agreed, histories=histories)
+        item = life.item(facts, left)
         if item is not None:
             assert set(item) == set(ITEMS.names)
             (closed if item["status"] == "closed" else items)[key] = item

@@ -21,7 +21,7 @@ from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.lifecycle import BreakLife, Earlier
+from txmq.reconcile.lifecycle import BreakLife
 from txmq.reconcile.log.flows import FailureRow, MessageRow
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import (
@@ -172,7 +172,7 @@ class SecondPass:
             today = facts_of_item(facts, class_)
         elif rows.item is None:
             return  # A clearing row alone is not a transfer; proofs detect it.
-        item = self._life.item(today, Earlier(rows.item, rows.was_agreed, rows.histories))
+        item = self._life.item(today, rows)
         if today is not None:
             self._count(rows, today, item, sums)
         if item is None:

@@ -80,12 +80,9 @@ class TransferRows(Struct):
     item: Mapping[str, Any] | None = None
     """Its item when the day before ended."""
     histories: list[str] = field(default_factory=list)
-    """Its history, for each time that it was closed."""
-
-    @property
-    def was_agreed(self) -> bool:
-        """True if it was agreed on an earlier day."""
-        return bool(self.histories or self.agreed_entries or self.agreed_messages)
+    """Its history, for each time that it was closed on one of the dates that the rules search."""
+    was_agreed: bool = False
+    """True if it was agreed on one of these dates."""
 
     @property
     def legs(self) -> list[EntryRow]:
@@ -101,6 +98,7 @@ class TransferRows(Struct):
         # whose orders were only rolled back begins anew.
         if self.was_open or (begins and not self.agreed_entries):
             self.agreed_entries, self.agreed_messages = [], []
+        self.was_agreed = bool(self.histories or self.agreed_entries or self.agreed_messages)
         self.entries += self.agreed_entries
         self.messages += self.agreed_messages
         known: dict[tuple[str, int], MessageRow] = {}

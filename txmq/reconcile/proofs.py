@@ -28,7 +28,6 @@ __all__ = ["proofs_of"]
 
 _IDS: Final = (("rows", "sum"), ("closed_id", "max"), ("first_id", "min"), ("last_id", "max"))
 """Of the entries of a bank: their number, and the range of their ids."""
-_HELD: Final = ("customer", "suspense")
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
 
 
@@ -66,8 +65,8 @@ class _Books:
 
     def __init__(self, rules: Rules, *, was_closed: bool) -> None:
         self._rules = rules
-        self._by_role: Counter[tuple[str, str, str, str]] = Counter()
-        """By column, bank, role and currency."""
+        self._by_role: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+        """The sums of columns, by bank, role and currency."""
         self._sums: defaultdict[Place, Counter[str]] = defaultdict(Counter)
         """The values ``expected`` and ``found`` of an account or a transfer that differs. Without
         one, of the whole proof, with its number of ``rows`` and of those that are ``wrong``."""
@@ -92,11 +91,9 @@ class _Books:
     def add(self, piece: pa.Table) -> None:
         """Add some accounts."""
         numbers = (*KINDS, "moved")
-        for place, (_, *values) in sum_groups(
-            [piece], ("bank", "role", "currency"), numbers
-        ).items():
-            for name, value in zip(numbers, values, strict=True):
-                self._by_role[name, *place] += value
+        sums = sum_groups([piece], ("bank", "role", "currency"), numbers)
+        for (bank, role, currency), (_, *values) in sums.items():
+            self._by_role[bank, role, currency].update(dict(zip(numbers, values, strict=True)))
         for proof in self._proofs:
             self._add_proof(proof, piece if proof.where is None else piece.filter(proof.where))
         self._ids.append(piece.group_by("bank").aggregate(list(_IDS)))
@@ -131,9 +128,8 @@ class _Books:
                 self._sums[proof, of or None, None, currency][part] += value
         for bank in self._banks(lambda bank: bank.entries.double_entry):
             others: Counter[str] = Counter()
-            for (name, of, _, currency), value in self._by_role.items():
-                if name == "other" and of == bank:
-                    others[currency] += value
+            for (name, _, currency), of_role in self._by_role.items():
+                others[currency] += of_role["other"] if name == bank else 0
             for currency, other in others.items():
                 self._sums["double-entry", bank, None, currency].update(rows=1, found=other)
                 if other:
@@ -174,16 +170,18 @@ class _Books:
             if is_money and (currency or value):
                 found[currency][f"earlier {of}" if name == "earlier" else name] += value
         named = self._banks(lambda bank: bank.entries.capital)
-        for (name, bank, role, currency), value in self._by_role.items():
-            total = found[currency]
-            # For a bank without capital accounts, every other booking counts as money from outside.
-            if bank in named:
-                total["outside"] -= value * (name == "moved" and role == "capital")
+        for (bank, role, currency), of_role in self._by_role.items():
+            total, moved = found[currency], of_role["moved"]
+            if role == "clearing":
+                total["cleared"] += moved
+                continue
+            total.update({kind: of_role[kind] for kind in KINDS})
+            if role == "capital":
+                total["outside"] -= moved if bank in named else 0
             else:
-                total["outside"] += value * (name == "other" and role in _HELD)
-            total["held"] += value * (name == "moved" and role in _HELD)
-            total["cleared"] += value * (name == "moved" and role == "clearing")
-            total[name] += value * (name in KINDS and role != "clearing")
+                total["held"] += moved
+                # A bank without capital accounts gets money from outside by every other booking.
+                total["outside"] += of_role["other"] if bank not in named else 0
         return found
 
     def gapless(self, sums: Sums) -> Iterator[dict[str, Any]]:

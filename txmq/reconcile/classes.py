@@ -86,7 +86,7 @@ class Class(StrEnum):
     )
     FEE_TOO_HIGH = (
         "fee-too-high", "break",
-        "the fee is more than the rules allow, or than the transfer; the amounts agree with it",
+        "the fee is higher than the rules allow, or than the amount of the transfer",
         "a wrong tariff, a fee that was booked twice, or a limit that is out of date",
         "compare the fee with the tariff: give back what is too much, or raise charges_max",
     )
@@ -148,7 +148,7 @@ class Class(StrEnum):
         "recalled-unreturned", "break",
         "the credit was taken back from the payee, and the payer was not paid back as much",
         "the return is under way, or the payer's bank has not booked it",
-        "pay the payer back; if the recall was wrong, have it ordered again under a new id",
+        "pay the payer back; after a wrong recall, have the transfer ordered again with a new id",
     )
     IN_FLIGHT = (
         "in-flight", "open",

@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from txmq.reconcile.classes import ABOUT
+from txmq.reconcile.classes import Class
 
 BLOCK = re.compile(
     r"(?<=written by `make docs` -->\n).*?(?=<!-- the end of the classes -->)", re.DOTALL
@@ -21,8 +21,8 @@ HEAD = """\
 def table() -> str:
     """The classes in the order in which they are looked for."""
     rows = [
-        f"| `{name}` | {about.group} | {about.meaning} | {about.cause} | {about.action} |\n"
-        for name, about in ABOUT.items()
+        f"| `{class_}` | {class_.group} | {class_.meaning} | {class_.cause} | {class_.action} |\n"
+        for class_ in Class
     ]
     return HEAD + "".join(rows)
 

@@ -5,12 +5,13 @@ import hashlib
 import pyarrow as pa
 
 from txmq.reconcile import rules as written
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.lifecycle import BreakLife, Earlier
+from txmq.reconcile.lifecycle import BreakLife
 from txmq.reconcile.summary import FIGURES, Figures, Result, Run, Total
 from txmq.reconcile.tables import ITEMS
+from txmq.reconcile.transfer import TransferRows
 
 
 def rules(**changes):
@@ -33,7 +34,7 @@ def transfer(key, class_):
     number = int(hashlib.sha256(key.encode()).hexdigest()[:4], 16)
     last = number + list(Class).index(class_)
     return {
-        "key": key, "class": class_, "group": ABOUT[Class(class_)].group,
+        "key": key, "class": class_, "group": Class(class_).group,
         "amount": number, "currency": "CNY", "holder": "transit",
         "debit_bank": "icbc", "credit_bank": None, "payer": "alice", "payee": "bob",
         "debits": 1, "debited": number, "returns": 0, "returned": 0, "credits": 0, "credited": 0,
@@ -72,7 +73,10 @@ def run(day, run_id="a" * 16, *, parked=0, matched=10, is_final=True, version="1
 def items(classes, day):
     """The items of a first day, as a table."""
     life = BreakLife(rules(), day, {})
-    rows = [life.item(transfer(key, class_), Earlier()) for key, class_ in sorted(classes.items())]
+    rows = [
+        life.item(transfer(key, class_), TransferRows(key))
+        for key, class_ in sorted(classes.items())
+    ]
     return pa.Table.from_pylist([row for row in rows if row], arrow_schema(ITEMS))
 
 

@@ -209,7 +209,7 @@ BY_RULES = {
                  "clearing 100, double-entry ccb 100", "clearing 100, double-entry ccb 100")),
     ],
     # Parts and batches agree, and the payee bears the charges.
-    '[outcomes]\nparts = true\ncharges = "payee"': [
+    '[outcomes]\nparts = true\ncharges = "payee"\ncharges_max = { CNY = 10 }': [
         case("parts", f"{SENT} | 1 credit 60 | 1 credit 40", "matched", currency="KWD"),
         case("parts-next", f"{SENT} | 1 credit 60 | 2 credit 40",
              "delivered-uncredited new 40 transit", "matched closed", currency="EUR"),
@@ -225,6 +225,8 @@ BY_RULES = {
              "account-mismatch new 100 payee", "account-mismatch open 100 payee",
              "account-mismatch open 100 payee"),
         case("parts-unclaimed", f"{SENT} | 1 credit 60 | 1 credit 40 account=unclaimed", "matched"),
+        case("parts-refused", f"{SENT} | 1 credit 60 | 2 return 40",
+             "delivered-uncredited new 40 transit", "returned closed"),
         case("parts-recalled", f"{SENT} | 1 credit 60 | 1 credit 40 | 2 recall 40 | 2 return 40",
              "matched", "returned"),
         case("parts-recalled-elsewhere",
@@ -245,13 +247,15 @@ BY_RULES = {
              "1 debit 60 account=carl | 1 credit 100", "account-mismatch new 100 payee",
              "account-mismatch open 100 payee", "account-mismatch open 100 payee"),
         case("fee", f"{SENT} | 1 credit 97 | 1 fee 3", "matched"),
+        case("fee-too-high", f"{SENT} | 1 credit 89 | 1 fee 11", "fee-too-high new 11 payee",
+             "fee-too-high open 11 payee", "fee-too-high open 11 payee"),
         case("fee-missing", f"{SENT} | 1 credit 97", "delivered-uncredited new 3 transit",
              "delivered-uncredited open 3 transit", "delivered-uncredited open 3 transit"),
         case("fee-too-much", f"{SENT} | 1 credit 97 | 1 fee 5", "amount-mismatch new 2 payee",
              "amount-mismatch open 2 payee", "amount-mismatch open 2 payee"),
     ],
     # The payer bears the charges.
-    '[outcomes]\ncharges = "payer"': [
+    '[outcomes]\ncharges = "payer"\ncharges_max = { JPY = 10, CNY = 10 }': [
         case("payers-fee", "1 order 100 | 1 debit 103 | 1 fee 3 | 1 credit 100", "matched",
              currency="JPY"),
         case("payers-fee-missing", "1 order 100 | 1 debit 103 | 1 credit 100",

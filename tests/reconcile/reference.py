@@ -213,8 +213,8 @@ def _repeated(unit):
         return Class.DUPLICATE_ID
     if len(unit.debits) > 1 or len(unit.returns) > 1:
         return Class.DUPLICATE_DEBIT
-    ids = {e.id for e in unit.credits}
-    if len(unit.credits) > 1 and len(ids) == 1 and None not in ids:
+    ids = [(e.bank, e.id) for e in unit.credits if e.id is not None]
+    if len(set(ids)) < len(ids):
         return Class.DUPLICATE_CREDIT
     if len(unit.visible) > 1:
         return Class.DUPLICATE_MESSAGE

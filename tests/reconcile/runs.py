@@ -5,7 +5,7 @@ from datetime import date, timedelta
 
 import msgspec
 
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.summary import (
     Aged,
@@ -74,11 +74,10 @@ def digest(text):
 
 
 def total(name, currency, count, worth, sides):
-    group = ABOUT[name].group
-    at_risk = 0 if group == "agreed" else count * worth
+    at_risk = 0 if name.group == "agreed" else count * worth
     return Total(
         class_=name.value,
-        group=group,
+        group=name.group,
         currency=currency,
         transfers=count,
         debited=count * worth * sides.count("D"),

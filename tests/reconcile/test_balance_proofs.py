@@ -246,6 +246,36 @@ def test_numbers_that_miss_within_a_day_and_between_days_are_found(spark):
     }
 
 
+def test_a_row_that_is_there_twice_does_not_make_up_for_one_that_is_missing(spark):
+    given = rules(gapless=True)
+    books = Books()
+    for key in ("A", "B", "C"):
+        books.credit(key, 10)
+        books.debit(key, 10)
+    again = [row for row in books.rows if row.key == "icbc/C"]
+    books.lose(key="icbc/B", bank="ccb")
+    books.rows += again
+    books.rows[-1] = again[-1]._replace(id=None)
+
+    found = run(spark, books, given)
+
+    assert numbers_of(found) == {"ccb": (6, 4), "icbc": (6, 8)}
+
+    # A number of the first day, on the second one.
+    for key in ("D", "E"):
+        books.credit(key, 10, 1)
+        books.debit(key, 10, 1)
+    again = books.rows[-1]._replace(bank="ccb", id=1)
+    books.lose(key="icbc/D", bank="ccb", account="ccb-bob")
+    books.rows.append(again)
+    assert numbers_of(run(spark, books, given, 1, found)) == {"ccb": (4, 3)}
+
+
+def numbers_of(outcome):
+    """What is off in the numbers of each bank."""
+    return {place[1]: of for place, of in broken(outcome).items() if place[0] == "gapless"}
+
+
 def test_rows_that_are_removed_together_are_missed_where_they_were(spark, settled):
     books, first = settled
     for amount in (100, -100):

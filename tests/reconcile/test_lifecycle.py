@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from tests.reconcile import breaks
 from tests.soak import count
-from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.lifecycle import HISTORY, BreakLife, Earlier
+from txmq.reconcile.classes import Class
+from txmq.reconcile.lifecycle import HISTORY, BreakLife
 from txmq.reconcile.rules import Day
 from txmq.reconcile.summary import BUCKETS, FIGURES
 from txmq.reconcile.tables import ITEMS
+from txmq.reconcile.transfer import TransferRows
 
 MONDAY = date(2026, 11, 16)
 FRIDAY = date(2026, 11, 20)
@@ -40,7 +41,8 @@ def live(
             facts = breaks.transfer(key, today[key]) | (more or {}).get(key, {})
         histories = [text for name, text in history if name == key]
         was_agreed = key in (agreed or ()) or bool(histories)
-        item = life.item(facts, Earlier(before.get(key), was_agreed, histories))
+        left = TransferRows(key, item=before.get(key), was_agreed=was_agreed, histories=histories)
+        item = life.item(facts, left)
         if item is not None:
             assert set(item) == set(ITEMS.names)
             (closed if item["status"] == "closed" else items)[key] = item
@@ -304,7 +306,7 @@ class Model:
         for key in sorted(before.keys() | classes.keys()):
             was = before.get(key)
             raw = classes.get(key) or was["raw"]
-            if ABOUT[Class(raw)].group == "agreed":
+            if Class(raw).group == "agreed":
                 self.agreed.setdefault(key, [])
                 if was:
                     self.agreed[key] = closed[key] = was["history"] + [(day, raw, "closed")]

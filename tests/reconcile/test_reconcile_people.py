@@ -198,13 +198,18 @@ def test_many_breaks_are_explained_together_or_not_at_all(asking, home):
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ((), "name breaks by their ids"),
-        (("--bank", "none"), "no such breaks on 2026-03-31"),
-        (("--class", "none"), "none"),
+        (("breaks",), "name breaks by their ids"),
+        (("breaks", "--bank", "none"), "no such breaks on 2026-03-31; nothing was written"),
+        (("breaks", "--class", "none"), "class 'none' does not exist; use one of duplicate-id, "),
+        (("proofs",), "name differences by their ids"),
+        (("proofs", "--bank", "none"), "no such differences on 2026-03-31; nothing was written"),
+        (("proofs", "--proof", "none"), "proof 'none' does not exist; use one of roll-forward, "),
+        (("proofs", "zz"), "'zz' matches no difference"),
     ],
 )
 def test_who_explains_nothing_hears_why(asking, home, more, why):
-    found = asking("breaks", "explain", "--by", "Li", "--reason", "so", *more)
+    noun, *rest = more
+    found = asking(noun, "explain", "--by", "Li", "--reason", "so", *rest)
 
     assert (found.exit_code, found.stdout) == (3, "")
     assert why in found.stderr
@@ -272,9 +277,27 @@ def test_a_difference_is_explained_by_a_filter_and_withdrawn(asking, home):
     assert (row["explained_by"], row["until"]) == ("Wu", "2026-06-30")
     told(asking("proofs", "withdraw", id_, *who, dated=False))
     assert len(json.loads(told(asking("proofs", "--json")))) == 3
-    for more in ((), ("--proof", "none"), ("zz",)):
-        assert asking("proofs", "explain", *more, *who).exit_code == 3
     assert asking("proofs", "explain", "--bank", "icbc", *who).exit_code == 3, "without --yes"
+
+
+def test_differences_are_chosen_as_breaks_are(asking, home, tmp_path):
+    first, second, _ = (row["id"] for row in json.loads(told(asking("proofs", "--json"))))
+    (tmp_path / "ids.txt").write_text(f"{first}\n{second[:8]}\n{first}\n")
+    named = "--file", str(tmp_path / "ids.txt")
+    who = "--by", "Wu", "--reason", "edited"
+
+    rows = json.loads(told(asking("proofs", "--json", *named)))
+    assert [row["id"] for row in rows] == [first, second]
+    wrong = asking("proofs", *named, "--bank", "icbc")
+    assert f"{second[:8]!r} matches no difference" in wrong.stderr
+
+    asked = asking("proofs", "explain", *named, *who)
+    assert (asked.exit_code, Explanations(home / "results").proofs_in_force()) == (3, [])
+    assert f"{first} account-table: +50.00" in asked.stderr
+    assert "Write this for all 2 differences? This cannot ask" in asked.stderr
+    assert asking("proofs", "explain", *named, *who, "--yes").exit_code == 0
+    assert len(json.loads(told(asking("proofs", "--json")))) == 1
+    assert len(json.loads(told(asking("proofs", "--json", *named)))) == 2, "ids find explained ones"
 
 
 def test_a_break_is_explained_by_the_beginning_of_its_id(asking, home):

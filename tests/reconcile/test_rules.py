@@ -140,6 +140,7 @@ def test_the_digest_is_about_rules_and_not_about_places(tmp_path):
     [
         ("1_000_00", "1_00", True),
         ("[day]", 'version = "2"\n[limits]\nbreaks = 0\n[day]\ngrace = "9h"\nhistory = 3', True),
+        ("[day]", "[outcomes]\nparts = true\n[day]", True),
         ("17:00", "18:00", False),
         ("materiality", "digits = 0\nmateriality", False),
         ('"debit"', '"D"', False),

@@ -48,6 +48,9 @@ WRONG = [
     ('topic = "transfers"\nnamespace', 'topik = "transfers"\nnamespace', ("topik", "topic")),
     (FLOW, FLOW + "[limits]\nbreaks = -1\n", ("limits.breaks", "-1")),
     (FLOW, FLOW + '[outcomes]\ncharges = "bank"\n', ("outcomes.charges", "bank")),
+    (FLOW, FLOW + '[outcomes]\ncharges = "payee"\n', ("outcomes.charges", "charges_max")),
+    (FLOW, FLOW + "[outcomes]\ncharges_max = { CNY = 5 }\n", ("outcomes.charges_max", "none")),
+    (FLOW, FLOW + '[outcomes]\ncharges = "payee"\ncharges_max = { CYN = 5 }\n', ("CYN", "CNY")),
     (FLOW, FLOW + FLOW + 'group = "other"\n', ("transfers", "other")),
     ("[day]", "[day", ("line",)),
 ]

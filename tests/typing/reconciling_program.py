@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from txmq.reconcile import ABOUT, Class, Result, Rules, Run, read_rules
+from txmq.reconcile import Class, Result, Rules, Run, read_rules
 from txmq.reconcile.job import run
 from txmq.reconcile.progress import show_progress
 from txmq.reconcile.results import open_results
@@ -24,7 +24,7 @@ def told(result: Result) -> dict[Class, str]:
     for total in result.totals:
         if total.group == "break":
             name = Class(total.class_)
-            found[name] = f"{total.transfers}: {ABOUT[name].action}"
+            found[name] = f"{total.transfers}: {name.action}"
     return found
 
 

@@ -1,7 +1,7 @@
 """``txmq reconcile breaks``: the breaks of a day, their explanations and their owners."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from txmq.cli.common import AsJson, Yes, confirm
-from txmq.cli.output import note, print_rows, say
+from txmq.cli.common import AsJson, Yes
+from txmq.cli.output import print_rows, say
 from txmq.cli.reconcile_options import (
-    NOT_RUN,
     Account,
     Bank,
     By,
     Config,
     Day,
+    IdFile,
+    Ids,
+    Reason,
     ReconcileGroup,
     Unmasked,
+    check_name,
+    confirm_rows,
     date_of,
+    ids_of,
     report_failures,
     rules_of,
     run_of,
@@ -38,19 +43,11 @@ __all__ = ["app", "withdraw"]
 
 app = typer.Typer(cls=ReconcileGroup, invoke_without_command=True)
 
-Ids = Annotated[
-    list[str] | None, typer.Argument(help="The breaks, or the beginnings of their ids.")
-]
-Reason = Annotated[str, typer.Option("--reason", help="The explanation.")]
 ClassName = Annotated[
     str | None, typer.Option("--class", help="Only this class, such as double-credit.")
 ]
 OlderThan = Annotated[
     int | None, typer.Option("--older-than", metavar="DAYS", help="Only older; business days.")
-]
-IdFile = Annotated[
-    typer.FileText | None,
-    typer.Option("--file", help="Only the ids in this file, one in each line."),
 ]
 _AMOUNTS: Final = ("amount", "debited", "returned", "credited", "ordered")
 _EXPORTED: Final = (
@@ -142,7 +139,7 @@ def explain(
         from txmq.reconcile.differences import differences_in
         from txmq.reconcile.explanations import Difference, Explanations
 
-        chosen = _filter(class_, bank, account, older_than, file, ids or ())
+        chosen = _filter(class_, bank, account, older_than, file, ids)
         rules, run = run_of(config, day)
         items = _choose(rules, run, chosen, yes=yes)
         rows = differences_in(rules.directory, run, is_complete=True)
@@ -200,7 +197,7 @@ def assign(
         news = owner, ticket, due.isoformat() if due else "", comment
         if not any(news) or not by.strip():
             raise ConfigError("give your name, and --owner, --ticket, --due or --comment")
-        chosen = _filter(class_, bank, account, older_than, file, ids or ())
+        chosen = _filter(class_, bank, account, older_than, file, ids)
         rules, run = run_of(config, day)
         items = _choose(rules, run, chosen, yes=yes)
         now_ms = SystemClock().wall_ms()
@@ -216,41 +213,40 @@ def _filter(
     account: str | None,
     older_than: int | None,
     file: typer.FileText | None,
-    ids: Sequence[str] = (),
+    ids: Sequence[str] | None = None,
     status: str | None = None,
 ) -> "ItemFilter":
     from txmq.reconcile.classes import Class
     from txmq.reconcile.item_list import ItemFilter
 
-    if class_ is not None and class_ not in set(Class):
-        raise ConfigError(f"class {class_!r} does not exist; use one of {', '.join(Class)}")
-    listed = file.read().split() if file is not None else []
-    if file is not None and not listed:
-        raise ConfigError(f"the file {file.name} has no ids; write one in each line")
-    return ItemFilter(class_, status, bank, account, older_than, (*ids, *listed))
+    check_name("class", class_, list(Class))
+    return ItemFilter(class_, status, bank, account, older_than, ids_of(ids, file))
 
 
 def _choose(rules: "Rules", run: "Run", chosen: "ItemFilter", *, yes: bool) -> list[dict[str, Any]]:
     """The breaks that fit. If there are several, the user sees their sums, and agrees first."""
     from txmq.reconcile.item_list import ItemFilter, items_of
-    from txmq.reconcile.report.words import amount
 
     if chosen == ItemFilter():
         raise ConfigError("name breaks by their ids, or choose them with --class, --bank, …")
     items = items_of(rules.directory, run, chosen, is_masked=False)
-    if not items:
-        raise ConfigError(f"no such breaks on {run.result.business_date}; nothing was written")
-    if len(items) > 1:
-        counts, sums = Counter[str](), Counter[str]()
-        for item in items:
-            note(f"{item['break_id']} {item['class']} of {item['key']}")
-            counts[item["currency"]] += 1
-            sums[item["currency"]] += item["amount"]
-        for currency, sum_ in sorted(sums.items()):
-            worth = amount(sum_, run.result.places(currency))
-            note(f"{quantity(counts[currency], 'break')}: {worth} {currency} at risk")
-        confirm(f"Write this for all {len(items)} breaks?", yes=yes, code=NOT_RUN)
+    day = run.result.business_date
+    confirm_rows(len(items), "breaks", day, _lines(items, run), yes=yes)
     return items
+
+
+def _lines(items: list[dict[str, Any]], run: "Run") -> Iterator[str]:
+    """A line for each break, and the sums of each currency."""
+    from txmq.reconcile.report.words import amount
+
+    counts, sums = Counter[str](), Counter[str]()
+    for item in items:
+        yield f"{item['break_id']} {item['class']} of {item['key']}"
+        counts[item["currency"]] += 1
+        sums[item["currency"]] += item["amount"]
+    for currency, sum_ in sorted(sums.items()):
+        worth = amount(sum_, run.result.places(currency))
+        yield f"{quantity(counts[currency], 'break')}: {worth} {currency} at risk"
 
 
 def _with_notes(items: list[dict[str, Any]], rules: "Rules") -> list[dict[str, Any]]:

@@ -7,19 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from txmq.cli.breaks import Reason, withdraw
-from txmq.cli.common import AsJson, Yes, confirm
-from txmq.cli.output import note, print_rows, say
+from txmq.cli.breaks import withdraw
+from txmq.cli.common import AsJson, Yes
+from txmq.cli.output import print_rows, say
 from txmq.cli.reconcile_options import (
-    NOT_RUN,
     Account,
     Bank,
     By,
     Config,
     Day,
+    IdFile,
+    Ids,
+    Reason,
     ReconcileGroup,
     Unmasked,
+    check_name,
+    confirm_rows,
     date_of,
+    ids_of,
     report_failures,
     run_of,
 )
@@ -48,6 +53,7 @@ def proofs(
     proof: ProofName = None,
     bank: Bank = None,
     account: Account = None,
+    file: IdFile = None,
     everything: Annotated[bool, typer.Option("--all", help="Also explained ones.")] = False,
     unmasked: Unmasked = False,
     json: AsJson = False,
@@ -59,11 +65,13 @@ def proofs(
     if ctx.invoked_subcommand is not None:
         return
     with report_failures():
-        from txmq.reconcile.differences import OF_ACCOUNTS, differences_in
+        from txmq.reconcile.differences import ABOUT_PROOFS, OF_ACCOUNTS, differences_in
         from txmq.reconcile.report.words import mask
 
+        check_name("proof", proof, ABOUT_PROOFS)
+        wanted = proof, bank, account, ids_of(None, file)
         rules, run = run_of(config, day)
-        rows = differences_in(rules.directory, run, proof, bank, account, is_complete=everything)
+        rows = differences_in(rules.directory, run, *wanted, is_complete=everything)
         for row in () if unmasked else rows:
             if row["proof"] in OF_ACCOUNTS:
                 row["account"] = mask(row["account"])
@@ -86,9 +94,7 @@ def proofs(
 
 @app.command()
 def explain(
-    ids: Annotated[
-        list[str] | None, typer.Argument(help="The differences, or the beginnings of their ids.")
-    ] = None,
+    ids: Ids = None,
     *,
     by: By,
     reason: Reason,
@@ -106,6 +112,7 @@ def explain(
     proof: ProofName = None,
     bank: Bank = None,
     account: Account = None,
+    file: IdFile = None,
     yes: Yes = False,
 ) -> None:
     """Explain differences of proofs, from the next run until their amounts change.
@@ -114,26 +121,22 @@ def explain(
     explained. All others are in the bookings of one date, and are only explained on that date.
     """
     with report_failures():
-        from txmq.reconcile.differences import differences_in
+        from txmq.reconcile.differences import ABOUT_PROOFS, differences_in
         from txmq.reconcile.explanations import Difference, Explanations
-        from txmq.reconcile.item_list import find_item
 
-        rules, run = run_of(config, day)
-        if not (ids or proof or bank or account):
+        check_name("proof", proof, ABOUT_PROOFS)
+        wanted = proof, bank, account, ids_of(ids, file)
+        if not any(wanted):
             raise ConfigError("name differences by their ids, or choose them with --proof, …")
-        directory = rules.directory
-        rows = differences_in(directory, run, proof, bank, account, is_complete=bool(ids))
-        rows = [find_item(rows, id_, "id") for id_ in ids] if ids else rows
-        if not rows:
-            raise ConfigError("no difference fits; see txmq reconcile proofs")
-        if len(rows) > 1:
-            for row in rows:
-                note(f"{row['id']} {row['proof']}: {_amounts(row, run.result)}")
-            confirm(f"Explain these {len(rows)} differences?", yes=yes, code=NOT_RUN)
+        rules, run = run_of(config, day)
+        rows = differences_in(rules.directory, run, *wanted)
         first, now_ms = run.result.business_date, SystemClock().wall_ms()
+        lines = (f"{row['id']} {row['proof']}: {_amounts(row, run.result)}" for row in rows)
+        confirm_rows(len(rows), "differences", first, lines, yes=yes)
         last = until.isoformat() if until else first
-        chosen = [msgspec.convert(row, Difference) for row in rows]
-        for done in Explanations(directory).explain_proofs(chosen, by, reason, now_ms, first, last):
+        chosen = msgspec.convert(rows, list[Difference])
+        people = Explanations(rules.directory)
+        for done in people.explain_proofs(chosen, by, reason, now_ms, first, last):
             say(
                 f"{done.difference.id} counts as explained from the next run on, for the dates "
                 f"{done.first} to {done.last}, as long as its amount does not change"

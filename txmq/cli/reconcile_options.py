@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import date, timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from txmq.cli.common import fail
+from txmq.cli.common import confirm, fail
 from txmq.cli.output import note, note_lines
 from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError, UsageError
 from txmq.runtime.clock import SystemClock
@@ -30,10 +30,16 @@ __all__ = [
     "By",
     "Config",
     "Day",
+    "IdFile",
+    "Ids",
+    "Reason",
     "ReconcileGroup",
     "RequestedDays",
     "Unmasked",
+    "check_name",
+    "confirm_rows",
     "date_of",
+    "ids_of",
     "report_failures",
     "requested_days",
     "rules_of",
@@ -108,6 +114,12 @@ Config = Annotated[
     typer.Option("--config", envvar="TXMQ_RECONCILE_CONFIG", help="The rules, a TOML file."),
 ]
 By = Annotated[str, typer.Option("--by", help="The name of the person who decides.")]
+Reason = Annotated[str, typer.Option("--reason", help="The explanation.")]
+Ids = Annotated[list[str] | None, typer.Argument(help="Their ids, or the beginnings of the ids.")]
+IdFile = Annotated[
+    typer.FileText | None,
+    typer.Option("--file", help="Only the ids in this file, one in each line."),
+]
 Bank = Annotated[str | None, typer.Option("--bank", help="Only of this bank.")]
 Account = Annotated[
     str | None, typer.Option("--account", help="Only of this account, as it is in the books.")
@@ -171,6 +183,42 @@ def run_of(config: Path | None, day: date | None) -> tuple["Rules", "Run"]:
     if run is None:
         raise ReconcileRefused(f"{wanted} was not reconciled yet: txmq reconcile --date {wanted}")
     return rules, run
+
+
+def ids_of(named: Collection[str] | None, file: typer.FileText | None) -> tuple[str, ...]:
+    """The ids that a user names, as arguments and in a file.
+
+    Raises:
+        ConfigError: The file has no ids.
+    """
+    listed = file.read().split() if file is not None else []
+    if file is not None and not listed:
+        raise ConfigError(f"the file {file.name} has no ids; write one in each line")
+    return (*(named or ()), *listed)
+
+
+def check_name(noun: str, name: str | None, known: Iterable[str]) -> None:
+    """Check a name from a closed list.
+
+    Raises:
+        ConfigError: It is not in the list.
+    """
+    if name is not None and name not in known:
+        raise ConfigError(f"{noun} {name!r} does not exist; use one of {', '.join(known)}")
+
+
+def confirm_rows(count: int, nouns: str, day: str, lines: Iterable[str], *, yes: bool) -> None:
+    """Before something is written for several rows, show the user ``lines`` about them, and ask.
+
+    Raises:
+        ConfigError: There is no row.
+    """
+    if not count:
+        raise ConfigError(f"no such {nouns} on {day}; nothing was written")
+    if count > 1:
+        for line in lines:
+            note(line)
+        confirm(f"Write this for all {count} {nouns}?", yes=yes, code=NOT_RUN)
 
 
 def warn_of_later_days(results: "Results") -> None:

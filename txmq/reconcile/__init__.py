@@ -8,7 +8,7 @@ they need neither Spark nor Java::
     result = msgspec.json.decode(file.read_bytes(), type=Run).result
     for total in result.totals:
         if total.group == "break":
-            print(total.class_, total.transfers, ABOUT[Class(total.class_)].action)
+            print(total.class_, total.transfers, Class(total.class_).action)
 
 Run a day from Python, in a Spark that ends with the block::
 
@@ -22,9 +22,9 @@ Run a day from Python, in a Spark that ends with the block::
             done = run(rules, date(2026, 3, 31), spark, results, progress)
 """
 
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.rules_file import read_rules
 from txmq.reconcile.summary import Result, Run
 
-__all__ = ["ABOUT", "Class", "Result", "Rules", "Run", "read_rules"]
+__all__ = ["Class", "Result", "Rules", "Run", "read_rules"]

@@ -4,6 +4,7 @@ result of the day before.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import reduce
 from operator import add
 from typing import Final
@@ -15,9 +16,10 @@ from txmq.reconcile import tables
 from txmq.reconcile.ledgers import Ledgers
 from txmq.reconcile.rows import index_in, union
 from txmq.reconcile.rules import Rules
+from txmq.reconcile.second_pass import Sums
 from txmq.reconcile.transfer import ARRIVED
 
-__all__ = ["KINDS", "balances_of"]
+__all__ = ["KINDS", "balances_of", "count_ids"]
 
 KINDS: Final = ("debit", "return", "credit", "other")
 """The kinds of bookings, which are columns of ``BALANCES``."""
@@ -81,6 +83,19 @@ def balances_of(
         "closing_rows": f.col("opening_rows") + f.col("rows"),
         "last_id": f.greatest("last_id", "closed_id"),
     }).select(*tables.BALANCES.names).sortWithinPartitions(*_ACCOUNT)  # fmt: skip
+
+
+def count_ids(entries: DataFrame, closed: DataFrame | None, rules: Rules) -> Sums:
+    """The number of different new ids on the day, of the banks whose ids have no gaps."""
+    banks = [bank.name for bank in rules.bank if bank.entries.gapless]
+    if not banks:
+        return Counter()
+    ids = entries.where(f.col("bank").isin(banks))
+    if closed is not None:
+        known = closed.groupBy("bank").agg(f.max("last_id").alias("known"))
+        ids = ids.join(f.broadcast(known), "bank", "left").where("id > coalesce(known, id - 1)")
+    counts = ids.groupBy("bank").agg(f.count_distinct("id")).collect()
+    return Counter({("ids", bank, ""): count for bank, count in counts})
 
 
 def _with_role_code(table: DataFrame) -> DataFrame:

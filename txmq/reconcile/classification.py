@@ -7,14 +7,20 @@ holds counts. Together they are complete; a transfer without a class stops the r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.rules import Outcomes, Rules
+from txmq.reconcile.classes import Class
+from txmq.reconcile.rules import Rules
 from txmq.reconcile.transfer import TransferFacts
 
 __all__ = ["classify", "facts_of_item"]
+
+_OWN: Final = (
+    *("key", "debits", "debited", "returns", "returned", "credits", "credited", "messages"),
+    *("ordered", "delivery", "reason", "is_late", "first_ms", "last_ms"),
+)
+"""The facts that are columns of an item as they are."""
 
 
 def classify(
@@ -40,10 +46,8 @@ def classify(
 def facts_of_item(facts: TransferFacts, class_: Class) -> dict[str, Any]:
     """The columns of an item that come from its own day."""
     message = facts.message
-    return {
-        "key": facts.key,
+    return {name: getattr(facts, name) for name in _OWN} | {
         "class": class_.value,
-        "group": ABOUT[class_].group,
         "amount": _at_risk(facts, class_),
         "currency": _currency(facts),
         "holder": _holder(facts),
@@ -51,22 +55,9 @@ def facts_of_item(facts: TransferFacts, class_: Class) -> dict[str, Any]:
         "credit_bank": _joined(facts.credit_banks),
         "payer": _joined(facts.payers),
         "payee": _joined(facts.payees),
-        "debits": facts.debits,
-        "debited": facts.debited,
-        "returns": facts.returns,
-        "returned": facts.returned,
-        "credits": facts.credits,
-        "credited": facts.credited,
-        "messages": facts.messages,
-        "ordered": facts.ordered,
         "message_id": message and message.id,
         "message_state": message and message.state,
-        "delivery": facts.delivery,
         "decided_by": message and message.decided_by,
-        "reason": facts.reason,
-        "is_late": facts.is_late,
-        "first_ms": facts.first_ms,
-        "last_ms": facts.last_ms,
     }
 
 
@@ -82,15 +73,16 @@ def _table(
     earliest = as_of_ms - rules.day.grace_ms
 
     yield Class.DUPLICATE_ID, facts.is_used_again
-    yield from _of_the_rules(facts, rules.outcomes, earliest, is_late=is_late)
+    yield from _of_the_rules(facts, rules, earliest, is_late=is_late)
     yield Class.DUPLICATE_DEBIT, facts.debits > 1 or facts.returns > 1
-    yield Class.DUPLICATE_CREDIT, facts.is_one_credit_row
+    yield Class.DUPLICATE_CREDIT, facts.has_copies
     yield Class.DUPLICATE_MESSAGE, facts.messages > 1
     yield Class.DOUBLE_CREDIT, facts.credits > 1 or (credited and returned)
     yield Class.CURRENCY_MISMATCH, len(facts.currencies) > 1
     is_off = _spread(facts) > _tolerance(facts, rules) or facts.fees != 0
     yield Class.AMOUNT_MISMATCH, is_off or facts.is_unread or facts.is_odd
-    yield Class.ACCOUNT_MISMATCH, len(facts.payers) > 1 or len(facts.payees) > 1
+    is_elsewhere = len(facts.payers) > 1 or len(facts.payees) > 1 or facts.is_overdrawn
+    yield Class.ACCOUNT_MISMATCH, is_elsewhere
     is_unordered = not is_visible and (credited or is_paid)
     yield Class.CREDIT_WITHOUT_MESSAGE, is_unordered and not (was_taken and was_rolled_back)
     yield Class.ROLLED_BACK_BUT_DEBITED, was_taken and was_rolled_back
@@ -112,7 +104,7 @@ def _table(
 
 
 def _of_the_rules(
-    facts: TransferFacts, outcomes: Outcomes, earliest: int, *, is_late: bool
+    facts: TransferFacts, rules: Rules, earliest: int, *, is_late: bool
 ) -> Iterator[tuple[Class, bool]]:
     """Outcomes that only some rules know: money that went back after the credit, parts, and
     charges.
@@ -120,29 +112,38 @@ def _of_the_rules(
     is_odd = facts.is_unread or facts.is_odd or facts.has_copies or facts.has_changed_copy
     if is_odd or not facts.messages or len(facts.currencies) > 1:
         return
-    sent = facts.debited - (facts.fees if outcomes.charges == "payer" else 0)
-    arrived = facts.given + (facts.fees if outcomes.charges == "payee" else 0)
+    outcomes, tolerance = rules.outcomes, _tolerance(facts, rules)
+    charge = facts.fees if outcomes.charges == "payer" else 0
+    sent = facts.debited - charge
+    # A part that the payee's bank refuses is paid back without a credit, and so without a recall.
+    refused = max(facts.returned - facts.recalled, 0) if outcomes.parts else 0
+    done = facts.given + refused + (facts.fees if outcomes.charges == "payee" else 0)
     ordered = facts.ordered_in_all if outcomes.parts else facts.ordered
     may_be_many = outcomes.parts and 1 in {facts.debits, facts.credits}
     is_single = (facts.debits, facts.credits, facts.messages) == (1, 1, 1)
-    is_ordered = sent == ordered and (is_single or may_be_many)
-    moved, charge = facts.moved, facts.fees if outcomes.charges == "payer" else 0
+    is_charged = not facts.fees or outcomes.charges != "none"
+    if not (is_charged and (is_single or may_be_many) and abs(sent - ordered) <= tolerance):
+        return
     # Suspense accounts and fees may have a part of the money, but no account may have more of it
     # than was ordered for it, and none gives more back than it had.
+    moved, payer_open, payee_open = facts.moved, facts.ordered_from[None], facts.ordered_to[None]
     has_accounts = (
-        _fits(moved["debit"], facts.ordered_from, charge)
-        and _fits(moved["credit"], facts.ordered_to)
-        and _fits(moved["return"], moved["debit"])
+        _fits(moved["debit"], facts.ordered_from, payer_open + charge + tolerance)
+        and _fits(moved["credit"], facts.ordered_to, payee_open + tolerance)
+        and _fits(moved["return"], moved["debit"], tolerance)
         and not facts.is_overdrawn
     )
-    is_charged = not facts.fees or outcomes.charges != "none"
-    is_known = is_ordered and has_accounts and is_charged
-    is_settled = is_known and arrived == sent
-    is_elsewhere = is_ordered and is_charged and arrived == sent and not has_accounts
-    yield Class.ACCOUNT_MISMATCH, outcomes.parts and is_elsewhere
+    adds_up = max(sent, ordered, done) - min(sent, ordered, done) <= tolerance
+    yield Class.ACCOUNT_MISMATCH, outcomes.parts and adds_up and not has_accounts
+    if not has_accounts:
+        return
+    fees_max = min(outcomes.charges_max.get(_currency(facts), 0), ordered)
+    yield Class.FEE_TOO_HIGH, facts.fees > fees_max and done <= sent
 
-    goes_back = is_settled and facts.recalled > 0
-    is_back = goes_back and facts.recalled == facts.returned
+    is_settled = adds_up and facts.credits + facts.returns > 0
+    back = facts.recalled + refused
+    goes_back = is_settled and back > 0
+    is_back = goes_back and facts.returns > 0 and abs(back - facts.returned) <= tolerance
     yield Class.PRIOR_PERIOD, is_back and is_late
     yield Class.RETURNED, is_back
     is_on_its_way_back = goes_back and facts.recalled > facts.returned
@@ -152,18 +153,18 @@ def _of_the_rules(
     is_matched = is_settled and not facts.recalled and not facts.returns
     yield Class.PRIOR_PERIOD, is_matched and is_late
     yield Class.MATCHED, is_matched
-    is_in_parts = is_known and outcomes.parts and 0 < arrived < sent and not facts.returns
+    is_in_parts = outcomes.parts and 0 < done < sent
     yield Class.IN_FLIGHT, is_in_parts and facts.first_ms > earliest
     yield Class.DELIVERED_UNCREDITED, is_in_parts
 
 
 def _fits(
-    amounts: Mapping[str, int], most: Mapping[str, int] | Mapping[str | None, int], more: int = 0
+    amounts: Mapping[str, int], most: Mapping[str, int] | Mapping[str | None, int], open_: int = 0
 ) -> bool:
-    """True if no account has more than the most for it; an order may leave its account open."""
-    if None in most:
-        return True
-    return all(amount <= most.get(name, 0) + more for name, amount in amounts.items())
+    """True if no account has more than the most for it, but for an amount that any account may
+    have: of orders that leave their account open, and of fees.
+    """
+    return sum(max(amount - most.get(name, 0), 0) for name, amount in amounts.items()) <= open_
 
 
 def _incomplete(facts: TransferFacts) -> Iterator[tuple[Class, bool]]:
@@ -202,6 +203,8 @@ def _at_risk(facts: TransferFacts, class_: Class) -> int:
     whole = max(facts.ordered, *facts.amounts, 0)
     if class_ is Class.CURRENCY_MISMATCH:
         return whole
+    if class_ is Class.FEE_TOO_HIGH:
+        return facts.fees
     if _open(facts):
         return abs(_open(facts))
     return (class_ is Class.AMOUNT_MISMATCH and _spread(facts)) or whole

@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as f
 
-from txmq.reconcile.balances import balances_of
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.balances import balances_of, count_ids
+from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows
 from txmq.reconcile.rows import (
@@ -97,6 +97,7 @@ def reconcile(
     second = SecondPass(rules, day, min(as_of_ms, window.end_ms), offsets, yesterday.explanations)
     found, sums = _decide(second, evidence, is_small=are_sent and count.get["suspects"] <= few)
     _add_plain(sums, passed, rules)
+    sums.update(count_ids(entries, yesterday.balances, rules))
     return ReconciledDay(
         matches=_matches(transfers, others, found["matches"]),
         items=found["items"],
@@ -190,7 +191,8 @@ def _decide(
         .mapInArrow(second.batches, batch_sql())
     )
     parts = batches.where("sums IS NOT NULL").select("sums.*")
-    added = parts.groupBy("name", "of", "currency").agg(f.sum("value").alias("value")).collect()
+    value = f.sum(f.col("value").cast("decimal(38,0)")).alias("value")
+    added = parts.groupBy("name", "of", "currency").agg(value).collect()
     sums: Sums = Counter(
         {(row["name"], row["of"], row["currency"]): int(row["value"]) for row in added}
     )
@@ -228,7 +230,7 @@ def _totals(sums: Sums) -> pa.Table:
     """The totals of each class."""
     places = sorted({(of, currency) for name, of, currency in sums if name in _NUMBERS})
     rows = [
-        {"class": class_, "group": ABOUT[Class(class_)].group, "currency": currency}
+        {"class": class_, "group": Class(class_).group, "currency": currency}
         | {name: sums[name, class_, currency] for name in _NUMBERS}
         for class_, currency in places
     ]

@@ -2,17 +2,18 @@
 
 Only three proofs can fail because of an item. A row of ``clearing`` or ``double-entry`` names the
 transfer whose rows it adds up. ``clearing-total`` is the sum of all rows of the day, so an item
-contributes exactly the sum of its own. No item contributes to ``conservation``, which counts both
-sides of every transfer; and that an account's table or an earlier balance differs by the amount
-of an item does not prove that the item is the reason. A person explains these.
+whose ``clearing`` fails contributes exactly the sum of its own. No item contributes to
+``conservation``, which counts both sides of every transfer; and that an account's table or an
+earlier balance differs by the amount of an item does not prove that the item is the reason. A
+person explains these.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from datetime import date, timedelta
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,12 +24,14 @@ import pyarrow.compute as pc
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.item_list import items_of, table_of
+from txmq.reconcile.item_list import find_item, items_of, table_of
 from txmq.reconcile.summary import Result, Run
 from txmq.reconcile.written_table import WrittenTable
 
 __all__ = [
+    "ABOUT_PROOFS",
     "OF_ACCOUNTS",
+    "OF_TRANSFERS",
     "Cover",
     "Place",
     "ProofDay",
@@ -41,12 +44,29 @@ __all__ = [
 Place: TypeAlias = tuple[str, str | None, str | None, str | None]
 """A proof, its bank, its account or transfer, and its currency."""
 
+ABOUT_PROOFS: Final = {
+    "roll-forward": "the opening balance equals the closing balance of the day before, so no "
+    "earlier entry changed",
+    "roll-forward-rows": "the number of entries of earlier days is unchanged",
+    "account-table": "the balance in the table of accounts equals the sum of the journal's entries",
+    "conservation": "the gain of all banks' customers equals the money from outside and the "
+    "transfers that arrived",
+    "clearing": "the clearing accounts hold the money in transit of each transfer",
+    "clearing-total": "the gain of all clearing accounts equals the money newly in transit, and "
+    "the differences of earlier days that transfers have settled",
+    "double-entry": "the rows of each booking add up to zero",
+    "gapless": "the ids of the entries have no gaps, within the day and since the day before",
+    **{
+        f"classes-{kind}": f"the sum {kind}ed in all classes equals the sum {kind}ed by all banks"
+        for kind in ("debit", "return", "credit")
+    },
+}
+"""Each proof in words."""
 OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs with a row for each account; the others have a row for each transfer, or none."""
-_OF_TRANSFERS: Final = ("clearing", "double-entry")
+OF_TRANSFERS: Final = ("clearing", "double-entry")
 _ITEM: Final = ("break_id", "key", "class", "amount", "currency", "debits")
 _TOTAL: Final = "clearing-total"
-_WIDE: Final = pa.decimal128(38, 0)
 
 
 class Cover(NamedTuple):
@@ -62,9 +82,7 @@ class ProofDay(NamedTuple):
     source: Manifest | Result
     """It names the rules and the date, with its window."""
     tables: Mapping[str, WrittenTable]
-    """The run's ``proofs``, ``items``, ``closed`` and ``entries``."""
-    before: WrittenTable | None
-    """The proofs of the day before."""
+    """The run's ``proofs``, ``items`` and ``entries``."""
     people: Explanations | None
 
 
@@ -85,9 +103,9 @@ def covers_of(day: ProofDay) -> dict[Place, Cover]:
             found[place] = Cover(sum(difference.amounts))
         elif person := people.get((difference.id, difference.amounts)):
             found[place] = Cover(0, person)
-    settled = _of_items_today(day, found)
+    of_items = _of_items_today(day, found)
     for place, off in _wholes(day).items():
-        by_items = settled.get(place[3] or "", 0) if place[0] == _TOTAL else 0
+        by_items = of_items.get(place[3] or "", 0) if place[0] == _TOTAL else 0
         whole = people.get((_id(day, place), (off - by_items,)))
         if by_items or whole:
             found[place] = Cover(by_items, whole)
@@ -100,24 +118,23 @@ def differences_in(
     proof: str | None = None,
     bank: str | None = None,
     account: str | None = None,
+    ids: Sequence[str] = (),
     *,
     is_complete: bool = False,
 ) -> list[dict[str, Any]]:
     """The differences of a run's proofs that nothing explains, or all with what explains them.
 
-    A hint names an item with the same account and amount as a difference of ``account-table``.
+    Ids, or their beginnings, also find explained ones. A hint names an item with the same account
+    and amount as a difference of ``account-table``.
 
     Raises:
         ReconcileRefused: A table is missing, or an explanation cannot be read.
+        UsageError: No difference matches an id, or several do.
     """
-    today, before = date.fromisoformat(run.result.business_date), run.previous_run_id
-    names = ("proofs", "items", "closed", "entries")
-    day = ProofDay(
-        run.result,
-        {name: table_of(directory, today, run.run_id, name) for name in names},
-        table_of(directory, today - timedelta(days=1), before, "proofs") if before else None,
-        Explanations(directory),
-    )
+    today = date.fromisoformat(run.result.business_date)
+    names = ("proofs", "items", "entries")
+    tables = {name: table_of(directory, today, run.run_id, name) for name in names}
+    day = ProofDay(run.result, tables, Explanations(directory))
     hints = {
         ("account-table", item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
         for item in items_of(directory, run, is_complete=True, is_masked=False)
@@ -135,7 +152,7 @@ def differences_in(
         # What items explain of a whole proof is not in its difference any more. The amounts of a
         # single row that they explain may add up to zero.
         by_items = place in covers and cover.person is None and place[2] is not None
-        is_wanted = is_complete or not (cover.person or by_items)
+        is_wanted = is_complete or ids or not (cover.person or by_items)
         pairs = (proof, one.proof), (bank, one.bank), (account, one.account)
         if is_wanted and all(only in {None, has} for only, has in pairs):
             rows.append({
@@ -147,7 +164,8 @@ def differences_in(
                     (one.proof, one.account, one.currency, abs(one.amounts[0]))
                 ),
             })  # fmt: skip
-    return rows
+    chosen = {row["id"]: row for row in (find_item(rows, id_, "id") for id_ in ids)}
+    return list(chosen.values()) if ids else rows
 
 
 def single_rows(proofs: WrittenTable) -> Iterator[pa.Table]:
@@ -202,7 +220,7 @@ def _wholes(day: ProofDay) -> dict[Place, int]:
 def _explaining_items(day: ProofDay) -> dict[str, dict[str, Any]]:
     """The explained items and those in flight for which a proof fails, by transfer."""
     # After a mishap most transfers may fail: Arrow has room for all of their keys.
-    pieces = (_with(piece, "proof", _OF_TRANSFERS) for piece in single_rows(day.tables["proofs"]))
+    pieces = (_with(piece, "proof", OF_TRANSFERS) for piece in single_rows(day.tables["proofs"]))
     keys = [chunk for piece in pieces for chunk in piece["account"].chunks]
     failed = pa.chunked_array(keys, pa.string())
     return {
@@ -216,7 +234,7 @@ def _explaining_items(day: ProofDay) -> dict[str, dict[str, Any]]:
 def _is_of_item(
     difference: Difference, item: Mapping[str, Any], seen: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    if difference.proof not in _OF_TRANSFERS:
+    if difference.proof not in OF_TRANSFERS:
         return False
     if item["class"] == Class.EXPLAINED:
         # A break's figures do not have its clearing rows: the person must have seen these amounts.
@@ -228,30 +246,15 @@ def _is_of_item(
 
 
 def _of_items_today(day: ProofDay, covers: Mapping[Place, Cover]) -> dict[str, int]:
-    """What the day's rows of items contribute to ``clearing-total``, by currency.
-
-    A transfer whose own ``clearing`` fails, and that nothing explains, is left out.
+    """What the day's rows of items contribute to ``clearing-total``, by currency: those whose own
+    ``clearing`` fails and is explained. The rows of all others add up to nothing there.
     """
-    sums: defaultdict[tuple[str, str], int] = defaultdict(int)
-    at, is_transfer = pc.field("recorded_ms"), pc.field("kind") != "other"
-    is_today = (at >= day.source.start_ms) & (at < day.source.end_ms)
-    for piece in day.tables["entries"].pieces("key", "currency", "kind", "amount", "recorded_ms"):
-        rows = piece.filter(is_today & is_transfer)
-        wide = rows.append_column("wide", rows["amount"].cast(_WIDE))
-        of_each = wide.group_by(["key", "currency"]).aggregate([("wide", "sum")])
-        # A piece may end within a transfer; a part that adds up to zero adds nothing.
-        for row in of_each.filter(pc.field("wide_sum") != pa.scalar(0, _WIDE)).to_pylist():
-            sums[row["key"], row["currency"]] += int(row["wide_sum"])
-    # An item that is agreed now had a difference before, and its rows of today have settled it.
-    for piece in () if day.before is None else single_rows(day.before):
-        before = _with(piece, "proof", ["clearing"])
-        for closed in day.tables["closed"].pieces("key"):
-            for row in _with(before, "account", closed["key"]).to_pylist():
-                sums[row["account"], row["currency"]] -= int(row["off"])
-    failed = _singles(day, {key for key, _ in sums})
     found: defaultdict[str, int] = defaultdict(int)
-    for (key, currency), sum_ in sums.items():
-        place = "clearing", None, key, currency
-        if place in covers or place not in failed:
-            found[currency] += sum_
+    explained = {place[2:] for place in covers if place[0] == "clearing"}
+    keys, at = {key or "" for key, _ in explained}, pc.field("recorded_ms")
+    is_today = (at >= day.source.start_ms) & (at < day.source.end_ms)
+    for piece in day.tables["entries"].pieces("key", "currency", "amount", "recorded_ms"):
+        for row in _with(piece.filter(is_today), "key", keys).to_pylist():
+            if (row["key"], row["currency"]) in explained:
+                found[row["currency"]] += row["amount"]
     return found

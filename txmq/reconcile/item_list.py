@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.report.words import mask_sides
 from txmq.reconcile.summary import Run
@@ -68,7 +68,7 @@ def items_of(
         item
         for piece in table_of(directory, day, run.run_id, "items").pieces()
         for item in piece.to_pylist()
-        if (takes_all or ABOUT[Class(item["class"])].group == "break") and wanted.takes(item)
+        if (takes_all or Class(item["class"]).group == "break") and wanted.takes(item)
     ]
     if wanted.ids:
         chosen = {item["break_id"]: item for item in (find_item(found, id_) for id_ in wanted.ids)}

@@ -98,14 +98,7 @@ def run(
             contents["proofs"] = results.write_table("proofs", proofs, day, name)
         with progress.stage("judge"):
             tables = results.written_tables(day, name, contents)
-            found = judge(
-                tables,
-                rules,
-                manifest,
-                contents,
-                before=None if past is None else _proofs_of(past, results),
-                explanations=people,
-            )
+            found = judge(tables, rules, manifest, contents, people)
     finally:
         spark.catalog.clearCache()
     with progress.stage("report"):
@@ -153,18 +146,13 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     if past.result.end_ms >= rules.day.window(day).start_ms:
         if (why := why_outdated(results.directory, past, day)) is not None:
             raise ReconcileRefused(why)
-        results.verify(past, (*CARRIED_ON, "proofs"))
+        results.verify(past, CARRIED_ON)
         return past
     missing = date.fromisoformat(past.result.business_date) + timedelta(days=1)
     raise ReconcileRefused(
         f"{missing} was not reconciled, and its open items would be lost: run it first, or all "
         f"days with --from {missing} --to {day}"
     )
-
-
-def _proofs_of(past: Run, results: Results) -> WrittenTable:
-    day = date.fromisoformat(past.result.business_date)
-    return results.written_tables(day, past.run_id, ["proofs"])["proofs"]
 
 
 def _extract(

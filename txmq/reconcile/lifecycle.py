@@ -5,28 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping
 from datetime import date
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.summary import BUCKETS, FIGURES
+from txmq.reconcile.transfer import TransferRows
 
-__all__ = ["HISTORY", "BreakLife", "Earlier", "bucket_of"]
+__all__ = ["HISTORY", "BreakLife", "bucket_of"]
 
 HISTORY: Final = 32
 """The maximum of changes in the history of an item: the first, and the latest ones."""
-
-
-class Earlier(NamedTuple):
-    """The state that earlier days left of a transfer."""
-
-    item: Mapping[str, Any] | None = None
-    """Its row of ``ITEMS`` when the day before ended, if it was open then."""
-    was_agreed: bool = False
-    """True if it was agreed on one of the dates that the rules search."""
-    histories: Collection[str] = ()
-    """Its history, for each time that it was closed on one of these dates."""
 
 
 class BreakLife:
@@ -45,7 +35,7 @@ class BreakLife:
         self._explanations = explanations
         self._ages: dict[str, int] = {}
 
-    def item(self, today: Mapping[str, Any] | None, earlier: Earlier) -> dict[str, Any] | None:
+    def item(self, today: Mapping[str, Any] | None, rows: TransferRows) -> dict[str, Any] | None:
         """An item's row of ``ITEMS``; ``None`` if the transfer is agreed and was not open.
 
         An item without news stays the same, a day older: money must not vanish because a day has
@@ -53,13 +43,13 @@ class BreakLife:
 
         Args:
             today: The columns of an item that come from its own day; ``None`` without news.
-            earlier: The state that earlier days left.
+            rows: The transfer, with what earlier days left of it.
         """
-        before = earlier.item
+        before = rows.item
         if today is None:
             assert before is not None
             today = {**before, "class": _own_class(before)}
-        is_agreed = ABOUT[Class(today["class"])].group == "agreed"
+        is_agreed = Class(today["class"]).group == "agreed"
         if is_agreed and before is None:
             return None
         break_id = _break_id(self._rules.name, today["key"])
@@ -72,8 +62,8 @@ class BreakLife:
             today[name] == (_own_class(before) if name == "class" else before[name])
             for name in ("class", *FIGURES)
         )
-        status = _status(is_agreed, note is not None, is_same, earlier)
-        history = before["history"] if before else _latest(earlier.histories)
+        status = _status(is_agreed, note is not None, is_same, rows)
+        history = before["history"] if before else _latest(rows.histories)
         if before is None or not is_same or before["class"] != class_:
             history = _shorten(history, self._change(own, status, today["last_ms"]))
         first_seen = before["first_seen"] if before else self._day.isoformat()
@@ -83,7 +73,7 @@ class BreakLife:
             "break_id": break_id,
             "class": class_,
             "was": None if note is None else own,
-            "group": ABOUT[Class(class_)].group,
+            "group": Class(class_).group,
             "status": status,
             "first_seen": first_seen,
             "age_days": age,
@@ -128,13 +118,13 @@ def _is_about(note: Explanation, item: Mapping[str, Any]) -> bool:
     )
 
 
-def _status(is_agreed: bool, is_explained: bool, is_same: bool, earlier: Earlier) -> str:
+def _status(is_agreed: bool, is_explained: bool, is_same: bool, rows: TransferRows) -> str:
     if is_agreed:
         return "closed"
     if is_explained:
         return "explained"
-    if earlier.item is None:
-        return "reopened" if earlier.was_agreed else "new"
+    if rows.item is None:
+        return "reopened" if rows.was_agreed else "new"
     return "open" if is_same else "changed"
 
 

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.balances import KINDS
-from txmq.reconcile.differences import Place
+from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, Place
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import ReconciledDay, Rows
 from txmq.reconcile.rows import union
 from txmq.reconcile.rules import Bank, Rules
-from txmq.reconcile.second_pass import ABOUT_PROOFS, Sums
+from txmq.reconcile.second_pass import Sums
 from txmq.reconcile.tables import PROOFS
 from txmq.reconcile.written_table import sum_groups
 
@@ -28,22 +28,7 @@ __all__ = ["proofs_of"]
 
 _IDS: Final = (("rows", "sum"), ("closed_id", "max"), ("first_id", "min"), ("last_id", "max"))
 """Of the entries of a bank: their number, and the range of their ids."""
-_HELD: Final = ("customer", "suspense")
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
-_ABOUT: Final = ABOUT_PROOFS | {
-    "roll-forward": "the opening balance equals the closing balance of the day before, so no "
-    "earlier entry changed",
-    "roll-forward-rows": "the number of entries of earlier days is unchanged",
-    "account-table": "the balance in the table of accounts equals the sum of the journal's entries",
-    "conservation": "the gain of all banks' customers equals the money from outside and the "
-    "transfers that arrived",
-    "clearing-total": "the gain of all clearing accounts equals the money newly in transit",
-    "gapless": "the ids of the entries have no gaps, within the day and since the day before",
-    **{
-        f"classes-{kind}": f"the sum {name} in all classes equals the sum {name} by all banks"
-        for kind, name, _ in _CLASSED
-    },
-}
 
 
 def proofs_of(day: ReconciledDay, balances: Iterable[pa.Table], rules: Rules) -> Rows:
@@ -55,7 +40,7 @@ def proofs_of(day: ReconciledDay, balances: Iterable[pa.Table], rules: Rules) ->
     for piece in balances:
         books.add(piece)
     books.add_bookings(day.sums)
-    rows = [*books.added_up(), *books.of_all_banks(day.sums), *books.gapless()]
+    rows = [*books.added_up(), *books.of_all_banks(day.sums), *books.gapless(day.sums)]
     schema = arrow_schema(PROOFS)
     if isinstance(day.broken, pa.Table):
         rows += day.broken.to_pylist()
@@ -80,8 +65,8 @@ class _Books:
 
     def __init__(self, rules: Rules, *, was_closed: bool) -> None:
         self._rules = rules
-        self._by_role: Counter[tuple[str, str, str, str]] = Counter()
-        """By column, bank, role and currency."""
+        self._by_role: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
+        """The sums of columns, by bank, role and currency."""
         self._sums: defaultdict[Place, Counter[str]] = defaultdict(Counter)
         """The values ``expected`` and ``found`` of an account or a transfer that differs. Without
         one, of the whole proof, with its number of ``rows`` and of those that are ``wrong``."""
@@ -106,11 +91,9 @@ class _Books:
     def add(self, piece: pa.Table) -> None:
         """Add some accounts."""
         numbers = (*KINDS, "moved")
-        for place, (_, *values) in sum_groups(
-            [piece], ("bank", "role", "currency"), numbers
-        ).items():
-            for name, value in zip(numbers, values, strict=True):
-                self._by_role[name, *place] += value
+        sums = sum_groups([piece], ("bank", "role", "currency"), numbers)
+        for (bank, role, currency), (_, *values) in sums.items():
+            self._by_role[bank, role, currency].update(dict(zip(numbers, values, strict=True)))
         for proof in self._proofs:
             self._add_proof(proof, piece if proof.where is None else piece.filter(proof.where))
         self._ids.append(piece.group_by("bank").aggregate(list(_IDS)))
@@ -141,13 +124,12 @@ class _Books:
         """Add the proofs of transfers, and the bookings outside transfers as one more booking."""
         for (name, of, currency), value in sums.items():
             proof, _, part = name.rpartition(" ")
-            if proof in ABOUT_PROOFS:
+            if proof in OF_TRANSFERS:
                 self._sums[proof, of or None, None, currency][part] += value
         for bank in self._banks(lambda bank: bank.entries.double_entry):
             others: Counter[str] = Counter()
-            for (name, of, _, currency), value in self._by_role.items():
-                if name == "other" and of == bank:
-                    others[currency] += value
+            for (name, _, currency), of_role in self._by_role.items():
+                others[currency] += of_role["other"] if name == bank else 0
             for currency, other in others.items():
                 self._sums["double-entry", bank, None, currency].update(rows=1, found=other)
                 if other:
@@ -174,7 +156,8 @@ class _Books:
                 booked = (of[kind] + of[f"earlier {kind}"]) * sign
                 yield _row(f"classes-{kind}", None, None, currency, booked, of[name])
             if clears:
-                yield _row("clearing-total", None, None, currency, transit, of["cleared"])
+                due = transit + of["settled"]
+                yield _row("clearing-total", None, None, currency, due, of["cleared"])
 
     def _by_currency(self, sums: Sums) -> dict[str, Counter[str]]:
         """The sums over all banks, the totals of all classes, and the money that was in flight
@@ -183,22 +166,25 @@ class _Books:
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for (name, of, currency), value in sums.items():
             # Without money there is no currency.
-            if name in {"earlier", "debited", "returned", "credited"} and (currency or value):
+            is_money = name in {"earlier", "debited", "returned", "credited", "settled"}
+            if is_money and (currency or value):
                 found[currency][f"earlier {of}" if name == "earlier" else name] += value
         named = self._banks(lambda bank: bank.entries.capital)
-        for (name, bank, role, currency), value in self._by_role.items():
-            total = found[currency]
-            # For a bank without capital accounts, every other booking counts as money from outside.
-            if bank in named:
-                total["outside"] -= value * (name == "moved" and role == "capital")
+        for (bank, role, currency), of_role in self._by_role.items():
+            total, moved = found[currency], of_role["moved"]
+            if role == "clearing":
+                total["cleared"] += moved
+                continue
+            total.update({kind: of_role[kind] for kind in KINDS})
+            if role == "capital":
+                total["outside"] -= moved if bank in named else 0
             else:
-                total["outside"] += value * (name == "other" and role in _HELD)
-            total["held"] += value * (name == "moved" and role in _HELD)
-            total["cleared"] += value * (name == "moved" and role == "clearing")
-            total[name] += value * (name in KINDS and role != "clearing")
+                total["held"] += moved
+                # A bank without capital accounts gets money from outside by every other booking.
+                total["outside"] += of_role["other"] if bank not in named else 0
         return found
 
-    def gapless(self) -> Iterator[dict[str, Any]]:
+    def gapless(self, sums: Sums) -> Iterator[dict[str, Any]]:
         """The proofs that a bank's ids have no gaps."""
         named = self._banks(lambda bank: bank.entries.gapless)
         if not self._ids or not named:
@@ -210,7 +196,10 @@ class _Books:
                 before = first - 1
             if row["bank"] in named:
                 expected = 0 if before is None or last is None else last - before
-                yield _row("gapless", row["bank"], None, None, expected, count)
+                # A row that is there twice must not make up for one that is missing.
+                ids = sums["ids", row["bank"], ""]
+                found = count if ids >= expected else ids
+                yield _row("gapless", row["bank"], None, None, expected, found)
 
 
 def _sum_columns(piece: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
@@ -229,5 +218,5 @@ def _row(
     expected: int,
     found: int,
 ) -> dict[str, Any]:
-    values = proof, bank, account, currency, expected, found, expected == found, _ABOUT[proof]
+    values = proof, bank, account, currency, expected, found, expected == found, ABOUT_PROOFS[proof]
     return dict(zip(PROOFS.names, values, strict=True))

@@ -159,6 +159,10 @@ class Outcomes(Struct, frozen=True, forbid_unknown_fields=True):
     """Who bears the fees that are booked under the id of a transfer. ``payee``: the order is the
     sum of credits and fees; ``payer``: it is the sum of credits, and the debit contains the fees
     too. By default a fee is a break."""
+    charges_max: dict[str, Annotated[int, Meta(ge=0)]] = {}
+    """The greatest fee of a transfer by currency, in minor units: ``{ CNY = 50_00 }``. Required
+    with ``charges``. More, any fee in another currency, and a fee above the amount of the transfer
+    are a break."""
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -387,7 +391,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     def reading_digest(self) -> str:
         """A hash of the rules that say how ledgers are read, without limits."""
         plain, day = self._plain(), self.day
-        del plain["version"], plain["limits"]
+        del plain["version"], plain["limits"], plain["outcomes"]
         plain["day"] = [day.zone, day.cut_off]
         plain["money"] = {code: money.digits for code, money in self.money.items()}
         return _digest(plain)

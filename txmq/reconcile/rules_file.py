@@ -17,6 +17,7 @@ import msgspec
 
 from txmq.config_tree import load_tree
 from txmq.errors import ConfigError
+from txmq.quantity import quantity
 from txmq.reconcile.rules import (
     LOG_PLACES,
     STATEMENT_FIELDS,
@@ -287,6 +288,15 @@ def _duplicates(names: Iterable[str]) -> list[str]:
 
 
 def _of_the_money(rules: Rules) -> Iterator[str]:
-    for currency in rules.money:
+    charges, most = rules.outcomes.charges, rules.outcomes.charges_max
+    for currency in (*rules.money, *most):
         if _CURRENCY.fullmatch(currency) is None:
             yield f"{currency!r} is not a currency; write one such as CNY"
+    if (charges != "none") is not bool(most):
+        yield (
+            f"outcomes.charges is {charges!r} and outcomes.charges_max has "
+            f"{quantity(len(most), 'currency', 'currencies')}: write both, such as "
+            'charges = "payee" and charges_max = { CNY = 50_00 }, or neither'
+        )
+    for currency in most.keys() - rules.money.keys() if rules.money else ():
+        yield f"outcomes.charges_max has {currency}, which is not one of {', '.join(rules.money)}"

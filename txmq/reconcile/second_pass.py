@@ -16,11 +16,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
+from txmq.reconcile.differences import ABOUT_PROOFS
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.lifecycle import BreakLife, Earlier
+from txmq.reconcile.lifecycle import BreakLife
 from txmq.reconcile.log.flows import FailureRow, MessageRow
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import (
@@ -30,12 +31,12 @@ from txmq.reconcile.tables import (
     MATCHES,
     MESSAGES,
     PROOFS,
+    Column,
     TableSchema,
 )
 from txmq.reconcile.transfer import ARRIVED, Consumers, EntryRow, TransferFacts, TransferRows
 
 __all__ = [
-    "ABOUT_PROOFS",
     "CARRIED",
     "EARLIER",
     "RESULTS",
@@ -63,14 +64,14 @@ RESULTS: Final[Mapping[str, TableSchema]] = {
 
 Sums: TypeAlias = Counter[tuple[str, str, str]]
 """Sums of money and counts of rows, by name, class or bank, and currency."""
-_SUM: Final = pa.struct(
-    [
-        pa.field("name", pa.string()),
-        pa.field("of", pa.string()),
-        pa.field("currency", pa.string()),
-        pa.field("value", pa.decimal128(38, 0)),
-    ]
-)
+_COLUMNS: Final = {
+    **RESULTS,
+    "sums": TableSchema(
+        "sums",
+        "Sums, with values that may have more digits than a long.",
+        tuple(Column(name, "string", False, "") for name in ("name", "of", "currency", "value")),
+    ),
+}
 _SUMMED: Final = {
     "debit": ("debited", -1),
     "return": ("returned", 1),
@@ -89,28 +90,18 @@ class Decisions(NamedTuple):
         """The rows as Arrow tables."""
         return {name: _table(RESULTS[name], rows) for name, rows in self.rows.items()}
 
-    def batch(self) -> pa.RecordBatch:
-        """The rows of all tables in one batch, with a column for each table and one for sums."""
-        values = {name: _structs(RESULTS[name], rows) for name, rows in self.rows.items()}
-        sums = [(*place, value) for place, value in self.sums.items()]
-        names = [field.name for field in _SUM]
-        values["sums"] = pa.array([dict(zip(names, row, strict=True)) for row in sums], _SUM)
-        count = sum(map(len, values.values()))
-        columns, before = {}, 0
-        for name, array in values.items():
-            after = count - before - len(array)
-            none = [pa.nulls(size, array.type) for size in (before, after)]
-            columns[name] = pa.concat_arrays([none[0], array, none[1]])
-            before += len(array)
-        return pa.RecordBatch.from_pydict(columns)
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows of each table, in the column of its name, and the sums in ``sums``."""
+        rows = {**self.rows, "sums": [(*place, str(value)) for place, value in self.sums.items()]}
+        columns = {name: _structs(table, rows[name]) for name, table in _COLUMNS.items()}
+        for name, column in columns.items():
+            empty = {other: pa.nulls(len(column), columns[other].type) for other in columns}
+            yield pa.RecordBatch.from_pydict(empty | {name: column})
 
 
 def batch_sql() -> str:
-    """The columns of :meth:`Decisions.batch` as Spark declares them."""
-    tables = [f"{name} {row_sql(table)}" for name, table in RESULTS.items()]
-    return ", ".join(
-        [*tables, "sums STRUCT<name: STRING, of: STRING, currency: STRING, value: DECIMAL(38,0)>"]
-    )
+    """The columns of :meth:`Decisions.batches` as Spark declares them."""
+    return ", ".join(f"{name} {row_sql(table)}" for name, table in _COLUMNS.items())
 
 
 def row_sql(table: TableSchema) -> str:
@@ -155,17 +146,18 @@ class SecondPass:
         voids = evidence["key"].filter(pc.fill_null(evidence["is_void"], False))
         nothing = (Class.ROLLED_BACK.value, 0, "")
         found.rows["matches"] += [(key, *nothing) for key in sorted(set(voids.to_pylist()))]
-        by_hand = [message for _, _, message in _rows(evidence, "by_hand", MESSAGES, _as_tuple)]
-        found.rows["by_hand"] += sorted(by_hand, key=lambda row: (row[0], row[-2]))
+        by_hand = [message for _, _, message in _rows(evidence, "by_hand", MESSAGES, MessageRow)]
+        by_hand.sort(key=lambda message: (message.key, message.position))
+        found.rows["by_hand"] += map(msgspec.structs.astuple, by_hand)
         return found
 
     def batches(self, evidence: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Decide the transfers of sorted evidence in pieces; for Spark's workers."""
         for piece in _whole_keys(evidence):
-            yield self.decide(piece).batch()
+            yield from self.decide(piece).batches()
 
-    def _decide(self, case: _Case, found: Decisions) -> None:
-        rows, tables, sums = case.rows, found.rows, found.sums
+    def _decide(self, rows: TransferRows, found: Decisions) -> None:
+        tables, sums = found.rows, found.sums
         rows.settle()
         self._prove(rows, found)
         for leg in rows.legs:
@@ -175,12 +167,12 @@ class SecondPass:
         today = None
         if rows.legs or rows.messages:
             facts = TransferFacts(rows, self._consumers, self._rules.day, self._start_ms)
-            is_unseen = case.item is not None and case.item["class"] == Class.PRIOR_PERIOD
+            is_unseen = rows.item is not None and rows.item["class"] == Class.PRIOR_PERIOD
             class_ = classify(facts, self._rules, self._as_of_ms, is_unseen=is_unseen)
             today = facts_of_item(facts, class_)
-        elif case.item is None:
+        elif rows.item is None:
             return  # A clearing row alone is not a transfer; proofs detect it.
-        item = self._life.item(today, Earlier(case.item, case.was_agreed, case.histories))
+        item = self._life.item(today, rows)
         if today is not None:
             self._count(rows, today, item, sums)
         if item is None:
@@ -208,7 +200,7 @@ class SecondPass:
         class_ = (item or today)["class"]
         sums["transfers", class_, today["currency"]] += 1
         sums["ordered", class_, today["currency"]] += today["ordered"]
-        if ABOUT[Class(class_)].group != "agreed":
+        if Class(class_).group != "agreed":
             sums["at_risk", class_, today["currency"]] += today["amount"]
         for leg in rows.legs:
             name, sign = _SUMMED[leg.kind]
@@ -218,6 +210,7 @@ class SecondPass:
         """Prove the bookings of a transfer: ``double-entry`` and ``clearing``."""
         sides: Counter[tuple[str, str, str]] = Counter()
         cleared: dict[str, list[int]] = {}
+        today = Counter[str]()
         kinds = {(row.bank, row.recorded_ms): row.kind for row in rows.entries if row.kind != "fee"}
         for entry in rows.entries:
             if entry.bank in self._both_sides:
@@ -225,6 +218,8 @@ class SecondPass:
                 is_fee = entry.kind == "fee"
                 kind = kinds.get((entry.bank, entry.recorded_ms)) if is_fee else entry.kind
                 sides[entry.bank, entry.currency, kind or "fee"] += entry.amount
+            if entry.recorded_ms >= self._start_ms:
+                today[entry.currency] += entry.amount
             of_currency = cleared.setdefault(entry.currency, [0, 0])
             if entry.role == "clearing":
                 of_currency[1] += entry.amount
@@ -235,6 +230,9 @@ class SecondPass:
         if self._proves_clearing:
             for currency, (expected, cleared_) in cleared.items():
                 _add_proof(found, "clearing", (None, rows.key, currency), expected, cleared_)
+                if expected == cleared_:
+                    # Rows of the day that do not add up settle a difference of an earlier day.
+                    found.sums["settled", "", currency] += today[currency]
 
 
 def _add_proof(
@@ -250,72 +248,27 @@ def _add_proof(
         found.rows["proofs"].append(row)
 
 
-ABOUT_PROOFS: Final = {
-    "double-entry": "the rows of each booking add up to zero",
-    "clearing": "the clearing accounts hold the money in transit of each transfer",
-}
-
-
-class _Case(msgspec.Struct):
-    """The evidence of a transfer."""
-
-    rows: TransferRows
-    entries: list[EntryRow] = msgspec.field(default_factory=list)
-    """Those of days on which it was agreed."""
-    messages: list[MessageRow] = msgspec.field(default_factory=list)
-    item: dict[str, Any] | None = None
-    histories: list[str] = msgspec.field(default_factory=list)
-
-    @property
-    def was_agreed(self) -> bool:
-        """True if it was agreed on an earlier day."""
-        return bool(self.histories or self.entries or self.messages)
-
-    def join_earlier(self) -> None:
-        """Add the rows of the days on which it was agreed, unless it was open since: then it has
-        brought them along. An id whose orders were only rolled back begins anew.
-        """
-        rows = self.rows
-        begins = rows.messages and any(leg.kind == "debit" for leg in rows.legs)
-        if rows.was_open or (begins and not self.entries):
-            self.entries, self.messages = [], []
-        rows.entries += self.entries
-        rows.messages += self.messages
-
-
-def _cases(evidence: pa.Table) -> dict[str, _Case]:
-    cases = _Cases()
+def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
+    cases: dict[str, TransferRows] = {}
+    for key in evidence["key"].unique().to_pylist():
+        cases[key] = TransferRows(key)
     for key, origin, entry in _rows(evidence, "entry", BOOKED, EntryRow):
         case = cases[key]
-        case.rows.was_open |= origin == CARRIED
-        (case.entries if origin == EARLIER else case.rows.entries).append(entry)
+        case.was_open |= origin == CARRIED
+        (case.agreed_entries if origin == EARLIER else case.entries).append(entry)
     for key, origin, message in _rows(evidence, "message", MESSAGES, MessageRow):
         case = cases[key]
-        case.rows.was_open |= origin == CARRIED
-        (case.messages if origin == EARLIER else case.rows.messages).append(message)
+        case.was_open |= origin == CARRIED
+        (case.agreed_messages if origin == EARLIER else case.messages).append(message)
     for key, _, failure in _rows(evidence, "failure", FAILURES, FailureRow):
-        cases[key].rows.failures.append(failure)
+        cases[key].failures.append(failure)
     for key, _, item in _rows(evidence, "item", ITEMS, _as_item):
         cases[key].item = item
     if "history" in evidence.column_names:
-        closed = evidence.filter(pc.field("history").is_valid())
-        for key, history in zip(
-            closed["key"].to_pylist(), closed["history"].to_pylist(), strict=True
-        ):
-            cases[key].histories.append(history)
-    for case in cases.values():
-        case.join_earlier()
+        closed = evidence.filter(pc.field("history").is_valid()).select(["key", "history"])
+        for row in closed.to_pylist():
+            cases[row["key"]].histories.append(row["history"])
     return cases
-
-
-class _Cases(dict[str, _Case]):
-    def __missing__(self, key: str) -> _Case:
-        case = self[key] = _Case(TransferRows(key))
-        return case
-
-
-def _as_tuple(*values: Any) -> tuple[Any, ...]:
-    return values
 
 
 def _as_item(*values: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct, field
 
@@ -74,6 +74,15 @@ class TransferRows(Struct):
     failures: list[FailureRow] = field(default_factory=list)
     was_open: bool = False
     """True if the day before left it open."""
+    agreed_entries: list[EntryRow] = field(default_factory=list)
+    """Those of days on which it was agreed; :meth:`settle` adds them to the others."""
+    agreed_messages: list[MessageRow] = field(default_factory=list)
+    item: Mapping[str, Any] | None = None
+    """Its item when the day before ended."""
+    histories: list[str] = field(default_factory=list)
+    """Its history, for each time that it was closed on one of the dates that the rules search."""
+    was_agreed: bool = False
+    """True if it was agreed on one of these dates."""
 
     @property
     def legs(self) -> list[EntryRow]:
@@ -81,7 +90,17 @@ class TransferRows(Struct):
         return [entry for entry in self.entries if entry.role != "clearing"]
 
     def settle(self) -> None:
-        """Keep the latest known state of each message, and each failure once; order all rows."""
+        """Join the rows of all days: the latest known state of each message, each failure once, all
+        in order.
+        """
+        begins = self.messages and any(leg.kind == "debit" for leg in self.legs)
+        # An open transfer has carried the rows of the days on which it was agreed along, and an id
+        # whose orders were only rolled back begins anew.
+        if self.was_open or (begins and not self.agreed_entries):
+            self.agreed_entries, self.agreed_messages = [], []
+        self.was_agreed = bool(self.histories or self.agreed_entries or self.agreed_messages)
+        self.entries += self.agreed_entries
+        self.messages += self.agreed_messages
         known: dict[tuple[str, int], MessageRow] = {}
         for message in self.messages:
             place = (message.id, message.position)
@@ -132,9 +151,7 @@ class TransferFacts:
         self.debited, self.returned = -sums["debit"], sums["return"]
         self.given, self.recalled, self.fees = sums["credit"], -sums["recall"], sums["fee"]
         self.credited = sum(sums[kind] for kind in ARRIVED)
-        numbers = {leg.id for leg in of["credit"]}
-        self.is_one_credit_row = self.credits > 1 and len(numbers) == 1 and None not in numbers
-        ids = [(leg.bank, leg.id) for leg in legs if leg.id is not None]
+        ids = [(leg.bank, leg.kind, leg.id) for leg in legs if leg.id is not None]
         self.has_copies = len(set(ids)) < len(ids)
         self.debit_banks = {leg.bank for leg in of["debit"]}
         self.credit_banks = {leg.bank for leg in of["credit"]}

@@ -55,14 +55,11 @@ def judge(
     rules: Rules,
     manifest: Manifest,
     contents: Mapping[str, str],
-    *,
-    before: WrittenTable | None = None,
     explanations: Explanations | None = None,
 ) -> Result:
     """Summarize a day and decide its verdict.
 
-    ``contents`` has the hash of each table that the run has written, and ``before`` the proofs of
-    the day before, if it has a result.
+    ``contents`` has the hash of each table that the run has written.
 
     Raises:
         ReconcileRefused: A table cannot be read. Or txmq or Spark has an error: the classes do not
@@ -70,7 +67,7 @@ def judge(
     """
     _check_all_was_read(tables["balances"], manifest)
     totals = _totals(tables["totals"])
-    covers = covers_of(ProofDay(manifest, tables, before, explanations))
+    covers = covers_of(ProofDay(manifest, tables, explanations))
     proofs, broken, off = _proofs(tables["proofs"], covers, rules)
     aging, oldest = _aging(tables["items"])
     currencies = {total.currency for total in totals} | {proof.currency for proof in proofs}

@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily
 
 from txmq.metrics_text import metrics_text
-from txmq.reconcile.classes import ABOUT, Class
+from txmq.reconcile.classes import Class
 from txmq.reconcile.report.words import VERDICTS, exact
 from txmq.reconcile.summary import Result, Run
 
@@ -81,7 +81,7 @@ def _add_result(result: Result, add: Callable[..., None]) -> None:
     for name in Class:
         for currency in result.currencies:
             total = totals.get((name.value, currency))
-            labels = {"class": name.value, "group": ABOUT[name].group, "currency": currency}
+            labels = {"class": name.value, "group": name.group, "currency": currency}
             worth = exact(total.at_risk if total else 0, result.places(currency))
             add("transfers", total.transfers if total else 0, **labels)
             add("at_risk", worth, **labels)

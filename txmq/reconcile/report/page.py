@@ -14,7 +14,7 @@ from jinja2.runtime import Context
 from markupsafe import Markup
 
 from txmq.printable import printable
-from txmq.reconcile.classes import ABOUT
+from txmq.reconcile.classes import Class
 from txmq.reconcile.report import charts, words
 from txmq.reconcile.summary import BUCKETS, RANKS, Aged, Proof, Run, sum_totals
 
@@ -39,7 +39,7 @@ def page(run: Run) -> bytes:
         "style": Markup(style),  # noqa: S704 - it is ours
         "style_hash": base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         "verdicts": words.VERDICTS,
-        "classes": ABOUT,
+        "classes": {class_.value: class_ for class_ in Class},
         "no_transfers": RANKS.keys() - {total.class_ for total in result.totals if total.transfers},
         "sum_totals": sum_totals,
         "in_flight": {total.currency: total.at_risk for total in result.in_flight},

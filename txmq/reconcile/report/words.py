@@ -56,12 +56,12 @@ VERDICTS: Final[dict[Verdict, Headline]] = {
 
 def amount(minor: int, digits: int) -> str:
     """An amount in major units: 1,234,567 with two digits is ``12,345.67``."""
-    return _major(minor, digits, ",")
+    return f"{_major(minor, digits):,f}"
 
 
 def exact(minor: int, digits: int) -> str:
     """An amount for programs: without commas."""
-    return _major(minor, digits, "")
+    return f"{_major(minor, digits):f}"
 
 
 def signed(minor: int, digits: int = 0) -> str:
@@ -69,10 +69,9 @@ def signed(minor: int, digits: int = 0) -> str:
     return f"{'+' if minor > 0 else ''}{amount(minor, digits)}" if minor else "±0"
 
 
-def _major(minor: int, digits: int, separator: str) -> str:
-    whole, rest = divmod(abs(minor), 10**digits)
-    point = f".{rest:0{digits}d}" if digits else ""
-    return f"{'-' if minor < 0 else ''}{whole:{separator}d}{point}"
+def _major(minor: int, digits: int) -> Decimal:
+    # Made from text, a Decimal has all digits; its arithmetic would round to 28 of them.
+    return Decimal(f"{minor}E-{digits}")
 
 
 def rate(share: float) -> str:

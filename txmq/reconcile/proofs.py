@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 
 from txmq.reconcile.balances import KINDS
 from txmq.reconcile.differences import Place
+from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import ReconciledDay, Rows
 from txmq.reconcile.rows import union
 from txmq.reconcile.rules import Bank, Rules
 from txmq.reconcile.second_pass import ABOUT_PROOFS, Sums
-from txmq.reconcile.tables import PROOFS
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, PROOFS
 from txmq.reconcile.written_table import sum_groups
 
 __all__ = ["proofs_of"]
@@ -38,6 +39,7 @@ _ABOUT: Final = ABOUT_PROOFS | {
     "conservation": "the gain of all banks' customers equals the money from outside and the "
     "transfers that arrived",
     "clearing-total": "the gain of all clearing accounts equals the money newly in transit",
+    "readable-rows": "every row of the banks' tables can be read",
     "gapless": "the ids of the entries have no gaps, within the day and since the day before",
     **{
         f"classes-{kind}": f"the sum {name} in all classes equals the sum {name} by all banks"
@@ -46,15 +48,25 @@ _ABOUT: Final = ABOUT_PROOFS | {
 }
 
 
-def proofs_of(day: ReconciledDay, balances: Iterable[pa.Table], rules: Rules) -> Rows:
+def proofs_of(
+    day: ReconciledDay,
+    balances: Iterable[pa.Table],
+    rules: Rules,
+    sources: Iterable[ExtractedSource] = (),
+) -> Rows:
     """All proofs: the accounts and transfers that differ, and each proof as a whole; as ``PROOFS``.
 
-    ``balances`` has those of all accounts, in pieces; as ``BALANCES``.
+    Args:
+        day: The result of the day.
+        balances: Those of all accounts, in pieces; as ``BALANCES``.
+        rules: The banks, and what their accounts are.
+        sources: The extract, with the rows in quarantine.
     """
     books = _Books(rules, was_closed=day.was_closed)
     for piece in balances:
         books.add(piece)
     books.add_bookings(day.sums)
+    books.add_quarantine(sources)
     rows = [*books.added_up(), *books.of_all_banks(day.sums), *books.gapless()]
     schema = arrow_schema(PROOFS)
     if isinstance(day.broken, pa.Table):
@@ -152,6 +164,19 @@ class _Books:
                 self._sums["double-entry", bank, None, currency].update(rows=1, found=other)
                 if other:
                     self._add_wrong(("double-entry", bank, "other", currency), 0, other)
+
+    def add_quarantine(self, sources: Iterable[ExtractedSource]) -> None:
+        """Add the rows that cannot be read: the rows read are those taken and these."""
+        for source in sources:
+            rows = [(table.table, row) for table in source.tables for row in table.quarantine]
+            for table, row in rows:
+                place = "readable-rows", source.name, f"{table}, {row.row}: {row.reason}", None
+                self._add_wrong(place, 1, 0)
+            if rows:
+                read = (ENTRIES.name, ACCOUNTS.name)
+                taken = sum(one.written.rows for one in source.tables if one.table in read)
+                whole = self._sums["readable-rows", source.name, None, None]
+                whole.update(rows=taken + len(rows), expected=taken + len(rows), found=taken)
 
     def added_up(self) -> Iterator[dict[str, Any]]:
         """The proofs of accounts and bookings: those that differ, and each proof as a whole."""

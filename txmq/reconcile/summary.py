@@ -283,6 +283,12 @@ class Result(Struct, frozen=True):
         """The number of breaks."""
         return self._count("break")
 
+    @property
+    def quarantined(self) -> int:
+        """The number of rows of the banks' tables that cannot be read."""
+        wholes = (one for one in self.proofs if one.proof == "readable-rows" and not one.account)
+        return -sum(proof.difference for proof in wholes)
+
     def places(self, currency: str | None) -> int:
         """The digits after the point; 0 without a currency, since that is a count."""
         return 0 if currency is None else self.digits.get(currency, 2)

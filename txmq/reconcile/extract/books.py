@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
+from txmq.quantity import quantity
 from txmq.reconcile.extract.controls import control_totals, difference
-from txmq.reconcile.extract.manifest import ExtractedTable
+from txmq.reconcile.extract.manifest import ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     EntryStatements,
-    RowFault,
     control_from_answer,
     control_query,
 )
 from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.rules import Bank, DayWindow
+from txmq.reconcile.report.words import mask
+from txmq.reconcile.rules import Bank, DayWindow, Money
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import LATER, OPENING, TableSchema
 
@@ -32,7 +34,7 @@ __all__ = [
     "checked_extract",
     "copy_table",
     "error_text",
-    "raise_for_misfit",
+    "set_aside",
     "write_sums",
 ]
 
@@ -49,6 +51,8 @@ _SUMS: Final = pa.schema(
     }
 )
 """The answer to :meth:`EntryStatements.sums`."""
+_SHOWN: Final = 100
+"""The maximum of characters of an invalid value."""
 
 Ask = Callable[[str], Sequence[Sequence[Any]]]
 """Runs a statement and returns its rows."""
@@ -61,6 +65,10 @@ class BookRequest(NamedTuple):
     window: DayWindow
     directory: Path
     """The bank's directory in the extract."""
+    money: Mapping[str, Money]
+    """The known currencies."""
+    quarantine_max: int
+    """The most rows of a table that may be set aside."""
 
 
 def error_text(error: BaseException, url: str = "") -> str:
@@ -92,23 +100,46 @@ def check_columns(where: str, wanted: Iterable[str], found: Iterable[str]) -> No
         raise ReconcileRefused(f"{where}: column {name} is missing; it has {', '.join(names)}")
 
 
-def raise_for_misfit(where: str, faults: Iterable[RowFault], ask: Ask) -> None:
-    """Refuse a table that has an invalid row.
+def set_aside(
+    books: BookRequest,
+    table: TableSchema,
+    statements: EntryStatements | AccountStatements,
+    ask: Ask,
+    damaged: Sequence[QuarantinedRow] = (),
+) -> tuple[QuarantinedRow, ...]:
+    """The rows of a bank's table that cannot be read.
 
     Args:
-        where: The bank and its table.
-        faults: The queries that find invalid rows.
-        ask: Runs them under the same snapshot.
+        books: The bank, and the most rows of this kind.
+        table: The table.
+        statements: The SQL that finds them.
+        ask: Runs a statement under the snapshot.
+        damaged: Rows that could not even be brought into a table.
 
     Raises:
-        ReconcileRefused: A row is invalid; the message names it.
+        ReconcileRefused: They are more than the rules allow; the message shows the first.
     """
-    for fault in faults:
-        for *values, held in ask(fault.statement):
-            names = zip(fault.names, values, strict=True)
-            row = ", ".join(f"{name} {value}" for name, value in names if value is not None)
-            why = "is empty" if held is None else f"is {held!r}: {fault.expected}"
-            raise ReconcileRefused(f"{where}: {fault.column} of the row {row or 'found'} {why}")
+    ((count,),) = ask(statements.unreadable_count())
+    most, faults, found = books.quarantine_max, statements.faults(), list(damaged)
+    for index, value, *places in ask(statements.unreadable(max(most, 1))) if count else ():
+        fault = faults[index]
+        names = zip(statements.place, places, strict=True)
+        # Reports show these, and mask accounts there.
+        row = ", ".join(
+            f"{name} {mask(place) if name == 'account' else place}"
+            for name, place in names
+            if place is not None
+        )
+        held = "is empty" if value is None else f"is {value[:_SHOWN]!r}: {fault.expected}"
+        found.append(QuarantinedRow(row, f"{fault.column} {held}"))
+    if (count := count + len(damaged)) > most:
+        first = found[0]
+        raise ReconcileRefused(
+            f"{books.bank.name}/{table.name}: {quantity(count, 'row')} cannot be read, and "
+            f"limits.quarantine_max is {most}; the first is {first.row or 'one without an id'}: "
+            f"{first.reason}. Correct the book, or raise the limit to report such rows instead"
+        )
+    return tuple(sorted(found))
 
 
 def copy_table(
@@ -117,8 +148,9 @@ def copy_table(
     statements: EntryStatements | AccountStatements,
     ask: Ask,
     batches: Callable[[str], Iterable[pa.RecordBatch]],
+    damaged: Sequence[QuarantinedRow] = (),
 ) -> ExtractedTable:
-    """Check a table for invalid rows and copy it into the extract.
+    """Copy a table into the extract, without the rows that cannot be read.
 
     Args:
         books: The bank and the target directory.
@@ -126,20 +158,26 @@ def copy_table(
         statements: The SQL that reads it.
         ask: Runs a statement under the snapshot.
         batches: Runs a statement under the snapshot and returns its rows as Arrow.
+        damaged: Rows that could not even be brought into a table.
 
     Raises:
-        ReconcileRefused: A row is invalid, or rows were lost on the way.
+        ReconcileRefused: Too many rows cannot be read, or rows were lost on the way.
     """
     name = books.bank.name
-    raise_for_misfit(f"{name}/{table.name}", statements.faults(), ask)
+    quarantine = set_aside(books, table, statements, ask, damaged)
     answer = ask(control_query(statements.rows(), table, statements.dialect))
     with TableWriter(table, books.directory / table.name) as writer:
         for batch in batches(statements.rows()):
             writer.write(batch)
-    return checked_extract(name, control_from_answer(name, table, answer), writer)
+    return checked_extract(name, control_from_answer(name, table, answer), writer, quarantine)
 
 
-def checked_extract(source: str, control: Control, writer: TableWriter) -> ExtractedTable:
+def checked_extract(
+    source: str,
+    control: Control,
+    writer: TableWriter,
+    quarantine: tuple[QuarantinedRow, ...] = (),
+) -> ExtractedTable:
     """Describe the extracted table, after comparing its control totals.
 
     Raises:
@@ -148,7 +186,7 @@ def checked_extract(source: str, control: Control, writer: TableWriter) -> Extra
     found = writer.extracted(source, control)
     if (differs := difference(control, found.written)) is not None:
         raise ReconcileRefused(f"{differs}: rows were lost or doubled on the way into the extract")
-    return found
+    return msgspec.structs.replace(found, quarantine=quarantine)
 
 
 def write_sums(books: BookRequest, answer: pa.Table) -> tuple[ExtractedTable, ExtractedTable]:

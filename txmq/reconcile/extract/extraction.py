@@ -120,7 +120,11 @@ def _sources(
         return source
 
     with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
-        requests = (BookRequest(bank, window, directory / bank.name) for bank in rules.bank)
+        most = rules.limits.quarantine_max
+        requests = (
+            BookRequest(bank, window, directory / bank.name, rules.money, most)
+            for bank in rules.bank
+        )
         futures = [pool.submit(_read, rules, day, books, spark, clock) for books in requests]
         banks = [report(future.result()) for future in futures]
     log = take_log(rules, window, directory)
@@ -140,11 +144,11 @@ def _read(
         case "postgresql":
             from txmq.reconcile.extract.postgres import read_postgres
 
-            return read_postgres(books, rules.money, clock)
+            return read_postgres(books, clock)
         case "sqlite":
             from txmq.reconcile.extract.sqlite import read_sqlite
 
-            return read_sqlite(books, rules.money, clock)
+            return read_sqlite(books, clock)
         case "files":
             from txmq.reconcile.extract.book_files import read_files
 
@@ -153,7 +157,7 @@ def _read(
             from txmq.reconcile.extract.jdbc import read_jdbc
 
             assert spark is not None
-            return read_jdbc(books, rules.money, spark, clock)
+            return read_jdbc(books, spark, clock)
 
 
 def _kind(bank: Bank) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "ExtractedTable",
     "Manifest",
     "Part",
+    "QuarantinedRow",
     "extract_id",
     "place",
     "read_manifest",
@@ -44,6 +45,14 @@ class Part(Struct, frozen=True, order=True):
     sha256: str
 
 
+class QuarantinedRow(Struct, frozen=True, order=True):
+    """A row that cannot be read, and is in no table of the extract."""
+
+    row: str
+    """What identifies it in the bank's book: its id and its key, or its file and line."""
+    reason: str
+
+
 class ExtractedTable(Struct, frozen=True):
     """A table as it was extracted."""
 
@@ -55,6 +64,8 @@ class ExtractedTable(Struct, frozen=True):
     content: str
     """A hash of its rows, in any order and any parts."""
     parts: tuple[Part, ...]
+    quarantine: tuple[QuarantinedRow, ...] = ()
+    """The rows of the bank's table that cannot be read; for entries, those of any day."""
 
 
 class ExtractedSource(Struct, frozen=True):
@@ -134,7 +145,11 @@ def extract_id(
     reading_digest: str, window: DayWindow, as_of_ms: int, sources: tuple[ExtractedSource, ...]
 ) -> str:
     """The id of an extract; for a past day it does not depend on the time of reading."""
-    held = [(table.written, table.content) for source in sources for table in source.tables]
+    held = [
+        (table.written, table.content, *table.quarantine)
+        for source in sources
+        for table in source.tables
+    ]
     text = msgspec.json.encode((reading_digest, window, as_of_ms, held), order="sorted")
     return hashlib.sha256(text).hexdigest()[:16]
 

@@ -75,6 +75,7 @@ def test_rows_that_cannot_be_read_are_set_aside_with_their_reasons(bank, tmp_pat
     ]
     assert [row["amount"] for row in rows_of(folder)] == [1, 2]
     assert rows_of(folder, table="opening") == []
+    assert manifest.notes == ("icbc/entries: 9 rows were read, and 7 of them are in quarantine",)
     with pytest.raises(ReconcileRefused) as refused:
         taken(limited(rules, len(BAD) - 1))
     told = "icbc/entries: 7 rows cannot be read, and limits.quarantine_max is 6; the first is id "

@@ -17,7 +17,8 @@ from pyspark.sql import functions as f
 
 from txmq.reconcile.balances import balances_of
 from txmq.reconcile.classes import ABOUT, Class
-from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.extract.controls import join_halves
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows
 from txmq.reconcile.rows import (
     as_known,
@@ -202,18 +203,15 @@ def _add_plain(sums: Sums, passed: DataFrame, rules: Rules) -> None:
     """Add the plainly agreed transfers to the totals of their classes."""
     plain = passed.where(f.col("plain") != SUSPECT)
     groups = plain.groupBy("plain", "money", "is_ordered").agg(
-        f.sum("transfers").alias("transfers"),
-        f.sum(f.col("amount").cast("decimal(38,0)")).alias("amount"),
+        *(f.sum(name).alias(name) for name in ("transfers", "low", "high"))
     )
     named = groups.select(
         plain_class(f.col("plain")).alias("class"),
         plain_currency(f.col("money"), rules).alias("currency"),
-        "transfers",
-        "amount",
-        "is_ordered",
+        *("transfers", "low", "high", "is_ordered"),
     )
     for row in named.collect():
-        place, amount = (row["class"], row["currency"]), int(row["amount"] or 0)
+        place, amount = (row["class"], row["currency"]), join_halves(row["low"], row["high"])
         sums["transfers", *place] += row["transfers"]
         sums["debited", *place] += amount
         if row["class"] == Class.RETURNED:
@@ -228,11 +226,13 @@ def _totals(sums: Sums) -> pa.Table:
     """The totals of each class."""
     places = sorted({(of, currency) for name, of, currency in sums if name in _NUMBERS})
     rows = [
-        {"class": class_, "group": ABOUT[Class(class_)].group, "currency": currency}
-        | {name: sums[name, class_, currency] for name in _NUMBERS}
+        [
+            *(class_, ABOUT[Class(class_)].group, currency),
+            *(sums[name, class_, currency] for name in _NUMBERS),
+        ]
         for class_, currency in places
     ]
-    return pa.Table.from_pylist(rows, arrow_schema(TOTALS))
+    return arrow_table(TOTALS, rows)
 
 
 def _matches(transfers: DataFrame, others: DataFrame, decided: Rows) -> DataFrame:

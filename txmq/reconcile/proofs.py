@@ -14,11 +14,13 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.errors import ReconcileRefused
 from txmq.reconcile.balances import KINDS
 from txmq.reconcile.differences import Place
 from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.ledgers import ReconciledDay, Rows
+from txmq.reconcile.report.words import mask
 from txmq.reconcile.rows import union
 from txmq.reconcile.rules import Bank, Rules
 from txmq.reconcile.second_pass import ABOUT_PROOFS, Sums
@@ -68,13 +70,16 @@ def proofs_of(
     books.add_bookings(day.sums)
     books.add_quarantine(sources)
     rows = [*books.added_up(), *books.of_all_banks(day.sums), *books.gapless()]
-    schema = arrow_schema(PROOFS)
     if isinstance(day.broken, pa.Table):
         rows += day.broken.to_pylist()
         rows.sort(key=lambda row: [row[name] or "" for name in PROOFS.names[:4]])
-        return pa.Table.from_pylist(rows, schema)
-    found = day.broken.sparkSession.createDataFrame(pa.Table.from_pylist(rows, schema), PROOFS.ddl)
+        return _arrow(rows)
+    found = day.broken.sparkSession.createDataFrame(_arrow(rows), PROOFS.ddl)
     return union(day.broken, found)
+
+
+def _arrow(rows: list[dict[str, Any]]) -> pa.Table:
+    return arrow_table(PROOFS, [[row[name] for name in PROOFS.names] for row in rows])
 
 
 class _AccountProof(NamedTuple):
@@ -116,7 +121,16 @@ class _Books:
         return [bank.name for bank in self._rules.bank if has(bank)]
 
     def add(self, piece: pa.Table) -> None:
-        """Add some accounts."""
+        """Add some accounts.
+
+        Raises:
+            ReconcileRefused: A balance does not fit into 64 bits.
+        """
+        for row in piece.filter(pc.field("closing").is_null()).slice(0, 1).to_pylist():
+            raise ReconcileRefused(
+                f"{row['bank']}: the bookings of account {mask(row['account'])} on the day, or its "
+                f"balance, do not fit into 64 bits in {row['currency']}: correct the wrong entry"
+            )
         numbers = (*KINDS, "moved")
         for place, (_, *values) in sum_groups(
             [piece], ("bank", "role", "currency"), numbers

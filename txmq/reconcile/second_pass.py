@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.explanations import Explanation
-from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.lifecycle import BreakLife, Earlier
 from txmq.reconcile.log.flows import FailureRow, MessageRow
 from txmq.reconcile.rules import Rules
@@ -87,7 +87,7 @@ class Decisions(NamedTuple):
 
     def tables(self) -> dict[str, pa.Table]:
         """The rows as Arrow tables."""
-        return {name: _table(RESULTS[name], rows) for name, rows in self.rows.items()}
+        return {name: arrow_table(RESULTS[name], rows) for name, rows in self.rows.items()}
 
     def batch(self) -> pa.RecordBatch:
         """The rows of all tables in one batch, with a column for each table and one for sums."""
@@ -359,14 +359,7 @@ def _values(item: Mapping[str, Any], table: TableSchema) -> tuple[Any, ...]:
     return tuple(item[name] for name in table.names)
 
 
-def _table(table: TableSchema, rows: list[tuple[Any, ...]]) -> pa.Table:
-    schema = arrow_schema(table)
-    columns = zip(*rows, strict=True) if rows else ([] for _ in schema)
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-    return pa.table(arrays, schema=schema)
-
-
 def _structs(table: TableSchema, rows: list[tuple[Any, ...]]) -> pa.StructArray:
-    filled = _table(table, rows)
+    filled = arrow_table(table, rows)
     columns = [column.combine_chunks() for column in filled.columns]
     return pa.StructArray.from_arrays(columns, fields=list(filled.schema))

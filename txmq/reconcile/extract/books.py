@@ -13,7 +13,13 @@ import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
-from txmq.reconcile.extract.controls import control_totals, difference
+from txmq.reconcile.extract.controls import (
+    LIMIT,
+    LOWER_HALF,
+    control_totals,
+    difference,
+    join_halves,
+)
 from txmq.reconcile.extract.manifest import ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
@@ -45,12 +51,14 @@ _SUMS: Final = pa.schema(
         "account": pa.string(),
         "role": pa.string(),
         "currency": pa.string(),
-        "amount": pa.int64(),
+        "low": pa.int64(),
+        "high": pa.int64(),
         "lines": pa.int64(),
         "accounts": pa.int64(),
     }
 )
 """The answer to :meth:`EntryStatements.sums`."""
+_WIDE: Final = pa.decimal128(19, 0)
 _SHOWN: Final = 100
 """The maximum of characters of an invalid value."""
 
@@ -165,7 +173,7 @@ def copy_table(
     """
     name = books.bank.name
     quarantine = set_aside(books, table, statements, ask, damaged)
-    answer = ask(control_query(statements.rows(), table, statements.dialect))
+    answer = ask(control_query(statements.rows(), table))
     with TableWriter(table, books.directory / table.name) as writer:
         for batch in batches(statements.rows()):
             writer.write(batch)
@@ -197,11 +205,9 @@ def write_sums(books: BookRequest, answer: pa.Table) -> tuple[ExtractedTable, Ex
         answer: The answer to :meth:`EntryStatements.sums`.
 
     Raises:
-        ReconcileRefused: A moment or an amount is invalid.
+        ReconcileRefused: The sum of an account does not fit into 64 bits; the message names it.
     """
     answer = answer.rename_columns(_SUMS.names).cast(_SUMS)
-    if any(answer[name].null_count for name in ("period", "amount", "lines")):
-        raise ReconcileRefused(f"{books.bank.name}/entries: some moments or amounts are invalid")
     before, after = (
         _write_table(books, table, answer.filter(pc.equal(answer["period"], period)))
         for period, table in enumerate((OPENING, LATER))
@@ -211,7 +217,20 @@ def write_sums(books: BookRequest, answer: pa.Table) -> tuple[ExtractedTable, Ex
 
 def _write_table(books: BookRequest, table: TableSchema, answer: pa.Table) -> ExtractedTable:
     is_sum = pc.equal(answer["is_sum"], 1)
-    rows = answer.filter(pc.invert(is_sum)).rename_columns({"lines": "rows"}).select(table.names)
+    accounts = answer.filter(pc.invert(is_sum)).rename_columns({"lines": "rows"})
+    low, high = accounts["low"].cast(_WIDE), accounts["high"].cast(_WIDE)
+    wide = pc.add(low, pc.multiply(high, pa.scalar(LOWER_HALF + 1, pa.decimal128(10, 0))))
+    try:
+        amounts = wide.cast(pa.int64())
+    except pa.ArrowInvalid:
+        place = pc.index(pc.greater(pc.abs(wide), pa.scalar(LIMIT - 1, _WIDE)), True).as_py()
+        raise ReconcileRefused(
+            f"{books.bank.name}/{table.name}: the entries of account "
+            f"{mask(accounts['account'][place].as_py())} add up to {wide[place].as_py()} "
+            f"{accounts['currency'][place].as_py()} in minor units, which does not fit into 64 "
+            "bits: correct the wrong entry in the book"
+        ) from None
+    rows = accounts.append_column("amount", amounts).select(table.names)
     with TableWriter(table, books.directory / table.name) as writer:
         for batch in rows.to_batches():
             writer.write(batch)
@@ -224,8 +243,8 @@ def _write_table(books: BookRequest, table: TableSchema, answer: pa.Table) -> Ex
                 row["accounts"],
                 None,
                 None,
-                row["amount"],
-                row["amount"] + row["lines"],
+                (total := join_halves(row["low"], row["high"])),
+                total + row["lines"],
             )
             for row in answer.filter(is_sum).to_pylist()
         ),

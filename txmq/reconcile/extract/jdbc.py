@@ -50,7 +50,6 @@ from txmq.runtime.clock import Clock
 
 __all__ = ["SparkDialect", "options", "read_jdbc"]
 
-_LOW: Final = 0xFFFFFFFF
 _GREATEST: Final = (1 << 63) - 1
 _WHOLE: Final = frozenset({"byte", "short", "integer", "long"})
 _RAW: Final = "raw"
@@ -102,12 +101,6 @@ class SparkDialect(Dialect):
         local = f"convert_timezone({self.literal(zone)}, 'UTC', {found})"
         micros = f"timestampdiff(MICROSECOND, TIMESTAMP_NTZ '1970-01-01 00:00:00', {local})"
         return f"CAST(floor({micros} / 1000BD) AS BIGINT)"
-
-    def sums(self, number: str) -> tuple[str, ...]:
-        return f"sum({number} & {_LOW})", f"sum(shiftright({number}, 32))"
-
-    def total(self, number: str) -> str:
-        return f"CASE WHEN count(*) = count({number}) THEN sum({number}) END"
 
     def _scaled(self, column: str, scale: str) -> str:
         number = f"try_cast({self.quoted(column)} AS DECIMAL(28, 10))"
@@ -172,7 +165,7 @@ class _JdbcReader:
         )
         quarantine = set_aside(self._books, ENTRIES, statements, self._ask)
         control = control_from_answer(
-            bank.name, ENTRIES, self._ask(control_query(statements.rows(), ENTRIES, dialect))
+            bank.name, ENTRIES, self._ask(control_query(statements.rows(), ENTRIES))
         )
         parts = self._write(statements.rows())
         paths = [self._books.directory.parent / part.path for part in parts]

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused
+from txmq.quantity import quantity
 from txmq.reconcile.parquet_files import sync
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.summary import Control
@@ -119,7 +120,15 @@ class Manifest(Struct, frozen=True):
     @property
     def notes(self) -> tuple[str, ...]:
         """What the sources cannot tell."""
-        return tuple(note for source in self.sources for note in source.notes)
+        found = [note for source in self.sources for note in source.notes]
+        for source, table in (
+            (source, table) for source in self.sources for table in source.tables
+        ):
+            if count := len(table.quarantine):
+                read = quantity(table.written.rows + count, "row was", "rows were")
+                one = quantity(count, "of them is", "of them are")
+                found.append(f"{source.name}/{table.table}: {read} read, and {one} in quarantine")
+        return tuple(found)
 
     @classmethod
     def of(cls, rules: Rules, day: date, sources: tuple[ExtractedSource, ...]) -> Manifest:

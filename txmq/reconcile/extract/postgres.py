@@ -113,15 +113,6 @@ class PostgresDialect(Dialect):
         micros = f"round(date_part('epoch', {moment}) * 1000000)"
         return f"(CASE WHEN isfinite({given}) THEN floor({micros} / 1000)::bigint END)"
 
-    def sums(self, number: str) -> tuple[str, ...]:
-        return (f"sum({number})::text",)
-
-    def total(self, number: str) -> str:
-        return (
-            f"CASE WHEN count(*) = count({number}) AND abs(sum({number})) <= {_GREATEST} "
-            f"THEN sum({number})::bigint END"
-        )
-
     def _number(self, column: str) -> str:
         quoted, type_ = self.quoted(column), self._types.get(column, "")
         if type_ in _WHOLE | _NUMBERS | _FLOATS:
@@ -133,7 +124,7 @@ class PostgresDialect(Dialect):
 
 
 def _moment_of_text(quoted: str, held: str) -> str:
-    """A text in ISO format as a moment; NULL if it is none, which a cast alone would refuse."""
+    """A text in ISO format as a moment; NULL for any other text, on which a cast alone fails."""
     zone = _ZONE if held == "timestamptz" else ""
     month = f"(substr(trim({quoted}), 1, 7) || '-01')::date"
     last = f"date_part('day', {month} + interval '1 month - 1 day')"
@@ -194,15 +185,14 @@ class _PostgresReader:
         where = f"{bank.name}/entries"
         relation = EntryStatements(bank, money, self._books.window, PostgresDialect({})).relation
         types = _types(first, relation)
-        dialect = PostgresDialect(types)
-        statements = EntryStatements(bank, money, self._books.window, dialect)
+        statements = EntryStatements(bank, money, self._books.window, PostgresDialect(types))
         check_columns(where, column_names(bank.entries), types)
         self._check_zones(where, types)
         slices = iter(_slices(first, relation, bank.readers, self._snapshot.version))
-        return (*self._entries(statements, dialect, slices), *self._accounts(first))
+        return (*self._entries(statements, slices), *self._accounts(first))
 
     def _entries(
-        self, statements: EntryStatements, dialect: PostgresDialect, slices: Iterator[str]
+        self, statements: EntryStatements, slices: Iterator[str]
     ) -> tuple[ExtractedTable, ...]:
         books, bank = self._books, self._books.bank
         with (
@@ -210,7 +200,7 @@ class _PostgresReader:
             ThreadPoolExecutor(bank.readers, f"extract-{bank.name}") as pool,
         ):
             answers = [
-                pool.submit(self._answer, control_query(statements.rows(), ENTRIES, dialect)),
+                pool.submit(self._answer, control_query(statements.rows(), ENTRIES)),
                 pool.submit(self._answer, statements.sums()),
             ]
             aside = pool.submit(self._quarantine, statements)

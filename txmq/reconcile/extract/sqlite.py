@@ -42,7 +42,6 @@ __all__ = ["SqliteDialect", "SqliteReader", "floored", "milliseconds", "read_sql
 
 _BATCH: Final = 50_000
 _PATIENCE_S: Final = 30
-_LOW: Final = 0xFFFFFFFF
 _GREATEST: Final = (1 << 63) - 1
 
 
@@ -69,12 +68,6 @@ class SqliteDialect(Dialect):
             plain, counted = f"{quoted} * {factor}", f"txmq_floor({quoted}, {factor})"
             return f"(CASE typeof({quoted}) WHEN 'integer' THEN {plain} ELSE {counted} END)"
         return f"txmq_moment({quoted}, {self.literal(zone if held == 'timestamp' else '')})"
-
-    def sums(self, number: str) -> tuple[str, ...]:
-        return f"sum({number} & {_LOW})", f"sum({number} >> 32)"
-
-    def total(self, number: str) -> str:
-        return f"CASE WHEN count(*) = count({number}) THEN sum({number}) END"
 
 
 def read_sqlite(books: BookRequest, clock: Clock) -> ExtractedSource:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from txmq.reconcile.extract.controls import (
+    LIMIT,
+    LOWER_HALF,
     control_totals,
     has_number,
     join_halves,
@@ -69,12 +71,6 @@ class Dialect(Protocol):
 
     def moment(self, column: str, held: str, zone: str) -> str:
         """A column as milliseconds; ``held`` is a value of ``EntryColumns.time``."""
-
-    def sums(self, number: str) -> tuple[str, ...]:
-        """The sum of a number, or the sums of its halves."""
-
-    def total(self, number: str) -> str:
-        """The sum of a number; NULL if it overflows, or any row is NULL."""
 
 
 class RowFault(NamedTuple):
@@ -260,11 +256,11 @@ class EntryStatements(_Statements):
     def sums(self) -> str:
         """The sum of every account before the day and after it.
 
-        A row has 0, the period (0 before, 1 after), account, role, currency, amount, number of
-        entries, and 0. Rows that begin with 1 are the sums of these by period
-        and currency; they end with the number of accounts.
+        A row has 0, the period (0 before, 1 after), account, role, currency, the sums of the lower
+        and the upper halves of the amounts, number of entries, and 0. Rows that begin with 1 are
+        the sums of these by period and currency; they end with the number of accounts.
         """
-        by, total = self._decisive_moment(), self.dialect.total
+        by, (low, high) = self._decisive_moment(), _halves("amount")
         start_ms, end_ms = self._window
         return (
             f"WITH lines AS (SELECT CASE WHEN {by} < {start_ms} THEN 0 ELSE 1 END AS period, "
@@ -272,11 +268,12 @@ class EntryStatements(_Statements):
             f"{self._role()} AS role, {self.currency()} AS currency, {self._amount()} AS amount "
             f"{self._from(f'({by} < {start_ms} OR {by} >= {end_ms})', self._is_readable())}), "
             "found AS (SELECT period, account, role, currency, "
-            f"{total('amount')} AS amount, count(*) AS lines "
+            f"{low} AS low, {high} AS high, count(*) AS lines "
             "FROM lines GROUP BY period, account, role, currency) "
-            "SELECT 0 AS is_sum, period, account, role, currency, amount, lines, 0 AS accounts "
+            "SELECT 0 AS is_sum, period, account, role, currency, low, high, lines, 0 AS accounts "
             "FROM found UNION ALL SELECT 1, period, NULL, NULL, currency, "
-            f"{total('amount')}, {total('lines')}, count(*) FROM found GROUP BY period, currency"
+            "CAST(sum(low) AS BIGINT), CAST(sum(high) AS BIGINT), CAST(sum(lines) AS BIGINT), "
+            "count(*) FROM found GROUP BY period, currency"
         )
 
     def faults(self) -> list[RowFault]:
@@ -284,7 +281,12 @@ class EntryStatements(_Statements):
         entries, namespace = self._entries, self._entries.namespace
         found = [
             *self._currency_faults(),
-            self._fault(entries.amount, self._minor(entries.amount), "not whole minor units"),
+            # The least number has no opposite of 64 bits.
+            self._fault(
+                entries.amount,
+                f"NULLIF({self._minor(entries.amount)}, {-LIMIT})",
+                "not whole minor units",
+            ),
             self._fault(entries.account, self.dialect.text(entries.account), "not an account"),
         ]
         moments = dict.fromkeys((entries.booked, entries.recorded or entries.booked))
@@ -402,16 +404,21 @@ class AccountStatements(_Statements):
         return found
 
 
-def control_query(rows: str, table: TableSchema, dialect: Dialect) -> str:
+def _halves(number: str) -> tuple[str, str]:
+    """The sums of the lower and of the upper halves of a number, which fit into 64 bits."""
+    sums = f"sum({number} & {LOWER_HALF})", f"sum({number} >> 32)"
+    return f"CAST({sums[0]} AS BIGINT)", f"CAST({sums[1]} AS BIGINT)"
+
+
+def control_query(rows: str, table: TableSchema) -> str:
     """A query for the control totals of a table at its source; for :func:`control_from_answer`.
 
     Args:
         rows: The statement that reads the table.
         table: The table.
-        dialect: The database's dialect.
     """
     ends = "min(id), max(id)" if has_number(table) else "NULL, NULL"
-    sums = (half for column in number_columns(table) for half in dialect.sums(column))
+    sums = (half for column in number_columns(table) for half in _halves(column))
     return (
         f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({rows}) AS found "
         "GROUP BY currency"
@@ -423,9 +430,8 @@ def control_from_answer(source: str, table: TableSchema, rows: Sequence[Sequence
     numbers, money = number_columns(table), money_column(table)
     found = []
     for currency, count, least, most, *sums in rows:
-        halves = len(sums) // len(numbers)
         totals = {
-            name: join_halves(sums[place * halves : (place + 1) * halves])
+            name: join_halves(*sums[2 * place : 2 * place + 2])
             for place, name in enumerate(numbers)
         }
         total = totals[money] if money is not None else 0

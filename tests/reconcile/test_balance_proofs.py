@@ -314,3 +314,23 @@ def test_the_greatest_and_the_least_amounts_are_added_up(spark):
 
     closing = {row.account: row.closing for row in found.balances.collect()}
     assert closing == {"icbc-ann": -LONG_MAX, "icbc-bob": 0, "icbc-clearing": LONG_MAX}
+
+
+# Bookings without an id
+
+
+def test_a_booking_that_names_no_transfer_is_one_finding(spark):
+    books = Books()
+    for amount in (100, 100, 70):
+        books.book("icbc", None, "debit", ann=-amount, clearing=amount)
+    books.credit(None, 30)
+
+    found = run(spark, books, rules())
+
+    assert [(row["key"], row["amount"]) for row in found.items.to_pylist()] == [
+        *(("ccb/#2", 30), ("icbc/#1", 100), ("icbc/#3", 100), ("icbc/#5", 70)),
+    ]
+    assert broken(found) == {}
+    assert {row["key"] for row in found.entries.to_pylist()} == {
+        *("ccb/#2", "icbc/#1", "icbc/#3", "icbc/#5"),
+    }

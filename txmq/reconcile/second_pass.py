@@ -22,6 +22,7 @@ from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.lifecycle import BreakLife, Earlier
 from txmq.reconcile.log.flows import FailureRow, MessageRow
+from txmq.reconcile.lone_bookings import is_lone, split_bookings
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import (
     BOOKED,
@@ -285,7 +286,7 @@ class _Case(msgspec.Struct):
 
 def _cases(evidence: pa.Table) -> dict[str, _Case]:
     cases = _Cases()
-    for key, origin, entry in _rows(evidence, "entry", BOOKED, EntryRow):
+    for key, origin, entry in _entries(evidence):
         case = cases[key]
         case.rows.was_open |= origin == CARRIED
         (case.entries if origin == EARLIER else case.rows.entries).append(entry)
@@ -306,6 +307,20 @@ def _cases(evidence: pa.Table) -> dict[str, _Case]:
     for case in cases.values():
         case.join_earlier()
     return cases
+
+
+def _entries(evidence: pa.Table) -> Iterator[tuple[str, int, EntryRow]]:
+    """The entries as :func:`_rows`; one that names no transfer has the key of its booking."""
+    lone: dict[str, list[EntryRow]] = {}
+    for key, origin, entry in _rows(evidence, "entry", BOOKED, EntryRow):
+        if is_lone(entry):
+            lone.setdefault(key, []).append(entry)
+        else:
+            yield key, origin, entry
+    for entries in lone.values():
+        for entry in split_bookings(entries):
+            assert entry.key is not None
+            yield entry.key, TODAY, entry
 
 
 class _Cases(dict[str, _Case]):

@@ -121,13 +121,12 @@ class Manifest(Struct, frozen=True):
     def notes(self) -> tuple[str, ...]:
         """What the sources cannot tell."""
         found = [note for source in self.sources for note in source.notes]
-        for source, table in (
-            (source, table) for source in self.sources for table in source.tables
-        ):
+        for table in (table for source in self.sources for table in source.tables):
             if count := len(table.quarantine):
+                where = f"{table.written.source}/{table.table}"
                 read = quantity(table.written.rows + count, "row was", "rows were")
                 one = quantity(count, "of them is", "of them are")
-                found.append(f"{source.name}/{table.table}: {read} read, and {one} in quarantine")
+                found.append(f"{where}: {read} read, and {one} in quarantine")
         return tuple(found)
 
     @classmethod

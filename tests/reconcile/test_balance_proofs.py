@@ -334,3 +334,18 @@ def test_a_booking_that_names_no_transfer_is_one_finding(spark):
     assert {row["key"] for row in found.entries.to_pylist()} == {
         *("ccb/#2", "icbc/#1", "icbc/#3", "icbc/#5"),
     }
+
+
+def test_two_spellings_of_one_id_are_two_items_that_name_each_other(spark):
+    books = Books()
+    books.debit("T1 ", 100)
+    books.credit("t1", 100)
+
+    found = run(spark, books, rules())
+
+    assert [
+        (row["key"], row["id_doubt"], row["suggestion"]) for row in found.items.to_pylist()
+    ] == [
+        ("icbc/T1 ", "blanks, case", "icbc/t1"),
+        ("icbc/t1", "blanks, case", "icbc/T1 "),
+    ]

@@ -19,6 +19,7 @@ from txmq.reconcile.balances import balances_of
 from txmq.reconcile.classes import ABOUT, Class
 from txmq.reconcile.extract.controls import join_halves
 from txmq.reconcile.extract.table_writer import arrow_table
+from txmq.reconcile.id_doubts import with_doubts
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows
 from txmq.reconcile.rows import (
     as_known,
@@ -97,6 +98,9 @@ def reconcile(
     }
     second = SecondPass(rules, day, min(as_of_ms, window.end_ms), offsets, yesterday.explanations)
     found, sums = _decide(second, evidence, is_small=are_sent and count.get["suspects"] <= few)
+    if isinstance(items := found["items"], pa.Table):
+        # After a mishap with more items, single suggestions would not help.
+        found["items"] = with_doubts(items)
     _add_plain(sums, passed, rules)
     return ReconciledDay(
         matches=_matches(transfers, others, found["matches"]),

@@ -163,6 +163,9 @@ class Item(Struct, frozen=True):
     explained_by: str | None = None
     explanation: str | None = None
     was: str | None = None
+    id_doubt: str | None = None
+    suggestion: str | None = None
+    """The key of the item that may be the other part of this transfer."""
 
 
 class HandDecision(Struct, frozen=True):

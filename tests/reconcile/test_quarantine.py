@@ -78,8 +78,10 @@ def test_rows_that_cannot_be_read_are_set_aside_with_their_reasons(bank, tmp_pat
     assert manifest.notes == ("icbc/entries: 9 rows were read, and 7 of them are in quarantine",)
     with pytest.raises(ReconcileRefused) as refused:
         taken(limited(rules, len(BAD) - 1))
-    told = "icbc/entries: 7 rows cannot be read, and limits.quarantine_max is 6; the first is id "
+    told = "icbc/entries: 7 rows cannot be read, and limits.quarantine_max is 6: correct the book"
     assert str(refused.value).startswith(told)
+    last = "; the first is id 2, key t-1: amount is '12.5': not whole minor units"
+    assert str(refused.value).endswith(last)
     assert "\n" not in str(refused.value)
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.extract.controls import (
@@ -138,14 +139,17 @@ def set_aside(
             for name, place in names
             if place is not None
         )
-        held = "is empty" if value is None else f"is {value[:_SHOWN]!r}: {fault.expected}"
+        held = "is empty"
+        if value is not None:
+            hint = did_you_mean(value, fault.known)
+            held = f"is {value[:_SHOWN]!r}: {fault.expected}{hint}"
         found.append(QuarantinedRow(row, f"{fault.column} {held}"))
     if (count := count + len(damaged)) > most:
         first = found[0]
         raise ReconcileRefused(
             f"{books.bank.name}/{table.name}: {quantity(count, 'row')} cannot be read, and "
-            f"limits.quarantine_max is {most}; the first is {first.row or 'one without an id'}: "
-            f"{first.reason}. Correct the book, or raise the limit to report such rows instead"
+            f"limits.quarantine_max is {most}: correct the book, or raise the limit to report such "
+            f"rows instead; the first is {first.row or 'one without an id'}: {first.reason}"
         )
     return tuple(sorted(found))
 

@@ -25,7 +25,7 @@ from txmq.reconcile.extract.manifest import (
     write_manifest,
 )
 from txmq.reconcile.parquet_files import sync
-from txmq.reconcile.rules import Bank, Constant, DayWindow, Rules
+from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def extract_day(
     clock = clock or SystemClock()
     window = rules.day.window(day)
     for bank in rules.bank:
-        _check_bank(rules, bank, spark)
+        _check_bank(bank, spark)
     home = Path(rules.directory) / "extracts" / day.isoformat()
     try:
         with draft_folder(home) as draft:
@@ -167,8 +167,8 @@ def _kind(bank: Bank) -> str:
     return _KINDS.get(scheme, "")
 
 
-def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
-    """Check that the rules of a bank are complete, before any bank is read."""
+def _check_bank(bank: Bank, spark: SparkSession | None) -> None:
+    """Check that a bank can be read, before any bank is read."""
     kind = _kind(bank)
     if not kind:
         raise ReconcileRefused(
@@ -176,13 +176,6 @@ def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
         )
     if kind == "jdbc" and spark is None:
         raise ReconcileRefused(f"{bank.name}: Spark reads JDBC URLs, and no session was given")
-    for columns in (bank.entries, bank.accounts):
-        if columns is None or not isinstance(columns.currency, Constant):
-            continue
-        currency = columns.currency.value
-        if rules.money and currency not in rules.money:
-            known = ", ".join(sorted(rules.money))
-            raise ReconcileRefused(f"{bank.name}: the currency {currency} is not one of {known}")
 
 
 def _publish(draft: Path, final: Path, manifest: Manifest) -> Manifest:

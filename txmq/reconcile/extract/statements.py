@@ -8,7 +8,7 @@ same snapshot, so that rows lost on the way to the files are detected.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from txmq.reconcile.extract.controls import (
@@ -81,6 +81,8 @@ class RowFault(NamedTuple):
     expected: str
     condition: str
     """An SQL condition that is true for such rows, and never NULL."""
+    known: Collection[str] = ()
+    """The valid values, if they are few."""
 
 
 def column_names(columns: EntryColumns | AccountColumns) -> frozenset[str]:
@@ -207,7 +209,7 @@ class _Statements(ABC):
         known = (
             f"not one of {', '.join(sorted(self._money))}" if self._money else "not a currency code"
         )
-        return [self._fault(given, self.currency(), known)]
+        return [self._fault(given, self.currency(), known)._replace(known=sorted(self._money))]
 
 
 class EntryStatements(_Statements):
@@ -294,7 +296,8 @@ class EntryStatements(_Statements):
         if isinstance(namespace, Namespaces):
             known = ", ".join(map(repr, sorted(namespace.names)))
             why = f"{namespace.column or 'its beginning'} is not one of {known}"
-            found.append(self._fault(entries.key, self._key(), why, optional=True))
+            unknown = f"{self._has_key()} AND {self._key()} IS NULL"
+            found.append(RowFault(entries.key, why, unknown, tuple(namespace.names)))
         if entries.id:
             found.append(self._fault(entries.id, self._id(), "not a whole number", optional=True))
         if entries.amounts == "unsigned" and isinstance(entries.kind, str):
@@ -317,15 +320,19 @@ class EntryStatements(_Statements):
         namespace, text = self._entries.namespace, self.dialect.text(self._entries.key)
         literal = self.dialect.literal
         if isinstance(namespace, str):
-            # A blank is no id: all rows with one would be one transfer.
-            return f"CASE WHEN trim({text}) <> '' THEN {literal(f'{namespace}/')} || {text} END"
+            return f"CASE WHEN {self._has_key()} THEN {literal(f'{namespace}/')} || {text} END"
         decisive = self.dialect.text(namespace.column) if namespace.column else ""
         whens = (
             f"WHEN {decisive or f'substr({text}, 1, {len(word)})'} = {literal(word)} "
             f"THEN {literal(f'{name}/')}"
             for word, name in sorted(namespace.names.items(), key=lambda pair: -len(pair[0]))
         )
-        return f"CASE {' '.join(whens)} END || {text}"
+        return f"CASE WHEN {self._has_key()} THEN CASE {' '.join(whens)} END || {text} END"
+
+    def _has_key(self) -> str:
+        """A condition, never NULL. A blank is no id: all rows with one would be one transfer."""
+        text = self.dialect.text(self._entries.key)
+        return f"({text} IS NOT NULL AND trim({text}) <> '')"
 
     def _kind(self) -> str:
         given = self._entries.kind

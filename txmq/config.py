@@ -38,7 +38,6 @@ from txmq.config_file import read_file
 from txmq.errors import ConfigError
 
 __all__ = [
-    "NEAR",
     "PREFIX",
     "Alias",
     "Derived",
@@ -50,6 +49,7 @@ __all__ = [
     "Unused",
     "convert",
     "describe",
+    "did_you_mean",
     "group_of",
     "kinds_of",
     "load",
@@ -75,7 +75,7 @@ FOR_TESTS: Final = "TXMQ_TEST_"
 """The prefix of variables that tell tests where servers are; they are not settings."""
 
 _NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
-NEAR: Final = 0.6
+_NEAR: Final = 0.6
 """How alike a misspelt name and a known one must be for a hint."""
 _SECONDS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _BYTES: Final = {
@@ -312,14 +312,26 @@ def _unknown(
     if inside:
         hint = f"{key} is a group of settings; set one of them, such as {inside[0]} ({origin})"
         return ConfigError(hint)
-    lowered = {known.lower(): known for known in (*foreign, *kinds)}
-    near = difflib.get_close_matches(key.lower(), lowered, 1, NEAR)
-    if not near:
+    hint = did_you_mean(key, (*foreign, *kinds))
+    if not hint:
         # Perhaps the key lacks only its group.
-        lowered = {known.rpartition(".")[2]: known for known in kinds}
-        near = difflib.get_close_matches(key, lowered, 1, NEAR)
-    hint = f"; did you mean {lowered[near[0]]}?" if near else ""
+        lasts = {known.rpartition(".")[2]: known for known in kinds}
+        near = lasts.get(_nearest(key, lasts))
+        hint = f"; did you mean {near}?" if near else ""
     return ConfigError(f"unknown setting {key}{hint} ({origin})")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A clause that suggests the nearest of some names; empty if no name is near."""
+    near = _nearest(name, known)
+    return f"; did you mean {near}?" if near else ""
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """The nearest of some names, whatever their capitals; empty if no name is near."""
+    lowered = {word.lower(): word for word in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), lowered, 1, _NEAR)
+    return lowered[near[0]] if near else ""
 
 
 # Sources

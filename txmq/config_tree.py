@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from txmq.config import NEAR, group_of
+from txmq.config import did_you_mean, group_of
 from txmq.config_file import read_tree
 from txmq.errors import ConfigError
 
@@ -93,5 +92,4 @@ def _hint(shape: type[Struct], text: str) -> str:
         kinds = {field.encode_name: field.type for field in msgspec.structs.fields(group or shape)}
         group = group_of(kinds.get(name))
     known = [field.encode_name for field in msgspec.structs.fields(group or shape)]
-    near = difflib.get_close_matches(found[1], known, 1, NEAR)
-    return f"; did you mean {near[0]}?" if near else ""
+    return did_you_mean(found[1], known)

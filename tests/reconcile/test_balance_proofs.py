@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tests.reconcile.days import BANKS, Plan
 from tests.reconcile.frames import ledgers_of, left_by, proved
 from tests.reconcile.reference import Entry
+from txmq.errors import ReconcileRefused
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.tables import LATER, OPENING
@@ -18,6 +19,7 @@ from txmq.reconcile.tables import LATER, OPENING
 PLAN = Plan(transfers=1, double_entry=True)
 WORDS = {"clearing": "clearing", "capital": "capital", "unclaimed": "suspense"}
 HOUR_MS = 3_600_000
+LONG_MAX = (1 << 63) - 1
 
 
 def rules(**changes):
@@ -291,3 +293,89 @@ def test_rows_that_are_removed_together_are_missed_where_they_were(spark, settle
         # Of the currencies of which some are missing.
         ("roll-forward-rows", "icbc", "icbc-ann", None): (7, 3),
     }
+
+
+# Sums beyond 64 bits
+
+
+def _book_twice(books, **amounts):
+    for _ in range(2):
+        books.book("icbc", None, "other", **amounts)
+
+
+def _debit_twice(books, **_):
+    for _ in range(2):
+        books.debit("T1", LONG_MAX)
+
+
+def _debit_many(books, **_):
+    for number in range(9):
+        books.debit(f"T{number}", (1 << 60) - 1)
+
+
+@pytest.mark.parametrize(
+    ("write", "told"),
+    [
+        (
+            _book_twice,
+            "icbc: the bookings of account ic…nn on the day, or its balance, do not fit ",
+        ),
+        (_debit_twice, "items of duplicate-debit, icbc/T1, icbc, ic…nn, CNY: amount is 1844"),
+        (_debit_many, "totals of debit-without-message, CNY: debited is 10376293541461622775, "),
+    ],
+)
+def test_a_sum_beyond_64_bits_is_one_clear_error(spark, write, told):
+    books = Books()
+    write(books, ann=LONG_MAX, capital=-LONG_MAX)
+
+    with pytest.raises(ReconcileRefused) as refused:
+        run(spark, books, rules())
+
+    assert str(refused.value).startswith(told)
+
+
+def test_the_greatest_and_the_least_amounts_are_added_up(spark):
+    books = Books()
+    _book_twice(books, ann=LONG_MAX, bob=-LONG_MAX)
+    _book_twice(books, bob=LONG_MAX, ann=-LONG_MAX)
+    books.book("icbc", "T1", "debit", ann=-LONG_MAX, clearing=LONG_MAX)
+
+    found = run(spark, books, rules())
+
+    closing = {row.account: row.closing for row in found.balances.collect()}
+    assert closing == {"icbc-ann": -LONG_MAX, "icbc-bob": 0, "icbc-clearing": LONG_MAX}
+
+
+# Bookings without an id
+
+
+def test_a_booking_that_names_no_transfer_is_one_finding(spark):
+    books = Books()
+    for amount in (100, 100, 70):
+        books.book("icbc", None, "debit", ann=-amount, clearing=amount)
+    books.credit(None, 30)
+
+    found = run(spark, books, rules())
+
+    assert [(row["key"], row["amount"]) for row in found.items.to_pylist()] == [
+        *(("ccb/#2", 30), ("icbc/#1", 100), ("icbc/#3", 100), ("icbc/#5", 70)),
+    ]
+    assert broken(found) == {}
+    assert {row["key"] for row in found.entries.to_pylist()} == {
+        *("ccb/#2", "icbc/#1", "icbc/#3", "icbc/#5"),
+    }
+
+
+def test_two_spellings_of_one_id_are_two_items_that_name_each_other(spark):
+    books = Books()
+    books.debit("T1 ", 100)
+    books.credit("t1", 100)
+
+    found = run(spark, books, rules())
+
+    assert [
+        (row["key"], row["id_doubt"], row["suggestion"]) for row in found.items.to_pylist()
+    ] == [
+        ("icbc/T1 ", "blanks, case", "icbc/t1"),
+        ("icbc/t1", "blanks, case", "icbc/T1 "),
+    ]

@@ -281,8 +281,11 @@ SECOND = (balance_xml("OPBD", "3"), balance_xml("CLBD", "4"), entry_xml("1"))
         (document(statement_xml(*ONE, account="")), "the statement has no account"),
         (document(statement_xml(entry_xml("1,50"))), "Amt '1,50', Ccy 'EUR' and CdtDbtInd 'CRDT'"),
         (document(statement_xml(entry_xml("1").replace("2024-11-20", "2024-11-21"))), "after the"),
-        (document(statement_xml(entry_xml("1").replace("2024-11-20", "2024-31-31"))), "booked of"),
-        (document(statement_xml(entry_xml("0.001"))), "line 4 is '0.001': not whole minor units"),
+        (document(statement_xml(entry_xml("1").replace("2024-11-20", "2024-31-31"))), "booked is"),
+        (
+            document(statement_xml(entry_xml("0.001"))),
+            "line 4: amount is '0.001': not whole minor units",
+        ),
     ],
 )
 def test_a_statement_that_cannot_be_is_refused(tmp_path, text, told):
@@ -326,20 +329,20 @@ def test_a_swift_charge_within_an_entry_is_a_row_of_its_own(tmp_path):
     [
         ("a,b\n", "", "column account is missing; it has a, b"),
         (lines_of({}).replace("id,", "kind,"), "", "line 1: two columns are called 'kind'"),
-        (lines_of({}) + "7,t-1\n", "", "ccb.csv line 3: it has 2 values, not 7: .'7', 't-1'"),
+        (lines_of({}) + "7,t-1\n", "", "ccb.csv, line 3: it has 2 values, not 7: .'7', 't-1'"),
         (lines_of({}, {"transfer": '"x'}), "", "ccb.csv line 3: .* is not CSV"),
         (lines_of({})[:-3], "", "ccb.csv line 2: .*'.* has no line end"),
         (lines_of({"account": "M\udcfcller"}), "", "line 2: the byte 0xfc after '1,t-1,M' is not"),
         (
             lines_of({"amount": "1.234"}),
             'decimal = ","',
-            "line 2 is '1.234': not whole minor units",
+            "line 2: amount is '1.234': not whole minor units",
         ),
-        (lines_of({"amount": "1_0"}), "", "amount of the row file ccb.csv, line 2 is '1_0'"),
-        (lines_of({}, {"amount": ""}), "", "amount of the row file ccb.csv, line 3 is empty"),
-        (lines_of({"amount": 1 << 63}), "", "line 2 is '9223372036854775808'"),
-        (lines_of({"booked": "soon"}), "", "booked of the row file ccb.csv, line 2 is 'soon'"),
-        (lines_of({"id": "A1"}), "", "id of the row file ccb.csv, line 2 is 'A1'"),
+        (lines_of({"amount": "1_0"}), "", "file ccb.csv, line 2: amount is '1_0'"),
+        (lines_of({}, {"amount": ""}), "", "file ccb.csv, line 3: amount is empty"),
+        (lines_of({"amount": 1 << 63}), "", "line 2: amount is '9223372036854775808'"),
+        (lines_of({"booked": "soon"}), "", "file ccb.csv, line 2: booked is 'soon'"),
+        (lines_of({"id": "A1"}), "", "file ccb.csv, line 2: id is 'A1'"),
         (lines_of({"account": "a\0b"}), "", "line 2: 'a.x00b' is not a text"),
     ],
 )
@@ -592,7 +595,7 @@ def test_the_moment_of_recording_decides_the_date_of_a_row(tmp_path):
     assert (row["booked_ms"], row["recorded_ms"]) == (START_MS - 7, NOON_MS)
 
     csv_of(tmp_path, lines_of({"id": "soon"}), "ccb-2024-11-20.csv")
-    with pytest.raises(ReconcileRefused, match="moment of recording of the row file .* is 'soon'"):
+    with pytest.raises(ReconcileRefused, match="file .*: moment of recording is 'soon'"):
         taken(rules)
 
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tests.extracts import DAY, NOON_MS, START_MS, bank_of, no_log, rules_of
+from tests.extracts import DAY, NOON_MS, bank_of, no_log, rules_of
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.jdbc import SparkDialect, options
@@ -29,7 +29,7 @@ def asked(spark, values, types, money=None, **entries):
     frame.createOrReplaceTempView("journal")
     dialect = SparkDialect({item.name: item.dataType.typeName() for item in frame.schema})
     window = Day().window(DAY)
-    return EntryStatements(bank(**entries), money or {}, window, dialect), dialect
+    return EntryStatements(bank(**entries), money or {}, window, dialect)
 
 
 TYPES = {
@@ -44,7 +44,7 @@ TYPES = {
 
 
 def test_sparks_words_make_the_same_rows(spark):
-    statements, dialect = asked(
+    statements = asked(
         spark,
         "(1, 4711, 'alice', -12.34, 'CNY', 'D', '2024-11-20 20:00:00.123456'), "
         "(2, NULL, 'o\\'neil', 500, 'JPY', NULL, '2024-11-20 20:00:00'), "
@@ -61,10 +61,7 @@ def test_sparks_words_make_the_same_rows(spark):
     control = control_from_answer(
         "icbc",
         ENTRIES,
-        [
-            tuple(row)
-            for row in spark.sql(control_query(statements.rows(), ENTRIES, dialect)).collect()
-        ],
+        [tuple(row) for row in spark.sql(control_query(statements.rows(), ENTRIES)).collect()],
     )
 
     at = NOON_MS
@@ -73,25 +70,36 @@ def test_sparks_words_make_the_same_rows(spark):
         (2, None, "other", "suspense", "o'neil", 500, "JPY", at, at),
     ]
     assert sorted(sums) == [
-        (0, 0, "clearing", "clearing", "CNY", 100, 1, 0),
-        (1, 0, None, None, "CNY", 100, 1, 1),
+        (0, 0, "clearing", "clearing", "CNY", 100, 0, 1, 0),
+        (1, 0, None, None, "CNY", 100, 0, 1, 1),
     ]
     assert (control.rows, control.amounts) == (2, {"CNY": -1234, "JPY": 500})
     assert (control.least, control.most) == (1, 2)
     assert control.hash_total == 3 - 1234 + 500 + 4 * at + 246
 
 
-@pytest.mark.parametrize(
-    ("amount", "currency", "column"),
-    [("'0.5'", "'CNY'", "amount"), ("'many'", "'CNY'", "amount"), ("'1'", "'yuan'", "currency")],
-)
-def test_what_does_not_fit_is_found(spark, amount, currency, column):
-    types = TYPES | {"amount": "STRING", "booked": "BIGINT"}
-    statements, _ = asked(spark, f"(1, 2, 'alice', {amount}, {currency}, 'D', {START_MS})", types)
+def test_rows_that_cannot_be_read_are_in_no_statement_but_one(spark):
+    types = TYPES | {"amount": "STRING", "booked": "STRING"}
+    good = "'alice', '1', 'CNY', 'D', '2024-11-20 20:00:00'"
+    bad = [
+        good.replace("'1'", "'0.5'"),
+        good.replace("'1'", "'many'"),
+        good.replace("CNY", "yuan"),
+        good.replace("2024-11-20", "2024-02-30"),
+        good.replace("'alice'", "NULL"),
+    ]
+    values = ", ".join(f"({number}, 2, {row})" for number, row in enumerate([*bad, good], 1))
+    statements = asked(spark, values, types, time="timestamp")
 
-    found = {fault.column for fault in statements.faults() if spark.sql(fault.statement).collect()}
+    ((count,),) = spark.sql(statements.unreadable_count()).collect()
+    found = [tuple(row) for row in spark.sql(statements.unreadable(9)).collect()]
 
-    assert found == {column}
+    columns = [statements.faults()[index].column for index, *_ in found]
+    assert columns == ["amount", "amount", "currency", "booked", "account"]
+    assert [value for _, value, *_ in found[:3]] == ["0.5", "many", "yuan"]
+    assert (count, [id_ for *_, id_, _ in found]) == (5, ["1", "2", "3", "4", "5"])
+    assert [row.id for row in spark.sql(statements.rows()).collect()] == [6]
+    assert spark.sql(statements.sums()).collect() == []
 
 
 def test_a_condition_is_the_databases_own_and_properties_are_passed_on():

@@ -79,6 +79,7 @@ def staged(scenario):
             Broker(settings, disk=server.disk, **ports) as broker,
             Client(broker.names, None, desk.network, desk.clock, desk.entropy) as client,
         ):
+            await client.admin.create_group("ccb")
             await scenario(Stage(world, broker, client, tmp_path))
 
     test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)
@@ -167,6 +168,7 @@ async def test_messages_outside_of_transactions(stage):
         recalled = await producer.send(
             Message(topic="Transfers", body=order("3"), deliver_after_s=3600)
         )
+        await asyncio.sleep(1)  # The broker's clock may be ahead.
         before_recall = stage.now_ms()
         await producer.recall("Transfers", recalled.recall_handle)
         soon = await producer.send(Message(topic="Transfers", body=order("4"), deliver_after_s=5))
@@ -322,7 +324,11 @@ def test_a_broker_goes_on_while_its_log_is_read(tmp_path):
 
     async def run():
         async with Broker(settings_for_test(str(data), settings)) as broker:
-            async with Producer("writers", broker.names) as producer:
+            async with (
+                Producer("writers", broker.names) as producer,
+                Client(broker.names) as client,
+            ):
+                await client.admin.create_group("ccb")
                 await producer.send(transfer("0"))
                 done = asyncio.Event()
                 writing = asyncio.create_task(write(producer, done, 1500))

@@ -1,5 +1,6 @@
 """A log is read as far as it is whole, and what is damaged in it is refused with its place."""
 
+import json
 import os
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from tests.reconcile.log_stage import Taken, dump, order, read_log
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
+from txmq.protocol.checked_body import pack
 from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
 from txmq.reconcile.log.files import LogFiles, OpenFile, files_of
 from txmq.reconcile.log.spans import LogStretch, find_start, records_from
@@ -222,6 +224,43 @@ def test_the_offsets_must_be_readable(data, tmp_path, open_shelf):
 
     with pytest.raises(ReconcileRefused, match=r"offsets\.json cannot be read"):
         Taken(data, tmp_path / "out")
+
+
+def save_names(data, *topics, groups=("ccb",)):
+    """The tables of topics and groups, as the broker saves them."""
+    (data / "config").mkdir(exist_ok=True)
+    for name, table in (
+        ("topics", {"topicConfigTable": {topic: {"topicName": topic} for topic in topics}}),
+        ("groups", {"subscriptionGroupTable": {group: {"groupName": group} for group in groups}}),
+    ):
+        path = data / f"config/{name}.json"
+        path.write_bytes(pack(path.name, "", json.dumps(table).encode()))
+
+
+def test_names_that_the_log_has_never_heard_of(data, tmp_path, open_shelf):
+    fill(open_shelf(ROOM))
+    save_names(data, "Transfers", "Other")
+    assert keys(Taken(data, tmp_path / "out")) == list(range(COUNT))
+
+    save_names(data, "Transfer", "Other")
+    with pytest.raises(ReconcileRefused, match="no topic 'Transfers'; did you mean Transfer"):
+        Taken(data, tmp_path / "out")
+    save_names(data, "Transfers", groups=("ccc",))
+    with pytest.raises(ReconcileRefused, match="no group 'ccb'; did you mean ccc"):
+        Taken(data, tmp_path / "out")
+    save_names(data, "Transfers", "%RETRY%ccb", groups=())
+    assert keys(Taken(data, tmp_path / "again")) == list(range(COUNT))
+
+
+def test_an_id_that_is_too_long_is_cut_and_cannot_match(data, tmp_path, open_shelf):
+    shelf = open_shelf(ROOM)
+    shelf.put(order("x" * 300), "Transfers")
+    shelf.flush()
+
+    (message,) = Taken(data, tmp_path / "out").messages
+
+    assert message["key"] == f"icbc/{'x' * 255}…"
+    assert message["problem"].startswith("id is not a name or number")
 
 
 def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, open_shelf):

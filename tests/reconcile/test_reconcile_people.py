@@ -137,6 +137,17 @@ def test_breaks_come_oldest_and_worthiest_first(asking):
     assert ids(asking("breaks", "--json", "--all")) == ["b2e1", "b1aa", "b1ab", "b3ff", "b4cc"]
 
 
+def test_a_suggestion_is_a_column_of_the_list_and_of_the_file(home, asking):
+    place = home / "results/results/items" / f"business_date={DAY}" / "run=one/part-0.parquet"
+    rows = [item(**OLD, id_doubt="case", suggestion="icbc/t-1")]
+    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ITEMS)), place)
+
+    assert "icbc/t-1" in told(asking("breaks"))
+    assert json.loads(told(asking("breaks", "--json")))[0]["id_doubt"] == "case"
+    told(asking("breaks", "--export", str(home / "breaks.csv")))
+    assert "case,icbc/t-1" in (home / "breaks.csv").read_text()
+
+
 def test_breaks_can_be_chosen(asking):
     assert ids(asking("breaks", "--json", "--class", "in-flight")) == ["b3ff"]
     assert ids(asking("breaks", "--json", "--status", "open")) == ["b1ab"]

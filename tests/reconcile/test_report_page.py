@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.reconcile import runs
 from txmq.reconcile.classes import Class
@@ -277,6 +278,18 @@ def test_evidence_shows_all_sides_of_a_transfer(busy):
         assert told in row.text
     assert "committed, dead" in row.text
     assert "decided by producer" in row.text
+
+
+def test_a_doubtful_id_is_shown_with_the_item_that_may_belong_to_it(busy):
+    one, *others = busy.result.items
+    doubtful = replace(one, id_doubt="blanks, case", suggestion="icbc/t-1")
+    run = replace(busy, result=replace(busy.result, items=(doubtful, *others)))
+
+    text = tree(run).text
+
+    assert "check the id: blanks, case" in text
+    assert "may belong to icbc/t-1" in text
+    assert "check the id" not in tree(busy).text
 
 
 def test_what_was_decided_by_hand_is_told_with_its_reason(busy):

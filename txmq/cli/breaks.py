@@ -52,7 +52,17 @@ OlderThan = Annotated[
 _AMOUNTS: Final = ("amount", "debited", "returned", "credited", "ordered")
 _EXPORTED: Final = (
     *("break_id", "class", "was", "status", "first_seen", "age_days", "currency", *_AMOUNTS),
-    *("key", "debit_bank", "credit_bank", "payer", "payee", "message_id", "message_state"),
+    *(
+        "key",
+        "id_doubt",
+        "suggestion",
+        "debit_bank",
+        "credit_bank",
+        "payer",
+        "payee",
+        "message_id",
+        "message_state",
+    ),
     *("delivery", "decided_by", "reason", "explained_by", "explanation"),
     *("owner", "ticket", "due", "overdue", "comments"),
 )
@@ -98,7 +108,7 @@ def breaks(
         if export is not None:
             _export(found, run, export)
             return
-        words = ("key", "payer", "payee", "owner", "due", "overdue")
+        words = ("key", "suggestion", "payer", "payee", "owner", "due", "overdue")
         print_rows(
             found,
             ("break", "class", "status", "days", "amount", "", "transfer", *words[1:-1], ""),

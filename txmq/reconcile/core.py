@@ -17,7 +17,9 @@ from pyspark.sql import functions as f
 
 from txmq.reconcile.balances import balances_of, count_ids
 from txmq.reconcile.classes import Class
-from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.extract.controls import join_halves
+from txmq.reconcile.extract.table_writer import arrow_table
+from txmq.reconcile.id_doubts import with_doubts
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows
 from txmq.reconcile.rows import (
     as_known,
@@ -96,6 +98,9 @@ def reconcile(
     }
     second = SecondPass(rules, day, min(as_of_ms, window.end_ms), offsets, yesterday.explanations)
     found, sums = _decide(second, evidence, is_small=are_sent and count.get["suspects"] <= few)
+    if isinstance(items := found["items"], pa.Table):
+        # After a mishap with more items, single suggestions would not help.
+        found["items"] = with_doubts(items)
     _add_plain(sums, passed, rules)
     sums.update(count_ids(entries, yesterday.balances, rules))
     return ReconciledDay(
@@ -204,18 +209,15 @@ def _add_plain(sums: Sums, passed: DataFrame, rules: Rules) -> None:
     """Add the plainly agreed transfers to the totals of their classes."""
     plain = passed.where(f.col("plain") != SUSPECT)
     groups = plain.groupBy("plain", "money", "is_ordered").agg(
-        f.sum("transfers").alias("transfers"),
-        f.sum(f.col("amount").cast("decimal(38,0)")).alias("amount"),
+        *(f.sum(name).alias(name) for name in ("transfers", "low", "high"))
     )
     named = groups.select(
         plain_class(f.col("plain")).alias("class"),
         plain_currency(f.col("money"), rules).alias("currency"),
-        "transfers",
-        "amount",
-        "is_ordered",
+        *("transfers", "low", "high", "is_ordered"),
     )
     for row in named.collect():
-        place, amount = (row["class"], row["currency"]), int(row["amount"] or 0)
+        place, amount = (row["class"], row["currency"]), join_halves(row["low"], row["high"])
         sums["transfers", *place] += row["transfers"]
         sums["debited", *place] += amount
         if row["class"] == Class.RETURNED:
@@ -230,11 +232,13 @@ def _totals(sums: Sums) -> pa.Table:
     """The totals of each class."""
     places = sorted({(of, currency) for name, of, currency in sums if name in _NUMBERS})
     rows = [
-        {"class": class_, "group": Class(class_).group, "currency": currency}
-        | {name: sums[name, class_, currency] for name in _NUMBERS}
+        [
+            *(class_, Class(class_).group, currency),
+            *(sums[name, class_, currency] for name in _NUMBERS),
+        ]
         for class_, currency in places
     ]
-    return pa.Table.from_pylist(rows, arrow_schema(TOTALS))
+    return arrow_table(TOTALS, rows)
 
 
 def _matches(transfers: DataFrame, others: DataFrame, decided: Rows) -> DataFrame:

@@ -55,6 +55,7 @@ ABOUT_PROOFS: Final = {
     "clearing-total": "the gain of all clearing accounts equals the money newly in transit, and "
     "the differences of earlier days that transfers have settled",
     "double-entry": "the rows of each booking add up to zero",
+    "readable-rows": "every row of the banks' tables can be read",
     "gapless": "the ids of the entries have no gaps, within the day and since the day before",
     **{
         f"classes-{kind}": f"the sum {kind}ed in all classes equals the sum {kind}ed by all banks"

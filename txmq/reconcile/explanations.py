@@ -16,7 +16,7 @@ from txmq.reconcile.summary import FIGURES, Figures
 
 __all__ = ["BreakNote", "Difference", "Explanation", "Explanations", "ProofExplanation"]
 
-_LASTING: Final = ("account-table", "clearing", "double-entry")
+_LASTING: Final = ("account-table", "clearing", "double-entry", "readable-rows")
 
 
 class Difference(Struct, frozen=True):

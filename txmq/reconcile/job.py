@@ -94,7 +94,7 @@ def run(
                 for table in outcome.tables
             }
             balances = results.written_tables(day, name, ["balances"])["balances"]
-            proofs = proofs_of(outcome, balances.pieces(), rules)
+            proofs = proofs_of(outcome, balances.pieces(), rules, manifest.sources)
             contents["proofs"] = results.write_table("proofs", proofs, day, name)
         with progress.stage("judge"):
             tables = results.written_tables(day, name, contents)

@@ -81,6 +81,9 @@ class BreakLife:
             "history": history,
             "explained_by": note and note.by,
             "explanation": note and note.reason,
+            # These depend on all items of the day.
+            "id_doubt": None,
+            "suggestion": None,
         }
 
     def _change(self, class_: str, status: str, last_ms: int) -> str:

@@ -14,14 +14,17 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.errors import ReconcileRefused
 from txmq.reconcile.balances import KINDS
 from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, Place
-from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.extract.manifest import ExtractedSource
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.ledgers import ReconciledDay, Rows
+from txmq.reconcile.report.words import mask
 from txmq.reconcile.rows import union
 from txmq.reconcile.rules import Bank, Rules
 from txmq.reconcile.second_pass import Sums
-from txmq.reconcile.tables import PROOFS
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, PROOFS
 from txmq.reconcile.written_table import sum_groups
 
 __all__ = ["proofs_of"]
@@ -31,23 +34,36 @@ _IDS: Final = (("rows", "sum"), ("closed_id", "max"), ("first_id", "min"), ("las
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
 
 
-def proofs_of(day: ReconciledDay, balances: Iterable[pa.Table], rules: Rules) -> Rows:
+def proofs_of(
+    day: ReconciledDay,
+    balances: Iterable[pa.Table],
+    rules: Rules,
+    sources: Iterable[ExtractedSource] = (),
+) -> Rows:
     """All proofs: the accounts and transfers that differ, and each proof as a whole; as ``PROOFS``.
 
-    ``balances`` has those of all accounts, in pieces; as ``BALANCES``.
+    Args:
+        day: The result of the day.
+        balances: Those of all accounts, in pieces; as ``BALANCES``.
+        rules: The banks, and what their accounts are.
+        sources: The extract, with the rows in quarantine.
     """
     books = _Books(rules, was_closed=day.was_closed)
     for piece in balances:
         books.add(piece)
     books.add_bookings(day.sums)
+    books.add_quarantine(sources)
     rows = [*books.added_up(), *books.of_all_banks(day.sums), *books.gapless(day.sums)]
-    schema = arrow_schema(PROOFS)
     if isinstance(day.broken, pa.Table):
         rows += day.broken.to_pylist()
         rows.sort(key=lambda row: [row[name] or "" for name in PROOFS.names[:4]])
-        return pa.Table.from_pylist(rows, schema)
-    found = day.broken.sparkSession.createDataFrame(pa.Table.from_pylist(rows, schema), PROOFS.ddl)
+        return _arrow(rows)
+    found = day.broken.sparkSession.createDataFrame(_arrow(rows), PROOFS.ddl)
     return union(day.broken, found)
+
+
+def _arrow(rows: list[dict[str, Any]]) -> pa.Table:
+    return arrow_table(PROOFS, [[row[name] for name in PROOFS.names] for row in rows])
 
 
 class _AccountProof(NamedTuple):
@@ -89,7 +105,16 @@ class _Books:
         return [bank.name for bank in self._rules.bank if has(bank)]
 
     def add(self, piece: pa.Table) -> None:
-        """Add some accounts."""
+        """Add some accounts.
+
+        Raises:
+            ReconcileRefused: A balance does not fit into 64 bits.
+        """
+        for row in piece.filter(pc.field("closing").is_null()).slice(0, 1).to_pylist():
+            raise ReconcileRefused(
+                f"{row['bank']}: the bookings of account {mask(row['account'])} on the day, or its "
+                f"balance, do not fit into 64 bits in {row['currency']}: correct the wrong entry"
+            )
         numbers = (*KINDS, "moved")
         sums = sum_groups([piece], ("bank", "role", "currency"), numbers)
         for (bank, role, currency), (_, *values) in sums.items():
@@ -134,6 +159,19 @@ class _Books:
                 self._sums["double-entry", bank, None, currency].update(rows=1, found=other)
                 if other:
                     self._add_wrong(("double-entry", bank, "other", currency), 0, other)
+
+    def add_quarantine(self, sources: Iterable[ExtractedSource]) -> None:
+        """Add the rows that cannot be read: the rows read are those taken and these."""
+        for source in sources:
+            rows = [(table.table, row) for table in source.tables for row in table.quarantine]
+            for table, row in rows:
+                place = "readable-rows", source.name, f"{table}, {row.row}: {row.reason}", None
+                self._add_wrong(place, 1, 0)
+            if rows:
+                read = (ENTRIES.name, ACCOUNTS.name)
+                taken = sum(one.written.rows for one in source.tables if one.table in read)
+                whole = self._sums["readable-rows", source.name, None, None]
+                whole.update(rows=taken + len(rows), expected=taken + len(rows), found=taken)
 
     def added_up(self) -> Iterator[dict[str, Any]]:
         """The proofs of accounts and bookings: those that differ, and each proof as a whole."""

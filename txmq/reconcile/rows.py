@@ -12,6 +12,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from txmq.reconcile.lone_bookings import LONE
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 
 __all__ = [
@@ -34,9 +35,10 @@ def entries_of(entries: DataFrame, window: DayWindow) -> DataFrame:
 
 
 def transfers_of(entries: DataFrame) -> DataFrame:
-    """The entries of transfers. An entry without a key becomes a transfer of its own."""
-    number = f.coalesce("id", "recorded_ms").cast("string")
-    alone = f.concat_ws("/#", "bank", number)
+    """The entries of transfers. All entries without a key that a bank wrote at one moment have one
+    key (:mod:`txmq.reconcile.lone_bookings`).
+    """
+    alone = f.concat_ws(LONE, "bank", f.col("recorded_ms").cast("string"))
     return entries.where(f.col("kind").isin(*TRANSFER_KINDS)).withColumn(
         "key", f.coalesce("key", alone)
     )

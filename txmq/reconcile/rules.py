@@ -174,6 +174,9 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     """The greatest age of a break, in business days."""
     evidence: Annotated[int, Meta(ge=0, le=10_000)] = 20
     """How many breaks of each class the report shows."""
+    quarantine_max: Annotated[int, Meta(ge=0, le=10_000)] = 0
+    """The most rows of a bank's table that cannot be read: their amount, moment, currency or
+    account is invalid. They are reported instead of reconciled; with one more the run stops."""
 
 
 class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):

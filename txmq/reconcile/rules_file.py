@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections import Counter
@@ -11,10 +10,11 @@ from datetime import date
 from itertools import chain
 from pathlib import Path
 from typing import Final
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import msgspec
 
+from txmq.config import did_you_mean
 from txmq.config_tree import load_tree
 from txmq.errors import ConfigError
 from txmq.quantity import quantity
@@ -25,6 +25,7 @@ from txmq.reconcile.rules import (
     AccountColumns,
     Bank,
     BankFiles,
+    Constant,
     LogRules,
     Namespaces,
     Rules,
@@ -151,7 +152,8 @@ def _of_the_day(rules: Rules) -> Iterator[str]:
         try:
             ZoneInfo(zone)
         except (OSError, ValueError, KeyError):
-            yield f"the zone {zone!r} of {where} is unknown; write one such as Asia/Shanghai"
+            hint = did_you_mean(zone, available_timezones()) or "; write one such as Asia/Shanghai"
+            yield f"the zone {zone!r} of {where} is unknown{hint}"
     if _CLOCK.fullmatch(rules.day.cut_off) is None:
         yield f"cut_off {rules.day.cut_off!r} is not a time; write one such as 17:00"
     try:
@@ -166,8 +168,7 @@ def _of_the_banks(rules: Rules) -> Iterator[str]:
         yield "every bank has a name of its own, and none is called log"
     for bank in rules.bank:
         for kind in bank.entries.kinds.keys() - set(TRANSFER_KINDS):
-            near = difflib.get_close_matches(kind, TRANSFER_KINDS, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(kind, TRANSFER_KINDS)
             yield f"{bank.name}: kinds are {', '.join(TRANSFER_KINDS)}, not {kind}{hint}"
         entries = bank.entries
         for word in _duplicates(chain.from_iterable(map(set, entries.kinds.values()))):
@@ -300,3 +301,12 @@ def _of_the_money(rules: Rules) -> Iterator[str]:
         )
     for currency in most.keys() - rules.money.keys() if rules.money else ():
         yield f"outcomes.charges_max has {currency}, which is not one of {', '.join(rules.money)}"
+    sources = [(f"the flow of {flow.topic}", flow.currency) for flow in rules.log.flow]
+    for bank in rules.bank:
+        sources.append((bank.name, bank.entries.currency))
+        if bank.accounts is not None:
+            sources.append((bank.name, bank.accounts.currency))
+    for where, source in sources if rules.money else ():
+        if isinstance(source, Constant) and source.value not in rules.money:
+            known, hint = ", ".join(sorted(rules.money)), did_you_mean(source.value, rules.money)
+            yield f"{where}: the currency {source.value} is not one of {known}{hint}"

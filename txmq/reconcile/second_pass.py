@@ -20,9 +20,10 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS
 from txmq.reconcile.explanations import Explanation
-from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.lifecycle import BreakLife
 from txmq.reconcile.log.flows import FailureRow, MessageRow
+from txmq.reconcile.lone_bookings import is_lone, split_bookings
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import (
     BOOKED,
@@ -88,7 +89,7 @@ class Decisions(NamedTuple):
 
     def tables(self) -> dict[str, pa.Table]:
         """The rows as Arrow tables."""
-        return {name: _table(RESULTS[name], rows) for name, rows in self.rows.items()}
+        return {name: arrow_table(RESULTS[name], rows) for name, rows in self.rows.items()}
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows of each table, in the column of its name, and the sums in ``sums``."""
@@ -249,10 +250,8 @@ def _add_proof(
 
 
 def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
-    cases: dict[str, TransferRows] = {}
-    for key in evidence["key"].unique().to_pylist():
-        cases[key] = TransferRows(key)
-    for key, origin, entry in _rows(evidence, "entry", BOOKED, EntryRow):
+    cases = _Cases()
+    for key, origin, entry in _entries(evidence):
         case = cases[key]
         case.was_open |= origin == CARRIED
         (case.agreed_entries if origin == EARLIER else case.entries).append(entry)
@@ -269,6 +268,26 @@ def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
         for row in closed.to_pylist():
             cases[row["key"]].histories.append(row["history"])
     return cases
+
+
+def _entries(evidence: pa.Table) -> Iterator[tuple[str, int, EntryRow]]:
+    """The entries as :func:`_rows`; one that names no transfer has the key of its booking."""
+    lone: dict[str, list[EntryRow]] = {}
+    for key, origin, entry in _rows(evidence, "entry", BOOKED, EntryRow):
+        if is_lone(entry):
+            lone.setdefault(key, []).append(entry)
+        else:
+            yield key, origin, entry
+    for entries in lone.values():
+        for entry in split_bookings(entries):
+            assert entry.key is not None
+            yield entry.key, TODAY, entry
+
+
+class _Cases(dict[str, TransferRows]):
+    def __missing__(self, key: str) -> TransferRows:
+        case = self[key] = TransferRows(key)
+        return case
 
 
 def _as_item(*values: Any) -> dict[str, Any]:
@@ -312,14 +331,7 @@ def _values(item: Mapping[str, Any], table: TableSchema) -> tuple[Any, ...]:
     return tuple(item[name] for name in table.names)
 
 
-def _table(table: TableSchema, rows: list[tuple[Any, ...]]) -> pa.Table:
-    schema = arrow_schema(table)
-    columns = zip(*rows, strict=True) if rows else ([] for _ in schema)
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-    return pa.table(arrays, schema=schema)
-
-
 def _structs(table: TableSchema, rows: list[tuple[Any, ...]]) -> pa.StructArray:
-    filled = _table(table, rows)
+    filled = arrow_table(table, rows)
     columns = [column.combine_chunks() for column in filled.columns]
     return pa.StructArray.from_arrays(columns, fields=list(filled.schema))

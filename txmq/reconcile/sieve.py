@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
+from txmq.reconcile.extract.controls import LOWER_HALF
 from txmq.reconcile.rows import hash_of, index_in
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.transfer import VISIBLE
@@ -70,9 +71,9 @@ def sift(
     Returns:
         ``plain`` is ``SUSPECT``, or the code of a class (:func:`plain_class`). ``hash`` is the hash
         of the key (:func:`~txmq.reconcile.rows.hash_of`), and NULL for matched transfers.
-        ``transfers`` is their number, ``amount`` their sum in ``money`` (:func:`plain_currency`);
-        ``is_ordered`` is true if a message orders them, and ``is_seen`` if they were agreed on an
-        earlier day.
+        ``transfers`` is their number, and ``low`` and ``high`` are the sums of the halves of their
+        amounts in ``money`` (:func:`plain_currency`); ``is_ordered`` is true if a message orders
+        them, and ``is_seen`` if they were agreed on an earlier day.
     """
     sums = _sums(rules)
     narrow = _of_entries(entries, rules, window, sums).unionByName(
@@ -89,7 +90,8 @@ def sift(
         f.sum("tags").alias("tags"),
         *(f.min(name).alias(name) for name in _MARKS),
         *(f.max(name).alias(f"{name}_hi") for name in _MARKS),
-        *(f.sum(name).alias(name) for name in sums),
+        # NULL if the sum does not fit into 64 bits.
+        *(f.try_sum(f.coalesce(name, f.lit(0))).alias(name) for name in sums),
     )  # fmt: skip
     if agreed is not None:
         met = met.where(f.col("tags").bitwiseAND(f.lit(_SEEN - 1)) > 0)
@@ -104,7 +106,9 @@ def sift(
     is_other = f.col("plain") != PLAIN[Class.MATCHED]
     other_hash = f.when(is_other, f.col("hash")).alias("hash")
     return found.groupBy(other_hash, "plain", "money", "is_ordered", "is_seen").agg(
-        f.count(f.lit(1)).alias("transfers"), f.sum("amount").alias("amount")
+        f.count(f.lit(1)).alias("transfers"),
+        f.sum(f.col("amount").bitwiseAND(LOWER_HALF)).alias("low"),
+        f.sum(f.shiftright("amount", 32)).alias("high"),
     )
 
 
@@ -129,7 +133,7 @@ def _plain(sums: dict[str, Column]) -> Column:
     rows = col("tags").bitwiseAND(f.lit(_SEEN - 1))
     is_whole = rows < (_MOST + 1) * _ROW
     for name in sums:
-        is_whole &= f.coalesce(col(name), f.lit(0)) == 0
+        is_whole &= f.coalesce(col(name) == 0, f.lit(False))
     for name in _MARKS:
         # NULL means that no row has this mark, so none disagrees.
         is_whole &= f.coalesce(col(name) == col(f"{name}_hi"), f.lit(True))
@@ -190,7 +194,7 @@ def _of_entries(
         (tag + _ROW).alias("tags"),
         f.when((tag == _DEBIT) | (tag == _RETURN), f.col("mark")).alias("payer"),
         f.when(tag == _CREDIT, f.col("mark")).alias("payee"),
-        f.when(tag != _CLEARING, _worth(f.abs(amount), rules)).alias("worth"),
+        f.when(tag != _CLEARING, _worth(_size(amount), rules)).alias("worth"),
         *(column.alias(name) for name, column in sums.items()),
     )
 
@@ -219,6 +223,11 @@ def _mark(name: str) -> Column:
     would collide in every mark.
     """
     return f.xxhash64(name, "key")
+
+
+def _size(amount: Column) -> Column:
+    """An amount without its sign; NULL for the least number, which has no opposite of 64 bits."""
+    return f.when(amount < 0, f.try_subtract(f.lit(0), amount)).otherwise(amount)
 
 
 def _worth(amount: Column, rules: Rules) -> Column:

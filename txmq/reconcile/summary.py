@@ -163,6 +163,9 @@ class Item(Struct, frozen=True):
     explained_by: str | None = None
     explanation: str | None = None
     was: str | None = None
+    id_doubt: str | None = None
+    suggestion: str | None = None
+    """The key of the item that may be the other part of this transfer."""
 
 
 class HandDecision(Struct, frozen=True):
@@ -282,6 +285,12 @@ class Result(Struct, frozen=True):
     def breaks(self) -> int:
         """The number of breaks."""
         return self._count("break")
+
+    @property
+    def quarantined(self) -> int:
+        """The number of rows of the banks' tables that cannot be read."""
+        wholes = (one for one in self.proofs if one.proof == "readable-rows" and not one.account)
+        return -sum(proof.difference for proof in wholes)
 
     def places(self, currency: str | None) -> int:
         """The digits after the point; 0 without a currency, since that is a count."""

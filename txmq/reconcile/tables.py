@@ -227,6 +227,8 @@ ITEMS: Final = TableSchema(
         _required("history", "string", "the changes: date, class and status, separated by commas"),
         _optional("explained_by", "string", ""),
         _optional("explanation", "string", ""),
+        _optional("id_doubt", "string", "why its id may be wrong: blanks, form, case, length"),
+        _optional("suggestion", "string", "the item that may be the other part of this transfer"),
     ),
 )
 

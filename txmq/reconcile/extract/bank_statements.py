@@ -13,10 +13,17 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from txmq.errors import ReconcileRefused
 
-__all__ = ["EntryFields", "StatementPage", "kind_of", "refuse", "stated_balances"]
+__all__ = ["DamagedRow", "EntryFields", "StatementPage", "kind_of", "refuse", "stated_balances"]
 
 EntryFields: TypeAlias = dict[str, Any]
 """An entry's values by the names in ``STATEMENT_FIELDS``, and its ``line`` in the file."""
+
+
+class DamagedRow(NamedTuple):
+    """A row of a file without readable values."""
+
+    line: int
+    reason: str
 
 
 class StatementPage(NamedTuple):
@@ -34,6 +41,8 @@ class StatementPage(NamedTuple):
     opening: Mapping[str, Decimal]
     moved: Mapping[str, Decimal]
     closing: Mapping[str, Decimal]
+    is_whole: bool
+    """False if an entry cannot be read, so that the sum of all entries is unknown."""
 
 
 def refuse(file: str, line: int, why: str) -> NoReturn:
@@ -80,7 +89,8 @@ def stated_balances(pages: Iterable[StatementPage]) -> Iterable[tuple[StatementP
                 refuse(page.file, page.line, f"{why} {balance}: a page is missing")
             moved = page.moved.get(currency, Decimal(0))
             begun = balance if opening is None else opening
-            if opening is not None and closing not in (None, opening + moved):
+            adds_up = opening is None or closing in (None, opening + moved)
+            if page.is_whole and not adds_up:
                 why = f"{where} begins with {opening} {currency}, and its entries sum to {moved}"
                 why = f"{why}, but it ends with {closing}: get a complete file from the bank"
                 refuse(page.file, page.line, why)

@@ -22,12 +22,17 @@ import msgspec
 import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.bank_statements import StatementPage, refuse, stated_balances
+from txmq.reconcile.extract.bank_statements import (
+    DamagedRow,
+    StatementPage,
+    refuse,
+    stated_balances,
+)
 from txmq.reconcile.extract.books import BookRequest, error_text
 from txmq.reconcile.extract.camt import read_camt
 from txmq.reconcile.extract.file_dialect import RECORDED, FileDialect, stored_value
 from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
-from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
+from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
 from txmq.reconcile.extract.sqlite import SqliteReader
 from txmq.reconcile.extract.statements import column_names, roles_of
@@ -89,7 +94,7 @@ class _FileReading:
         self._dialect = FileDialect(bank, bank.files, rules.day, books.window.start_ms)
         for function, parse in self._dialect.functions.items():
             connection.create_function(function, 2, parse, deterministic=True)
-        self._reader = SqliteReader(staged, rules.money, connection, self._dialect)
+        self._reader = SqliteReader(staged, connection, self._dialect)
 
     @property
     def snapshot(self) -> str:
@@ -114,7 +119,10 @@ class _FileReading:
             # A bank sends no statement of an account that did not move.
             ended = {k: (sum_ + moved.get(k, 0), 0) for k, (sum_, _) in opening.items()} | ended
         sums = self._write(OPENING, opening), self._write(LATER, {})
-        return (entries, *sums, *([self._write(ACCOUNTS, ended)] if bank.accounts else ()))
+        if bank.accounts is None:
+            return (entries, *sums)
+        accounts = self._write(ACCOUNTS, ended)
+        return (entries, *sums, msgspec.structs.replace(accounts, quarantine=reader.quarantine()))
 
     def _stage(self, table: str, columns: EntryColumns | AccountColumns, pattern: str) -> None:
         """Copy the rows of files into a table of the temporary database."""
@@ -126,12 +134,18 @@ class _FileReading:
         insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(fields))})"
 
         def stored(file: str, rows: FileRows) -> Iterator[tuple[Any, ...]]:
-            for line, values in rows:
+            for found in rows:
+                line, values = found
+                why = found.reason if isinstance(found, DamagedRow) else ""
                 try:
-                    row = [stored_value(value, decimal) for value in values]
+                    row = [] if why else [stored_value(value, decimal) for value in values]
                 except ValueError as error:
-                    refuse(file, line, str(error))
-                yield (*row, row[place], file, line)
+                    why = str(error)
+                if why:
+                    damaged = QuarantinedRow(f"file {file}, line {line}", why)
+                    self._reader.damaged[table].append(damaged)
+                else:
+                    yield (*row, row[place], file, line)
 
         for path in self._paths(pattern) if pattern else []:
             with open_unchanged(path) as file:
@@ -166,6 +180,8 @@ class _FileReading:
         for item in found:
             if isinstance(item, StatementPage):
                 self._pages.append(item)
+            elif isinstance(item, DamagedRow):
+                yield item
             else:
                 yield item["line"], [item.get(column) for column in columns]
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.controls import control_totals, difference
-from txmq.reconcile.extract.manifest import ExtractedTable
+from txmq.quantity import quantity
+from txmq.reconcile.extract.controls import (
+    LIMIT,
+    LOWER_HALF,
+    control_totals,
+    difference,
+    join_halves,
+)
+from txmq.reconcile.extract.manifest import ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     EntryStatements,
-    RowFault,
     control_from_answer,
     control_query,
 )
 from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.rules import Bank, DayWindow
+from txmq.reconcile.report.words import mask
+from txmq.reconcile.rules import Bank, DayWindow, Money
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import LATER, OPENING, TableSchema
 
@@ -32,7 +41,7 @@ __all__ = [
     "checked_extract",
     "copy_table",
     "error_text",
-    "raise_for_misfit",
+    "set_aside",
     "write_sums",
 ]
 
@@ -43,12 +52,16 @@ _SUMS: Final = pa.schema(
         "account": pa.string(),
         "role": pa.string(),
         "currency": pa.string(),
-        "amount": pa.int64(),
+        "low": pa.int64(),
+        "high": pa.int64(),
         "lines": pa.int64(),
         "accounts": pa.int64(),
     }
 )
 """The answer to :meth:`EntryStatements.sums`."""
+_WIDE: Final = pa.decimal128(19, 0)
+_SHOWN: Final = 100
+"""The maximum of characters of an invalid value."""
 
 Ask = Callable[[str], Sequence[Sequence[Any]]]
 """Runs a statement and returns its rows."""
@@ -61,6 +74,10 @@ class BookRequest(NamedTuple):
     window: DayWindow
     directory: Path
     """The bank's directory in the extract."""
+    money: Mapping[str, Money]
+    """The known currencies."""
+    quarantine_max: int
+    """The most rows of a table that may be set aside."""
 
 
 def error_text(error: BaseException, url: str = "") -> str:
@@ -92,23 +109,49 @@ def check_columns(where: str, wanted: Iterable[str], found: Iterable[str]) -> No
         raise ReconcileRefused(f"{where}: column {name} is missing; it has {', '.join(names)}")
 
 
-def raise_for_misfit(where: str, faults: Iterable[RowFault], ask: Ask) -> None:
-    """Refuse a table that has an invalid row.
+def set_aside(
+    books: BookRequest,
+    table: TableSchema,
+    statements: EntryStatements | AccountStatements,
+    ask: Ask,
+    damaged: Sequence[QuarantinedRow] = (),
+) -> tuple[QuarantinedRow, ...]:
+    """The rows of a bank's table that cannot be read.
 
     Args:
-        where: The bank and its table.
-        faults: The queries that find invalid rows.
-        ask: Runs them under the same snapshot.
+        books: The bank, and the most rows of this kind.
+        table: The table.
+        statements: The SQL that finds them.
+        ask: Runs a statement under the snapshot.
+        damaged: Rows that could not even be brought into a table.
 
     Raises:
-        ReconcileRefused: A row is invalid; the message names it.
+        ReconcileRefused: They are more than the rules allow; the message shows the first.
     """
-    for fault in faults:
-        for *values, held in ask(fault.statement):
-            names = zip(fault.names, values, strict=True)
-            row = ", ".join(f"{name} {value}" for name, value in names if value is not None)
-            why = "is empty" if held is None else f"is {held!r}: {fault.expected}"
-            raise ReconcileRefused(f"{where}: {fault.column} of the row {row or 'found'} {why}")
+    ((count,),) = ask(statements.unreadable_count())
+    most, faults, found = books.quarantine_max, statements.faults(), list(damaged)
+    for index, value, *places in ask(statements.unreadable(max(most, 1))) if count else ():
+        fault = faults[index]
+        names = zip(statements.place, places, strict=True)
+        # Reports show these, and mask accounts there.
+        row = ", ".join(
+            f"{name} {mask(place) if name == 'account' else place}"
+            for name, place in names
+            if place is not None
+        )
+        held = "is empty"
+        if value is not None:
+            hint = did_you_mean(value, fault.known)
+            held = f"is {value[:_SHOWN]!r}: {fault.expected}{hint}"
+        found.append(QuarantinedRow(row, f"{fault.column} {held}"))
+    if (count := count + len(damaged)) > most:
+        first = found[0]
+        raise ReconcileRefused(
+            f"{books.bank.name}/{table.name}: {quantity(count, 'row')} cannot be read, and "
+            f"limits.quarantine_max is {most}: correct the book, or raise the limit to report such "
+            f"rows instead; the first is {first.row or 'one without an id'}: {first.reason}"
+        )
+    return tuple(sorted(found))
 
 
 def copy_table(
@@ -117,8 +160,9 @@ def copy_table(
     statements: EntryStatements | AccountStatements,
     ask: Ask,
     batches: Callable[[str], Iterable[pa.RecordBatch]],
+    damaged: Sequence[QuarantinedRow] = (),
 ) -> ExtractedTable:
-    """Check a table for invalid rows and copy it into the extract.
+    """Copy a table into the extract, without the rows that cannot be read.
 
     Args:
         books: The bank and the target directory.
@@ -126,20 +170,26 @@ def copy_table(
         statements: The SQL that reads it.
         ask: Runs a statement under the snapshot.
         batches: Runs a statement under the snapshot and returns its rows as Arrow.
+        damaged: Rows that could not even be brought into a table.
 
     Raises:
-        ReconcileRefused: A row is invalid, or rows were lost on the way.
+        ReconcileRefused: Too many rows cannot be read, or rows were lost on the way.
     """
     name = books.bank.name
-    raise_for_misfit(f"{name}/{table.name}", statements.faults(), ask)
-    answer = ask(control_query(statements.rows(), table, statements.dialect))
+    quarantine = set_aside(books, table, statements, ask, damaged)
+    answer = ask(control_query(statements.rows(), table))
     with TableWriter(table, books.directory / table.name) as writer:
         for batch in batches(statements.rows()):
             writer.write(batch)
-    return checked_extract(name, control_from_answer(name, table, answer), writer)
+    return checked_extract(name, control_from_answer(name, table, answer), writer, quarantine)
 
 
-def checked_extract(source: str, control: Control, writer: TableWriter) -> ExtractedTable:
+def checked_extract(
+    source: str,
+    control: Control,
+    writer: TableWriter,
+    quarantine: tuple[QuarantinedRow, ...] = (),
+) -> ExtractedTable:
     """Describe the extracted table, after comparing its control totals.
 
     Raises:
@@ -148,7 +198,7 @@ def checked_extract(source: str, control: Control, writer: TableWriter) -> Extra
     found = writer.extracted(source, control)
     if (differs := difference(control, found.written)) is not None:
         raise ReconcileRefused(f"{differs}: rows were lost or doubled on the way into the extract")
-    return found
+    return msgspec.structs.replace(found, quarantine=quarantine)
 
 
 def write_sums(books: BookRequest, answer: pa.Table) -> tuple[ExtractedTable, ExtractedTable]:
@@ -159,11 +209,9 @@ def write_sums(books: BookRequest, answer: pa.Table) -> tuple[ExtractedTable, Ex
         answer: The answer to :meth:`EntryStatements.sums`.
 
     Raises:
-        ReconcileRefused: A moment or an amount is invalid.
+        ReconcileRefused: The sum of an account does not fit into 64 bits; the message names it.
     """
     answer = answer.rename_columns(_SUMS.names).cast(_SUMS)
-    if any(answer[name].null_count for name in ("period", "amount", "lines")):
-        raise ReconcileRefused(f"{books.bank.name}/entries: some moments or amounts are invalid")
     before, after = (
         _write_table(books, table, answer.filter(pc.equal(answer["period"], period)))
         for period, table in enumerate((OPENING, LATER))
@@ -173,7 +221,20 @@ def write_sums(books: BookRequest, answer: pa.Table) -> tuple[ExtractedTable, Ex
 
 def _write_table(books: BookRequest, table: TableSchema, answer: pa.Table) -> ExtractedTable:
     is_sum = pc.equal(answer["is_sum"], 1)
-    rows = answer.filter(pc.invert(is_sum)).rename_columns({"lines": "rows"}).select(table.names)
+    accounts = answer.filter(pc.invert(is_sum)).rename_columns({"lines": "rows"})
+    low, high = accounts["low"].cast(_WIDE), accounts["high"].cast(_WIDE)
+    wide = pc.add(low, pc.multiply(high, pa.scalar(LOWER_HALF + 1, pa.decimal128(10, 0))))
+    try:
+        amounts = wide.cast(pa.int64())
+    except pa.ArrowInvalid:
+        place = pc.index(pc.greater(pc.abs(wide), pa.scalar(LIMIT - 1, _WIDE)), True).as_py()
+        raise ReconcileRefused(
+            f"{books.bank.name}/{table.name}: the entries of account "
+            f"{mask(accounts['account'][place].as_py())} add up to {wide[place].as_py()} "
+            f"{accounts['currency'][place].as_py()} in minor units, which does not fit into 64 "
+            "bits: correct the wrong entry in the book"
+        ) from None
+    rows = accounts.append_column("amount", amounts).select(table.names)
     with TableWriter(table, books.directory / table.name) as writer:
         for batch in rows.to_batches():
             writer.write(batch)
@@ -186,8 +247,8 @@ def _write_table(books: BookRequest, table: TableSchema, answer: pa.Table) -> Ex
                 row["accounts"],
                 None,
                 None,
-                row["amount"],
-                row["amount"] + row["lines"],
+                (total := join_halves(row["low"], row["high"])),
+                total + row["lines"],
             )
             for row in answer.filter(is_sum).to_pylist()
         ),

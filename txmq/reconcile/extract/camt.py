@@ -14,7 +14,13 @@ from typing import Final
 from xml.etree.ElementTree import Element
 from xml.parsers import expat
 
-from txmq.reconcile.extract.bank_statements import EntryFields, StatementPage, kind_of, refuse
+from txmq.reconcile.extract.bank_statements import (
+    DamagedRow,
+    EntryFields,
+    StatementPage,
+    kind_of,
+    refuse,
+)
 
 __all__ = ["read_camt"]
 
@@ -38,11 +44,13 @@ _LINE: Final = "line"
 """An attribute with the line of an element; those of the standard begin with a capital."""
 
 
-def read_camt(file: str, chunks: Iterable[bytes]) -> Iterator[EntryFields | StatementPage]:
+def read_camt(
+    file: str, chunks: Iterable[bytes]
+) -> Iterator[EntryFields | DamagedRow | StatementPage]:
     """The booked entries of each statement, and then its balances.
 
     Raises:
-        ReconcileRefused: The file is not camt.053, or has an invalid value.
+        ReconcileRefused: The file is not camt.053, or has an invalid balance.
     """
     statement: _Statement | None = None
     has_any = False
@@ -54,7 +62,7 @@ def read_camt(file: str, chunks: Iterable[bytes]) -> Iterator[EntryFields | Stat
                 yield statement.page(int(element.attrib[_LINE]))
                 statement = None
             case "Ntry" if _text(element, "Sts/Cd", "Sts") == "BOOK":
-                yield from statement.entry(element)
+                yield from statement.rows(element)
             case "Bal":
                 statement.add_balance(element)
             case _:
@@ -71,13 +79,17 @@ class _Statement:
         self._file = file
         self._balances: list[tuple[str, str, Decimal]] = []
         self._moved = defaultdict[str, Decimal](Decimal)
+        self._is_whole = True
 
     @property
     def _account(self) -> str:
         return _text(self.head, "Acct/Id/IBAN", "Acct/Id/Othr/Id")
 
     def add_balance(self, element: Element) -> None:
-        amount, currency = self._money(element)
+        try:
+            amount, currency = _money(element)
+        except ValueError as error:
+            refuse(self._file, int(element.attrib[_LINE]), str(error))
         self._balances.append((_text(element, "Tp/CdOrPrtry/Cd"), currency, amount))
 
     def page(self, line: int) -> StatementPage:
@@ -91,11 +103,19 @@ class _Statement:
         order = [int(text) if text.isdecimal() else 0 for text in (number, page)]
         is_last = _text(self.head, "StmtPgntn/LastPgInd") in ("", *_TRUE)
         sums = opening, self._moved, closing
-        return StatementPage(self._file, line, self._account, name, order, is_last, *sums)
+        where = self._file, line, self._account, name, order, is_last
+        return StatementPage(*where, *sums, self._is_whole)
 
-    def entry(self, entry: Element) -> Iterator[EntryFields]:
+    def rows(self, entry: Element) -> list[EntryFields] | list[DamagedRow]:
         """The rows of an entry: one for each of its transactions, and one for each charge."""
-        amount, currency = self._money(entry)
+        try:
+            return list(self._entry(entry))
+        except ValueError as error:
+            self._is_whole = False
+            return [DamagedRow(int(entry.attrib[_LINE]), str(error))]
+
+    def _entry(self, entry: Element) -> Iterator[EntryFields]:
+        amount, currency = _money(entry)
         self._moved[currency] += amount
         transactions = entry.findall("NtryDtls/TxDtls")
         sign = "DBIT" if amount < 0 else "CRDT"
@@ -115,8 +135,8 @@ class _Statement:
             if charge:
                 yield self._row(entry, None, charge, currency)
         if rest and rest != included:
-            why = f"the entry is {amount} {currency}, but its transactions sum to {amount - rest}"
-            refuse(self._file, int(entry.attrib[_LINE]), why)
+            sum_ = amount - rest
+            raise ValueError(f"it is {amount} {currency}, but its transactions sum to {sum_}")
         if rest:
             yield self._row(entry, None, rest, currency)
 
@@ -138,33 +158,36 @@ class _Statement:
             row["code"] = "-".join(filter(None, codes))
         return row
 
-    def _amount_of(self, transaction: Element, currency: str, sign: str) -> Decimal | None:
+    @staticmethod
+    def _amount_of(transaction: Element, currency: str, sign: str) -> Decimal | None:
         """The amount of a transaction; ``None`` if it is not in the entry's currency."""
         for holder in (transaction, *transaction.findall("AmtDtls/TxAmt")):
             if holder.find("Amt") is not None:
-                amount, named = self._money(holder, _text(transaction, "CdtDbtInd") or sign)
+                amount, named = _money(holder, _text(transaction, "CdtDbtInd") or sign)
                 if named == currency:
                     return amount
         return None
 
-    def _charges(self, element: Element, currency: str) -> Decimal:
+    @staticmethod
+    def _charges(element: Element, currency: str) -> Decimal:
         """The sum of the charges that an amount includes."""
         found = [
-            self._money(record, _text(record, "CdtDbtInd") or "DBIT")
+            _money(record, _text(record, "CdtDbtInd") or "DBIT")
             for record in (*element.findall("Chrgs/Rcrd"), *element.findall("Chrgs"))
             if _text(record, "ChrgInclInd") in _TRUE
         ]
         return sum((amount for amount, named in found if named == currency), Decimal(0))
 
-    def _money(self, element: Element, sign: str = "") -> tuple[Decimal, str]:
-        """The signed amount of an element, and its currency."""
-        sign, text = sign or _text(element, "CdtDbtInd"), _text(element, "Amt")
-        amount = element.find("Amt")
-        currency = "" if amount is None else amount.get("Ccy", "")
-        if _AMOUNT.fullmatch(text) is None or sign not in ("CRDT", "DBIT") or not currency:
-            why = f"Amt {text!r}, Ccy {currency!r} and CdtDbtInd {sign!r} are not an amount"
-            refuse(self._file, int(element.attrib[_LINE]), f"{element.tag}: {why}")
-        return (Decimal(text) if sign == "CRDT" else -Decimal(text)), currency
+
+def _money(element: Element, sign: str = "") -> tuple[Decimal, str]:
+    """The signed amount of an element, and its currency."""
+    sign, text = sign or _text(element, "CdtDbtInd"), _text(element, "Amt")
+    amount = element.find("Amt")
+    currency = "" if amount is None else amount.get("Ccy", "")
+    if _AMOUNT.fullmatch(text) is None or sign not in ("CRDT", "DBIT") or not currency:
+        why = f"Amt {text!r}, Ccy {currency!r} and CdtDbtInd {sign!r} are not an amount"
+        raise ValueError(f"{element.tag}: {why}")
+    return (Decimal(text) if sign == "CRDT" else -Decimal(text)), currency
 
 
 def _ends(balances: list[tuple[str, str, Decimal]], *codes: str) -> dict[str, Decimal]:

@@ -20,8 +20,10 @@ import pyarrow.parquet as pq
 from txmq.reconcile.extract.contents import ContentHash
 from txmq.reconcile.extract.controls import (
     LIMIT,
+    LOWER_HALF,
     control_totals,
     has_number,
+    join_halves,
     money_column,
     number_columns,
 )
@@ -31,7 +33,6 @@ from txmq.reconcile.tables import TableSchema
 __all__ = ["ControlSums", "count_files"]
 
 _ROWS_AT_ONCE: Final = 1 << 17
-_LOW: Final = 0xFFFFFFFF
 
 
 def count_files(
@@ -132,4 +133,4 @@ def _sum(column: pa.Array) -> int:
     if max(-ends["min"], ends["max"]) * len(column) < LIMIT:
         return int(pc.sum(column).as_py())
     values = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    return int(np.sum(values & _LOW)) + (int(np.sum(values >> 32)) << 32)
+    return join_halves(int(np.sum(values & LOWER_HALF)), int(np.sum(values >> 32)))

@@ -1,7 +1,7 @@
 """Control totals from the sums of a database or Spark; pure.
 
-Both return one row for each currency. If a sum may not fit into 64 bits, they add up the lower
-and the upper halves of the numbers, which are joined here.
+Both return one row for each currency. A sum may not fit into 64 bits, so they add up the lower and
+the upper halves of the numbers, which are joined here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from txmq.reconcile.tables import TableSchema
 
 __all__ = [
     "LIMIT",
+    "LOWER_HALF",
     "control_totals",
     "difference",
     "has_number",
@@ -25,6 +26,7 @@ __all__ = [
 
 LIMIT: Final = 1 << 63
 """Hash totals are sums modulo this."""
+LOWER_HALF: Final = (1 << 32) - 1
 
 _OTHERS: Final = {
     "the least id": "least",
@@ -48,9 +50,9 @@ def has_number(table: TableSchema) -> bool:
     return any(column.name == "id" and column.type == "long" for column in table.columns)
 
 
-def join_halves(halves: Sequence[Any]) -> int:
-    """A sum from the sums of its lower and upper halves, or from a single sum."""
-    return sum(int(half or 0) << 32 * place for place, half in enumerate(halves))
+def join_halves(low: int | None, high: int | None) -> int:
+    """A sum from the sums of the lower and upper halves of its numbers; 0 without any."""
+    return (low or 0) + ((high or 0) << 32)
 
 
 def control_totals(source: str, table: TableSchema, rows: Iterable[Sequence[Any]]) -> Control:

@@ -25,7 +25,7 @@ from txmq.reconcile.extract.manifest import (
     write_manifest,
 )
 from txmq.reconcile.parquet_files import sync
-from txmq.reconcile.rules import Bank, Constant, DayWindow, Rules
+from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def extract_day(
     clock = clock or SystemClock()
     window = rules.day.window(day)
     for bank in rules.bank:
-        _check_bank(rules, bank, spark)
+        _check_bank(bank, spark)
     home = Path(rules.directory) / "extracts" / day.isoformat()
     try:
         with draft_folder(home) as draft:
@@ -120,7 +120,11 @@ def _sources(
         return source
 
     with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
-        requests = (BookRequest(bank, window, directory / bank.name) for bank in rules.bank)
+        most = rules.limits.quarantine_max
+        requests = (
+            BookRequest(bank, window, directory / bank.name, rules.money, most)
+            for bank in rules.bank
+        )
         futures = [pool.submit(_read, rules, day, books, spark, clock) for books in requests]
         banks = [report(future.result()) for future in futures]
     log = take_log(rules, window, directory)
@@ -140,11 +144,11 @@ def _read(
         case "postgresql":
             from txmq.reconcile.extract.postgres import read_postgres
 
-            return read_postgres(books, rules.money, clock)
+            return read_postgres(books, clock)
         case "sqlite":
             from txmq.reconcile.extract.sqlite import read_sqlite
 
-            return read_sqlite(books, rules.money, clock)
+            return read_sqlite(books, clock)
         case "files":
             from txmq.reconcile.extract.book_files import read_files
 
@@ -153,7 +157,7 @@ def _read(
             from txmq.reconcile.extract.jdbc import read_jdbc
 
             assert spark is not None
-            return read_jdbc(books, rules.money, spark, clock)
+            return read_jdbc(books, spark, clock)
 
 
 def _kind(bank: Bank) -> str:
@@ -163,8 +167,8 @@ def _kind(bank: Bank) -> str:
     return _KINDS.get(scheme, "")
 
 
-def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
-    """Check that the rules of a bank are complete, before any bank is read."""
+def _check_bank(bank: Bank, spark: SparkSession | None) -> None:
+    """Check that a bank can be read, before any bank is read."""
     kind = _kind(bank)
     if not kind:
         raise ReconcileRefused(
@@ -172,13 +176,6 @@ def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
         )
     if kind == "jdbc" and spark is None:
         raise ReconcileRefused(f"{bank.name}: Spark reads JDBC URLs, and no session was given")
-    for columns in (bank.entries, bank.accounts):
-        if columns is None or not isinstance(columns.currency, Constant):
-            continue
-        currency = columns.currency.value
-        if rules.money and currency not in rules.money:
-            known = ", ".join(sorted(rules.money))
-            raise ReconcileRefused(f"{bank.name}: the currency {currency} is not one of {known}")
 
 
 def _publish(draft: Path, final: Path, manifest: Manifest) -> Manifest:

@@ -1,7 +1,7 @@
 """The rows of a file with columns: CSV, JSON lines or Parquet. Few rows are in memory at a time.
 
-Nothing is guessed: a row with too few values, a wrong byte or a file that changes is an error
-that names the file, the line and the value.
+Nothing is guessed: a row with too few values is damaged, and a wrong byte or a file that changes
+is an error that names the file, the line and the value.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.bank_statements import refuse
+from txmq.reconcile.extract.bank_statements import DamagedRow, refuse
 from txmq.reconcile.extract.books import check_columns
 from txmq.reconcile.rules import BankFiles
 
 __all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows"]
 
-FileRows: TypeAlias = Iterator[tuple[int, Sequence[Any]]]
+FileRows: TypeAlias = Iterator[tuple[int, Sequence[Any]] | DamagedRow]
 """The line of each row, and its values of the wanted columns."""
 
 _BATCH: Final = 1 << 14
@@ -69,7 +69,7 @@ def read_rows(name: str, file: BinaryIO, columns: Sequence[str], files: BankFile
     """The rows of a file with the values of these columns; in JSON a missing field is empty.
 
     Raises:
-        ReconcileRefused: It lacks a column, or has an invalid row.
+        ReconcileRefused: It lacks a column, or is truncated.
     """
     if files.format == "parquet":
         return _parquet_rows(name, file, columns)
@@ -104,7 +104,8 @@ def _csv_rows(
             if len(row) == len(header):
                 yield reader.line_num, take(row)
             elif row:
-                refuse(name, reader.line_num, f"it has {len(row)} values, not {len(header)}: {row}")
+                why = f"it has {len(row)} values, not {len(header)}: {row}"
+                yield DamagedRow(reader.line_num, why)
     except csv.Error as error:
         refuse(name, reader.line_num, f"{last[:40]!r} is not CSV: {error}")
     if not last.endswith("\n"):
@@ -125,13 +126,19 @@ def _json_rows(name: str, lines: Iterable[tuple[int, str]], columns: Sequence[st
     for number, line in lines:
         if not line.strip():
             continue
+        shown = repr(line.strip()[:40])
         try:
             row = decode(line)
         except (ValueError, RecursionError) as error:
-            refuse(name, number, f"{line.strip()[:40]!r} is not JSON: {error}")
-        if not isinstance(row, dict):
-            refuse(name, number, f"{line.strip()[:40]!r} is not a JSON object")
-        yield number, [_value_at(row, path) for path in paths]
+            if not line.endswith("\n"):
+                why = "is not JSON and has no line end, so the file may be truncated; get it again"
+                refuse(name, number, f"{shown} {why}")
+            yield DamagedRow(number, f"{shown} is not JSON: {error}")
+            continue
+        if isinstance(row, dict):
+            yield number, [_value_at(row, path) for path in paths]
+        else:
+            yield DamagedRow(number, f"{shown} is not a JSON object")
 
 
 def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from txmq.reconcile.extract.books import (
     check_columns,
     copy_table,
     error_text,
-    raise_for_misfit,
+    set_aside,
     write_sums,
 )
 from txmq.reconcile.extract.contents import ContentHash
@@ -44,13 +44,12 @@ from txmq.reconcile.extract.statements import (
 )
 from txmq.reconcile.extract.table_writer import describe_part
 from txmq.reconcile.parquet_files import finalize_folder, parquet_options
-from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns, Money
+from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 from txmq.runtime.clock import Clock
 
 __all__ = ["SparkDialect", "options", "read_jdbc"]
 
-_LOW: Final = 0xFFFFFFFF
 _GREATEST: Final = (1 << 63) - 1
 _WHOLE: Final = frozenset({"byte", "short", "integer", "long"})
 _RAW: Final = "raw"
@@ -97,16 +96,11 @@ class SparkDialect(Dialect):
             floor = f"floor({self._scaled(column, '1' if held == 'milliseconds' else '1000')})"
             return f"(CASE WHEN abs({floor}) <= {_GREATEST} THEN CAST({floor} AS BIGINT) END)"
         if held == "timestamptz":
-            return f"unix_millis({quoted})"
-        local = f"convert_timezone({self.literal(zone)}, 'UTC', CAST({quoted} AS TIMESTAMP_NTZ))"
+            return f"unix_millis(try_cast({quoted} AS TIMESTAMP))"
+        found = f"try_cast({quoted} AS TIMESTAMP_NTZ)"
+        local = f"convert_timezone({self.literal(zone)}, 'UTC', {found})"
         micros = f"timestampdiff(MICROSECOND, TIMESTAMP_NTZ '1970-01-01 00:00:00', {local})"
         return f"CAST(floor({micros} / 1000BD) AS BIGINT)"
-
-    def sums(self, number: str) -> tuple[str, ...]:
-        return f"sum({number} & {_LOW})", f"sum(shiftright({number}, 32))"
-
-    def total(self, number: str) -> str:
-        return f"CASE WHEN count(*) = count({number}) THEN sum({number}) END"
 
     def _scaled(self, column: str, scale: str) -> str:
         number = f"try_cast({self.quoted(column)} AS DECIMAL(28, 10))"
@@ -127,14 +121,11 @@ def options(bank: Bank, columns: EntryColumns | AccountColumns) -> dict[str, str
     }
 
 
-def read_jdbc(
-    books: BookRequest, money: Mapping[str, Money], spark: SparkSession, clock: Clock
-) -> ExtractedSource:
+def read_jdbc(books: BookRequest, spark: SparkSession, clock: Clock) -> ExtractedSource:
     """Extract a bank's books.
 
     Args:
         books: The bank, the day and the target directory.
-        money: The known currencies.
         spark: A session that has the driver's jar.
         clock: This machine's clock; the database's clock is not read.
 
@@ -142,7 +133,7 @@ def read_jdbc(
         ReconcileRefused: The database cannot be read, or has an invalid value.
     """
     name, taken_ms = books.bank.name, clock.wall_ms()
-    reader = _JdbcReader(books, money, spark)
+    reader = _JdbcReader(books, spark)
     try:
         tables = (*reader.entries(), *reader.accounts())
     except (PySparkException, Py4JError) as error:
@@ -155,9 +146,8 @@ def read_jdbc(
 class _JdbcReader:
     """Reads a bank's tables through Spark."""
 
-    def __init__(self, books: BookRequest, money: Mapping[str, Money], spark: SparkSession) -> None:
+    def __init__(self, books: BookRequest, spark: SparkSession) -> None:
         self._books = books
-        self._money = money
         self._spark = spark
 
     def entries(self) -> tuple[ExtractedTable, ...]:
@@ -169,13 +159,13 @@ class _JdbcReader:
         dialect = SparkDialect(types)
         statements = EntryStatements(
             msgspec.structs.replace(bank, entries=entries),
-            self._money,
+            self._books.money,
             self._books.window,
             dialect,
         )
-        raise_for_misfit(where, statements.faults(), self._ask)
+        quarantine = set_aside(self._books, ENTRIES, statements, self._ask)
         control = control_from_answer(
-            bank.name, ENTRIES, self._ask(control_query(statements.rows(), ENTRIES, dialect))
+            bank.name, ENTRIES, self._ask(control_query(statements.rows(), ENTRIES))
         )
         parts = self._write(statements.rows())
         paths = [self._books.directory.parent / part.path for part in parts]
@@ -184,7 +174,8 @@ class _JdbcReader:
         if (differs := difference(control, written)) is not None:
             raise ReconcileRefused(differs)
         sums = write_sums(self._books, self._spark.sql(statements.sums()).toArrow())
-        return (ExtractedTable(ENTRIES.name, control, written, contents.word, parts), *sums)
+        found = control, written, contents.word, parts, quarantine
+        return (ExtractedTable(ENTRIES.name, *found), *sums)
 
     def accounts(self) -> tuple[ExtractedTable, ...]:
         """The bank's table of accounts, if the rules name one."""
@@ -195,7 +186,7 @@ class _JdbcReader:
         statements = AccountStatements(
             msgspec.structs.replace(accounts, table=view, where=""),
             bank.entries.units,
-            self._money,
+            self._books.money,
             SparkDialect(types),
         )
         return (copy_table(self._books, ACCOUNTS, statements, self._ask, self._batches),)

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused
+from txmq.quantity import quantity
 from txmq.reconcile.parquet_files import sync
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.summary import Control
@@ -24,6 +25,7 @@ __all__ = [
     "ExtractedTable",
     "Manifest",
     "Part",
+    "QuarantinedRow",
     "extract_id",
     "place",
     "read_manifest",
@@ -44,6 +46,14 @@ class Part(Struct, frozen=True, order=True):
     sha256: str
 
 
+class QuarantinedRow(Struct, frozen=True, order=True):
+    """A row that cannot be read, and is in no table of the extract."""
+
+    row: str
+    """What identifies it in the bank's book: its id and its key, or its file and line."""
+    reason: str
+
+
 class ExtractedTable(Struct, frozen=True):
     """A table as it was extracted."""
 
@@ -55,6 +65,8 @@ class ExtractedTable(Struct, frozen=True):
     content: str
     """A hash of its rows, in any order and any parts."""
     parts: tuple[Part, ...]
+    quarantine: tuple[QuarantinedRow, ...] = ()
+    """The rows of the bank's table that cannot be read; for entries, those of any day."""
 
 
 class ExtractedSource(Struct, frozen=True):
@@ -108,7 +120,14 @@ class Manifest(Struct, frozen=True):
     @property
     def notes(self) -> tuple[str, ...]:
         """What the sources cannot tell."""
-        return tuple(note for source in self.sources for note in source.notes)
+        found = [note for source in self.sources for note in source.notes]
+        for table in (table for source in self.sources for table in source.tables):
+            if count := len(table.quarantine):
+                where = f"{table.written.source}/{table.table}"
+                read = quantity(table.written.rows + count, "row was", "rows were")
+                one = quantity(count, "of them is", "of them are")
+                found.append(f"{where}: {read} read, and {one} in quarantine")
+        return tuple(found)
 
     @classmethod
     def of(cls, rules: Rules, day: date, sources: tuple[ExtractedSource, ...]) -> Manifest:
@@ -134,7 +153,11 @@ def extract_id(
     reading_digest: str, window: DayWindow, as_of_ms: int, sources: tuple[ExtractedSource, ...]
 ) -> str:
     """The id of an extract; for a past day it does not depend on the time of reading."""
-    held = [(table.written, table.content) for source in sources for table in source.tables]
+    held = [
+        (table.written, table.content, *table.quarantine)
+        for source in sources
+        for table in source.tables
+    ]
     text = msgspec.json.encode((reading_digest, window, as_of_ms, held), order="sorted")
     return hashlib.sha256(text).hexdigest()[:16]
 

@@ -13,7 +13,13 @@ from datetime import date
 from decimal import Decimal
 from typing import Final
 
-from txmq.reconcile.extract.bank_statements import EntryFields, StatementPage, kind_of, refuse
+from txmq.reconcile.extract.bank_statements import (
+    DamagedRow,
+    EntryFields,
+    StatementPage,
+    kind_of,
+    refuse,
+)
 
 __all__ = ["read_mt940"]
 
@@ -35,11 +41,11 @@ _NONE: Final = ("NONREF", "NOTPROVIDED")
 
 def read_mt940(
     file: str, lines: Iterable[tuple[int, str]]
-) -> Iterator[EntryFields | StatementPage]:
+) -> Iterator[EntryFields | DamagedRow | StatementPage]:
     """The booked entries of each message, and then its balances.
 
     Raises:
-        ReconcileRefused: The file is not MT940, or has an invalid value.
+        ReconcileRefused: The file is not MT940, or has an invalid balance.
     """
     message: _Message | None = None
     line = 1
@@ -67,8 +73,11 @@ class _Message:
         self._rows: list[EntryFields] = []
         """The rows of the last entry: its ``:86:`` may follow."""
         self._is_closed = False
+        self._is_whole = True
 
-    def take(self, line: int, tag: str, text: str) -> Iterator[EntryFields | StatementPage]:
+    def take(
+        self, line: int, tag: str, text: str
+    ) -> Iterator[EntryFields | DamagedRow | StatementPage]:
         """Take the next field."""
         if tag != "86":
             yield from self._rows
@@ -81,7 +90,11 @@ class _Message:
             case "60F" | "60M":
                 self._opening, self._currency = _balance(self._file, line, text)
             case "61":
-                self._add_entry(line, text)
+                try:
+                    self._add_entry(line, text)
+                except ValueError as error:
+                    self._is_whole = False
+                    yield DamagedRow(line, f":61:{text!r} {error}")
             case "86" if self._rows:
                 self._describe_entry(text.replace("\n", ""))
             case "62F" | "62M":
@@ -98,7 +111,8 @@ class _Message:
         order = [int(part) if part.isdecimal() else 0 for part in self._number.split("/")]
         opening = {} if self._opening is None else {currency: self._opening}
         sums = opening, {currency: self._moved}, {currency: amount}
-        return StatementPage(self._file, line, account, self._number, order, is_last, *sums)
+        where = self._file, line, account, self._number, order, is_last
+        return StatementPage(*where, *sums, self._is_whole)
 
     def check_end(self, line: int) -> None:
         """Refuse a message without an end."""
@@ -108,9 +122,10 @@ class _Message:
 
     def _add_entry(self, line: int, text: str) -> None:
         found = _ENTRY.fullmatch(text)
-        if found is None or self._is_closed or not self._currency:
-            why = "is no entry" if found is None else "is not between :60F: and :62F:"
-            refuse(self._file, line, f":61:{text!r} {why}")
+        if self._is_closed or not self._currency:
+            refuse(self._file, line, f":61:{text!r} is not between :60F: and :62F:")
+        if found is None:
+            raise ValueError("is no entry")
         value, booked, mark, number, code, customer, bank, more = found.groups()
         if mark.startswith("E"):
             return  # It is expected, and not booked.
@@ -118,7 +133,7 @@ class _Message:
             value_date = date.fromisoformat(f"20{value}")
             booked_date = _nearest(booked, value_date) if booked else value_date
         except ValueError:
-            refuse(self._file, line, f":61:{text!r} has an invalid date")
+            raise ValueError("has an invalid date") from None
         is_credit = mark in ("C", "RD")
         amount = _decimal(number) if is_credit else -_decimal(number)
         self._moved += amount

@@ -25,10 +25,10 @@ from txmq.reconcile.extract.books import (
     checked_extract,
     copy_table,
     error_text,
-    raise_for_misfit,
+    set_aside,
     write_sums,
 )
-from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
+from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     Dialect,
@@ -38,7 +38,6 @@ from txmq.reconcile.extract.statements import (
     control_query,
 )
 from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.rules import Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 from txmq.runtime.clock import Clock
 
@@ -59,6 +58,13 @@ _EXACT: Final = 10**15
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
 _FLOATS: Final = frozenset({"float4", "float8"})
 _NUMBERS: Final = frozenset({"numeric", "money"})
+_TEXTS: Final = frozenset({"text", "varchar", "bpchar"})
+_ISO: Final = (
+    "(?!0000)[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+    r"([ T]([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]+)?)?)?"
+)
+_ZONE: Final = r"\s*(Z|[+-](0[0-9]|1[0-5])(:?[0-5][0-9])?)"
+"""A moment in a text, and its distance from UTC."""
 
 
 class PostgresDialect(Dialect):
@@ -100,19 +106,12 @@ class PostgresDialect(Dialect):
             floor = f"floor({self._number(column)} * {1 if held == 'milliseconds' else 1000})"
             return f"(CASE WHEN abs({floor}) <= {_GREATEST} THEN {floor}::bigint END)"
         given = f"{quoted}::{held}"
+        if self._types.get(column) in _TEXTS:
+            given = _moment_of_text(quoted, held)
         moment = f"({given} AT TIME ZONE {self.literal(zone)})" if held == "timestamp" else given
         # A double still has the microseconds, and is much faster than a numeric.
         micros = f"round(date_part('epoch', {moment}) * 1000000)"
         return f"(CASE WHEN isfinite({given}) THEN floor({micros} / 1000)::bigint END)"
-
-    def sums(self, number: str) -> tuple[str, ...]:
-        return (f"sum({number})::text",)
-
-    def total(self, number: str) -> str:
-        return (
-            f"CASE WHEN count(*) = count({number}) AND abs(sum({number})) <= {_GREATEST} "
-            f"THEN sum({number})::bigint END"
-        )
 
     def _number(self, column: str) -> str:
         quoted, type_ = self.quoted(column), self._types.get(column, "")
@@ -124,6 +123,17 @@ class PostgresDialect(Dialect):
         )
 
 
+def _moment_of_text(quoted: str, held: str) -> str:
+    """A text in ISO format as a moment; NULL for any other text, on which a cast alone fails."""
+    zone = _ZONE if held == "timestamptz" else ""
+    month = f"(substr(trim({quoted}), 1, 7) || '-01')::date"
+    last = f"date_part('day', {month} + interval '1 month - 1 day')"
+    return (
+        f"(CASE WHEN trim({quoted}) !~ '^{_ISO}{zone}$' THEN NULL "
+        f"WHEN substr(trim({quoted}), 9, 2)::int <= {last} THEN {quoted}::{held} END)"
+    )
+
+
 class _Snapshot(NamedTuple):
     """The snapshot that all connections share."""
 
@@ -132,12 +142,11 @@ class _Snapshot(NamedTuple):
     version: int
 
 
-def read_postgres(books: BookRequest, money: Mapping[str, Money], clock: Clock) -> ExtractedSource:
+def read_postgres(books: BookRequest, clock: Clock) -> ExtractedSource:
     """Extract a bank's books.
 
     Args:
         books: The bank, the day and the target directory.
-        money: The known currencies.
         clock: This machine's clock.
 
     Raises:
@@ -148,7 +157,7 @@ def read_postgres(books: BookRequest, money: Mapping[str, Money], clock: Clock) 
         with _connect(url) as first:
             snapshot = _export_snapshot(first)
             taken_ms = clock.wall_ms()
-            reader = _PostgresReader(books, money, url, snapshot)
+            reader = _PostgresReader(books, url, snapshot)
             return ExtractedSource(
                 books.bank.name,
                 "postgresql",
@@ -164,42 +173,26 @@ def read_postgres(books: BookRequest, money: Mapping[str, Money], clock: Clock) 
 class _PostgresReader:
     """Reads a bank's tables under a snapshot."""
 
-    def __init__(
-        self, books: BookRequest, money: Mapping[str, Money], url: str, snapshot: _Snapshot
-    ) -> None:
+    def __init__(self, books: BookRequest, url: str, snapshot: _Snapshot) -> None:
         self._books = books
-        self._money = money
         self._url = url
         self._snapshot = snapshot
         self._stopped = threading.Event()
 
     def read(self, first: Any) -> tuple[ExtractedTable, ...]:
         """Read all tables; the first connection owns the snapshot."""
-        bank = self._books.bank
+        bank, money = self._books.bank, self._books.money
         where = f"{bank.name}/entries"
-        relation = EntryStatements(
-            bank, self._money, self._books.window, PostgresDialect({})
-        ).relation
+        relation = EntryStatements(bank, money, self._books.window, PostgresDialect({})).relation
         types = _types(first, relation)
-        dialect = PostgresDialect(types)
-        statements = EntryStatements(bank, self._money, self._books.window, dialect)
+        statements = EntryStatements(bank, money, self._books.window, PostgresDialect(types))
         check_columns(where, column_names(bank.entries), types)
         self._check_zones(where, types)
-        silent = statements.silent_faults()
-        if bank.entries.id and types[bank.entries.id] in _WHOLE:
-            silent.pop()  # Every such id is a number.
-        raise_for_misfit(where, silent, partial(_ask, first))
         slices = iter(_slices(first, relation, bank.readers, self._snapshot.version))
-        try:
-            return (*self._entries(statements, dialect, slices), *self._accounts(first))
-        except (ReconcileRefused, adbc.Error):
-            with _connect(self._url) as another:
-                self._join(another)
-                raise_for_misfit(where, statements.faults(), partial(_ask, another))
-            raise
+        return (*self._entries(statements, slices), *self._accounts(first))
 
     def _entries(
-        self, statements: EntryStatements, dialect: PostgresDialect, slices: Iterator[str]
+        self, statements: EntryStatements, slices: Iterator[str]
     ) -> tuple[ExtractedTable, ...]:
         books, bank = self._books, self._books.bank
         with (
@@ -207,14 +200,15 @@ class _PostgresReader:
             ThreadPoolExecutor(bank.readers, f"extract-{bank.name}") as pool,
         ):
             answers = [
-                pool.submit(self._answer, control_query(statements.rows(), ENTRIES, dialect)),
+                pool.submit(self._answer, control_query(statements.rows(), ENTRIES)),
                 pool.submit(self._answer, statements.sums()),
             ]
+            aside = pool.submit(self._quarantine, statements)
             readers: list[Future[Any]] = [
                 pool.submit(self._copy, statements, slices, writer) for _ in range(bank.readers)
             ]
             try:
-                done, _ = wait([*answers, *readers], return_when=FIRST_EXCEPTION)
+                done, _ = wait([*answers, aside, *readers], return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
             finally:
@@ -222,7 +216,8 @@ class _PostgresReader:
                 pool.shutdown(wait=False, cancel_futures=True)
         counted, sums = (answer.result() for answer in answers)
         control = control_from_answer(bank.name, ENTRIES, _rows(counted))
-        return checked_extract(bank.name, control, writer), *write_sums(books, sums)
+        entries = checked_extract(bank.name, control, writer, aside.result())
+        return entries, *write_sums(books, sums)
 
     def _copy(
         self, statements: EntryStatements, slices: Iterator[str], writer: TableWriter
@@ -239,6 +234,11 @@ class _PostgresReader:
                             return
                         writer.write(batch)
 
+    def _quarantine(self, statements: EntryStatements) -> tuple[QuarantinedRow, ...]:
+        with _connect(self._url) as connection:
+            self._join(connection)
+            return set_aside(self._books, ENTRIES, statements, partial(_ask, connection))
+
     def _answer(self, statement: str) -> pa.Table:
         with _connect(self._url) as connection:
             self._join(connection)
@@ -248,12 +248,11 @@ class _PostgresReader:
         bank, accounts = self._books.bank, self._books.bank.accounts
         if accounts is None:
             return ()
-        named = AccountStatements(accounts, bank.entries.units, self._money, PostgresDialect({}))
+        units, money = bank.entries.units, self._books.money
+        named = AccountStatements(accounts, units, money, PostgresDialect({}))
         types = _types(first, named.relation)
         check_columns(f"{bank.name}/accounts", column_names(accounts), types)
-        statements = AccountStatements(
-            accounts, bank.entries.units, self._money, PostgresDialect(types)
-        )
+        statements = AccountStatements(accounts, units, money, PostgresDialect(types))
         ask, batches = partial(_ask, first), partial(_batches, first)
         return (copy_table(self._books, ACCOUNTS, statements, ask, batches),)
 

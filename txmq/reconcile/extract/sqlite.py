@@ -7,7 +7,8 @@ functions convert all other values, exactly as they are written.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -23,10 +24,10 @@ from txmq.reconcile.extract.books import (
     check_columns,
     copy_table,
     error_text,
-    raise_for_misfit,
+    set_aside,
     write_sums,
 )
-from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
+from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     Dialect,
@@ -34,7 +35,6 @@ from txmq.reconcile.extract.statements import (
     column_names,
 )
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.rules import Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, TableSchema
 from txmq.runtime.clock import Clock
 
@@ -42,7 +42,6 @@ __all__ = ["SqliteDialect", "SqliteReader", "floored", "milliseconds", "read_sql
 
 _BATCH: Final = 50_000
 _PATIENCE_S: Final = 30
-_LOW: Final = 0xFFFFFFFF
 _GREATEST: Final = (1 << 63) - 1
 
 
@@ -70,19 +69,12 @@ class SqliteDialect(Dialect):
             return f"(CASE typeof({quoted}) WHEN 'integer' THEN {plain} ELSE {counted} END)"
         return f"txmq_moment({quoted}, {self.literal(zone if held == 'timestamp' else '')})"
 
-    def sums(self, number: str) -> tuple[str, ...]:
-        return f"sum({number} & {_LOW})", f"sum({number} >> 32)"
 
-    def total(self, number: str) -> str:
-        return f"CASE WHEN count(*) = count({number}) THEN sum({number}) END"
-
-
-def read_sqlite(books: BookRequest, money: Mapping[str, Money], clock: Clock) -> ExtractedSource:
+def read_sqlite(books: BookRequest, clock: Clock) -> ExtractedSource:
     """Extract a bank's books.
 
     Args:
         books: The bank, the day and the target directory.
-        money: The known currencies.
         clock: This machine's clock, which is also the database's.
 
     Raises:
@@ -96,7 +88,7 @@ def read_sqlite(books: BookRequest, money: Mapping[str, Money], clock: Clock) ->
             # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
             taken_ms = clock.wall_ms()
-            reader = SqliteReader(books, money, connection, SqliteDialect())
+            reader = SqliteReader(books, connection, SqliteDialect())
             tables = (reader.entries(), *reader.sums(), *reader.accounts())
     except sqlite3.Error as error:
         raise ReconcileRefused(f"{name}: {error_text(error)} ({path})") from error
@@ -108,7 +100,6 @@ class SqliteReader:
 
     Args:
         books: The bank, the day and the target directory.
-        money: The known currencies.
         connection: Has the functions that the dialect uses.
         dialect: The form of the bank's values.
     """
@@ -116,11 +107,12 @@ class SqliteReader:
     def __init__(
         self,
         books: BookRequest,
-        money: Mapping[str, Money],
         connection: sqlite3.Connection,
         dialect: SqliteDialect,
     ) -> None:
-        bank = books.bank
+        bank, money = books.bank, books.money
+        self.damaged = defaultdict[str, list[QuarantinedRow]](list)
+        """Rows that could not even be brought into a table, by the table's name."""
         self._books = books
         self._connection = connection
         self._entries = EntryStatements(bank, money, books.window, dialect)
@@ -150,13 +142,19 @@ class SqliteReader:
         """The opening balance of each account, if the bank states it, and the closing balance."""
         if self._accounts is None:
             return {}
-        where = f"{self._books.bank.name}/accounts"
-        raise_for_misfit(where, self._accounts.faults(), self._ask)
         rows = self._ask(self._accounts.ends())
         found = {(account, currency): (begun, ended) for account, currency, begun, ended in rows}
         if len(found) < len(rows):
+            where = f"{self._books.bank.name}/accounts"
             raise ReconcileRefused(f"{where}: an account has two balances in one currency")
         return found
+
+    def quarantine(self) -> tuple[QuarantinedRow, ...]:
+        """The rows of the bank's table of accounts that cannot be read."""
+        if self._accounts is None:
+            return ()
+        damaged = self.damaged[ACCOUNTS.name]
+        return set_aside(self._books, ACCOUNTS, self._accounts, self._ask, damaged)
 
     def accounts(self) -> tuple[ExtractedTable, ...]:
         """The bank's table of accounts, if the rules name one."""
@@ -186,7 +184,8 @@ class SqliteReader:
                 arrays = [pa.array(column, type_) for column, type_ in columns]
                 yield pa.RecordBatch.from_arrays(arrays, names=schema.names)
 
-        return copy_table(self._books, table, statements, self._ask, batches)
+        damaged = self.damaged[table.name]
+        return copy_table(self._books, table, statements, self._ask, batches, damaged)
 
     def _ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._connection.execute(statement).fetchall()
@@ -218,9 +217,11 @@ def _number(given: object) -> Decimal | None:
     return found if found.is_finite() and abs(found) <= _GREATEST else None
 
 
-def _minor(given: object, scale: int) -> int | None:
+def _minor(given: object, scale: int | None) -> int | None:
     number = _number(given)
-    return None if number is None else _whole_number(number * scale, is_floored=False)
+    if number is None or scale is None:  # An unknown currency has no scale.
+        return None
+    return _whole_number(number * scale, is_floored=False)
 
 
 def floored(given: object, factor: int) -> int | None:

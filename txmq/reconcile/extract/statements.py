@@ -1,16 +1,19 @@
 """The SQL that reads a bank, made from its rules; pure. Each dialect has its own expressions.
 
-An expression gives the extract's column, or NULL if the bank's value is invalid. Then the extract
-is refused, and a query finds the row for the message. The database computes the sums under the
+An expression gives the extract's column, or NULL if the bank's value is invalid. Such a row is left
+out of all rows and sums, and listed for the quarantine. The database computes the sums under the
 same snapshot, so that rows lost on the way to the files are detected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from txmq.reconcile.extract.controls import (
+    LIMIT,
+    LOWER_HALF,
     control_totals,
     has_number,
     join_halves,
@@ -69,23 +72,17 @@ class Dialect(Protocol):
     def moment(self, column: str, held: str, zone: str) -> str:
         """A column as milliseconds; ``held`` is a value of ``EntryColumns.time``."""
 
-    def sums(self, number: str) -> tuple[str, ...]:
-        """The sum of a number, or the sums of its halves."""
-
-    def total(self, number: str) -> str:
-        """The sum of a number; NULL if it overflows, or any row is NULL."""
-
 
 class RowFault(NamedTuple):
-    """A check that finds an invalid row."""
+    """A reason why a row cannot be read."""
 
     column: str
     """The bank's column."""
     expected: str
-    names: tuple[str, ...]
-    """The names of the values that identify a row."""
-    statement: str
-    """A query for one such row: these values and the invalid one, all as text."""
+    condition: str
+    """An SQL condition that is true for such rows, and never NULL."""
+    known: Collection[str] = ()
+    """The valid values, if they are few."""
 
 
 def column_names(columns: EntryColumns | AccountColumns) -> frozenset[str]:
@@ -106,7 +103,7 @@ def roles_of(entries: EntryColumns) -> dict[str, str]:
     }
 
 
-class _Statements:
+class _Statements(ABC):
     """The SQL that both of a bank's tables need."""
 
     def __init__(
@@ -119,8 +116,10 @@ class _Statements:
         self._columns = columns
         self._units = units
         self._money = money
-        named = {name: getattr(columns, name, "") for name in ("id", "key")}
-        self._place = dialect.place or {name: named[name] for name in named if named[name]}
+        names = ("id", "key") if isinstance(columns, EntryColumns) else ("account",)
+        named = {name: getattr(columns, name) for name in names}
+        self.place = dialect.place or {name: named[name] for name in named if named[name]}
+        """The columns that identify a row, by the names that messages use."""
         self.dialect = dialect
 
     @property
@@ -165,14 +164,43 @@ class _Statements:
         all_ = " AND ".join([*given, *(condition for condition in conditions if condition)])
         return f"FROM {self.relation}" + (f" WHERE {all_}" if all_ else "")
 
+    @abstractmethod
+    def faults(self) -> list[RowFault]:
+        """The reasons why a row cannot be read. An unknown currency comes first: its amounts have
+        no unit.
+        """
+
+    def unreadable_count(self) -> str:
+        """A query for the number of rows that cannot be read."""
+        return f"SELECT count(*) {self._from(self._is_unreadable())}"
+
+    def unreadable(self, most: int) -> str:
+        """A query for the first rows that cannot be read, up to a number.
+
+        A row has the index of its first fault, the invalid value, and the values of ``place``; all
+        but the index as text.
+        """
+        faults, text = self.faults(), self.dialect.text
+        index = " ".join(f"WHEN {fault.condition} THEN {at}" for at, fault in enumerate(faults))
+        values = " ".join(f"WHEN {fault.condition} THEN {text(fault.column)}" for fault in faults)
+        places = map(text, self.place.values())
+        chosen = ", ".join([f"CASE {index} END", f"CASE {values} END", *places])
+        order = ", ".join(map(self.dialect.quoted, self.place.values()))
+        return f"SELECT {chosen} {self._from(self._is_unreadable())} ORDER BY {order} LIMIT {most}"
+
+    def _is_unreadable(self) -> str:
+        return f"({' OR '.join(f'({fault.condition})' for fault in self.faults())})"
+
+    def _is_readable(self) -> str:
+        return f"NOT {self._is_unreadable()}"
+
     def _fault(
         self, column: str, expression: str, expected: str, *, optional: bool = False
     ) -> RowFault:
-        held = self.dialect.text(column)
-        when = f"{expression} IS NULL" + (f" AND {held} IS NOT NULL" if optional else "")
-        chosen = ", ".join([*map(self.dialect.text, self._place.values()), held])
-        statement = f"SELECT {chosen} {self._from(f'({when})')} LIMIT 1"
-        return RowFault(column, expected, tuple(self._place), statement)
+        when = f"{expression} IS NULL"
+        if optional:
+            when += f" AND {self.dialect.text(column)} IS NOT NULL"
+        return RowFault(column, expected, when)
 
     def _currency_faults(self) -> list[RowFault]:
         given = self._columns.currency
@@ -181,7 +209,7 @@ class _Statements:
         known = (
             f"not one of {', '.join(sorted(self._money))}" if self._money else "not a currency code"
         )
-        return [self._fault(given, self.currency(), known)]
+        return [self._fault(given, self.currency(), known)._replace(known=sorted(self._money))]
 
 
 class EntryStatements(_Statements):
@@ -225,51 +253,57 @@ class EntryStatements(_Statements):
         by = self._decisive_moment()
         start_ms, end_ms = self._window
         within = f"{by} >= {start_ms} AND {by} < {end_ms}"
-        return f"SELECT {chosen} {self._from(slice_, within)}"
+        return f"SELECT {chosen} {self._from(slice_, within, self._is_readable())}"
 
     def sums(self) -> str:
         """The sum of every account before the day and after it.
 
-        A row has 0, the period (0 before, 1 after, NULL without a moment), account, role, currency,
-        amount, number of entries, and 0. Rows that begin with 1 are the sums of these by period
-        and currency; they end with the number of accounts.
+        A row has 0, the period (0 before, 1 after), account, role, currency, the sums of the lower
+        and the upper halves of the amounts, number of entries, and 0. Rows that begin with 1 are
+        the sums of these by period and currency; they end with the number of accounts.
         """
-        by, total = self._decisive_moment(), self.dialect.total
+        by, (low, high) = self._decisive_moment(), _halves("amount")
         start_ms, end_ms = self._window
         return (
-            f"WITH lines AS (SELECT CASE WHEN {by} < {start_ms} THEN 0 WHEN {by} >= {end_ms} "
-            f"THEN 1 END AS period, {self.dialect.text(self._entries.account)} AS account, "
+            f"WITH lines AS (SELECT CASE WHEN {by} < {start_ms} THEN 0 ELSE 1 END AS period, "
+            f"{self.dialect.text(self._entries.account)} AS account, "
             f"{self._role()} AS role, {self.currency()} AS currency, {self._amount()} AS amount "
-            f"{self._from(f'({by} IS NULL OR {by} < {start_ms} OR {by} >= {end_ms})')}), "
+            f"{self._from(f'({by} < {start_ms} OR {by} >= {end_ms})', self._is_readable())}), "
             "found AS (SELECT period, account, role, currency, "
-            f"{total('amount')} AS amount, count(*) AS lines "
+            f"{low} AS low, {high} AS high, count(*) AS lines "
             "FROM lines GROUP BY period, account, role, currency) "
-            "SELECT 0 AS is_sum, period, account, role, currency, amount, lines, 0 AS accounts "
+            "SELECT 0 AS is_sum, period, account, role, currency, low, high, lines, 0 AS accounts "
             "FROM found UNION ALL SELECT 1, period, NULL, NULL, currency, "
-            f"{total('amount')}, {total('lines')}, count(*) FROM found GROUP BY period, currency"
+            "CAST(sum(low) AS BIGINT), CAST(sum(high) AS BIGINT), CAST(sum(lines) AS BIGINT), "
+            "count(*) FROM found GROUP BY period, currency"
         )
 
     def faults(self) -> list[RowFault]:
-        """Checks for invalid rows. An unknown currency comes first: its amounts have no unit."""
-        entries = self._entries
+        """The reasons why an entry cannot be read."""
+        entries, namespace = self._entries, self._entries.namespace
         found = [
             *self._currency_faults(),
-            self._fault(entries.amount, self._minor(entries.amount), "not whole minor units"),
+            # The least number has no opposite of 64 bits.
+            self._fault(
+                entries.amount,
+                f"NULLIF({self._minor(entries.amount)}, {-LIMIT})",
+                "not whole minor units",
+            ),
             self._fault(entries.account, self.dialect.text(entries.account), "not an account"),
         ]
         moments = dict.fromkeys((entries.booked, entries.recorded or entries.booked))
         found += [self._fault(moment, self._moment(moment), "not a moment") for moment in moments]
-        return found + self.silent_faults()
-
-    def silent_faults(self) -> list[RowFault]:
-        """Checks for invalid values that would become NULL in a column that allows it."""
-        entries, namespace, found = self._entries, self._entries.namespace, list[RowFault]()
         if isinstance(namespace, Namespaces):
             known = ", ".join(map(repr, sorted(namespace.names)))
             why = f"{namespace.column or 'its beginning'} is not one of {known}"
-            found.append(self._fault(entries.key, self._key(), why, optional=True))
+            unknown = f"{self._has_key()} AND {self._key()} IS NULL"
+            found.append(RowFault(entries.key, why, unknown, tuple(namespace.names)))
         if entries.id:
             found.append(self._fault(entries.id, self._id(), "not a whole number", optional=True))
+        if entries.amounts == "unsigned" and isinstance(entries.kind, str):
+            # Only the kind says in which direction the money went.
+            text = self.dialect.text(entries.kind)
+            found.append(self._fault(entries.kind, text, "not a kind"))
         return found
 
     def _decisive_moment(self) -> str:
@@ -286,15 +320,19 @@ class EntryStatements(_Statements):
         namespace, text = self._entries.namespace, self.dialect.text(self._entries.key)
         literal = self.dialect.literal
         if isinstance(namespace, str):
-            # A blank is no id: all rows with one would be one transfer.
-            return f"CASE WHEN trim({text}) <> '' THEN {literal(f'{namespace}/')} || {text} END"
+            return f"CASE WHEN {self._has_key()} THEN {literal(f'{namespace}/')} || {text} END"
         decisive = self.dialect.text(namespace.column) if namespace.column else ""
         whens = (
             f"WHEN {decisive or f'substr({text}, 1, {len(word)})'} = {literal(word)} "
             f"THEN {literal(f'{name}/')}"
             for word, name in sorted(namespace.names.items(), key=lambda pair: -len(pair[0]))
         )
-        return f"CASE {' '.join(whens)} END || {text}"
+        return f"CASE WHEN {self._has_key()} THEN CASE {' '.join(whens)} END || {text} END"
+
+    def _has_key(self) -> str:
+        """A condition, never NULL. A blank is no id: all rows with one would be one transfer."""
+        text = self.dialect.text(self._entries.key)
+        return f"({text} IS NOT NULL AND trim({text}) <> '')"
 
     def _kind(self) -> str:
         given = self._entries.kind
@@ -348,7 +386,7 @@ class AccountStatements(_Statements):
         return (
             f"SELECT {self.dialect.text(self._accounts.account)} AS account, "
             f"{self.currency()} AS currency, {self._minor(self._accounts.balance)} AS balance "
-            f"{self._from()}"
+            f"{self._from(self._is_readable())}"
         )
 
     def ends(self) -> str:
@@ -356,10 +394,11 @@ class AccountStatements(_Statements):
         opening = self._accounts.opening
         begun = self._minor(opening) if opening else "NULL"
         account, ended = self.dialect.text(self._accounts.account), self._accounts.balance
-        return f"SELECT {account}, {self.currency()}, {begun}, {self._minor(ended)} {self._from()}"
+        chosen = f"{account}, {self.currency()}, {begun}, {self._minor(ended)}"
+        return f"SELECT {chosen} {self._from(self._is_readable())}"
 
     def faults(self) -> list[RowFault]:
-        """Checks for invalid rows. An unknown currency comes first: its amounts have no unit."""
+        """The reasons why an account cannot be read."""
         accounts, amount = self._accounts, "not whole minor units"
         found = [
             *self._currency_faults(),
@@ -372,16 +411,21 @@ class AccountStatements(_Statements):
         return found
 
 
-def control_query(rows: str, table: TableSchema, dialect: Dialect) -> str:
+def _halves(number: str) -> tuple[str, str]:
+    """The sums of the lower and of the upper halves of a number, which fit into 64 bits."""
+    sums = f"sum({number} & {LOWER_HALF})", f"sum({number} >> 32)"
+    return f"CAST({sums[0]} AS BIGINT)", f"CAST({sums[1]} AS BIGINT)"
+
+
+def control_query(rows: str, table: TableSchema) -> str:
     """A query for the control totals of a table at its source; for :func:`control_from_answer`.
 
     Args:
         rows: The statement that reads the table.
         table: The table.
-        dialect: The database's dialect.
     """
     ends = "min(id), max(id)" if has_number(table) else "NULL, NULL"
-    sums = (half for column in number_columns(table) for half in dialect.sums(column))
+    sums = (half for column in number_columns(table) for half in _halves(column))
     return (
         f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({rows}) AS found "
         "GROUP BY currency"
@@ -393,9 +437,8 @@ def control_from_answer(source: str, table: TableSchema, rows: Sequence[Sequence
     numbers, money = number_columns(table), money_column(table)
     found = []
     for currency, count, least, most, *sums in rows:
-        halves = len(sums) // len(numbers)
         totals = {
-            name: join_halves(sums[place * halves : (place + 1) * halves])
+            name: join_halves(*sums[2 * place : 2 * place + 2])
             for place, name in enumerate(numbers)
         }
         total = totals[money] if money is not None else 0

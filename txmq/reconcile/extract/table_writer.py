@@ -9,8 +9,9 @@ equally and fast.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 import pyarrow as pa
@@ -20,14 +21,20 @@ from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.extract.contents import ContentHash
 from txmq.reconcile.extract.control_sums import ControlSums
+from txmq.reconcile.extract.controls import LIMIT
 from txmq.reconcile.extract.manifest import ExtractedTable, Part
 from txmq.reconcile.parquet_files import sha256_of, sync
+from txmq.reconcile.report.words import mask_sides
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import RECURRING, TableSchema
 
-__all__ = ["TableWriter", "arrow_schema", "describe_part", "parquet_writer"]
+__all__ = ["TableWriter", "arrow_schema", "arrow_table", "describe_part", "parquet_writer"]
 
 _ROWS_A_PART: Final = 4_000_000
+_PLACE: Final = (
+    *("proof", "class", "key", "bank", "debit_bank", "payer", "credit_bank", "payee", "currency"),
+)
+"""The columns that name a row in an error."""
 _TYPES: Final = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -41,6 +48,34 @@ def arrow_schema(table: TableSchema) -> pa.Schema:
     return pa.schema(
         [pa.field(column.name, _TYPES[column.type], column.is_optional) for column in table.columns]
     )
+
+
+def arrow_table(table: TableSchema, rows: Sequence[Sequence[Any]]) -> pa.Table:
+    """Rows as an Arrow table; their values are in the order of its columns.
+
+    Raises:
+        ReconcileRefused: A sum does not fit into 64 bits; the message names its row.
+    """
+    schema = arrow_schema(table)
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    try:
+        arrays = map(pa.array, columns, schema.types)
+        return pa.table(list(arrays), schema=schema)
+    except (OverflowError, pa.ArrowInvalid):
+        for row in (dict(zip(table.names, row, strict=True)) for row in rows):
+            for name, value in row.items():
+                if isinstance(value, int) and not -LIMIT <= value < LIMIT:
+                    why = f"{name} is {value}, which does not fit into 64 bits"
+                    raise ReconcileRefused(
+                        f"{table.name} of {_place(row)}: {why}; correct the wrong booking or order"
+                    ) from None
+        raise
+
+
+def _place(row: dict[str, Any]) -> str:
+    """The texts that name a row; accounts are masked."""
+    row = mask_sides({"payer": None, "payee": None} | row)
+    return ", ".join(row[name] for name in _PLACE if row.get(name))
 
 
 def parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:

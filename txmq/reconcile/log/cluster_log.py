@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
@@ -30,6 +29,7 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ListTransactions
 from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
+from txmq.reconcile.log.broker_tables import check_known
 from txmq.reconcile.log.log_rows import GroupOffset
 from txmq.reconcile.log.pulled_records import half_of
 from txmq.reconcile.rules import DayWindow, Flow
@@ -52,6 +52,7 @@ _ANSWER_S: Final = 10.0
 _MARGIN_MS: Final = 3_600_000
 """How much more than the day is read. Half messages from before it are read one by one."""
 _READ_AT_ONCE: Final = 8
+_LIST: Final = "list all of them with: txmq {} list"
 _READ_TO_THE_END: Final = (RETRY, DLQ, *WAITING_TOPICS)
 """A message counts as failed whenever that happened."""
 
@@ -174,7 +175,7 @@ class _Planner(_ClusterReader):
 
     async def plan(self, clock: Clock) -> ClusterPlan:
         known = set(await self.ask(self.admin.topics))
-        _check_known("topic", self._groups, known)
+        check_known("cluster", "topic", self._groups, known, _LIST.format("topic"))
         groups = sorted({*self._groups.values()} - {""})
         await self._check_groups(groups, known)
         own = [queue for topic in self._groups for queue in await self._queues(topic)]
@@ -205,7 +206,7 @@ class _Planner(_ClusterReader):
         known = {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
         for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
             known.update(await self.ask(self.admin.groups, cluster=name))
-        _check_known("group", groups, known)
+        check_known("cluster", "group", groups, known, _LIST.format("group"))
 
     async def _queues(self, topic: str) -> list[Queue]:
         route = await self.ask(self.admin.route, topic)
@@ -273,16 +274,6 @@ class _Planner(_ClusterReader):
             else:
                 low = queue_offset_of(records[0]) + 1
         return low
-
-
-def _check_known(what: str, wanted: Iterable[str], known: set[str]) -> None:
-    for name in wanted:
-        if name not in known:
-            near = get_close_matches(name, sorted(known), 1)
-            hint = f"did you mean {near[0]!r}? List" if near else "list"
-            raise ReconcileRefused(
-                f"the cluster has no {what} {name!r}; {hint} all of them with: txmq {what} list"
-            )
 
 
 # Reading

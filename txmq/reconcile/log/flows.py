@@ -163,7 +163,7 @@ class _FlowReader:
         problems: list[str] = []
         key = _own_key(record) if self._key is None else _text(body, self._key, problems)
         if key is None:
-            key = _own_key(record)
+            key = _own_key(record) or _cut(body, self._key)
             if not problems:
                 problems.append("it has no key")
         payer = _text(body, self._payer, problems)
@@ -241,6 +241,13 @@ def _text(body: Any, path: list[str], problems: list[str]) -> str | None:
         return found
     problems.append(_why(path, found, "name or number"))
     return None
+
+
+def _cut(body: Any, path: list[str] | None) -> str | None:
+    """The beginning of a text that is too long; its last character keeps it from matching."""
+    found = None if path is None else _at(body, path)
+    is_text = type(found) is str and found.isprintable()
+    return f"{found[:_TEXT_CHARS_MAX]}…" if is_text and found else None
 
 
 def _why(path: list[str], found: Any, wanted: str) -> str:

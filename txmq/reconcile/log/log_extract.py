@@ -23,15 +23,14 @@ import pyarrow as pa
 
 from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol import record as records
-from txmq.protocol.bodies import ConsumerOffsets
-from txmq.protocol.checked_body import unpack
 from txmq.protocol.record import Record
 from txmq.reconcile.extract.extraction import ExtractedLog
 from txmq.reconcile.extract.table_writer import TableWriter
+from txmq.reconcile.log.broker_tables import check_names, read_tables
 from txmq.reconcile.log.collapse import Collapse, OpenEnds
 from txmq.reconcile.log.files import LogFiles, OpenFile
 from txmq.reconcile.log.flows import Flows
-from txmq.reconcile.log.log_rows import BrokerLog, GroupOffset, LogRows, arrow_batches
+from txmq.reconcile.log.log_rows import BrokerLog, LogRows, arrow_batches
 from txmq.reconcile.log.spans import STRETCH_BYTES, LogStretch, find_start, records_from, stretches
 from txmq.reconcile.rules import DayWindow, Flow, Money, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["extract_log"]
 
 _SOURCE: Final = "log"
-_OFFSETS: Final = "config/offsets.json"
 _WORKERS_AT_ONCE: Final = 32
 """The stretches whose rows Spark's workers send together; this process holds them in memory."""
 _STRETCHES_A_PROCESS: Final = 4
@@ -121,12 +119,13 @@ def extract_log(
             brokers = tuple(broker.name for broker in plan.brokers)
         else:
             paths = [Path(place) for place in rules.log.places]
-            offsets = [_saved_offsets(path) for path in paths]
+            tables = [read_tables(path) for path in paths]
+            check_names(rules.log.flow, tables)
             opened = [stack.enter_context(LogFiles(path, window.start_ms)) for path in paths]
             moment_ms = clock.wall_ms()
             read = _reader(spark, processes)
             logs = [
-                BrokerLog(number, offsets[number], _rows_of(log, job, read, stretch_bytes))
+                BrokerLog(number, tables[number].offsets, _rows_of(log, job, read, stretch_bytes))
                 for number, log in enumerate(opened)
                 for job in [_Job(rules.log.flow, rules.money, window, number)]
             ]
@@ -143,8 +142,8 @@ def extract_log(
                 count, gone = count + rows.records, gone + rows.gone
                 ends.append(rows.position)
     # The broker keeps no totals, so the control totals are those of the written rows.
-    tables = tuple(writer.extracted(_SOURCE) for writer in writers)
-    return ExtractedLog(tables, max(ends), moment_ms, count, gone, brokers, notes)
+    written = tuple(writer.extracted(_SOURCE) for writer in writers)
+    return ExtractedLog(written, max(ends), moment_ms, count, gone, brokers, notes)
 
 
 def _write(writer: TableWriter, batches: Iterable[pa.RecordBatch]) -> None:
@@ -273,23 +272,3 @@ def _half_at(log: LogFiles, position: int, offset: int) -> Record | None:
     if record.position != position:
         raise ReconcileRefused(f"position {position} of the log has no half message")
     return record
-
-
-def _saved_offsets(broker: Path) -> list[GroupOffset]:
-    """The offsets of the groups, as the broker last saved them.
-
-    Raises:
-        ReconcileRefused: Its file cannot be read.
-    """
-    path = broker / _OFFSETS
-    try:
-        saved = ConsumerOffsets.read(unpack(path.name, path.read_bytes()).text)
-    except FileNotFoundError:
-        return []
-    except (OSError, RemoteProtocolError) as error:
-        raise ReconcileRefused(f"{path} cannot be read: {error}") from error
-    rows = []
-    for name, queues in saved.offset_table.items():
-        topic, _, group = name.partition("@")
-        rows += [GroupOffset(group, topic, queue, offset) for queue, offset in queues.items()]
-    return sorted(rows)

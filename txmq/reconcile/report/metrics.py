@@ -25,6 +25,7 @@ METRICS: Final[Mapping[str, str]] = {
     "oldest_break_days": "The age of the oldest break in business days; 0 without breaks.",
     "in_flight": "Transfers in flight when the date ended, within the grace.",
     "broken_proofs": "Balance proofs that do not hold and are not explained.",
+    "quarantined_rows": "Rows of the banks' tables that cannot be read.",
     "closed": "Items of earlier dates that were agreed on this one.",
     "stage_seconds": "The duration of each stage of the run.",
     "stage_rows_per_second": "The rows per second of each stage.",
@@ -75,6 +76,7 @@ def _add_result(result: Result, add: Callable[..., None]) -> None:
     add("oldest_break_days", result.oldest_days)
     add("in_flight", sum(total.transfers for total in result.in_flight))
     add("broken_proofs", result.broken_proofs)
+    add("quarantined_rows", result.quarantined)
     add("closed", result.closed)
     add("business_date_end_timestamp_seconds", exact(result.end_ms, 3))
     totals = {(total.class_, total.currency): total for total in result.totals}

@@ -1,0 +1,247 @@
+"""Rows that cannot be read are set aside and reported, up to a limit of the rules."""
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.extracts import JOURNAL, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
+from tests.reconcile.test_extract_files import (
+    MT,
+    MT940,
+    WHOLE,
+    balance_xml,
+    csv_of,
+    document,
+    entry_xml,
+    files_of,
+    lines_of,
+    statement_of,
+    statement_xml,
+)
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.ledgers import ReconciledDay
+from txmq.reconcile.proofs import proofs_of
+
+TEXTS = JOURNAL | {"amount": "TEXT", "id": "TEXT"}
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def bank(request, postgres, tmp_path):
+    with book(request.param, postgres, tmp_path) as found:
+        found.kind = request.param
+        yield found
+
+
+def limited(rules, most):
+    """The rules, with another limit on rows in quarantine."""
+    return replace(rules, limits=replace(rules.limits, quarantine_max=most))
+
+
+def set_aside(manifest, table="entries"):
+    tables = {found.table: found for found in manifest.sources[0].tables}
+    return [(row.row, row.reason) for row in tables[table].quarantine]
+
+
+BAD = [
+    {"amount": "12.5"},
+    {"amount": None, "booked": START_MS - 1},
+    {"currency": "YUAN"},
+    {"currency": None, "amount": "x"},
+    {"account": None},
+    {"booked": None},
+    {"id": "A-1"},
+]
+
+
+def test_rows_that_cannot_be_read_are_set_aside_with_their_reasons(bank, tmp_path):
+    bank.journal([{"amount": "1"}, *BAD, {"amount": "2", "transfer": "t-2"}], TEXTS)
+    money = {"CNY": {}, "JPY": {"digits": 0}}
+    rules = rules_of(tmp_path, bank_of(bank), money=money)
+
+    manifest, folder = taken(limited(rules, len(BAD)))
+
+    assert sorted(set_aside(manifest)) == [
+        ("id 2, key t-1", "amount is '12.5': not whole minor units"),
+        ("id 3, key t-1", "amount is empty"),
+        ("id 4, key t-1", "currency is 'YUAN': not one of CNY, JPY"),
+        ("id 5, key t-1", "currency is empty"),
+        ("id 6, key t-1", "account is empty"),
+        ("id 7, key t-1", "booked is empty"),
+        ("id A-1, key t-1", "id is 'A-1': not a whole number"),
+    ]
+    assert [row["amount"] for row in rows_of(folder)] == [1, 2]
+    assert rows_of(folder, table="opening") == []
+    assert manifest.notes == ("icbc/entries: 9 rows were read, and 7 of them are in quarantine",)
+    with pytest.raises(ReconcileRefused) as refused:
+        taken(limited(rules, len(BAD) - 1))
+    told = "icbc/entries: 7 rows cannot be read, and limits.quarantine_max is 6: correct the book"
+    assert str(refused.value).startswith(told)
+    last = "; the first is id 2, key t-1: amount is '12.5': not whole minor units"
+    assert str(refused.value).endswith(last)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_moment_in_a_text_may_be_any_text(bank, tmp_path):
+    good = ["2024-11-20 12:00:00+00", "2024-11-20T12:00:00.5Z", "2024-02-29 00:00:00+08:00"]
+    bad = ["soon", "2024-02-30 00:00:00+00", "2024-13-01 00:00:00+00", "2024-11-20 12:00:00", "",
+           "0000-01-01 00:00:00Z", "2024-11-20 25:00:00Z"]  # fmt: skip
+    bank.journal([{"booked": text} for text in (*good, *bad)], JOURNAL | {"booked": "TEXT"})
+    rules = rules_of(tmp_path, bank_of(bank, time="timestamptz"))
+
+    manifest, folder = taken(limited(rules, len(bad)))
+
+    wanted = [f"booked is {text!r}: not a moment" for text in bad]
+    assert sorted(reason for _, reason in set_aside(manifest)) == sorted(wanted)
+    assert [row["booked_ms"] - NOON_MS for row in rows_of(folder)] == [0, 500]
+
+
+def test_a_row_without_a_direction_is_set_aside(bank, tmp_path):
+    bank.journal([{"kind": None}, {"kind": "fee"}])
+    rules = rules_of(tmp_path, bank_of(bank, amounts="unsigned"))
+
+    manifest, folder = taken(limited(rules, 1))
+
+    assert set_aside(manifest) == [("id 1, key t-1", "kind is empty")]
+    assert [row["id"] for row in rows_of(folder)] == [2]
+
+
+def test_an_account_that_cannot_be_read_is_masked_where_it_is_shown(bank, tmp_path):
+    bank.journal([{}])
+    bank.run("CREATE TABLE balances (account TEXT, currency TEXT, balance NUMERIC)")
+    bank.run("INSERT INTO balances VALUES ('6222020012340011', 'CNY', 1.5), ('alice', 'CNY', 2)")
+    accounts = {name: name for name in ("account", "currency", "balance")} | {"table": "balances"}
+    rules = rules_of(tmp_path, bank_of(bank, accounts=accounts))
+
+    manifest, folder = taken(limited(rules, 1))
+
+    reason = "balance is '1.5': not whole minor units"
+    assert set_aside(manifest, "accounts") == [("account 62…0011", reason)]
+    assert [row["account"] for row in rows_of(folder, table="accounts")] == ["alice"]
+
+
+@settings(max_examples=25)
+@given(rows=st.lists(st.sampled_from([{"amount": "1"}, {"amount": "0"}, *BAD]), max_size=12))
+def test_every_row_is_either_taken_or_set_aside(tmp_path_factory, rows):
+    with book("sqlite", None, tmp_path_factory.mktemp("any")) as bank:
+        bank.journal(rows, TEXTS)
+        folder = tmp_path_factory.mktemp("rules")
+
+        manifest, _ = taken(limited(rules_of(folder, bank_of(bank), money={"CNY": {}}), 12))
+
+    entries, opening, later = manifest.sources[0].tables
+    assert entries.written.rows + len(entries.quarantine) == len(rows)
+    assert len(entries.quarantine) == sum(row in BAD for row in rows)
+
+
+def test_a_damaged_line_of_a_file_is_set_aside(tmp_path):
+    csv_of(tmp_path, lines_of({}, {"amount": "1_0"}, {"account": "a\0b"}) + "7,t-1\n")
+
+    manifest, folder = taken(limited(files_of(tmp_path, WHOLE), 3))
+
+    assert set_aside(manifest) == [
+        ("file ccb.csv, line 3", "amount is '1_0': not whole minor units"),
+        (
+            "file ccb.csv, line 4",
+            "'a\\x00b' is not a text or a number; a dot in a name leads into an object",
+        ),
+        ("file ccb.csv, line 5", "it has 2 values, not 7: ['7', 't-1']"),
+    ]
+    assert [row["id"] for row in rows_of(folder, "ccb")] == [1]
+
+
+def test_a_line_that_is_not_json_is_set_aside_unless_it_is_the_truncated_last_one(tmp_path):
+    line = f'{{"id": 1, "transfer": "t", "account": "a", "amount": 1, "booked": {NOON_MS}, '
+    line += '"currency": "CNY", "kind": "C"}'
+    files = WHOLE.replace('"csv"', '"json-lines"')
+    csv_of(tmp_path, f"{line}\n[1]\nnothing\n")
+    rules = limited(files_of(tmp_path, files), 2)
+
+    manifest, folder = taken(rules)
+
+    places = ["file ccb.csv, line 2", "file ccb.csv, line 3"]
+    assert [row for row, _ in set_aside(manifest)] == places
+    assert len(rows_of(folder, "ccb")) == 1
+    csv_of(tmp_path, f"{line}\n{line[:-5]}")
+    with pytest.raises(ReconcileRefused, match="line 2: .* may be truncated"):
+        taken(rules)
+
+
+def test_an_entry_of_a_statement_that_cannot_be_read_is_set_aside(tmp_path):
+    ends = balance_xml("OPBD", "1"), balance_xml("CLBD", "6")
+    entries = entry_xml("2"), entry_xml("3", key="t-2").replace("2024-11-20", "2024-31-31")
+    rules = statement_of(tmp_path, document(statement_xml(*ends, *entries)))
+
+    manifest, folder = taken(limited(rules, 1))
+
+    ((place, reason),) = set_aside(manifest)
+    assert place.startswith("file ccb-2024-11-20.xml, line ")
+    assert reason == "booked is '2024-31-31': not a moment"
+    assert [row["key"] for row in rows_of(folder, "ccb")] == ["icbc/t-1"]
+    # The closing balance has the entry, so the proof account-table shows its amount.
+    assert [row["balance"] for row in rows_of(folder, "ccb", "accounts")] == [600]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (">3<", ">3,0<", "Ntry: Amt '3,0', Ccy 'EUR' and CdtDbtInd 'CRDT' are not an amount"),
+        ("CRDT</CdtDbtInd>x", "UP</CdtDbtInd>", "Ntry: Amt '3', Ccy 'EUR' and CdtDbtInd 'UP'"),
+        ('"EUR">3', '"">3', "Ntry: Amt '3', Ccy '' and CdtDbtInd 'CRDT' are not an amount"),
+    ],
+)
+def test_an_entry_without_an_amount_is_set_aside_and_its_page_need_not_add_up(
+    tmp_path, old, new, why
+):
+    ends = balance_xml("OPBD", "1"), balance_xml("CLBD", "6")
+    broken = entry_xml("3", key="t-2", more="x")
+    assert old in broken
+    broken = broken.replace(old, new)
+    rules = statement_of(tmp_path, document(statement_xml(*ends, entry_xml("2"), broken)))
+
+    manifest, folder = taken(limited(rules, 1))
+
+    ((_, reason),) = set_aside(manifest)
+    assert reason.startswith(why)
+    assert [row["balance"] for row in rows_of(folder, "ccb", "accounts")] == [600]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("12,50NTRF", "12.50NTRF"), ("1120CR", "1332CR"), ("1120CR", "1120XR")],
+)
+def test_an_entry_of_a_swift_statement_that_cannot_be_read_is_set_aside(tmp_path, old, new):
+    assert old in MT
+    rules = statement_of(tmp_path, MT.replace(old, new), MT940, "ccb-2024-11-20.sta", "latin-1")
+
+    manifest, folder = taken(limited(rules, 1))
+
+    ((place, reason),) = set_aside(manifest)
+    assert place == "file ccb-2024-11-20.sta, line 6"
+    assert reason.startswith(":61:'24")
+    assert len(rows_of(folder, "ccb")) == 2
+
+
+def test_the_rows_read_are_those_taken_and_those_set_aside(tmp_path):
+    nothing = {name: pa.table({}) for name in ReconciledDay._fields}
+    day = ReconciledDay(
+        **nothing | {"broken": pa.table({}), "sums": Counter(), "was_closed": False}
+    )
+    with book("sqlite", None, tmp_path) as bank:
+        bank.journal([{}, {"amount": "x"}, {"booked": START_MS - 1}, {"amount": None}], TEXTS)
+        rules = limited(rules_of(tmp_path, bank_of(bank)), 2)
+    manifest, _ = taken(rules)
+
+    rows = proofs_of(day, [], rules, manifest.sources).to_pylist()
+
+    found = [(row["bank"], row["account"], row["expected"], row["found"]) for row in rows]
+    assert found == [
+        ("icbc", None, 3, 1),
+        ("icbc", "entries, id 2, key t-1: amount is 'x': not whole minor units", 1, 0),
+        ("icbc", "entries, id 4, key t-1: amount is empty", 1, 0),
+    ]
+    assert {row["proof"] for row in rows} == {"readable-rows"}
+    assert not any(row["holds"] for row in rows)

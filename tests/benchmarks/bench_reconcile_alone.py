@@ -33,6 +33,7 @@ from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.results import open_results
 from txmq.reconcile.spark import open_spark, set_partition_count
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import SOURCES
 from txmq.reconcile.verdict import judge
 
@@ -104,7 +105,8 @@ def sources(folder, at_ms):
     """What was read, with its control totals."""
     for table in SOURCES:
         for each in folder.glob(f"*/{table.name}"):
-            control = count_files(each.parent.name, table, each.iterdir())
+            place = LocalFolder(each)
+            control = count_files(each.parent.name, table, place, place.files())
             extracted = ExtractedTable(table.name, control, control, content="", parts=())
             yield ExtractedSource(each.parent.name, "log", "", at_ms, at_ms, (extracted,))
 

@@ -78,8 +78,8 @@ def sign(stage, done):
 
 def told_of(stage, done):
     """What its JSON and its page say of the names: how far they are, the first, what was signed."""
-    summary = json.loads(stage.results().file(done, "summary.json").read_bytes())
-    page = stage.results().file(done, "report.html").read_text()
+    summary = json.loads(stage.results().folder_of(done).read("summary.json"))
+    page = stage.results().folder_of(done).read("report.html").decode()
     state, by = summary["figures"]["signature"], summary["sign_off"]["preparer"]
     section = page[page.index('<h2 id="signatures">') :]
     assert section.index(f">{state}<") < section.index(by)
@@ -102,8 +102,8 @@ def test_an_honest_day_is_clean(first):
     assert all(proof.holds for proof in done.result.proofs)
     found = stage.results().current(WEDNESDAY)
     assert found == done
-    told = {file: stage.results().file(done, file).read_bytes() for file in FILES}
-    assert sorted(os.listdir(stage.results().file(done, "run.json").parent)) == FILES
+    told = {file: stage.results().folder_of(done).read(file) for file in FILES}
+    assert stage.results().folder_of(done).files() == FILES
     assert told["summary.json"] == as_json(done)
     assert done.run_id in told["report.html"].decode()
     assert 'txmq_reconcile_info{name="icbc-ccb"' in told["metrics.prom"].decode()

@@ -13,7 +13,6 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, timedelta
-from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
+from txmq.reconcile.file_systems import Directory
 from txmq.reconcile.item_list import items_of, table_of
 from txmq.reconcile.summary import Result, Run
 from txmq.reconcile.written_table import WrittenTable
@@ -95,7 +95,7 @@ def covers_of(day: ProofDay) -> dict[Place, Cover]:
 
 
 def differences_in(
-    directory: str | Path,
+    directory: Directory,
     run: Run,
     proof: str | None = None,
     bank: str | None = None,

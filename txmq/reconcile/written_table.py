@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.storage import Folder
 
 __all__ = ["Order", "WrittenTable", "sum_groups", "top_rows"]
 
@@ -27,7 +26,12 @@ class WrittenTable(NamedTuple):
     """A table in its files."""
 
     name: str
-    parts: Sequence[Path]
+    folder: Folder
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of its files."""
+        return self.folder.files("*.parquet")
 
     @property
     def rows(self) -> int:
@@ -37,7 +41,7 @@ class WrittenTable(NamedTuple):
             ReconcileRefused: A file cannot be read.
         """
         try:
-            return sum(parquet.read_metadata(part).num_rows for part in self.parts)
+            return sum(map(self._rows, self.parts))
         except (OSError, pa.ArrowException) as error:
             raise self._refused(error) from error
 
@@ -49,11 +53,15 @@ class WrittenTable(NamedTuple):
         """
         try:
             for part in self.parts:
-                with parquet.ParquetFile(part) as file:
+                with self.folder.parquet(part) as file:
                     for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns) or None):
                         yield pa.Table.from_batches([batch])
         except (OSError, pa.ArrowException) as error:
             raise self._refused(error) from error
+
+    def _rows(self, part: str) -> int:
+        with self.folder.parquet(part) as file:
+            return int(file.metadata.num_rows)
 
     def _refused(self, error: Exception) -> ReconcileRefused:
         return ReconcileRefused(f"the {self.name} cannot be read: {error}")

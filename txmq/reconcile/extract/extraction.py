@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
-from txmq.reconcile.extract.drafts import draft_folder
 from txmq.reconcile.extract.manifest import (
     FILE,
     ExtractedSource,
     ExtractedTable,
     Manifest,
-    place,
     read_manifest,
     write_manifest,
 )
-from txmq.reconcile.parquet_files import sync
+from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.rules import Bank, Constant, DayWindow, Rules
 from txmq.runtime.clock import Clock, SystemClock
 
@@ -93,13 +91,14 @@ def extract_day(
     window = rules.day.window(day)
     for bank in rules.bank:
         _check_bank(rules, bank, spark)
-    home = Path(rules.directory) / "extracts" / day.isoformat()
+    home = open_folder(rules.directory).at("extracts", day.isoformat())
     try:
-        with draft_folder(home) as draft:
+        with home.staging() as draft:
             sources = _sources(rules, day, window, draft, take_log, spark, progress, clock)
             manifest = Manifest.of(rules, day, sources)
             write_manifest(draft, manifest)
-            return _publish(draft, place(rules.directory, manifest), manifest)
+            final = home.at(manifest.extract_id)
+            return manifest if final.take(draft, last=FILE) else read_manifest(final)
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be written: {error}") from error
 
@@ -179,18 +178,3 @@ def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
         if rules.money and currency not in rules.money:
             known = ", ".join(sorted(rules.money))
             raise ReconcileRefused(f"{bank.name}: the currency {currency} is not one of {known}")
-
-
-def _publish(draft: Path, final: Path, manifest: Manifest) -> Manifest:
-    """Rename the draft, unless an equal extract exists."""
-    if not (final / FILE).exists():
-        try:
-            draft.rename(final)
-        except OSError:
-            # Another process was faster; only a complete extract can be in the way.
-            if not (final / FILE).exists():
-                raise
-        else:
-            sync(final.parent)
-            return manifest
-    return read_manifest(final)

@@ -43,7 +43,7 @@ def arrow_schema(table: TableSchema) -> pa.Schema:
     )
 
 
-def parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def parquet_writer(path: Path | pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
     """A Parquet writer with the layout of all extract files: fast to write and to read."""
     return pq.ParquetWriter(
         path,

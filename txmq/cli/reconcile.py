@@ -45,7 +45,8 @@ app.command()(signoff)
 
 
 Jars = Annotated[
-    list[Path] | None, typer.Option("--jar", help="A driver for JDBC; may be repeated.")
+    list[Path] | None,
+    typer.Option("--jar", help="A driver for JDBC, or a file system; may be repeated."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 

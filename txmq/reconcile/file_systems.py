@@ -57,7 +57,7 @@ def open_folder(directory: Directory, environ: Mapping[str, str] | None = None) 
     if place.scheme == "viewfs":
         target = _link(uri, place.netloc or "default", place.path, settings)
         found = open_folder(target.removeprefix("file://"), environ)
-        return LocalFolder(found.local, uri) if found.local else found.under(uri)
+        return found.named(uri)
     try:
         if place.scheme == "s3a":
             system, path = _s3(settings), f"{place.netloc}{place.path}"
@@ -69,7 +69,7 @@ def open_folder(directory: Directory, environ: Mapping[str, str] | None = None) 
         _refuse(ConfigError, uri, error)
     except OSError as error:
         _refuse(ReconcileRefused, uri, error)
-    return Folder(system, path, uri)
+    return Folder(system, path, uri, has_objects=system.type_name in {"s3", "gcs"})
 
 
 def _refuse(kind: type[ConfigError | ReconcileRefused], uri: str, error: Exception) -> NoReturn:

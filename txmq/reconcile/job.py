@@ -33,7 +33,7 @@ from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import CARRIED_ON, Results, run_id
 from txmq.reconcile.rules import Recon, Rules
 from txmq.reconcile.schema import ReconSchema
-from txmq.reconcile.spark import set_partition_count
+from txmq.reconcile.spark import check_reach, set_partition_count
 from txmq.reconcile.summary import Run
 from txmq.reconcile.verdict import judge
 from txmq.reconcile.written_table import WrittenTable
@@ -71,6 +71,7 @@ def run(
     """
     clock = clock or SystemClock()
     began_ms, before = clock.wall_ms(), len(progress.stages)
+    check_reach(spark, results.folder.uri)
     past = _day_before(rules, day, results)
     manifest = _extract(rules, day, spark, results, progress, extract_id)
     extract = place(results.folder, manifest)
@@ -176,7 +177,9 @@ def _extract(
 ) -> Manifest:
     with progress.stage("extract") as stage:
         if extract_id is None:
-            take_log = partial(extract_log, spark=spark)
+            # Workers that read a cluster write into the draft, which may be only here.
+            is_shared = results.folder.local is not None or not rules.log.cluster
+            take_log = partial(extract_log, spark=spark if is_shared else None)
             return extract_day(rules, day, take_log=take_log, spark=spark, progress=stage.count)
         manifest = read_manifest(results.folder.at("extracts", day.isoformat(), extract_id))
         if manifest.reading_digest != rules.reading_digest:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import pyarrow.parquet as pq
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
@@ -35,8 +35,6 @@ LEASE_S: Final = 120
 """The process that wrote a claim counts as dead if it has not renewed the claim for so long."""
 _RENEW_S: Final = 20
 _CLAIMS: Final = "claims"
-_WHOLE_OBJECTS: Final = frozenset({"s3", "gcs"})
-"""File systems on which a file appears when it is closed, and never in part."""
 
 
 class Folder:
@@ -49,12 +47,16 @@ class Folder:
         system: Arrow's file system.
         path: The folder's path there.
         uri: The folder's name for Spark, and in messages.
+        has_objects: True for a store of objects: it has no folders, a file appears when it is
+            closed, and it replaces an older one. False for a file system on which files appear in
+            part, and a move replaces nothing.
     """
 
-    def __init__(self, system: FileSystem, path: str, uri: str) -> None:
+    def __init__(self, system: FileSystem, path: str, uri: str, *, has_objects: bool) -> None:
         self.uri = uri
         self._system = system
         self._path = path
+        self._has_objects = has_objects
 
     def __str__(self) -> str:
         return self.uri
@@ -64,14 +66,14 @@ class Folder:
         """The path on this machine; ``None`` if the folder is elsewhere."""
         return None
 
-    def at(self, *names: str) -> Self:
+    def at(self, *names: str) -> Folder:
         """A folder below."""
         tail = "/".join(names)
-        return type(self)(self._system, f"{self._path}/{tail}", f"{self.uri}/{tail}")
+        return self._other(self._at(tail), f"{self.uri}/{tail}")
 
-    def under(self, uri: str) -> Folder:
+    def named(self, uri: str) -> Folder:
         """The same folder under another name for Spark."""
-        return Folder(self._system, self._path, uri)
+        return self._other(self._path, uri)
 
     def files(self, pattern: str | None = None) -> list[str]:
         """The paths of the files below, sorted: all of them, or those that fit a pattern.
@@ -85,7 +87,7 @@ class Folder:
 
     def exists(self, name: str) -> bool:
         """True if a file exists."""
-        return any(self._info(one).type != FileType.NotFound for one in self._names(name))
+        return any(map(self._is_there, self._names(name)))
 
     def size(self, name: str) -> int:
         """The number of bytes of a file."""
@@ -128,43 +130,41 @@ class Folder:
     @contextmanager
     def create(self, name: str) -> Iterator[Any]:
         """Open a new file for writing; no reader may know its name before it is complete."""
-        if self._system.type_name not in _WHOLE_OBJECTS:
+        if not self._has_objects:
             self._system.create_dir(self._at(name).rpartition("/")[0], recursive=True)
         with self._system.open_output_stream(self._at(name)) as file:
             yield file
 
     def replace(self, name: str, data: bytes) -> None:
         """Replace a small file: after a crash it is the old or the new one."""
-        if self._system.type_name in _WHOLE_OBJECTS:
+        if self._has_objects:
             self._put(name, data)
             return
-        # Here a file appears in part, and no move replaces a file. So the new file is complete
-        # under a name that readers know too before the old one goes.
-        path, new = self._at(name), self._at(_new(name))
-        if self._info(_new(name)).type != FileType.NotFound:
-            if self._info(name).type == FileType.NotFound:
-                self._system.move(new, path)
+        # The new file is complete under a name that readers know too, before the old one goes.
+        draft, new = f".{name}.draft", _new(name)
+        self._put(draft, data)
+        if self._is_there(new):  # A killed process left it; perhaps there is no other.
+            if self._is_there(name):
+                self._delete(new)
             else:
-                self._system.delete_file(new)
-        self._put(f".{name}.draft", data)
-        self._system.move(self._at(f".{name}.draft"), new)
-        self.remove(name, is_replaced=True)
-        self._system.move(new, path)
+                self._move(new, name)
+        self._move(draft, new)
+        self._delete(name)
+        self._move(new, name)
 
-    def remove(self, name: str, *, is_replaced: bool = False) -> None:
+    def remove(self, name: str) -> None:
         """Remove a file; harmless if it does not exist."""
-        for one in [name] if is_replaced else self._names(name)[::-1]:
-            with suppress(FileNotFoundError):
-                self._system.delete_file(self._at(one))
+        for one in reversed(self._names(name)):
+            self._delete(one)
 
     def remove_all(self) -> None:
         """Remove the folder and all files below; harmless if it does not exist."""
         with suppress(FileNotFoundError):
             self._system.delete_dir(self._path)
 
-    def publish(self, draft: Self) -> None:
+    def publish(self, draft: Folder) -> None:
         """Take the parts of a table that were written into a draft, and number them."""
-        if self._system.type_name not in _WHOLE_OBJECTS:
+        if not self._has_objects:
             self._system.create_dir(self._path, recursive=True)
         for number, part in enumerate(draft.files("part-*")):
             self._system.move(draft._at(part), self._at(_part_name(number)))
@@ -182,15 +182,16 @@ class Folder:
         Returns:
             False if another process has published the folder.
         """
-        home = self._path.rpartition("/")[0], self.uri.rpartition("/")[0]
-        with Folder(self._system, *home).lock():
+        home = self._other(self._path.rpartition("/")[0], self.uri.rpartition("/")[0])
+        with home.lock():
             if self.exists(last):
                 return False
             self.remove_all()  # A process that died left it, perhaps in other parts.
-            names = (str(path.relative_to(staged)) for path in staged.rglob("*") if path.is_file())
-            for name in sorted(names, key=lambda name: (name == last, name)):
-                with (staged / name).open("rb") as source, self.create(name) as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
+            for name in LocalFolder(staged).files():
+                if name != last:
+                    with (staged / name).open("rb") as source, self.create(name) as target:
+                        shutil.copyfileobj(source, target, 1 << 20)
+            self.replace(last, (staged / last).read_bytes())
         return True
 
     @contextmanager
@@ -212,13 +213,25 @@ class Folder:
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}"
 
+    def _other(self, path: str, uri: str) -> Folder:
+        return Folder(self._system, path, uri, has_objects=self._has_objects)
+
     def _names(self, name: str) -> tuple[str, ...]:
         """The names under which the latest state of a small file may be."""
-        is_whole = self._system.type_name in _WHOLE_OBJECTS
-        return (name,) if is_whole else (name, _new(name))
+        return (name,) if self._has_objects else (name, _new(name))
 
     def _info(self, name: str) -> FileInfo:
         return self._system.get_file_info(self._at(name))
+
+    def _is_there(self, name: str) -> bool:
+        return bool(self._info(name).type != FileType.NotFound)
+
+    def _move(self, name: str, new: str) -> None:
+        self._system.move(self._at(name), self._at(new))
+
+    def _delete(self, name: str) -> None:
+        if self._is_there(name):
+            self._system.delete_file(self._at(name))
 
     def _infos(self, *, recursive: bool) -> list[FileInfo]:
         where = FileSelector(self._path, allow_not_found=True, recursive=recursive)
@@ -244,9 +257,8 @@ class LocalFolder(Folder):
 
     def __init__(self, path: str | Path, uri: str | None = None) -> None:
         self._local = Path(path)
-        super().__init__(
-            LocalFileSystem(), str(self._local), uri or f"file://{self._local.resolve()}"
-        )
+        name = uri or f"file://{self._local.resolve()}"
+        super().__init__(LocalFileSystem(), str(self._local), name, has_objects=False)
 
     def __str__(self) -> str:
         return str(self._local)
@@ -255,10 +267,6 @@ class LocalFolder(Folder):
     def local(self) -> Path:
         """The path on this machine."""
         return self._local
-
-    def at(self, *names: str) -> Self:
-        """A folder below."""
-        return type(self)(self._local.joinpath(*names), "/".join((self.uri, *names)))
 
     def files(self, pattern: str | None = None) -> list[str]:
         """See :meth:`Folder.files`."""
@@ -269,9 +277,8 @@ class LocalFolder(Folder):
         """See :meth:`Folder.replace`."""
         LocalDisk(self._local).replace(name, data)
 
-    def remove(self, name: str, *, is_replaced: bool = False) -> None:
+    def remove(self, name: str) -> None:
         """See :meth:`Folder.remove`."""
-        del is_replaced
         LocalDisk(self._local).remove(name)
 
     def remove_all(self) -> None:
@@ -279,8 +286,9 @@ class LocalFolder(Folder):
         if self._local.exists():
             shutil.rmtree(self._local)
 
-    def publish(self, draft: Self) -> None:
+    def publish(self, draft: Folder) -> None:
         """See :meth:`Folder.publish`; Spark's other files are removed, and all is synced."""
+        assert draft.local is not None
         number_parts(draft.local)
         self._local.parent.mkdir(parents=True, exist_ok=True)
         draft.local.rename(self._local)
@@ -314,6 +322,9 @@ class LocalFolder(Folder):
             yield lambda: None
         finally:
             lock.release()
+
+    def _other(self, path: str, uri: str) -> Folder:
+        return LocalFolder(path, uri)
 
     def _names(self, name: str) -> tuple[str, ...]:
         return (name,)
@@ -351,7 +362,7 @@ class FolderClaim:
         mine = times.pop(self._name, 0)
         for name, time in times.items():
             if mine - time < LEASE_S:
-                self._claims.remove(name=self._name)
+                self._claims.remove(self._name)
                 raise BlockingIOError(
                     f"{self._claims}/{name} claims {self._folder}; the claim of a process that was "
                     f"killed is void after {LEASE_S} seconds"
@@ -374,7 +385,8 @@ class FolderClaim:
     def release(self) -> None:
         """Remove the claim."""
         self._released.set()
-        self._claims.remove(self._name)
+        with suppress(OSError):  # Otherwise it becomes void.
+            self._claims.remove(self._name)
 
     def _write(self) -> None:
         with self._claims.create(self._name) as file:

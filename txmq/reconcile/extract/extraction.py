@@ -24,6 +24,7 @@ from txmq.reconcile.extract.manifest import (
 )
 from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.rules import Bank, Constant, DayWindow, Rules
+from txmq.reconcile.storage import Folder
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -89,9 +90,9 @@ def extract_day(
     """
     clock = clock or SystemClock()
     window = rules.day.window(day)
-    for bank in rules.bank:
-        _check_bank(rules, bank, spark)
     home = open_folder(rules.directory).at("extracts", day.isoformat())
+    for bank in rules.bank:
+        _check_bank(rules, bank, spark, home)
     try:
         with home.staging() as draft:
             sources = _sources(rules, day, window, draft, take_log, spark, progress, clock)
@@ -162,7 +163,7 @@ def _kind(bank: Bank) -> str:
     return _KINDS.get(scheme, "")
 
 
-def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
+def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None, home: Folder) -> None:
     """Check that the rules of a bank are complete, before any bank is read."""
     kind = _kind(bank)
     if not kind:
@@ -171,6 +172,15 @@ def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None) -> None:
         )
     if kind == "jdbc" and spark is None:
         raise ReconcileRefused(f"{bank.name}: Spark reads JDBC URLs, and no session was given")
+    if kind == "jdbc" and spark is not None and home.local is None:
+        from txmq.reconcile.spark import has_cluster
+
+        if has_cluster(spark):
+            raise ReconcileRefused(
+                f"{bank.name}: workers cannot write its rows, read over JDBC, to this machine: "
+                f"leave out --master, or use a mounted path in place of directory "
+                f"{rules.directory!r}"
+            )
     for columns in (bank.entries, bank.accounts):
         if columns is None or not isinstance(columns.currency, Constant):
             continue

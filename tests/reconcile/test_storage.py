@@ -194,6 +194,7 @@ def test_a_store_is_reached_by_hadoops_settings(monkeypatch, tmp_path):
 
     assert isinstance(folder, Folder)
     assert (folder.local, folder.uri) == (None, "s3a://bank/recon")
+    assert asked.pop("allow_delayed_open")
     found = {name: value for name, value in asked.items() if value is not None}
     assert found == {
         "endpoint_override": "127.0.0.1:9000", "scheme": "http", "region": "cn-north-1",

@@ -87,6 +87,7 @@ def _s3(settings: Mapping[str, str]) -> FileSystem:
     scheme, _, host = endpoint.rpartition("://")
     is_plain = settings.get("fs.s3a.connection.ssl.enabled", "true").lower() == "false"
     return S3FileSystem(
+        allow_delayed_open=True,  # A small file is one request, and leaves no part of an upload.
         access_key=settings.get("fs.s3a.access.key"),
         secret_key=settings.get("fs.s3a.secret.key"),
         session_token=settings.get("fs.s3a.session.token"),

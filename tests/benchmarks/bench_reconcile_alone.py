@@ -87,10 +87,10 @@ def whole(spark, folder, plan):
             name: results.write_table(name, table, plan.day, RUN)
             for name, table in zip(outcome.tables, outcome, strict=False)
         }
-        balances = results.written_tables(plan.day, RUN, ["balances"])["balances"]
+        balances = results.table("balances", plan.day, RUN)
         proofs = proofs_of(outcome, balances.pieces(), plan.rules)
         contents["proofs"] = results.write_table("proofs", proofs, plan.day, RUN)
-        tables = results.written_tables(plan.day, RUN, contents)
+        tables = {table: results.table(table, plan.day, RUN) for table in contents}
         result = judge(tables, plan.rules, manifest, contents)
     return {"items": sum(each.transfers for each in result.aging)}
 

@@ -576,7 +576,7 @@ def test_what_spark_has_read_is_compared_with_the_money_that_was_extracted(first
     written = replace(entries.written, amounts={"CNY": read - 1})
     icbc = replace(icbc, tables=(replace(entries, written=written), *tables))
     contents = done.result.contents
-    found = stage.results().written_tables(WEDNESDAY, done.run_id, contents)
+    found = {name: stage.results().table(name, WEDNESDAY, done.run_id) for name in contents}
 
     assert judge(found, stage.rules, manifest, contents) == done.result
     told = f"the sum of CNY was {read - 1} when it was extracted, and is {read} in the rows"

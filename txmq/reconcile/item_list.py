@@ -115,8 +115,7 @@ def table_of(directory: Directory, day: date, run_id: str, name: str) -> Written
     Raises:
         ReconcileRefused: It has no file.
     """
-    place = open_folder(directory).at("results", name, f"business_date={day}", f"run={run_id}")
-    table = WrittenTable(f"{name} of {day}", place)
+    table = WrittenTable.of_run(open_folder(directory), day, run_id, name)
     if not table.parts:
-        raise ReconcileRefused(f"the {name} of {day} are missing in {place}: run the day again")
+        raise ReconcileRefused(f"the {table.name} are missing in {table.folder}: run the day again")
     return table

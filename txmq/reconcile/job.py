@@ -93,11 +93,11 @@ def run(
                 table: results.write_table(table, getattr(outcome, table), day, name)
                 for table in outcome.tables
             }
-            balances = results.written_tables(day, name, ["balances"])["balances"]
+            balances = results.table("balances", day, name)
             proofs = proofs_of(outcome, balances.pieces(), rules)
             contents["proofs"] = results.write_table("proofs", proofs, day, name)
         with progress.stage("judge"):
-            tables = results.written_tables(day, name, contents)
+            tables = {table: results.table(table, day, name) for table in contents}
             found = judge(
                 tables,
                 rules,
@@ -164,7 +164,7 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
 
 def _proofs_of(past: Run, results: Results) -> WrittenTable:
     day = date.fromisoformat(past.result.business_date)
-    return results.written_tables(day, past.run_id, ["proofs"])["proofs"]
+    return results.table("proofs", day, past.run_id)
 
 
 def _extract(

@@ -122,7 +122,7 @@ class Results:
         Raises:
             ReconcileRefused: The run is signed, and this differs from what was signed.
         """
-        place = self._table(name, day, run)
+        place = self.table(name, day, run).folder
         draft = self.folder.at(_DRAFTS, name, f"run={run}")
         draft.remove_all()
         if isinstance(table, pa.Table):
@@ -141,13 +141,13 @@ class Results:
             place.publish(draft)
         return word
 
-    def written_tables(self, day: date, run: str, names: Iterable[str]) -> dict[str, WrittenTable]:
-        """Tables of a run, for reading without Spark."""
-        return {name: WrittenTable(name, self._table(name, day, run)) for name in names}
+    def table(self, name: str, day: date, run: str) -> WrittenTable:
+        """A table of a run, for reading without Spark."""
+        return WrittenTable.of_run(self.folder, day, run, name)
 
     def fingerprints(self, day: date, run: str, names: Iterable[str]) -> dict[str, str]:
         """The fingerprints of the files of a run's tables."""
-        return {name: self._table(name, day, run).fingerprint() for name in names}
+        return {name: self.table(name, day, run).folder.fingerprint() for name in names}
 
     def publish(self, run: Run, files: Mapping[str, bytes]) -> None:
         """Write a run's files, and make it the run that is in force.
@@ -233,7 +233,7 @@ class Results:
     def read_table(self, spark: SparkSession, name: str, run: Run) -> DataFrame:
         """A table of a run."""
         day = date.fromisoformat(run.result.business_date)
-        return self._read(spark, name, self._table(name, day, run.run_id))
+        return self._read(spark, name, self.table(name, day, run.run_id).folder)
 
     def earlier_days(self, spark: SparkSession, window: DayWindow, run: Run | None) -> EarlierDays:
         """The state that the run of the day before left, without the history."""
@@ -258,8 +258,8 @@ class Results:
         days = (
             (date.fromisoformat(earlier.result.business_date), earlier.run_id) for earlier in runs
         )
-        places = [place for named in days if (place := self._table(name, *named)).files("*")]
-        return self._read(spark, name, *places) if places else None
+        places = [place for named in days if (place := self.table(name, *named)).parts]
+        return self._read(spark, name, *(place.folder for place in places)) if places else None
 
     def verify(self, run: Run, names: Iterable[str] | None = None) -> None:
         """Check that the files of a run's tables are unchanged.
@@ -282,9 +282,6 @@ class Results:
                     "them: run the day again"
                 )
 
-    def _table(self, name: str, day: date, run: str) -> Folder:
-        return self.folder.at("results", name, f"business_date={day}", f"run={run}")
-
     def _read(self, spark: SparkSession, name: str, *places: Folder) -> DataFrame:
         return spark.read.schema(TABLES[name].ddl).parquet(*(place.uri for place in places))
 
@@ -298,7 +295,7 @@ class Results:
         Raises:
             ReconcileRefused: The run is signed, and the new table differs.
         """
-        place = self._table(name, day, run)
+        place = self.table(name, day, run).folder
         if not place.files("*"):
             return
         if run in self._signatures.signed_runs(day.isoformat()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -34,7 +35,7 @@ __all__ = ["LEASE_S", "Folder", "LocalFolder"]
 LEASE_S: Final = 120
 """The process that wrote a claim counts as dead if it has not renewed the claim for so long."""
 _RENEW_S: Final = 20
-_CLAIMS: Final = "claims"
+_NEW: Final = re.compile(r"\.([^/]+)\.new$")
 
 
 class Folder:
@@ -82,12 +83,16 @@ class Folder:
         exist has no files.
         """
         infos = self._infos(recursive=pattern is None or "/" in pattern)
-        names = {_settled(info.path.removeprefix(f"{self._path}/")) for info in infos}
+        names = {_NEW.sub(r"\1", info.path.removeprefix(f"{self._path}/")) for info in infos}
         return sorted(name for name in names if pattern is None or _fits(name, pattern))
 
     def exists(self, name: str) -> bool:
         """True if a file exists."""
         return any(map(self._is_there, self._names(name)))
+
+    def times(self) -> dict[str, float]:
+        """The files, with the seconds at which they were written, by the file system's clock."""
+        return {info.base_name: info.mtime_ns / 1e9 for info in self._infos(recursive=False)}
 
     def size(self, name: str) -> int:
         """The number of bytes of a file."""
@@ -140,17 +145,14 @@ class Folder:
         if self._has_objects:
             self._put(name, data)
             return
-        # The new file is complete under a name that readers know too, before the old one goes.
-        draft, new = f".{name}.draft", _new(name)
+        new = _new(name)
+        if self._is_there(new) and not self._is_there(name):
+            self._move(new, name)  # A killed process had removed the old file.
+        # Readers take the new file where the old one is missing, so it must be complete by then.
+        draft = new if self._is_there(name) else f".{name}.draft"
         self._put(draft, data)
-        if self._is_there(new):  # A killed process left it; perhaps there is no other.
-            if self._is_there(name):
-                self._delete(new)
-            else:
-                self._move(new, name)
-        self._move(draft, new)
         self._delete(name)
-        self._move(new, name)
+        self._move(draft, name)
 
     def remove(self, name: str) -> None:
         """Remove a file; harmless if it does not exist."""
@@ -172,26 +174,24 @@ class Folder:
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
-        """Make an empty folder on this machine for many files; :meth:`take` publishes them."""
-        with TemporaryDirectory(prefix="txmq-extract-") as path:
+        """Make an empty folder on this machine for files that a folder below will take.
+
+        Raises:
+            BlockingIOError: Another process does the same elsewhere, and would get in the way.
+        """
+        with self.lock(), TemporaryDirectory(prefix="txmq-extract-") as path:
             yield Path(path)
 
     def take(self, staged: Path, last: str) -> bool:
-        """Publish the staged files in this new folder, and ``last`` after all others.
-
-        Returns:
-            False if another process has published the folder.
-        """
-        home = self._other(self._path.rpartition("/")[0], self.uri.rpartition("/")[0])
-        with home.lock():
-            if self.exists(last):
-                return False
-            self.remove_all()  # A process that died left it, perhaps in other parts.
-            for name in LocalFolder(staged).files():
-                if name != last:
-                    with (staged / name).open("rb") as source, self.create(name) as target:
-                        shutil.copyfileobj(source, target, 1 << 20)
-            self.replace(last, (staged / last).read_bytes())
+        """Publish staged files here, ``last`` after all others; False if it is here already."""
+        if self.exists(last):
+            return False
+        self.remove_all()  # A process that died left it, perhaps in other parts.
+        for name in LocalFolder(staged).files():
+            if name != last:
+                with (staged / name).open("rb") as source, self.create(name) as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+        self.replace(last, (staged / last).read_bytes())
         return True
 
     @contextmanager
@@ -289,7 +289,15 @@ class LocalFolder(Folder):
     def publish(self, draft: Folder) -> None:
         """See :meth:`Folder.publish`; Spark's other files are removed, and all is synced."""
         assert draft.local is not None
-        number_parts(draft.local)
+        parts = []
+        for path in sorted(draft.local.iterdir()):
+            if path.name.startswith("part-"):
+                parts.append(path)
+            else:
+                path.unlink()
+        for number, part in enumerate(parts):
+            sync(part.rename(part.with_name(_part_name(number))))
+        sync(draft.local)
         self._local.parent.mkdir(parents=True, exist_ok=True)
         draft.local.rename(self._local)
         sync(self._local.parent)
@@ -331,14 +339,13 @@ class LocalFolder(Folder):
 
 
 class FolderClaim:
-    """A file that says that this process writes into a folder, and that is renewed while it does.
+    """A file that says that this process writes into a folder; it is renewed while that is so.
 
-    Arrow can neither lock a file nor create one only if it does not exist. But lists are up to
-    date on all of these file systems: of two processes that write their claims and then list all
-    of them, at least one sees the other's. So both never go on; perhaps none does.
+    Arrow can neither lock a file nor create one only if it does not exist. But all of these file
+    systems list a file as soon as it is written: of two processes that write claims and then list
+    them, one at least sees the other's. So both never go on; perhaps none does.
 
-    A process that was killed leaves its claim. Both times of writing are the file system's, so no
-    clock of ours decides how old it is.
+    A killed process leaves its claim. The file system's clock alone decides how old it is.
 
     Args:
         folder: The folder.
@@ -346,9 +353,8 @@ class FolderClaim:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self._claims = folder.at(_CLAIMS)
+        self._claims = folder.at("claims")
         self._name = secrets.token_hex(8)
-        self._text = f"{socket.gethostname()} {os.getpid()}\n".encode()
         self._released = threading.Event()
 
     def take(self) -> None:
@@ -358,7 +364,7 @@ class FolderClaim:
             BlockingIOError: Another process claims it.
         """
         self._write()
-        times = self._times()
+        times = self._claims.times()
         mine = times.pop(self._name, 0)
         for name, time in times.items():
             if mine - time < LEASE_S:
@@ -390,32 +396,13 @@ class FolderClaim:
 
     def _write(self) -> None:
         with self._claims.create(self._name) as file:
-            file.write(self._text)
-
-    def _times(self) -> dict[str, float]:
-        infos = self._claims._infos(recursive=False)  # noqa: SLF001 - one port
-        return {info.base_name: info.mtime_ns / 1e9 for info in infos}
+            file.write(f"{socket.gethostname()} {os.getpid()}\n".encode())
 
     def _renew(self) -> None:
         while not self._released.wait(_RENEW_S):
-            # A store that does not answer may answer the next time.
-            with suppress(OSError):
-                if not self._claims.exists(self._name):
-                    return
-                self._write()
-
-
-def number_parts(folder: Path) -> None:
-    """Number the files of a folder that Spark wrote, remove its other files, and sync all of it."""
-    parts = []
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("part-"):
-            parts.append(path)
-        else:
-            path.unlink()
-    for number, part in enumerate(parts):
-        sync(part.rename(folder / _part_name(number)))
-    sync(folder)
+            with suppress(OSError):  # A store that does not answer may answer the next time.
+                if self._claims.exists(self._name):
+                    self._write()
 
 
 def _part_name(number: int) -> str:
@@ -423,16 +410,8 @@ def _part_name(number: int) -> str:
 
 
 def _new(name: str) -> str:
-    """The name of a complete file that is about to replace another one."""
+    """The name of a file that is about to replace another one."""
     return f".{name}.new"
-
-
-def _settled(path: str) -> str:
-    """The path that a file has once it has replaced another one."""
-    folder, slash, name = path.rpartition("/")
-    if name.startswith(".") and name.endswith(".new"):
-        name = name[1:].removesuffix(".new")
-    return f"{folder}{slash}{name}"
 
 
 def _fits(path: str, pattern: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -58,6 +59,12 @@ class WrittenTable(NamedTuple):
                         yield pa.Table.from_batches([batch])
         except (OSError, pa.ArrowException) as error:
             raise self._refused(error) from error
+
+    @classmethod
+    def of_run(cls, results: Folder, day: date, run_id: str, name: str) -> WrittenTable:
+        """A table of a run, in a directory of results."""
+        folder = results.at("results", name, f"business_date={day}", f"run={run_id}")
+        return cls(f"{name} of {day}", folder)
 
     def _rows(self, part: str) -> int:
         with self.folder.parquet(part) as file:

@@ -80,12 +80,12 @@ class Store(FileSystemHandler):
         self.folders |= {"/".join(parts[:number]) for number in range(1, len(parts) + 1)}
 
     def delete_dir(self, path):
-        found = [name for name in self.files if name.startswith(f"{path}/")]
-        if not found:
+        if self.info(path).type == FileType.NotFound:
             raise FileNotFoundError(path)
-        for name in found:
+        for name in [name for name in self.files if name.startswith(f"{path}/")]:
             self.change()
             del self.files[name]
+        self.folders = {name for name in self.folders if not f"{name}/".startswith(f"{path}/")}
 
     def delete_file(self, path):
         if path not in self.files:

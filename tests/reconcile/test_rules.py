@@ -73,6 +73,13 @@ def test_a_uri_with_the_scheme_file_is_a_path(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "uri", ["hdfs://nn/recon", "viewfs:/recon", "s3a://b/r", "gs://b/r", "abfss://c@a.dfs/r"]
+)
+def test_results_may_be_on_another_file_system(tmp_path, uri):
+    assert read(tmp_path, RULES.replace('"recon"', f'"{uri}"')).directory == uri
+
+
+@pytest.mark.parametrize(
     ("old", "new", "why"),
     [
         ('"recon"', '"ftp://bank/recon"', "directory 'ftp://bank/recon' is on ftp, which txmq"),

@@ -161,7 +161,7 @@ class Folder:
 
     def remove_all(self) -> None:
         """Remove the folder and all files below; harmless if it does not exist."""
-        with suppress(FileNotFoundError):
+        if self._system.get_file_info(self._path).type != FileType.NotFound:
             self._system.delete_dir(self._path)
 
     def publish(self, draft: Folder) -> None:
@@ -356,6 +356,7 @@ class FolderClaim:
         self._claims = folder.at("claims")
         self._name = secrets.token_hex(8)
         self._released = threading.Event()
+        self._renewal = threading.Thread(target=self._renew, name="txmq-claim", daemon=True)
 
     def take(self) -> None:
         """Claim the folder.
@@ -374,7 +375,7 @@ class FolderClaim:
                     f"killed is void after {LEASE_S} seconds"
                 )
             self._claims.remove(name)
-        threading.Thread(target=self._renew, name="txmq-claim", daemon=True).start()
+        self._renewal.start()
 
     def check(self) -> None:
         """Check that nobody has taken the folder over.
@@ -391,6 +392,7 @@ class FolderClaim:
     def release(self) -> None:
         """Remove the claim."""
         self._released.set()
+        self._renewal.join()  # It would write the claim once more.
         with suppress(OSError):  # Otherwise it becomes void.
             self._claims.remove(self._name)
 

@@ -38,6 +38,7 @@ from txmq.reconcile.extract import loader
 from txmq.reconcile.extract.manifest import FILE, Manifest, read_manifest
 from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.signatures import Signatures
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.verdict import judge
 
 pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
@@ -568,7 +569,7 @@ def test_what_spark_does_not_read_as_it_is_stops_the_run(
 
 def test_what_spark_has_read_is_compared_with_the_money_that_was_extracted(first):
     stage, done = first
-    manifest = read_manifest(stage.extract_of(done))
+    manifest = read_manifest(LocalFolder(stage.extract_of(done)))
     icbc, *others = manifest.sources
     entries, *tables = icbc.tables
     read = entries.written.amounts["CNY"]

@@ -36,6 +36,7 @@ WITH_SPARK = (
     "reconcile/test_whole_runs.py",
     "reconcile/test_whole_cleared.py",
     "reconcile/test_whole_files.py",
+    "reconcile/test_whole_storage.py",
     "reconcile/test_whole_cluster.py",
     "reconcile/test_planted_cases.py",
     "integration/test_bank_reconciled.py",

@@ -116,7 +116,7 @@ def no_log(rules, window, directory):
 def taken(rules, day=DAY, **more):
     """An extract's manifest, and where it is."""
     manifest = extract_day(rules, day, take_log=no_log, **more)
-    return manifest, place(rules.directory, manifest)
+    return manifest, place(rules.directory, manifest).local
 
 
 def rows_of(folder, bank="icbc", table="entries"):

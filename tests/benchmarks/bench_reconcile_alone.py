@@ -33,6 +33,7 @@ from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.results import open_results
 from txmq.reconcile.spark import open_spark, set_partition_count
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import SOURCES
 from txmq.reconcile.verdict import judge
 
@@ -86,10 +87,10 @@ def whole(spark, folder, plan):
             name: results.write_table(name, table, plan.day, RUN)
             for name, table in zip(outcome.tables, outcome, strict=False)
         }
-        balances = results.written_tables(plan.day, RUN, ["balances"])["balances"]
+        balances = results.table("balances", plan.day, RUN)
         proofs = proofs_of(outcome, balances.pieces(), plan.rules)
         contents["proofs"] = results.write_table("proofs", proofs, plan.day, RUN)
-        tables = results.written_tables(plan.day, RUN, contents)
+        tables = {table: results.table(table, plan.day, RUN) for table in contents}
         result = judge(tables, plan.rules, manifest, contents)
     return {"items": sum(each.transfers for each in result.aging)}
 
@@ -104,7 +105,8 @@ def sources(folder, at_ms):
     """What was read, with its control totals."""
     for table in SOURCES:
         for each in folder.glob(f"*/{table.name}"):
-            control = count_files(each.parent.name, table, each.iterdir())
+            place = LocalFolder(each)
+            control = count_files(each.parent.name, table, place, place.files())
             extracted = ExtractedTable(table.name, control, control, content="", parts=())
             yield ExtractedSource(each.parent.name, "log", "", at_ms, at_ms, (extracted,))
 

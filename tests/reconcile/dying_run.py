@@ -11,8 +11,8 @@ from datetime import date
 from pyspark.sql import SparkSession
 
 from tests.reconcile import breaks
-from txmq.reconcile import results as results_room
 from txmq.reconcile.results import open_results
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import MATCHES, TOTALS
 
 CLASSES = {"icbc/1": "parked", "icbc/2": "in-flight", "icbc/3": "dead-letter"}
@@ -54,7 +54,7 @@ def main():
     )
     with open_results(directory) as results:
         write(results, spark, day, NAMES[:count])
-        results_room.finalize_folder = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        LocalFolder.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         write(results, spark, day, NAMES[count:])
 
 

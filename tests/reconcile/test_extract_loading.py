@@ -12,6 +12,7 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.loader import check_totals, load, load_unchecked
 from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.extract.table_writer import TableWriter
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import ENTRIES
 
 ROWS = 1000
@@ -57,7 +58,7 @@ def extract(made, tmp_path):
 
 def refused(spark, folder):
     with pytest.raises(ReconcileRefused) as found:
-        load(spark, read_manifest(folder), folder)
+        load(spark, read_manifest(LocalFolder(folder)), LocalFolder(folder))
     return str(found.value)
 
 
@@ -66,7 +67,7 @@ def part(folder, source="icbc"):
 
 
 def test_all_ledgers_have_their_columns_and_the_banks_name(spark, made):
-    found = load(spark, read_manifest(made[0]), made[0])
+    found = load(spark, read_manifest(LocalFolder(made[0])), LocalFolder(made[0]))
 
     assert {row.bank for row in found.entries.select("bank").distinct().collect()} == {
         "icbc",
@@ -177,7 +178,7 @@ def test_the_numbers_are_counted_again_and_the_total_that_differs_is_named(extra
     pq.write_table(change(table).cast(table.schema), part(extract))
 
     with pytest.raises(ReconcileRefused, match=told):
-        check_totals(read_manifest(extract), extract)
+        check_totals(read_manifest(LocalFolder(extract)), LocalFolder(extract))
 
 
 def test_whole_numbers_that_do_not_fit_in_a_sum_are_counted_alike(tmp_path):
@@ -187,7 +188,7 @@ def test_whole_numbers_that_do_not_fit_in_a_sum_are_counted_alike(tmp_path):
         )
         manifest, folder = taken(rules_of(tmp_path, bank_of(bank)))
 
-    check_totals(manifest, folder)
+    check_totals(manifest, LocalFolder(folder))
     assert manifest.sources[0].tables[0].written.amounts["CNY"] < -(1 << 63)
 
 
@@ -197,21 +198,21 @@ def test_a_manifest_that_was_changed_or_is_missing_is_told(extract):
     plain["sources"][0]["tables"][0]["written"]["rows"] += 1
     path.write_text(json.dumps(plain))
     with pytest.raises(ReconcileRefused, match="was changed"):
-        read_manifest(extract)
+        read_manifest(LocalFolder(extract))
 
     path.write_text(path.read_text()[:100])
     with pytest.raises(ReconcileRefused, match="cannot be read"):
-        read_manifest(extract)
+        read_manifest(LocalFolder(extract))
 
     path.unlink()
     with pytest.raises(ReconcileRefused, match="no complete extract"):
-        read_manifest(extract)
+        read_manifest(LocalFolder(extract))
 
 
 def test_an_unchecked_load_reads_the_same(spark, made):
-    manifest = read_manifest(made[0])
+    manifest = read_manifest(LocalFolder(made[0]))
 
-    assert load_unchecked(spark, manifest, made[0]).entries.count() == 2 * ROWS
+    assert load_unchecked(spark, manifest, LocalFolder(made[0])).entries.count() == 2 * ROWS
 
 
 def test_only_texts_that_come_again_have_a_dictionary(made):

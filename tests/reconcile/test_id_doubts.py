@@ -9,8 +9,9 @@ from tests.extracts import DAY
 from tests.reconcile.breaks import rules, transfer
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.id_doubts import LONG, with_doubts
-from txmq.reconcile.lifecycle import BreakLife, Earlier
+from txmq.reconcile.lifecycle import BreakLife
 from txmq.reconcile.tables import ITEMS
+from txmq.reconcile.transfer import TransferRows
 
 DEBIT = {
     "debits": 1, "debited": 100, "messages": 0, "ordered": 0, "credits": 0, "credited": 0,
@@ -26,7 +27,9 @@ def found(*items):
     """The doubt and the suggestion of each item, which is its key and facts."""
     life = BreakLife(rules(), DAY, {})
     rows = [
-        life.item(transfer(f"icbc/{key}", "debit-without-message") | facts, Earlier())
+        life.item(
+            transfer(f"icbc/{key}", "debit-without-message") | facts, TransferRows(f"icbc/{key}")
+        )
         for key, facts in items
     ]
     table = with_doubts(pa.Table.from_pylist(rows, arrow_schema(ITEMS)))
@@ -87,7 +90,7 @@ def test_an_id_may_be_doubtful_alone():
 def test_the_same_id_of_another_bank_is_another_one():
     life = BreakLife(rules(), DAY, {})
     items = [
-        life.item(transfer(key, "debit-without-message") | facts, Earlier())
+        life.item(transfer(key, "debit-without-message") | facts, TransferRows(f"icbc/{key}"))
         for key, facts in (("icbc/T-1", DEBIT), ("ccb/t-1", CREDIT))
     ]
 

@@ -87,7 +87,7 @@ def written(outcome, folder):
             name: results.write_table(name, getattr(outcome, name), PLAN.day, RUN)
             for name in TABLES
         }
-        balances = results.written_tables(PLAN.day, RUN, ["balances"])["balances"]
+        balances = results.table("balances", PLAN.day, RUN)
         proofs = proofs_of(outcome, balances.pieces(), PLAN.rules)
         contents["proofs"] = results.write_table("proofs", proofs, PLAN.day, RUN)
     files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.parquet")}

@@ -368,10 +368,10 @@ def test_the_page_and_the_summary_say_who_has_signed(asking, home):
     run = Results(home / "results").current(DAY)
 
     def said():
-        files = {value: Results(home / "results").file(run, value) for value in TOLD}
-        summary = json.loads(files["summary.json"].read_bytes())
+        files = Results(home / "results").folder_of(run)
+        summary = json.loads(files.read("summary.json"))
         by = summary["sign_off"] and summary["sign_off"]["reviewer"]
-        page = files["report.html"].read_text() if files["report.html"].exists() else ""
+        page = files.read("report.html").decode() if files.exists("report.html") else ""
         return summary["figures"]["signature"], by, "Two people have signed" in page
 
     assert said() == ("unsigned", None, False)

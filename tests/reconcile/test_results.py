@@ -121,10 +121,10 @@ def test_a_run_is_in_force_once_it_is_published(results, tmp_path):
 
     results.publish(first, {"report.html": b"<p>fine</p>"})
     assert results.current(DAY) == first
-    assert results.file(first, "report.html").read_bytes() == b"<p>fine</p>"
+    assert results.folder_of(first).read("report.html") == b"<p>fine</p>"
     results.publish(second, {})
     assert results.current(DAY) == second
-    assert results.file(first, "report.html").exists()
+    assert results.folder_of(first).exists("report.html")
     assert msgspec.json.decode((tmp_path / "runs/2026-11-20/current").read_bytes()) == {
         "run_id": second.run_id
     }
@@ -184,7 +184,7 @@ def test_what_is_looked_back_is_what_the_day_before_went_on_from(spark, results)
     assert sorted(map(tuple, known)) == [("icbc/0", "b"), ("icbc/0", "c")]
     assert results.of_runs(spark, "closed", []) is None
 
-    results.file(runs[1], "run.json").unlink()
+    results.folder_of(runs[1]).remove("run.json")
     assert results.chain(runs[-1], days[0]) == runs[2:]
 
 
@@ -264,7 +264,7 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark
     assert sorted(path.parent.parent.name for path in here.glob(f"**/run={dying_run.RUN}")) == [
         "items", "matches",
     ]  # fmt: skip
-    (draft,) = here.rglob(f".run={dying_run.RUN}.draft")
+    (draft,) = here.glob(f"results/.drafts/*/run={dying_run.RUN}")
     with open_results(here):
         assert not draft.exists()
     assert before.items() <= files(here).items()
@@ -283,7 +283,7 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark
     # The files of the one that died were the same already.
     assert {item: item.stat().st_ino for item in written} == written != {}
     assert results.current(DAY) == again
-    assert not list(here.rglob(".*draft*"))
+    assert not list(here.rglob(".*drafts"))
 
 
 def test_a_run_that_is_done_again_touches_nothing(spark, results, tmp_path):
@@ -389,7 +389,7 @@ def test_what_was_said_of_a_signed_run_stays_as_it_was_signed(results, tmp_path)
     results.publish(later, {"report.html": b"made anew"})
     assert results.current(DAY).run_id == run.run_id
     assert results.current(DAY).began_ms == run.began_ms
-    assert results.file(run, "report.html").read_bytes() == b"signed"
+    assert results.folder_of(run).read("report.html") == b"signed"
 
     with pytest.raises(ReconcileRefused, match="is signed, and its result would change"):
         results.publish(breaks.run(DAY, parked=1), {})

@@ -73,10 +73,17 @@ def test_a_uri_with_the_scheme_file_is_a_path(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "uri", ["hdfs://nn/recon", "viewfs:/recon", "s3a://b/r", "gs://b/r", "abfss://c@a.dfs/r"]
+)
+def test_results_may_be_on_another_file_system(tmp_path, uri):
+    assert read(tmp_path, RULES.replace('"recon"', f'"{uri}"')).directory == uri
+
+
+@pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ('"recon"', '"s3a://bank/recon"', "directory 's3a://bank/recon' is on s3a, which txmq"),
-        ('"recon"', '"viewfs:/recon"', "directory 'viewfs:/recon' is on viewfs, which txmq"),
+        ('"recon"', '"ftp://bank/recon"', "directory 'ftp://bank/recon' is on ftp, which txmq"),
+        ('"recon"', '"s3a:/recon"', "directory 's3a:/recon' names no bucket or container"),
         ('"data"', '"hdfs://nn/log"', "log.directory 'hdfs://nn/log' is on hdfs, which txmq"),
         (
             'directory = "data"',

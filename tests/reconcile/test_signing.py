@@ -12,6 +12,7 @@ from txmq.reconcile.chain import why_outdated
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.results import Results
 from txmq.reconcile.signatures import Signatures, lock_signatures, same_person
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.summary import FIGURES
 
 DAY = date(2026, 11, 20)
@@ -174,11 +175,11 @@ def test_a_result_holds_as_long_as_the_one_that_it_was_made_from(signatures, tmp
 def test_the_first_day_that_does_not_hold_is_told(tmp_path):
     results = Results(tmp_path)
     *_, last = days(results, 0, 0, 0, 0)
-    assert why_outdated(tmp_path, last) is None
+    assert why_outdated(LocalFolder(tmp_path), last) is None
     for parked, day in ((1, DAY + timedelta(days=2)), (2, DAY)):
         results.publish(breaks.run(day, parked=parked), {})
 
-    assert why_outdated(tmp_path, last) == not_from(21, 20, 23)
+    assert why_outdated(LocalFolder(tmp_path), last) == not_from(21, 20, 23)
 
 
 def test_a_day_that_begins_anew_hangs_on_none(tmp_path):
@@ -188,9 +189,9 @@ def test_a_day_that_begins_anew_hangs_on_none(tmp_path):
     later = msgspec.structs.replace(begun.result, start_ms=9, end_ms=10)
     begun = msgspec.structs.replace(begun, result=later, result_digest=later.digest)
 
-    assert why_outdated(tmp_path, begun) is None
+    assert why_outdated(LocalFolder(tmp_path), begun) is None
     at_once = breaks.run(DAY + timedelta(days=1))
-    assert why_outdated(tmp_path, at_once) == not_from(21, 20, 21)
+    assert why_outdated(LocalFolder(tmp_path), at_once) == not_from(21, 20, 21)
 
 
 def test_a_result_that_was_edited_is_not_signed(signatures):
@@ -224,9 +225,9 @@ def test_a_file_that_is_none_is_told(signatures, tmp_path):
 
 
 def test_two_people_do_not_write_at_the_same_moment(signatures, tmp_path):
-    with lock_signatures(tmp_path), pytest.raises(UsageError, match="try again"):
+    with lock_signatures(LocalFolder(tmp_path)), pytest.raises(UsageError, match="try again"):
         signatures.sign("preparer", breaks.run(DAY), "Ann", 5)
-    with lock_signatures(tmp_path), pytest.raises(UsageError, match="try again"):
+    with lock_signatures(LocalFolder(tmp_path)), pytest.raises(UsageError, match="try again"):
         Explanations(tmp_path).explain([item("0", "parked")], "Ann", "known", 1)
 
     signatures.sign("preparer", breaks.run(DAY), "Ann", 5)

@@ -38,6 +38,7 @@ from txmq.reconcile.extract import loader
 from txmq.reconcile.extract.manifest import FILE, Manifest, read_manifest
 from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.signatures import Signatures
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.verdict import judge
 
 pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
@@ -78,8 +79,8 @@ def sign(stage, done):
 
 def told_of(stage, done):
     """What its JSON and its page say of the names: how far they are, the first, what was signed."""
-    summary = json.loads(stage.results().file(done, "summary.json").read_bytes())
-    page = stage.results().file(done, "report.html").read_text()
+    summary = json.loads(stage.results().folder_of(done).read("summary.json"))
+    page = stage.results().folder_of(done).read("report.html").decode()
     state, by = summary["figures"]["signature"], summary["sign_off"]["preparer"]
     section = page[page.index('<h2 id="signatures">') :]
     assert section.index(f">{state}<") < section.index(by)
@@ -102,8 +103,8 @@ def test_an_honest_day_is_clean(first):
     assert all(proof.holds for proof in done.result.proofs)
     found = stage.results().current(WEDNESDAY)
     assert found == done
-    told = {file: stage.results().file(done, file).read_bytes() for file in FILES}
-    assert sorted(os.listdir(stage.results().file(done, "run.json").parent)) == FILES
+    told = {file: stage.results().folder_of(done).read(file) for file in FILES}
+    assert stage.results().folder_of(done).files() == FILES
     assert told["summary.json"] == as_json(done)
     assert done.run_id in told["report.html"].decode()
     assert 'txmq_reconcile_info{name="icbc-ccb"' in told["metrics.prom"].decode()
@@ -569,7 +570,7 @@ def test_what_spark_does_not_read_as_it_is_stops_the_run(
 
 def test_what_spark_has_read_is_compared_with_the_money_that_was_extracted(first):
     stage, done = first
-    manifest = read_manifest(stage.extract_of(done))
+    manifest = read_manifest(LocalFolder(stage.extract_of(done)))
     icbc, *others = manifest.sources
     entries, *tables = icbc.tables
     read = entries.written.amounts["CNY"]
@@ -577,7 +578,7 @@ def test_what_spark_has_read_is_compared_with_the_money_that_was_extracted(first
     written = replace(entries.written, amounts={"CNY": read - 1})
     icbc = replace(icbc, tables=(replace(entries, written=written), *tables))
     contents = done.result.contents
-    found = stage.results().written_tables(WEDNESDAY, done.run_id, contents)
+    found = {name: stage.results().table(name, WEDNESDAY, done.run_id) for name in contents}
 
     assert judge(found, stage.rules, manifest, contents) == done.result
     told = f"the sum of CNY was {read - 1} when it was extracted, and is {read} in the rows"

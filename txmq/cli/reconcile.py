@@ -45,7 +45,8 @@ app.command()(signoff)
 
 
 Jars = Annotated[
-    list[Path] | None, typer.Option("--jar", help="A driver for JDBC; may be repeated.")
+    list[Path] | None,
+    typer.Option("--jar", help="A driver for JDBC, or a file system; may be repeated."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
@@ -166,8 +167,12 @@ def _take(wanted: RequestedDays, jars: list[Path], *, quiet: bool) -> "Manifest"
             )
 
 
-def _log(rules: "Rules", day: date) -> Path:
-    return Path(rules.directory, "logs", f"spark-{day}.log")
+def _log(rules: "Rules", day: date) -> Path | None:
+    """The file of Spark's log; ``None`` for a temporary one, if the results are elsewhere."""
+    from txmq.reconcile.file_systems import open_folder
+
+    home = open_folder(rules.directory).local
+    return home and home / "logs" / f"spark-{day}.log"
 
 
 def _run_all(
@@ -197,20 +202,20 @@ def _run_all(
         for day in wanted.days:
             extract_id = latest_extract(rules.directory, day) if reuse else extract
             done = run(rules, day, session, results, progress, extract_id=extract_id)
-            _show_run(done, results.file(done, "report.html"), json=json)
+            _show_run(done, f"{results.folder_of(done)}/report.html", json=json)
             verdicts.append(done.result.verdict)
         warn_of_later_days(results)
     return verdicts
 
 
-def _show_run(run: "Run", report: Path, *, json: bool) -> None:
+def _show_run(run: "Run", report: str, *, json: bool) -> None:
     from txmq.reconcile.report.summary_json import as_json as run_as_json
     from txmq.reconcile.report.terminal import show
 
     if json:
         as_json(msgspec.Raw(msgspec.json.format(run_as_json(run), indent=-1)))
     else:
-        show(run, _VerdictConsole(markup=False, highlight=False, emoji=False), str(report))
+        show(run, _VerdictConsole(markup=False, highlight=False, emoji=False), report)
     flush()  # Of several days each appears when it is done.
 
 

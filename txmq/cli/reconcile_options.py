@@ -228,7 +228,7 @@ def warn_of_later_days(results: "Results") -> None:
     from txmq.reconcile.chain import why_outdated
 
     newest = results.current(results.days()[-1])
-    if newest is not None and (why := why_outdated(results.directory, newest)) is not None:
+    if newest is not None and (why := why_outdated(results.folder, newest)) is not None:
         note(f"txmq: {why}")
 
 

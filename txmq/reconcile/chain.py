@@ -5,40 +5,40 @@ result is in force.
 from __future__ import annotations
 
 from datetime import date
-from pathlib import Path
 
 import msgspec
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Run
 
 __all__ = ["current_run", "days_with_run", "read_run_file", "why_outdated"]
 
 
-def days_with_run(directory: Path) -> list[date]:
+def days_with_run(folder: Folder) -> list[date]:
     """The days that have a run in force, oldest first."""
-    found = (directory / "runs").glob("????-??-??/current")
-    return sorted(date.fromisoformat(file.parent.name) for file in found)
+    found = folder.at("runs").files("????-??-??/current")
+    return [date.fromisoformat(name.partition("/")[0]) for name in found]
 
 
-def current_run(directory: Path, day: date) -> Run | None:
+def current_run(folder: Folder, day: date) -> Run | None:
     """A day's run that is in force, without signatures; ``None`` before the first run.
 
     Raises:
         ReconcileRefused: The file ``current`` or that of the run cannot be read.
     """
-    place = directory / "runs" / day.isoformat()
+    place = folder.at("runs", day.isoformat())
     try:
-        named = msgspec.json.decode((place / "current").read_bytes(), type=dict[str, str])
-        path = place / named["run_id"] / "run.json"
+        named = msgspec.json.decode(place.read("current"), type=dict[str, str])
+        run_id = named["run_id"]
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, KeyError) as error:
-        raise ReconcileRefused(f"{place / 'current'} does not name a run: {error}") from error
-    return read_run_file(path)
+        raise ReconcileRefused(f"{place}/current does not name a run: {error}") from error
+    return read_run_file(place.at(run_id))
 
 
-def why_outdated(directory: Path, run: Run, last: date | None = None) -> str | None:
+def why_outdated(folder: Folder, run: Run, last: date | None = None) -> str | None:
     """The reason why a run, or an earlier one in its chain, is outdated; ``None`` if none is.
 
     A day that was run again may leave other items to the next day, which no later report would
@@ -50,8 +50,8 @@ def why_outdated(directory: Path, run: Run, last: date | None = None) -> str | N
     """
     day = own = date.fromisoformat(run.result.business_date)
     first: tuple[date, date] | None = None
-    for earlier in reversed(days_with_run(directory)):
-        if earlier >= own or (before := current_run(directory, earlier)) is None:
+    for earlier in reversed(days_with_run(folder)):
+        if earlier >= own or (before := current_run(folder, earlier)) is None:
             continue
         if before.result.end_ms < run.result.start_ms:
             break  # Days between have no run: the chain begins here.
@@ -66,13 +66,13 @@ def why_outdated(directory: Path, run: Run, last: date | None = None) -> str | N
     )
 
 
-def read_run_file(path: Path) -> Run:
-    """Read the file of a run.
+def read_run_file(folder: Folder) -> Run:
+    """Read the file of a run in its folder.
 
     Raises:
         ReconcileRefused: The file cannot be read.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Run)
+        return msgspec.json.decode(folder.read("run.json"), type=Run)
     except (OSError, msgspec.DecodeError) as error:
-        raise ReconcileRefused(f"{path} is not the file of a run: {error}") from error
+        raise ReconcileRefused(f"{folder}/run.json is not the file of a run: {error}") from error

@@ -14,7 +14,6 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
-from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -24,6 +23,7 @@ import pyarrow.compute as pc
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
+from txmq.reconcile.file_systems import Directory
 from txmq.reconcile.item_list import find_item, items_of, table_of
 from txmq.reconcile.summary import Result, Run
 from txmq.reconcile.written_table import WrittenTable
@@ -114,7 +114,7 @@ def covers_of(day: ProofDay) -> dict[Place, Cover]:
 
 
 def differences_in(
-    directory: str | Path,
+    directory: Directory,
     run: Run,
     proof: str | None = None,
     bank: str | None = None,

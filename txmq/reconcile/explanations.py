@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
+from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.signatures import lock_signatures
 from txmq.reconcile.summary import FIGURES, Figures
 
@@ -92,8 +92,8 @@ Explained = TypeVar("Explained", Explanation, ProofExplanation)
 class Explanations:
     """What people wrote in a directory of results; the last explanation of a break is valid."""
 
-    def __init__(self, directory: str | Path) -> None:
-        self._directory = Path(directory)
+    def __init__(self, directory: Directory) -> None:
+        self._folder = open_folder(directory)
 
     def explain(
         self,
@@ -213,19 +213,21 @@ class Explanations:
         return made
 
     def _read(self, type_: type[Record]) -> list[Record]:
-        path = self._directory / type_.FILE
         try:
-            lines = path.read_bytes().splitlines()
+            lines = self._folder.read(type_.FILE).splitlines()
             return [msgspec.json.decode(line, type=type_) for line in lines if line.strip()]
         except FileNotFoundError:
             return []
         except msgspec.DecodeError as error:
-            raise ReconcileRefused(f"{path} is not a file of {path.stem}: {error}") from error
+            noun = type_.FILE.removesuffix(".jsonl")
+            raise ReconcileRefused(
+                f"{self._folder}/{type_.FILE} is not a file of {noun}: {error}"
+            ) from error
 
     def _add(self, type_: type[Record], made: Sequence[Record]) -> None:
-        with lock_signatures(self._directory) as disk:
+        with lock_signatures(self._folder):
             lines = [msgspec.json.encode(one) + b"\n" for one in (*self._read(type_), *made)]
-            disk.replace(type_.FILE, b"".join(lines))
+            self._folder.replace(type_.FILE, b"".join(lines))
 
 
 def _valid(every: list[Explained], key: Callable[[Explained], Any]) -> list[Explained]:

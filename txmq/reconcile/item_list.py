@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -12,6 +11,7 @@ from msgspec import Struct
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.manifest import FILE, read_manifest
+from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.report.words import mask_sides
 from txmq.reconcile.summary import Run
 from txmq.reconcile.written_table import WrittenTable
@@ -46,7 +46,7 @@ class ItemFilter(Struct, frozen=True):
 
 
 def items_of(
-    directory: str | Path,
+    directory: Directory,
     run: Run,
     wanted: ItemFilter | None = None,
     *,
@@ -92,14 +92,15 @@ def find_item(items: list[dict[str, Any]], id_: str, name: str = "break_id") -> 
     return found[0]
 
 
-def latest_extract(directory: str | Path, day: date) -> str:
+def latest_extract(directory: Directory, day: date) -> str:
     """The id of the latest extract of a day.
 
     Raises:
         ReconcileRefused: The day has no extract.
     """
-    places = Path(directory, "extracts", day.isoformat()).glob(f"[!.]*/{FILE}")
-    manifests = [read_manifest(place.parent) for place in places]
+    home = open_folder(directory).at("extracts", day.isoformat())
+    found = home.files(f"[!.]*/{FILE}")
+    manifests = [read_manifest(home.at(name.removesuffix(f"/{FILE}"))) for name in found]
     if not manifests:
         raise ReconcileRefused(f"{day} has no extract yet: omit --reuse-extract")
     return max(
@@ -108,14 +109,13 @@ def latest_extract(directory: str | Path, day: date) -> str:
     )[1]
 
 
-def table_of(directory: str | Path, day: date, run_id: str, name: str) -> WrittenTable:
+def table_of(directory: Directory, day: date, run_id: str, name: str) -> WrittenTable:
     """A table of a run.
 
     Raises:
         ReconcileRefused: It has no file.
     """
-    place = Path(directory, "results", name, f"business_date={day}", f"run={run_id}")
-    table = WrittenTable(f"{name} of {day}", sorted(place.glob("*.parquet")))
+    table = WrittenTable.of_run(open_folder(directory), day, run_id, name)
     if not table.parts:
-        raise ReconcileRefused(f"the {name} of {day} are missing in {place}: run the day again")
+        raise ReconcileRefused(f"the {table.name} are missing in {table.folder}: run the day again")
     return table

@@ -11,7 +11,6 @@ from contextlib import closing
 from datetime import date, timedelta
 from functools import partial, reduce
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final
 
 import pyspark
@@ -34,7 +33,7 @@ from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import CARRIED_ON, Results, run_id
 from txmq.reconcile.rules import Recon, Rules
 from txmq.reconcile.schema import ReconSchema
-from txmq.reconcile.spark import set_partition_count
+from txmq.reconcile.spark import check_reach, set_partition_count
 from txmq.reconcile.summary import Run
 from txmq.reconcile.verdict import judge
 from txmq.reconcile.written_table import WrittenTable
@@ -72,14 +71,15 @@ def run(
     """
     clock = clock or SystemClock()
     began_ms, before = clock.wall_ms(), len(progress.stages)
+    check_reach(spark, results.folder.uri)
     past = _day_before(rules, day, results)
-    manifest = _extract(rules, day, spark, progress, extract_id)
-    directory = place(rules.directory, manifest)
+    manifest = _extract(rules, day, spark, results, progress, extract_id)
+    extract = place(results.folder, manifest)
     with progress.stage("check the extract") as stage:
         stage.rows = rows = sum(control.rows for control in manifest.controls)
         set_partition_count(spark, rows)
-        ledgers = load(spark, manifest, directory)
-    people = Explanations(results.directory)
+        ledgers = load(spark, manifest, extract)
+    people = Explanations(results.folder)
     explained = people.digest
     before_this = past.result_digest if past else None
     name = run_id(day, rules.digest, manifest.extract_id, before_this, explained)
@@ -93,11 +93,11 @@ def run(
                 table: results.write_table(table, getattr(outcome, table), day, name)
                 for table in outcome.tables
             }
-            balances = results.written_tables(day, name, ["balances"])["balances"]
+            balances = results.table("balances", day, name)
             proofs = proofs_of(outcome, balances.pieces(), rules, manifest.sources)
             contents["proofs"] = results.write_table("proofs", proofs, day, name)
         with progress.stage("judge"):
-            tables = results.written_tables(day, name, contents)
+            tables = {table: results.table(table, day, name) for table in contents}
             found = judge(tables, rules, manifest, contents, people)
     finally:
         spark.catalog.clearCache()
@@ -144,7 +144,7 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     if past is None:
         return None
     if past.result.end_ms >= rules.day.window(day).start_ms:
-        if (why := why_outdated(results.directory, past, day)) is not None:
+        if (why := why_outdated(results.folder, past, day)) is not None:
             raise ReconcileRefused(why)
         results.verify(past, CARRIED_ON)
         return past
@@ -156,14 +156,20 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
 
 
 def _extract(
-    rules: Rules, day: date, spark: SparkSession, progress: Progress, extract_id: str | None
+    rules: Rules,
+    day: date,
+    spark: SparkSession,
+    results: Results,
+    progress: Progress,
+    extract_id: str | None,
 ) -> Manifest:
     with progress.stage("extract") as stage:
         if extract_id is None:
-            take_log = partial(extract_log, spark=spark)
+            # Workers that read a cluster write into the draft, which may be only here.
+            is_shared = results.folder.local is not None or not rules.log.cluster
+            take_log = partial(extract_log, spark=spark if is_shared else None)
             return extract_day(rules, day, take_log=take_log, spark=spark, progress=stage.count)
-        found = Path(rules.directory) / "extracts" / day.isoformat() / extract_id
-        manifest = read_manifest(found)
+        manifest = read_manifest(results.folder.at("extracts", day.isoformat(), extract_id))
         if manifest.reading_digest != rules.reading_digest:
             raise ReconcileRefused(
                 f"extract {extract_id} was taken by rules that read the ledgers differently: "
@@ -179,20 +185,20 @@ def _yesterday(
     runs = results.chain(past, day - timedelta(days=rules.day.history))
     closed, agreed = (results.of_runs(spark, name, runs) for name in ("closed", "matches"))
     return results.earlier_days(spark, rules.day.window(day), past)._replace(
-        history=_history(rules, spark, runs),
+        history=_history(results, spark, runs),
         agreed=None if agreed is None else agreed.select("key"),
         closed=None if closed is None else closed.select("key", "history"),
     )
 
 
-def _history(rules: Rules, spark: SparkSession, runs: Sequence[Run]) -> Ledgers | None:
+def _history(results: Results, spark: SparkSession, runs: Sequence[Run]) -> Ledgers | None:
     """The extracts of these runs, as far as they still exist."""
     some: list[Ledgers] = []
     for earlier in runs:
         day = earlier.result.business_date
-        directory = Path(rules.directory) / "extracts" / day / earlier.extract_id
-        if (directory / FILE).exists():
-            some.append(load_unchecked(spark, read_manifest(directory), directory))
+        folder = results.folder.at("extracts", day, earlier.extract_id)
+        if folder.exists(FILE):
+            some.append(load_unchecked(spark, read_manifest(folder), folder))
     if not some:
         return None
     return Ledgers(*(reduce(DataFrame.unionByName, tables) for tables in zip(*some, strict=True)))

@@ -7,16 +7,20 @@ complete tables untouched.
     <directory>/results/<table>/business_date=D/run=<run id>/part-00000.parquet …
     <directory>/runs/D/<run id>/run.json, report.html, …
     <directory>/runs/D/current
+
+Tables are written below ``results/.drafts``, which readers of Parquet ignore, and then moved. On a
+store of objects they move file by file; a table that a killed run left in part has no run in
+force, and the rerun writes it again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import date, timedelta
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -26,28 +30,25 @@ from pyspark.sql import DataFrame, SparkSession
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.chain import current_run, days_with_run, read_run_file
 from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.extract.contents import ContentHash
 from txmq.reconcile.extract.table_writer import parquet_writer
+from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.ledgers import EarlierDays, Rows
-from txmq.reconcile.parquet_files import (
-    content_of,
-    finalize_folder,
-    fingerprint,
-    move_into_place,
-    parquet_options,
-)
+from txmq.reconcile.parquet_files import parquet_options
 from txmq.reconcile.rules import DayWindow
 from txmq.reconcile.second_pass import RESULTS
 from txmq.reconcile.signatures import Signatures
+from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Past, Run
 from txmq.reconcile.tables import BALANCES, TOTALS, TableSchema
 from txmq.reconcile.written_table import WrittenTable
-from txmq.runtime.disk import LocalDisk
 
 __all__ = ["CARRIED_ON", "TABLES", "Results", "open_results", "run_id"]
 
 CARRIED_ON: Final = ("items", "entries", "messages", "failures", "balances")
 """The tables that a day reads of the run of the day before."""
 TABLES: Final[Mapping[str, TableSchema]] = {**RESULTS, "balances": BALANCES, "totals": TOTALS}
+_DRAFTS: Final = "results/.drafts"
 _SIGNED_ERROR: Final = (
     "run {run} of {day} is signed, and {what} would change: raise `version` in the rules to get a "
     "separate run"
@@ -71,24 +72,29 @@ def run_id(
 
 
 @contextmanager
-def open_results(directory: str | Path) -> Iterator[Results]:
+def open_results(directory: Directory) -> Iterator[Results]:
     """Open a directory of results for writing, and lock out other runs.
 
     Raises:
-        ReconcileRefused: Another run is writing there.
+        ReconcileRefused: Another run is writing there, or the directory cannot be written.
     """
-    try:
-        lock = LocalDisk(directory).lock()
-    except BlockingIOError as error:
-        raise ReconcileRefused(
-            f"another run works in {directory}: wait until it has ended, and try again"
-        ) from error
-    try:
-        for draft in Path(directory).glob("results/*/*/.run=*.draft"):
-            shutil.rmtree(draft)  # A killed run left it.
-        yield Results(directory)
-    finally:
-        lock.release()
+    folder = open_folder(directory)
+    with ExitStack() as stack:
+        try:
+            check_lock = stack.enter_context(folder.lock())
+            drafts = folder.at(_DRAFTS)
+            drafts.remove_all()  # A killed run left them.
+            stack.callback(drafts.remove_all)
+        except BlockingIOError as error:
+            why = "" if folder.local else f" ({error})"
+            raise ReconcileRefused(
+                f"another run works in {folder}{why}: wait until it has ended, and try again"
+            ) from error
+        except OSError as error:
+            raise ReconcileRefused(
+                f"directory {str(folder)!r} cannot be written: {error}"
+            ) from error
+        yield Results(folder, check_lock)
 
 
 class Results:
@@ -96,11 +102,13 @@ class Results:
 
     Args:
         directory: The one that the rules name.
+        check_lock: Raises if another run may write there.
     """
 
-    def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
-        self._signatures = Signatures(directory)
+    def __init__(self, directory: Directory, check_lock: Callable[[], None] = lambda: None) -> None:
+        self.folder = open_folder(directory)
+        self._check_lock = check_lock
+        self._signatures = Signatures(self.folder)
 
     def write_table(self, name: str, table: Rows, day: date, run: str) -> str:
         """Write a table of a run; returns a hash of its rows, in any order and any files.
@@ -114,35 +122,32 @@ class Results:
         Raises:
             ReconcileRefused: The run is signed, and this differs from what was signed.
         """
-        place = self._table(name, day, run)
-        draft = place.with_name(f".{place.name}.draft")
+        place = self.table(name, day, run).folder
+        draft = self.folder.at(_DRAFTS, name, f"run={run}")
+        draft.remove_all()
         if isinstance(table, pa.Table):
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
-            with parquet_writer(draft / "part-00000.parquet", table.schema) as writer:
+            with (
+                draft.create("part-00000.parquet") as file,
+                parquet_writer(file, table.schema) as writer,
+            ):
                 writer.write_table(table)
         else:
-            options = parquet_options(table.columns)
-            table.write.mode("overwrite").options(**options).parquet(_url(draft))
-        finalize_folder(draft)
+            table.write.options(**parquet_options(table.columns)).parquet(draft.uri)
         word = content_of(TABLES[name], draft)
         if _has_content(name, place, word):
-            shutil.rmtree(draft)
+            draft.remove_all()
         else:
             self._remove_table(name, day, run, word)
-            move_into_place(draft, place)
+            place.publish(draft)
         return word
 
-    def written_tables(self, day: date, run: str, names: Iterable[str]) -> dict[str, WrittenTable]:
-        """Tables of a run, for reading without Spark."""
-        return {
-            name: WrittenTable(name, sorted(self._table(name, day, run).glob("*.parquet")))
-            for name in names
-        }
+    def table(self, name: str, day: date, run: str) -> WrittenTable:
+        """A table of a run, for reading without Spark."""
+        return WrittenTable.of_run(self.folder, day, run, name)
 
     def fingerprints(self, day: date, run: str, names: Iterable[str]) -> dict[str, str]:
         """The fingerprints of the files of a run's tables."""
-        return {name: fingerprint(self._table(name, day, run)) for name in names}
+        return {name: self.table(name, day, run).folder.fingerprint() for name in names}
 
     def publish(self, run: Run, files: Mapping[str, bytes]) -> None:
         """Write a run's files, and make it the run that is in force.
@@ -156,9 +161,9 @@ class Results:
             ReconcileRefused: The run is signed, and this result differs.
         """
         assert run.result_digest == run.result.digest
-        disk, day = LocalDisk(self.directory), run.result.business_date
+        day = run.result.business_date
         if run.run_id in self._signatures.signed_runs(day):
-            signed = read_run_file(self.file(run, "run.json"))
+            signed = read_run_file(self.folder_of(run))
             if signed.result_digest != run.result_digest:
                 raise ReconcileRefused(
                     _SIGNED_ERROR.format(run=run.run_id, day=day, what="its result")
@@ -167,15 +172,16 @@ class Results:
             run, files = msgspec.structs.replace(signed, files=run.files), {}
         text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(run, sign_off=None)))
         self.write_files(run, {**files, "run.json": text + b"\n"})
+        self._check_lock()
         # The last step: before it no reader sees the run.
         named = msgspec.json.encode({"run_id": run.run_id})
-        disk.replace(f"runs/{day}/current", named + b"\n")
+        self.folder.at("runs", day).replace("current", named + b"\n")
 
     def write_files(self, run: Run, files: Mapping[str, bytes]) -> None:
         """Write files of a run again, for example after a signature; its result stays."""
-        disk = LocalDisk(self.directory)
+        folder = self.folder_of(run)
         for name, data in files.items():
-            disk.replace(f"runs/{run.result.business_date}/{run.run_id}/{name}", data)
+            folder.replace(name, data)
 
     def current(self, day: date) -> Run | None:
         """The day's run in force, with its signatures; ``None`` before the first run.
@@ -183,7 +189,7 @@ class Results:
         Raises:
             ReconcileRefused: The file of the run cannot be read.
         """
-        run = current_run(self.directory, day)
+        run = current_run(self.folder, day)
         return None if run is None else self.with_sign_off(run)
 
     def with_sign_off(self, run: Run) -> Run:
@@ -192,7 +198,7 @@ class Results:
 
     def days(self) -> list[date]:
         """The days that have a run in force, oldest first."""
-        return days_with_run(self.directory)
+        return days_with_run(self.folder)
 
     def previous(self, day: date) -> Run | None:
         """The current run of the latest earlier day; days between may have no run."""
@@ -210,14 +216,13 @@ class Results:
         found: list[Run] = []
         while run is not None and (day := date.fromisoformat(run.result.business_date)) >= since:
             found.append(run)
-            before = f"runs/{day - timedelta(days=1)}/{run.previous_run_id}/run.json"
-            path = self.directory / before
-            run = read_run_file(path) if path.exists() else None
+            before = self.folder.at("runs", f"{day - timedelta(days=1)}", run.previous_run_id or "")
+            run = read_run_file(before) if before.exists("run.json") else None
         return found[::-1]
 
-    def file(self, run: Run, name: str) -> Path:
-        """The path of a run's file."""
-        return self.directory / "runs" / run.result.business_date / run.run_id / name
+    def folder_of(self, run: Run) -> Folder:
+        """The folder of a run's files."""
+        return self.folder.at("runs", run.result.business_date, run.run_id)
 
     def trend(self, day: date, most: int) -> tuple[Past, ...]:
         """The latest days before this one, oldest first, up to a number."""
@@ -228,11 +233,11 @@ class Results:
     def read_table(self, spark: SparkSession, name: str, run: Run) -> DataFrame:
         """A table of a run."""
         day = date.fromisoformat(run.result.business_date)
-        return self._read(spark, name, self._table(name, day, run.run_id))
+        return self._read(spark, name, self.table(name, day, run.run_id).folder)
 
     def earlier_days(self, spark: SparkSession, window: DayWindow, run: Run | None) -> EarlierDays:
         """The state that the run of the day before left, without the history."""
-        explanations = {one.break_id: one for one in Explanations(self.directory).in_force()}
+        explanations = {one.break_id: one for one in Explanations(self.folder).in_force()}
         if run is None:
             return EarlierDays(explanations=explanations)
         items, entries, messages, failures, balances = (
@@ -253,8 +258,8 @@ class Results:
         days = (
             (date.fromisoformat(earlier.result.business_date), earlier.run_id) for earlier in runs
         )
-        places = [place for named in days if (place := self._table(name, *named)).exists()]
-        return self._read(spark, name, *places) if places else None
+        places = [place for named in days if (place := self.table(name, *named)).parts]
+        return self._read(spark, name, *(place.folder for place in places)) if places else None
 
     def verify(self, run: Run, names: Iterable[str] | None = None) -> None:
         """Check that the files of a run's tables are unchanged.
@@ -277,11 +282,8 @@ class Results:
                     "them: run the day again"
                 )
 
-    def _table(self, name: str, day: date, run: str) -> Path:
-        return self.directory / "results" / name / f"business_date={day}" / f"run={run}"
-
-    def _read(self, spark: SparkSession, name: str, *places: Path) -> DataFrame:
-        return spark.read.schema(TABLES[name].ddl).parquet(*(_url(place) for place in places))
+    def _read(self, spark: SparkSession, name: str, *places: Folder) -> DataFrame:
+        return spark.read.schema(TABLES[name].ddl).parquet(*(place.uri for place in places))
 
     def _remove_table(self, name: str, day: date, run: str, word: str) -> None:
         """Remove a table that differs from the new one.
@@ -293,27 +295,41 @@ class Results:
         Raises:
             ReconcileRefused: The run is signed, and the new table differs.
         """
-        place = self._table(name, day, run)
-        if not place.exists():
+        place = self.table(name, day, run).folder
+        if not place.files("*"):
             return
         if run in self._signatures.signed_runs(day.isoformat()):
-            signed = read_run_file(self.directory / "runs" / day.isoformat() / run / "run.json")
+            signed = read_run_file(self.folder.at("runs", day.isoformat(), run))
             if signed.result.contents.get(name) != word:
                 raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
         current = self.current(day)
         if current is not None and current.run_id == run:
-            LocalDisk(self.directory).remove(f"runs/{day}/current")
-        shutil.rmtree(place)
+            self.folder.at("runs", day.isoformat()).remove("current")
+        place.remove_all()
 
 
-def _has_content(name: str, place: Path, word: str) -> bool:
+def content_of(table: TableSchema, folder: Folder) -> str:
+    """A hash of the rows in a folder's files, in any order.
+
+    Raises:
+        OSError: A file cannot be read.
+        pyarrow.ArrowException: A file is not Parquet, or has other columns.
+    """
+    contents = ContentHash(table)
+
+    def add(name: str) -> None:
+        with folder.parquet(name) as file:
+            for batch in file.iter_batches(use_threads=False):
+                contents.add(batch)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(add, folder.files("part-*")))
+    return contents.word
+
+
+def _has_content(name: str, place: Folder, word: str) -> bool:
     """True if a table has the same rows already, perhaps cut into other files."""
     try:
-        return place.exists() and content_of(TABLES[name], place) == word
+        return bool(place.files("*")) and content_of(TABLES[name], place) == word
     except (OSError, pa.ArrowException):
         return False  # An unreadable table is not the same.
-
-
-def _url(place: Path) -> str:
-    """A path as a URL: the default file system of Spark may be remote."""
-    return f"file://{place.resolve()}"

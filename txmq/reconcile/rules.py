@@ -17,6 +17,7 @@ from txmq.config import parse_duration
 
 __all__ = [
     "LOG_PLACES",
+    "SCHEMES",
     "STATEMENT_FIELDS",
     "TRANSFER_KINDS",
     "AccountColumns",
@@ -45,6 +46,8 @@ _WEEKDAYS: Final[tuple[str, ...]] = Weekday.__args__  # type: ignore[attr-define
 TRANSFER_KINDS: Final = ("debit", "credit", "return", "recall", "fee")
 """The kinds of entries that belong to transfers."""
 LOG_PLACES: Final = ("directory", "directories", "cluster")
+SCHEMES: Final = ("hdfs", "viewfs", "s3a", "gs", "abfss")
+"""The remote file systems that can have extracts and results."""
 
 
 class DayWindow(NamedTuple):
@@ -371,8 +374,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     """The reconciliation's name; break ids depend on it, so do not change it."""
     directory: str
-    """Where extracts and results are kept: a path, or a URI with the scheme ``file``; workers of a
-    cluster need it under the same path."""
+    """Where extracts and results are kept: a path, which workers of a cluster need too, or a URI of
+    the scheme ``hdfs``, ``viewfs``, ``s3a``, ``gs`` or ``abfss``."""
     bank: Annotated[tuple[Bank, ...], Meta(min_length=1)]
     log: LogRules
     version: str = "1"

@@ -20,6 +20,7 @@ from txmq.errors import ConfigError
 from txmq.quantity import quantity
 from txmq.reconcile.rules import (
     LOG_PLACES,
+    SCHEMES,
     STATEMENT_FIELDS,
     TRANSFER_KINDS,
     AccountColumns,
@@ -72,8 +73,13 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
 
 
 def _local_path(place: str, here: Path) -> str:
-    """A path, or a URI with the scheme ``file``, as a path that begins at the root."""
+    """A path, or a URI with the scheme ``file``, as a path that begins at the root.
+
+    The URI of another file system stays as it is.
+    """
     scheme = _URI.match(place)
+    if scheme is not None and scheme[1] in SCHEMES:
+        return place
     path = place if scheme is None else place[scheme.end() :].removeprefix("//")
     return str(here / path)
 
@@ -128,7 +134,7 @@ def _check(rules: Rules, path: Path) -> None:
 
 
 def _of_the_places(rules: Rules) -> Iterator[str]:
-    """Find locations on other file systems, which would otherwise be taken for local folders."""
+    """Find locations that cannot be reached, which would otherwise be taken for local folders."""
     places = [("directory", rules.directory), ("log.directory", rules.log.directory)]
     places += [("log.directories", directory) for directory in rules.log.directories]
     for bank in rules.bank:
@@ -136,14 +142,25 @@ def _of_the_places(rules: Rules) -> Iterator[str]:
             places.append((f"{bank.name}: files.path", bank.files.path))
             places.append((f"{bank.name}: files.balances", bank.files.balances))
     for name, place in places:
-        scheme = _URI.match(place)
-        if scheme is not None and scheme[1].lower() != "file":
+        uri = _URI.match(place)
+        if uri is None:
+            continue
+        scheme, has_host = uri[1], bool(re.match(r"//[^/]", place[uri.end() :]))
+        if scheme.lower() == "file":
+            if has_host:
+                yield f"{name} {place!r} names another machine: write file:///path"
+        elif name != "directory":
             yield (
-                f"{name} {place!r} is on {scheme[1]}, which txmq cannot write or read: mount it "
+                f"{name} {place!r} is on {scheme}, which txmq cannot write or read: mount it "
                 "on this machine and on all workers, and write the path"
             )
-        elif scheme is not None and re.match(r"//[^/]", place[scheme.end() :]):
-            yield f"{name} {place!r} names another machine: write file:///path"
+        elif scheme not in SCHEMES:
+            yield (
+                f"{name} {place!r} is on {scheme}, which txmq cannot write: write a path, or a URI "
+                f"of {', '.join(SCHEMES)}"
+            )
+        elif not has_host and scheme in {"s3a", "gs", "abfss"}:
+            yield f"{name} {place!r} names no bucket or container: write {scheme}://NAME/FOLDER"
 
 
 def _of_the_day(rules: Rules) -> Iterator[str]:

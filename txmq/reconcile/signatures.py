@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Literal, TypeAlias
+from contextlib import ExitStack, contextmanager
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.chain import why_outdated
+from txmq.reconcile.file_systems import Directory, open_folder
+from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Run, SignatureState, SignOff
-from txmq.runtime.disk import LocalDisk
 
 __all__ = ["Role", "Signature", "Signatures", "lock_signatures", "same_person"]
+
+_FILE: Final = "signoffs.json"
 
 Role: TypeAlias = Literal["preparer", "reviewer"]
 
@@ -45,30 +47,27 @@ def same_person(one: str, other: str) -> bool:
 
 
 @contextmanager
-def lock_signatures(directory: Path) -> Iterator[LocalDisk]:
+def lock_signatures(folder: Folder) -> Iterator[None]:
     """Lock the files that people write, such as signatures; runs do not wait for this lock.
 
     Raises:
         UsageError: Another process writes them.
     """
-    disk = LocalDisk(directory / "runs")
-    try:
-        lock = disk.lock()
-    except BlockingIOError as error:
-        raise UsageError(
-            f"another person signs or explains a break in {directory} at this moment; try again"
-        ) from error
-    try:
-        yield LocalDisk(directory)
-    finally:
-        lock.release()
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(folder.at("runs").lock())
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another person signs or explains a break in {folder} at this moment; try again"
+            ) from error
+        yield
 
 
 class Signatures:
     """The signatures in a directory of results."""
 
-    def __init__(self, directory: str | Path) -> None:
-        self._directory = Path(directory)
+    def __init__(self, directory: Directory) -> None:
+        self._folder = open_folder(directory)
 
     def sign(
         self, role: Role, run: Run, name: str, now_ms: int, note: str = "", despite: str = ""
@@ -82,14 +81,14 @@ class Signatures:
                 before has a newer one; this part is signed already, or the first one is not; one
                 person signs twice; the name is empty; or ``despite`` is missing or not needed.
         """
-        with lock_signatures(self._directory) as disk:
+        with lock_signatures(self._folder):
             if (why := next(self._objections(role, run, name, despite), None)) is not None:
                 raise UsageError(why)
             day = run.result.business_date
             of_run = run.run_id, run.result_digest
             one = Signature(role, _plain(name), now_ms, *of_run, note.strip(), despite.strip())
             text = msgspec.json.format(msgspec.json.encode([*self.all(day), one]))
-            disk.replace(_path(day), text + b"\n")
+            self._of_day(day).replace(_FILE, text + b"\n")
         return self._by_result(run)[run.result_digest]
 
     def state(self, run: Run) -> SignatureState:
@@ -102,7 +101,7 @@ class Signatures:
 
     def outdated(self, run: Run) -> str | None:
         """The reason why a result is outdated, signed or not; ``None`` if it is valid."""
-        return why_outdated(self._directory, run)
+        return why_outdated(self._folder, run)
 
     def of(self, run: Run) -> SignOff | None:
         """The signatures of exactly this result; ``None`` without any."""
@@ -119,17 +118,22 @@ class Signatures:
         Raises:
             ReconcileRefused: The file cannot be read; it was changed by hand.
         """
-        path = self._directory / _path(day)
+        folder = self._of_day(day)
         try:
-            return msgspec.json.decode(path.read_bytes(), type=list[Signature])
+            return msgspec.json.decode(folder.read(_FILE), type=list[Signature])
         except FileNotFoundError:
             return []
         except msgspec.DecodeError as error:
-            raise ReconcileRefused(f"{path} is not a file of signatures: {error}") from error
+            raise ReconcileRefused(
+                f"{folder}/{_FILE} is not a file of signatures: {error}"
+            ) from error
 
     def signed_runs(self, day: str) -> set[str]:
         """The signed runs of a day; none of their files is ever replaced."""
         return {signature.run_id for signature in self.all(day)}
+
+    def _of_day(self, day: str) -> Folder:
+        return self._folder.at("runs", day)
 
     def _by_result(self, run: Run) -> dict[str, SignOff]:
         """The signatures of each result of a day, in the order of their preparation."""
@@ -181,10 +185,6 @@ class Signatures:
             yield f"{found.preparer} and {found.reviewer} have signed this result already"
         if found is not None and (role == "preparer" or same_person(found.preparer, name)):
             yield f"{found.preparer} has prepared this result: another person must review it"
-
-
-def _path(day: str) -> str:
-    return f"runs/{day}/signoffs.json"
 
 
 def _plain(name: str) -> str:

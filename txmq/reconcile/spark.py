@@ -21,6 +21,7 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any, BinaryIO, Final, NamedTuple
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
@@ -31,7 +32,7 @@ from txmq.reconcile.causes import SPARK_ERRORS, cause_of, last_words
 from txmq.reconcile.java import check_java
 from txmq.runtime.clock import SystemClock
 
-__all__ = ["has_cluster", "open_spark", "set_partition_count"]
+__all__ = ["check_reach", "has_cluster", "open_spark", "set_partition_count"]
 
 REACH_S: Final = 10.0
 """The limit for connecting to a master of a standalone cluster."""
@@ -173,6 +174,30 @@ def open_spark(
         shutil.rmtree(home, ignore_errors=True)
         if not keeps_log:
             log.unlink(missing_ok=True)
+
+
+def check_reach(spark: SparkSession, uri: str) -> None:
+    """Check that Spark sees a folder that Python has written into.
+
+    Raises:
+        ReconcileRefused: Spark lacks the file system's library, or sees other files.
+    """
+    hadoop: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to Hadoop
+    try:
+        path = hadoop.org.apache.hadoop.fs.Path(uri)
+        is_there = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(path)  # noqa: SLF001
+    except Py4JJavaError as error:
+        version = hadoop.org.apache.hadoop.util.VersionInfo.getVersion()
+        raise ReconcileRefused(
+            f"directory {uri!r} cannot be reached from Spark: {cause_of(error)}; give the library "
+            f"of its file system for Hadoop {version} with --jar, and its settings in "
+            "core-site.xml of HADOOP_CONF_DIR"
+        ) from None
+    if not is_there:
+        raise ReconcileRefused(
+            f"directory {uri!r} is empty for Spark, and Python has written into it: compare fs.* "
+            "in core-site.xml of HADOOP_CONF_DIR with the environment and with --spark"
+        )
 
 
 def has_cluster(spark: SparkSession) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from datetime import date
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import parquet
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.storage import Folder
 
 __all__ = ["Order", "WrittenTable", "sum_groups", "top_rows"]
 
@@ -27,7 +27,12 @@ class WrittenTable(NamedTuple):
     """A table in its files."""
 
     name: str
-    parts: Sequence[Path]
+    folder: Folder
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of its files."""
+        return self.folder.files("*.parquet")
 
     @property
     def rows(self) -> int:
@@ -37,7 +42,7 @@ class WrittenTable(NamedTuple):
             ReconcileRefused: A file cannot be read.
         """
         try:
-            return sum(parquet.read_metadata(part).num_rows for part in self.parts)
+            return sum(map(self._rows, self.parts))
         except (OSError, pa.ArrowException) as error:
             raise self._refused(error) from error
 
@@ -49,11 +54,21 @@ class WrittenTable(NamedTuple):
         """
         try:
             for part in self.parts:
-                with parquet.ParquetFile(part) as file:
+                with self.folder.parquet(part) as file:
                     for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns) or None):
                         yield pa.Table.from_batches([batch])
         except (OSError, pa.ArrowException) as error:
             raise self._refused(error) from error
+
+    @classmethod
+    def of_run(cls, results: Folder, day: date, run_id: str, name: str) -> WrittenTable:
+        """A table of a run, in a directory of results."""
+        folder = results.at("results", name, f"business_date={day}", f"run={run_id}")
+        return cls(f"{name} of {day}", folder)
+
+    def _rows(self, part: str) -> int:
+        with self.folder.parquet(part) as file:
+            return int(file.metadata.num_rows)
 
     def _refused(self, error: Exception) -> ReconcileRefused:
         return ReconcileRefused(f"the {self.name} cannot be read: {error}")

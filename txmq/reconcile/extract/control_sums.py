@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from txmq.reconcile.extract.contents import ContentHash
 from txmq.reconcile.extract.controls import (
@@ -27,6 +25,7 @@ from txmq.reconcile.extract.controls import (
     money_column,
     number_columns,
 )
+from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import TableSchema
 
@@ -36,14 +35,19 @@ _ROWS_AT_ONCE: Final = 1 << 17
 
 
 def count_files(
-    source: str, table: TableSchema, paths: Iterable[Path], contents: ContentHash | None = None
+    source: str,
+    table: TableSchema,
+    folder: Folder,
+    names: Iterable[str],
+    contents: ContentHash | None = None,
 ) -> Control:
     """The control totals of files, which are read in parallel, one for each core.
 
     Args:
         source: A bank's name, or ``log``.
         table: The table.
-        paths: All of its parts.
+        folder: The folder of its parts.
+        names: All of its parts.
         contents: Receives all rows too, if given.
 
     Raises:
@@ -55,15 +59,15 @@ def count_files(
     # The content hash needs texts, not dictionaries.
     known = sums.recurring if contents is None else []
 
-    def add(path: Path) -> None:
-        with pq.ParquetFile(path, read_dictionary=known) as file:
+    def add(name: str) -> None:
+        with folder.parquet(name, known) as file:
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
                 sums.add(batch)
                 if contents is not None:
                     contents.add(batch)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(add, paths))
+        list(pool.map(add, names))
     return sums.control(source)
 
 

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
-from txmq.reconcile.extract.drafts import draft_folder
 from txmq.reconcile.extract.manifest import (
     FILE,
     ExtractedSource,
     ExtractedTable,
     Manifest,
-    place,
     read_manifest,
     write_manifest,
 )
-from txmq.reconcile.parquet_files import sync
+from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.rules import Bank, DayWindow, Rules
+from txmq.reconcile.storage import Folder
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -91,15 +90,16 @@ def extract_day(
     """
     clock = clock or SystemClock()
     window = rules.day.window(day)
+    home = open_folder(rules.directory).at("extracts", day.isoformat())
     for bank in rules.bank:
-        _check_bank(bank, spark)
-    home = Path(rules.directory) / "extracts" / day.isoformat()
+        _check_bank(rules, bank, spark, home)
     try:
-        with draft_folder(home) as draft:
+        with home.staging() as draft:
             sources = _sources(rules, day, window, draft, take_log, spark, progress, clock)
             manifest = Manifest.of(rules, day, sources)
             write_manifest(draft, manifest)
-            return _publish(draft, place(rules.directory, manifest), manifest)
+            final = home.at(manifest.extract_id)
+            return manifest if final.take(draft, last=FILE) else read_manifest(final)
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be written: {error}") from error
 
@@ -167,7 +167,7 @@ def _kind(bank: Bank) -> str:
     return _KINDS.get(scheme, "")
 
 
-def _check_bank(bank: Bank, spark: SparkSession | None) -> None:
+def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None, home: Folder) -> None:
     """Check that a bank can be read, before any bank is read."""
     kind = _kind(bank)
     if not kind:
@@ -176,18 +176,12 @@ def _check_bank(bank: Bank, spark: SparkSession | None) -> None:
         )
     if kind == "jdbc" and spark is None:
         raise ReconcileRefused(f"{bank.name}: Spark reads JDBC URLs, and no session was given")
+    if kind == "jdbc" and spark is not None and home.local is None:
+        from txmq.reconcile.spark import has_cluster
 
-
-def _publish(draft: Path, final: Path, manifest: Manifest) -> Manifest:
-    """Rename the draft, unless an equal extract exists."""
-    if not (final / FILE).exists():
-        try:
-            draft.rename(final)
-        except OSError:
-            # Another process was faster; only a complete extract can be in the way.
-            if not (final / FILE).exists():
-                raise
-        else:
-            sync(final.parent)
-            return manifest
-    return read_manifest(final)
+        if has_cluster(spark):
+            raise ReconcileRefused(
+                f"{bank.name}: workers cannot write its rows, read over JDBC, to this machine: "
+                f"leave out --master, or use a mounted path in place of directory "
+                f"{rules.directory!r}"
+            )

@@ -43,8 +43,9 @@ from txmq.reconcile.extract.statements import (
     control_query,
 )
 from txmq.reconcile.extract.table_writer import describe_part
-from txmq.reconcile.parquet_files import finalize_folder, parquet_options
+from txmq.reconcile.parquet_files import parquet_options
 from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 from txmq.runtime.clock import Clock
 
@@ -168,9 +169,9 @@ class _JdbcReader:
             bank.name, ENTRIES, self._ask(control_query(statements.rows(), ENTRIES))
         )
         parts = self._write(statements.rows())
-        paths = [self._books.directory.parent / part.path for part in parts]
+        folder, names = LocalFolder(self._books.directory.parent), [part.path for part in parts]
         contents = ContentHash(ENTRIES)
-        written = count_files(bank.name, ENTRIES, paths, contents)
+        written = count_files(bank.name, ENTRIES, folder, names, contents)
         if (differs := difference(control, written)) is not None:
             raise ReconcileRefused(differs)
         sums = write_sums(self._books, self._spark.sql(statements.sums()).toArrow())
@@ -209,21 +210,20 @@ class _JdbcReader:
         number = getattr(columns, "id", "")
         if number and isinstance(frame.schema[number].dataType, NumericType):
             frame = _partitioned(given, frame, number, bank.readers)
-        place = self._books.directory / _RAW / where.partition("/")[2]
-        frame.select(*(f.col(f"`{name}`") for name in sorted(wanted))).write.parquet(str(place))
-        view = "txmq_" + hashlib.sha256(str(place).encode()).hexdigest()[:16]
-        self._spark.read.parquet(str(place)).createOrReplaceTempView(view)
+        place = LocalFolder(self._books.directory / _RAW / where.partition("/")[2]).uri
+        frame.select(*(f.col(f"`{name}`") for name in sorted(wanted))).write.parquet(place)
+        view = "txmq_" + hashlib.sha256(place.encode()).hexdigest()[:16]
+        self._spark.read.parquet(place).createOrReplaceTempView(view)
         return view, types
 
     def _write(self, statement: str) -> tuple[Part, ...]:
         """Write rows with Spark, as the files of an extract."""
         final = self._books.directory / ENTRIES.name
-        draft = self._books.directory / _RAW / "written"
+        draft = LocalFolder(self._books.directory / _RAW / "written")
         rows = self._spark.sql(statement)
         layout = parquet_options(rows.columns) | {"compression": "zstd"}
-        rows.write.options(**layout).parquet(str(draft))
-        finalize_folder(draft)
-        draft.rename(final)
+        rows.write.options(**layout).parquet(draft.uri)
+        LocalFolder(final).publish(draft)
         return tuple(map(describe_part, sorted(final.iterdir())))
 
     def _batches(self, statement: str) -> Iterable[pa.RecordBatch]:

@@ -12,11 +12,9 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -26,7 +24,7 @@ from txmq.reconcile.extract.control_sums import count_files
 from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.manifest import FILE, ExtractedSource, ExtractedTable, Manifest, Part
 from txmq.reconcile.ledgers import Ledgers
-from txmq.reconcile.parquet_files import sha256_of
+from txmq.reconcile.storage import Folder
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, SOURCES, TableSchema
 
 __all__ = ["check_files", "check_totals", "load", "load_unchecked"]
@@ -47,31 +45,31 @@ class _SourceTable(NamedTuple):
         return f"{self.source.name}/{self.table.name}"
 
 
-def load(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
+def load(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
     """The ledgers of a day, after the extract was checked.
 
     Args:
         spark: The session.
         manifest: The extract's manifest.
-        directory: The extract's directory.
+        folder: The extract's folder.
 
     Raises:
         ReconcileRefused: A file is missing, changed or extra, or a control total differs; the
             message names it.
     """
-    check_files(manifest, directory)
+    check_files(manifest, folder)
     # A fresh Java takes as long to list files as the totals take here.
     with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(load_unchecked, spark, manifest, directory)
-        check_totals(manifest, directory)
+        loading = pool.submit(load_unchecked, spark, manifest, folder)
+        check_totals(manifest, folder)
         return loading.result()
 
 
-def load_unchecked(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
+def load_unchecked(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
     """Load the ledgers of an extract that was checked before."""
     frames: dict[str, list[DataFrame]] = {table.name: [] for table in SOURCES}
     for source, table, extracted in _source_tables(manifest):
-        paths = [str(directory / part.path) for part in extracted.parts]
+        paths = [f"{folder.uri}/{part.path}" for part in extracted.parts]
         frame = spark.read.schema(table.ddl).parquet(*paths)
         if table in _BANK_TABLES:
             frame = frame.withColumn("bank", f.lit(source.name))
@@ -83,7 +81,7 @@ def load_unchecked(spark: SparkSession, manifest: Manifest, directory: Path) -> 
     return Ledgers(**{name: reduce(DataFrame.unionByName, parts) for name, parts in frames.items()})
 
 
-def check_files(manifest: Manifest, directory: Path) -> None:
+def check_files(manifest: Manifest, folder: Folder) -> None:
     """Check that exactly the extracted files exist, unchanged.
 
     Raises:
@@ -91,31 +89,32 @@ def check_files(manifest: Manifest, directory: Path) -> None:
     """
     try:
         found = {
-            str(path.relative_to(directory))
-            for path in directory.rglob("*")
-            if path.is_file() and path.name != FILE and not path.name.startswith((".", "_"))
+            path
+            for path in folder.files()
+            for name in [path.rpartition("/")[2]]
+            if name != FILE and not name.startswith((".", "_"))
         }
         for source_table in _source_tables(manifest):
-            _check_names(source_table, found, directory)
+            _check_names(source_table, found, folder)
         parts = [part for table in _source_tables(manifest) for part in table.extracted.parts]
         for path in sorted(found - {part.path for part in parts}):
             raise ReconcileRefused(f"{path} is there, and was not extracted")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda part: _check_content(part, directory), parts))
+            list(pool.map(lambda part: _check_content(part, folder), parts))
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be read: {error}") from error
 
 
-def check_totals(manifest: Manifest, directory: Path) -> None:
+def check_totals(manifest: Manifest, folder: Folder) -> None:
     """Check the control totals of the files against those computed while writing.
 
     Raises:
         ReconcileRefused: A control total differs; the message names it.
     """
     for source_table in _source_tables(manifest):
-        paths = [directory / part.path for part in source_table.extracted.parts]
+        names = [part.path for part in source_table.extracted.parts]
         try:
-            now = count_files(source_table.source.name, source_table.table, paths)
+            now = count_files(source_table.source.name, source_table.table, folder, names)
         except (OSError, pa.ArrowException) as error:
             raise ReconcileRefused(f"the extract cannot be read: {error}") from error
         if (differs := difference(source_table.extracted.written, now)) is not None:
@@ -128,7 +127,7 @@ def _source_tables(manifest: Manifest) -> Iterator[_SourceTable]:
             yield _SourceTable(source, _TABLES[table.table], table)
 
 
-def _check_names(source_table: _SourceTable, found: set[str], directory: Path) -> None:
+def _check_names(source_table: _SourceTable, found: set[str], folder: Folder) -> None:
     """Check that each part exists once; the message counts rows and names files."""
     parts = {part.path: part for part in source_table.extracted.parts}
     paths = {path for path in found if path.startswith(f"{source_table.name}/")}
@@ -137,7 +136,7 @@ def _check_names(source_table: _SourceTable, found: set[str], directory: Path) -
         return
     was = sum(part.rows for part in parts.values())
     now = was - sum(parts[path].rows for path in missing)
-    now += sum(_rows(directory / path) for path in foreign)
+    now += sum(_rows(folder, path) for path in foreign)
     why = [f"{path} is missing" for path in missing]
     why += [f"{path} was not extracted" for path in foreign]
     raise ReconcileRefused(
@@ -146,21 +145,21 @@ def _check_names(source_table: _SourceTable, found: set[str], directory: Path) -
     )
 
 
-def _rows(path: Path) -> int:
+def _rows(folder: Folder, name: str) -> int:
     try:
-        return int(pq.read_metadata(path).num_rows)
+        with folder.parquet(name) as file:
+            return int(file.metadata.num_rows)
     except pa.ArrowInvalid:
         return 0
 
 
-def _check_content(part: Part, directory: Path) -> None:
-    path = directory / part.path
-    if (size := path.stat().st_size) != part.bytes:
+def _check_content(part: Part, folder: Folder) -> None:
+    if (size := folder.size(part.path)) != part.bytes:
         raise ReconcileRefused(
             f"{part.path}: {quantity(part.bytes, 'byte was', 'bytes were')} extracted and "
             f"{quantity(size, 'is', 'are')} there"
         )
-    if (digest := sha256_of(path)) != part.sha256:
+    if (digest := folder.sha256(part.path)) != part.sha256:
         raise ReconcileRefused(
             f"{part.path}: its bytes changed since it was extracted; their hash (SHA-256) was "
             f"{part.sha256[:12]}… and is {digest[:12]}…"

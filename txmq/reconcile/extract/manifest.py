@@ -15,8 +15,10 @@ from msgspec import Struct
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
+from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.parquet_files import sync
 from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control
 
 __all__ = [
@@ -162,14 +164,14 @@ def extract_id(
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def place(directory: str | Path, manifest: Manifest) -> Path:
-    """The directory of an extract.
+def place(directory: Directory, manifest: Manifest) -> Folder:
+    """The folder of an extract.
 
     Args:
         directory: The one that the rules name.
         manifest: The extract's manifest.
     """
-    return Path(directory) / "extracts" / manifest.business_date / manifest.extract_id
+    return open_folder(directory).at("extracts", manifest.business_date, manifest.extract_id)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -188,17 +190,17 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
         raise ReconcileRefused(f"the manifest cannot be written: {error}") from error
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """The manifest in an extract's directory.
+def read_manifest(folder: Folder) -> Manifest:
+    """The manifest in an extract's folder.
 
     Raises:
         ReconcileRefused: The manifest is missing, or this version cannot read it.
     """
-    path = directory / FILE
+    path = f"{folder}/{FILE}"
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(folder.read(FILE), type=Manifest)
     except FileNotFoundError as error:
-        raise ReconcileRefused(f"{directory} has no complete extract: take a new one") from error
+        raise ReconcileRefused(f"{folder} has no complete extract: take a new one") from error
     except (OSError, msgspec.DecodeError) as error:
         raise ReconcileRefused(f"{path} cannot be read: {error}") from error
     if manifest.format != _FORMAT:

@@ -78,7 +78,7 @@ def _place(row: dict[str, Any]) -> str:
     return ", ".join(row[name] for name in _PLACE if row.get(name))
 
 
-def parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+def parquet_writer(path: Path | pa.NativeFile, schema: pa.Schema) -> pq.ParquetWriter:
     """A Parquet writer with the layout of all extract files: fast to write and to read."""
     return pq.ParquetWriter(
         path,

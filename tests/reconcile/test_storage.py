@@ -1,0 +1,226 @@
+"""Where results are on other file systems: whole after any death, and never written by two."""
+
+import os
+from datetime import date
+
+import msgspec
+import pytest
+
+from tests.reconcile import breaks
+from tests.reconcile.object_store import Killed, Store
+from txmq.errors import ConfigError, ReconcileRefused
+from txmq.reconcile.explanations import BreakNote, Explanations
+from txmq.reconcile.extract import extraction
+from txmq.reconcile.file_systems import open_folder
+from txmq.reconcile.results import Results, open_results
+from txmq.reconcile.signatures import Signatures
+from txmq.reconcile.storage import LEASE_S, Folder, LocalFolder
+
+DAY = date(2026, 11, 20)
+SITE = """<configuration>
+<property><name>fs.viewfs.mounttable.bank.link./recon</name><value>file://{home}/far</value></property>
+<property><name>fs.viewfs.mounttable.bank.link./recon/old</name><value>file:///old</value></property>
+</configuration>"""
+
+
+@pytest.fixture(params=[True, False], ids=["objects", "folders"])
+def store(request):
+    return Store(has_objects=request.param)
+
+
+def items(count):
+    return breaks.items({f"icbc/{index}": "parked" for index in range(count)}, DAY)
+
+
+def work(folder, letter, count):
+    """A run that writes two tables and is published."""
+    run = breaks.run(DAY, letter * 16, parked=count)
+    with open_results(folder) as results:
+        tables = {"items": items(count), "closed": items(1)}
+        contents = {
+            name: results.write_table(name, table, DAY, run.run_id)
+            for name, table in tables.items()
+        }
+        result = msgspec.structs.replace(run.result, contents=contents)
+        files = results.fingerprints(DAY, run.run_id, contents)
+        run = msgspec.structs.replace(run, result=result, result_digest=result.digest, files=files)
+        results.publish(run, {"report.html": letter.encode()})
+    return run
+
+
+def deaths(store, act):
+    """Let the process die before each of its changes, from the same state; yield after each."""
+    before, folders = dict(store.files), set(store.folders)
+    for number in range(1_000):
+        store.files, store.folders = dict(before), set(folders)
+        store.live(dies_at=number)
+        try:
+            act()
+        except Killed:
+            store.live()
+            yield
+        else:
+            return
+    raise AssertionError("it does not end")
+
+
+def test_a_run_that_dies_at_any_change_leaves_the_former_or_the_new_one(store):
+    former = work(store.folder(), "a", 2)
+    left = dict(store.data())
+    new = work(store.folder(), "b", 3)
+    whole = store.data()
+    store.files = {path: (data, 0) for path, data in left.items()}
+
+    seen = []
+    for _ in deaths(store, lambda: work(store.folder(), "b", 3)):
+        results = Results(store.folder())
+        current = results.current(DAY)
+        assert current in (former, new)
+        results.verify(current)
+        assert results.days() == [DAY]
+        seen.append(current == new)
+        assert work(store.folder(), "b", 3) == new
+        assert store.data() == whole
+
+    assert len(seen) > 15
+    assert seen == sorted(seen)  # The last step decides.
+
+
+def test_a_table_in_force_that_was_damaged_is_written_again_after_any_death(store):
+    run = work(store.folder(), "a", 2)
+    whole = store.data()
+    (part,) = (path for path in whole if "/items/" in path)
+    store.put(part, b"no rows")
+
+    for _ in deaths(store, lambda: work(store.folder(), "a", 2)):
+        current = Results(store.folder()).current(DAY)
+        assert current in (None, run)
+        # A run whose table is away is not in force.
+        assert current is None or store.data().get(part) in (b"no rows", whole[part])
+        work(store.folder(), "a", 2)
+        assert store.data() == whole
+
+
+def test_what_people_write_is_the_old_or_the_new_after_any_death(store):
+    run = work(store.folder(), "a", 1)
+    people = Explanations(store.folder())
+    people.annotate([BreakNote("0" * 16, "Ann", 1, owner="Bo")])
+
+    def write():
+        Signatures(store.folder()).sign("preparer", run, "Ann", 5, despite="known")
+        Explanations(store.folder()).annotate([BreakNote("0" * 16, "Cy", 2, owner="Di")])
+
+    seen = []
+    for _ in deaths(store, write):
+        signed = [one.by for one in Signatures(store.folder()).all(DAY.isoformat())]
+        owner = Explanations(store.folder()).notes()["0" * 16][0].owner
+        assert (signed, owner) in [([], "Bo"), (["Ann"], "Bo"), (["Ann"], "Di")]
+        seen.append((*signed, owner))
+        if not signed:
+            write()
+        people.annotate([BreakNote("0" * 16, "Eve", 3, owner="Flo")])
+        assert people.notes()["0" * 16][0].owner == "Flo"
+    assert set(seen) == {("Bo",), ("Ann", "Bo"), ("Ann", "Di")}
+
+
+def test_an_extract_appears_with_its_last_file_only(store, tmp_path):
+    (tmp_path / "icbc" / "entries").mkdir(parents=True)
+    (tmp_path / "icbc" / "entries" / "part-00000.parquet").write_bytes(b"rows")
+    (tmp_path / "manifest.json").write_bytes(b"{}")
+    final = store.folder().at("extracts", "D", "e")
+    other = final.at("icbc", "entries")
+
+    def left():
+        with other.create("part-00001.parquet") as file:
+            file.write(b"cut in other parts")
+
+    left()
+    for _ in deaths(store, lambda: final.take(tmp_path, "manifest.json")):
+        if final.exists("manifest.json"):
+            assert not final.take(tmp_path, "manifest.json")
+        else:
+            left()
+            assert final.take(tmp_path, "manifest.json")
+        assert final.files() == ["icbc/entries/part-00000.parquet", "manifest.json"]
+        assert final.read("manifest.json") == b"{}"
+
+
+def test_of_two_writers_one_is_refused_until_the_other_is_dead(store):
+    folder = store.folder()
+    with open_results(folder) as results:
+        with pytest.raises(ReconcileRefused, match="another run works in s3a://b/recon .*claims"):
+            open_results(store.folder()).__enter__()
+        store.now += LEASE_S  # It does not renew its claim any more.
+        with open_results(store.folder()):
+            pass
+        with pytest.raises(ReconcileRefused, match="is gone: this process did not renew"):
+            results.publish(breaks.run(DAY), {})
+    assert Results(folder).current(DAY) is None
+    assert folder.at("claims").files() == []
+
+
+def test_a_view_is_the_folder_that_it_links_to(tmp_path):
+    (tmp_path / "core-site.xml").write_text(SITE.format(home=tmp_path))
+    environ = {"HADOOP_CONF_DIR": str(tmp_path)}
+    folder = open_folder("viewfs://bank/recon/nightly/", environ)
+
+    with open_results(folder):
+        pass
+    assert isinstance(folder, LocalFolder)
+    assert os.listdir(tmp_path / "far" / "nightly") == ["lock"]
+    assert folder.at("runs").uri == "viewfs://bank/recon/nightly/runs"
+    assert str(open_folder("viewfs://bank/recon/old/x", environ)) == "/old/x"
+    with pytest.raises(ConfigError, match="no link of the mount table 'bank' covers /recons"):
+        open_folder("viewfs://bank/recons", environ)
+
+
+def test_a_store_is_reached_by_hadoops_settings(monkeypatch, tmp_path):
+    asked = {}
+
+    class S3:
+        type_name = "s3"
+
+        def __init__(self, **settings):
+            asked.update(settings)
+
+        def get_file_info(self, path):
+            asked["path"] = path
+
+    monkeypatch.setattr("pyarrow.fs.S3FileSystem", S3)
+    names = {"endpoint": "http://127.0.0.1:9000", "endpoint.region": "cn-north-1"}
+    rows = "".join(
+        f"<property><name>fs.s3a.{name}</name><value>{value}</value></property>"
+        for name, value in names.items()
+    )
+    (tmp_path / "core-site.xml").write_text(f"<configuration>{rows}</configuration>")
+    folder = open_folder("s3a://bank/recon", {"HADOOP_CONF_DIR": str(tmp_path)})
+
+    assert isinstance(folder, Folder)
+    assert (folder.local, folder.uri) == (None, "s3a://bank/recon")
+    assert asked.pop("allow_delayed_open")
+    found = {name: value for name, value in asked.items() if value is not None}
+    assert found == {
+        "endpoint_override": "127.0.0.1:9000", "scheme": "http", "region": "cn-north-1",
+        "path": "bank/recon",
+    }  # fmt: skip
+
+
+def test_a_file_system_without_its_library_is_one_line(monkeypatch):
+    monkeypatch.setattr("pyarrow.fs.S3FileSystem", None)
+    monkeypatch.delattr("pyarrow.fs.S3FileSystem")
+    with pytest.raises(ConfigError, match="'s3a://b/r' cannot be reached from Python: [^\n]*$"):
+        open_folder("s3a://b/r", {})
+
+
+def test_workers_cannot_bring_a_jdbc_banks_rows_to_a_remote_extract(monkeypatch, store):
+    class Cluster:
+        conf = {"spark.master": "yarn"}
+
+    rules = breaks.rules()
+    (bank,) = rules.bank
+    bank = msgspec.structs.replace(bank, database="jdbc:oracle:thin:@//core/ccb")
+    rules = msgspec.structs.replace(rules, directory="s3a://b/recon", bank=(bank,))
+    monkeypatch.setattr(extraction, "open_folder", lambda _: store.folder())
+    with pytest.raises(ReconcileRefused, match="icbc: workers cannot .* directory 's3a://b/recon'"):
+        extraction.extract_day(rules, DAY, take_log=None, spark=Cluster)
+    assert store.data() == {}

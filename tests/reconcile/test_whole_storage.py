@@ -1,0 +1,101 @@
+"""Whole runs whose results are on a file system of Spark's, and not under a path."""
+
+from datetime import date
+
+import pytest
+from pyarrow.fs import LocalFileSystem
+from typer.testing import CliRunner
+
+from tests import spark_session
+from tests.reconcile.whole_stage import RULES, THURSDAY, WEDNESDAY, Stage
+from txmq.cli.root import app
+from txmq.errors import ReconcileRefused
+from txmq.reconcile import file_systems
+from txmq.reconcile.results import Results
+from txmq.reconcile.spark import check_reach
+
+pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
+
+CODES = {"clean": 0, "within limits": 1, "over limits": 2}
+SITE = """<configuration>
+<property><name>{key}</name><value>{link}</value></property>
+</configuration>"""
+
+
+class Disk:
+    """Arrow's file systems without Hadoop's native library: this machine's disk is the cluster."""
+
+    @staticmethod
+    def from_uri(uri):
+        return LocalFileSystem(), uri.removeprefix("hdfs://cluster")
+
+
+@pytest.fixture(scope="module")
+def here(spark, tmp_path_factory):
+    """Two dates that were reconciled under a path: the state before each of them, and its run."""
+    stage = Stage.set_up(tmp_path_factory.mktemp("whole") / "here")
+    stage.first_day()
+    before = [stage.copy(stage.home.with_name("first"))]
+    runs = [stage.run(spark, WEDNESDAY)]
+    stage.second_day()
+    before.append(stage.copy(stage.home.with_name("second")))
+    return stage, before, [*runs, stage.run(spark, THURSDAY)]
+
+
+@pytest.fixture
+def view(spark, monkeypatch, tmp_path):
+    """Mount a folder, and return its URI: Spark has a link to it, and Python one of a scheme."""
+    far = tmp_path / "far"
+    far.mkdir()
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+
+    def mount(name, scheme):
+        key = f"fs.viewfs.mounttable.{name}.link./recon"
+        site = SITE.format(key=key, link=f"{scheme}{far}")
+        (tmp_path / "core-site.xml").write_text(site)
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+        monkeypatch.setattr(file_systems, "FileSystem", Disk)
+        hadoop.set(key, far.as_uri())  # Java has read its environment before.
+        return f"viewfs://{name}/recon"
+
+    return mount
+
+
+@pytest.mark.parametrize(("name", "scheme"), [("mounted", "file://"), ("far", "hdfs://cluster")])
+def test_a_run_on_another_file_system_has_the_same_result(
+    spark, monkeypatch, here, view, tmp_path, name, scheme
+):
+    stage, before, runs = here
+    uri = view(name, scheme)
+    spark_session.lend(monkeypatch, spark)
+
+    for number, one in enumerate([*runs, runs[-1]]):
+        there = before[min(number, 1)].copy(tmp_path / f"there{number}")
+        config = there.home / "recon.toml"
+        config.write_text(RULES.replace('directory = "recon"', f'directory = "{uri}"'))
+        day = one.result.business_date
+        arguments = ["--date", day, "--config", str(config)]
+        done = CliRunner().invoke(app, ["reconcile", *arguments, "--quiet"])
+        assert done.exit_code == CODES[one.result.verdict], done.output
+        other = Results(uri).current(date.fromisoformat(day))
+        assert (other.run_id, other.files) == (one.run_id, one.files)
+        assert (other.extract_id, other.result_digest) == (one.extract_id, one.result_digest)
+
+    found, wanted = (
+        {path for path in Results(place).folder.files() if not path.endswith((".crc", "lock"))}
+        for place in (uri, stage.directory)
+    )
+    assert found == wanted
+    listed = CliRunner().invoke(app, ["reconcile", "breaks", *arguments])
+    assert "delivered-uncredited" in listed.output
+
+
+def test_what_spark_cannot_reach_is_one_line(spark, view):
+    view("seen", "file://")
+    check_reach(spark, "viewfs://seen/recon")
+    with pytest.raises(ReconcileRefused, match="is empty for Spark, and Python has written"):
+        check_reach(spark, "viewfs://seen/recon/elsewhere")
+    with pytest.raises(ReconcileRefused, match='No FileSystem for scheme "s4a"; give the library'):
+        check_reach(spark, "s4a://bank/recon")
+    with pytest.raises(ReconcileRefused, match="S3AFileSystem not found; give the library of its"):
+        check_reach(spark, "s3a://bank/recon")

@@ -1,0 +1,421 @@
+"""The folders of extracts and results, on this machine or on a file system that Spark reaches.
+
+This is the one port to these files. On this machine a folder is renamed when it is complete. A
+store of objects cannot rename a folder, so a writer there puts files where no reader looks yet,
+and one small file, written last, puts them in force.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import pyarrow.parquet as pq
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
+
+from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.drafts import draft_folder
+from txmq.reconcile.parquet_files import sync
+from txmq.runtime.disk import LocalDisk
+
+__all__ = ["LEASE_S", "Folder", "LocalFolder"]
+
+LEASE_S: Final = 120
+"""The process that wrote a claim counts as dead if it has not renewed the claim for so long."""
+_RENEW_S: Final = 20
+_NEW: Final = re.compile(r"\.([^/]+)\.new$")
+
+
+class Folder:
+    """A folder on a remote file system.
+
+    Every method raises ``OSError`` if the file system fails, and ``FileNotFoundError`` if a file
+    that it needs does not exist.
+
+    Args:
+        system: Arrow's file system.
+        path: The folder's path there.
+        uri: The folder's name for Spark, and in messages.
+        has_objects: True for a store of objects: it has no folders, a file appears when it is
+            closed, and it replaces an older one. False for a file system on which files appear in
+            part, and a move replaces nothing.
+    """
+
+    def __init__(self, system: FileSystem, path: str, uri: str, *, has_objects: bool) -> None:
+        self.uri = uri
+        self._system = system
+        self._path = path
+        self._has_objects = has_objects
+
+    def __str__(self) -> str:
+        return self.uri
+
+    @property
+    def local(self) -> Path | None:
+        """The path on this machine; ``None`` if the folder is elsewhere."""
+        return None
+
+    def at(self, *names: str) -> Folder:
+        """A folder below."""
+        tail = "/".join(names)
+        return self._other(self._at(tail), f"{self.uri}/{tail}")
+
+    def named(self, uri: str) -> Folder:
+        """The same folder under another name for Spark."""
+        return self._other(self._path, uri)
+
+    def files(self, pattern: str | None = None) -> list[str]:
+        """The paths of the files below, sorted: all of them, or those that fit a pattern.
+
+        In a pattern such as ``????-??-??/current`` each name fits one name. A folder that does not
+        exist has no files.
+        """
+        infos = self._infos(recursive=pattern is None or "/" in pattern)
+        names = {_NEW.sub(r"\1", info.path.removeprefix(f"{self._path}/")) for info in infos}
+        return sorted(name for name in names if pattern is None or _fits(name, pattern))
+
+    def exists(self, name: str) -> bool:
+        """True if a file exists."""
+        return any(map(self._is_there, self._names(name)))
+
+    def times(self) -> dict[str, float]:
+        """The files, with the seconds at which they were written, by the file system's clock."""
+        return {info.base_name: info.mtime_ns / 1e9 for info in self._infos(recursive=False)}
+
+    def size(self, name: str) -> int:
+        """The number of bytes of a file."""
+        info = self._info(name)
+        if info.size is None:
+            raise FileNotFoundError(f"{self}/{name} does not exist")
+        return int(info.size)
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file."""
+        # A file that is being replaced may move between two attempts.
+        for one in (*self._names(name), name)[:-1]:
+            with suppress(FileNotFoundError):
+                return self._read(one)
+        return self._read(name)
+
+    def sha256(self, name: str) -> str:
+        """The SHA-256 of a file, in hexadecimal."""
+        with self._system.open_input_stream(self._at(name)) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def parquet(self, name: str, texts: Sequence[str] = ()) -> pq.ParquetFile:
+        """Open a Parquet file; ``texts`` are the columns to read with dictionaries.
+
+        Raises:
+            pyarrow.ArrowException: It is not Parquet.
+        """
+        return pq.ParquetFile(
+            self._at(name), filesystem=self._system, read_dictionary=list(texts) or None
+        )
+
+    def fingerprint(self) -> str:
+        """A hash of the files and their names, without those that Spark ignores."""
+        parts = [name for name in self.files("*") if not name.startswith((".", "_"))]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            hashes = pool.map(self.sha256, parts)
+            lines = [f"{part} {hash_}\n" for part, hash_ in zip(parts, hashes, strict=True)]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[Any]:
+        """Open a new file for writing; no reader may know its name before it is complete."""
+        if not self._has_objects:
+            self._system.create_dir(self._at(name).rpartition("/")[0], recursive=True)
+        with self._system.open_output_stream(self._at(name)) as file:
+            yield file
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Replace a small file: after a crash it is the old or the new one."""
+        if self._has_objects:
+            self._put(name, data)
+            return
+        new = _new(name)
+        if self._is_there(new) and not self._is_there(name):
+            self._move(new, name)  # A killed process had removed the old file.
+        # Readers take the new file where the old one is missing, so it must be complete by then.
+        draft = new if self._is_there(name) else f".{name}.draft"
+        self._put(draft, data)
+        self._delete(name)
+        self._move(draft, name)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; harmless if it does not exist."""
+        for one in reversed(self._names(name)):
+            self._delete(one)
+
+    def remove_all(self) -> None:
+        """Remove the folder and all files below; harmless if it does not exist."""
+        if self._system.get_file_info(self._path).type != FileType.NotFound:
+            self._system.delete_dir(self._path)
+
+    def publish(self, draft: Folder) -> None:
+        """Take the parts of a table that were written into a draft, and number them."""
+        if not self._has_objects:
+            self._system.create_dir(self._path, recursive=True)
+        for number, part in enumerate(draft.files("part-*")):
+            self._system.move(draft._at(part), self._at(_part_name(number)))
+        draft.remove_all()
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """Make an empty folder on this machine for files that a folder below will take.
+
+        Raises:
+            BlockingIOError: Another process does the same elsewhere, and would get in the way.
+        """
+        with self.lock(), TemporaryDirectory(prefix="txmq-extract-") as path:
+            yield Path(path)
+
+    def take(self, staged: Path, last: str) -> bool:
+        """Publish staged files here, ``last`` after all others; False if it is here already."""
+        if self.exists(last):
+            return False
+        self.remove_all()  # A process that died left it, perhaps in other parts.
+        for name in LocalFolder(staged).files():
+            if name != last:
+                with (staged / name).open("rb") as source, self.create(name) as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+        self.replace(last, (staged / last).read_bytes())
+        return True
+
+    @contextmanager
+    def lock(self) -> Iterator[Callable[[], None]]:
+        """Keep other writers out of the folder.
+
+        The block receives a function that raises :class:`ReconcileRefused` if the lock was lost.
+
+        Raises:
+            BlockingIOError: Another process writes there.
+        """
+        claim = FolderClaim(self)
+        claim.take()
+        try:
+            yield claim.check
+        finally:
+            claim.release()
+
+    def _at(self, name: str) -> str:
+        return f"{self._path}/{name}"
+
+    def _other(self, path: str, uri: str) -> Folder:
+        return Folder(self._system, path, uri, has_objects=self._has_objects)
+
+    def _names(self, name: str) -> tuple[str, ...]:
+        """The names under which the latest state of a small file may be."""
+        return (name,) if self._has_objects else (name, _new(name))
+
+    def _info(self, name: str) -> FileInfo:
+        return self._system.get_file_info(self._at(name))
+
+    def _is_there(self, name: str) -> bool:
+        return bool(self._info(name).type != FileType.NotFound)
+
+    def _move(self, name: str, new: str) -> None:
+        self._system.move(self._at(name), self._at(new))
+
+    def _delete(self, name: str) -> None:
+        if self._is_there(name):
+            self._system.delete_file(self._at(name))
+
+    def _infos(self, *, recursive: bool) -> list[FileInfo]:
+        where = FileSelector(self._path, allow_not_found=True, recursive=recursive)
+        return [info for info in self._system.get_file_info(where) if info.is_file]
+
+    def _read(self, name: str) -> bytes:
+        with self._system.open_input_stream(self._at(name)) as file:
+            return bytes(file.read())
+
+    def _put(self, name: str, data: bytes) -> None:
+        with self.create(name) as file:
+            file.write(data)
+
+
+class LocalFolder(Folder):
+    """A folder on this machine.
+
+    Args:
+        path: Its path.
+        uri: Its name for Spark; one of the scheme ``file`` if left out, since Spark's default file
+            system may be remote.
+    """
+
+    def __init__(self, path: str | Path, uri: str | None = None) -> None:
+        self._local = Path(path)
+        name = uri or f"file://{self._local.resolve()}"
+        super().__init__(LocalFileSystem(), str(self._local), name, has_objects=False)
+
+    def __str__(self) -> str:
+        return str(self._local)
+
+    @property
+    def local(self) -> Path:
+        """The path on this machine."""
+        return self._local
+
+    def files(self, pattern: str | None = None) -> list[str]:
+        """See :meth:`Folder.files`."""
+        paths = self._local.rglob("*") if pattern is None else self._local.glob(pattern)
+        return sorted(path.relative_to(self._local).as_posix() for path in paths if path.is_file())
+
+    def replace(self, name: str, data: bytes) -> None:
+        """See :meth:`Folder.replace`."""
+        LocalDisk(self._local).replace(name, data)
+
+    def remove(self, name: str) -> None:
+        """See :meth:`Folder.remove`."""
+        LocalDisk(self._local).remove(name)
+
+    def remove_all(self) -> None:
+        """See :meth:`Folder.remove_all`."""
+        if self._local.exists():
+            shutil.rmtree(self._local)
+
+    def publish(self, draft: Folder) -> None:
+        """See :meth:`Folder.publish`; Spark's other files are removed, and all is synced."""
+        assert draft.local is not None
+        parts = []
+        for path in sorted(draft.local.iterdir()):
+            if path.name.startswith("part-"):
+                parts.append(path)
+            else:
+                path.unlink()
+        for number, part in enumerate(parts):
+            sync(part.rename(part.with_name(_part_name(number))))
+        sync(draft.local)
+        self._local.parent.mkdir(parents=True, exist_ok=True)
+        draft.local.rename(self._local)
+        sync(self._local.parent)
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """See :meth:`Folder.staging`; the folder is hidden in this one."""
+        with draft_folder(self._local) as draft:
+            yield draft
+
+    def take(self, staged: Path, last: str) -> bool:
+        """See :meth:`Folder.take`; the staged folder is renamed."""
+        if self.exists(last):
+            return False
+        try:
+            staged.rename(self._local)
+        except OSError:
+            # Another process was faster; only a complete folder can be in the way.
+            if not self.exists(last):
+                raise
+            return False
+        sync(self._local.parent)
+        return True
+
+    @contextmanager
+    def lock(self) -> Iterator[Callable[[], None]]:
+        """See :meth:`Folder.lock`; the death of the process releases it."""
+        lock = LocalDisk(self._local).lock()
+        try:
+            yield lambda: None
+        finally:
+            lock.release()
+
+    def _other(self, path: str, uri: str) -> Folder:
+        return LocalFolder(path, uri)
+
+    def _names(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+
+class FolderClaim:
+    """A file that says that this process writes into a folder; it is renewed while that is so.
+
+    Arrow can neither lock a file nor create one only if it does not exist. But all of these file
+    systems list a file as soon as it is written: of two processes that write claims and then list
+    them, one at least sees the other's. So both never go on; perhaps none does.
+
+    A killed process leaves its claim. The file system's clock alone decides how old it is.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._claims = folder.at("claims")
+        self._name = secrets.token_hex(8)
+        self._released = threading.Event()
+        self._renewal = threading.Thread(target=self._renew, name="txmq-claim", daemon=True)
+
+    def take(self) -> None:
+        """Claim the folder.
+
+        Raises:
+            BlockingIOError: Another process claims it.
+        """
+        self._write()
+        times = self._claims.times()
+        mine = times.pop(self._name, 0)
+        for name, time in times.items():
+            if mine - time < LEASE_S:
+                self._claims.remove(self._name)
+                raise BlockingIOError(
+                    f"{self._claims}/{name} claims {self._folder}; the claim of a process that was "
+                    f"killed is void after {LEASE_S} seconds"
+                )
+            self._claims.remove(name)
+        self._renewal.start()
+
+    def check(self) -> None:
+        """Check that nobody has taken the folder over.
+
+        Raises:
+            ReconcileRefused: The claim is gone.
+        """
+        if not self._claims.exists(self._name):
+            raise ReconcileRefused(
+                f"{self._claims}/{self._name} is gone: this process did not renew its claim for "
+                f"{LEASE_S} seconds, and another one may write into {self._folder}; run it again"
+            )
+
+    def release(self) -> None:
+        """Remove the claim."""
+        self._released.set()
+        self._renewal.join()  # It would write the claim once more.
+        with suppress(OSError):  # Otherwise it becomes void.
+            self._claims.remove(self._name)
+
+    def _write(self) -> None:
+        with self._claims.create(self._name) as file:
+            file.write(f"{socket.gethostname()} {os.getpid()}\n".encode())
+
+    def _renew(self) -> None:
+        while not self._released.wait(_RENEW_S):
+            with suppress(OSError):  # A store that does not answer may answer the next time.
+                if self._claims.exists(self._name):
+                    self._write()
+
+
+def _part_name(number: int) -> str:
+    return f"part-{number:05d}.parquet"
+
+
+def _new(name: str) -> str:
+    """The name of a file that is about to replace another one."""
+    return f".{name}.new"
+
+
+def _fits(path: str, pattern: str) -> bool:
+    names, patterns = path.split("/"), pattern.split("/")
+    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))

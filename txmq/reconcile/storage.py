@@ -19,14 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Any, Final
 
 import pyarrow.parquet as pq
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.drafts import draft_folder
+from txmq.reconcile.drafts import draft_folder
 from txmq.reconcile.parquet_files import sync
 from txmq.runtime.disk import LocalDisk
 
@@ -179,8 +179,8 @@ class Folder:
         Raises:
             BlockingIOError: Another process does the same elsewhere, and would get in the way.
         """
-        with self.lock(), TemporaryDirectory(prefix="txmq-extract-") as path:
-            yield Path(path)
+        with self.lock(), draft_folder(Path(gettempdir()), mode=0o700) as draft:
+            yield draft
 
     def take(self, staged: Path, last: str) -> bool:
         """Publish staged files here, ``last`` after all others; False if it is here already."""

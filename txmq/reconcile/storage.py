@@ -23,7 +23,14 @@ from tempfile import gettempdir
 from typing import Any, Final
 
 import pyarrow.parquet as pq
-from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
+from pyarrow.fs import (
+    FileInfo,
+    FileSelector,
+    FileSystem,
+    FileType,
+    LocalFileSystem,
+    copy_files,
+)
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.drafts import draft_folder
@@ -169,7 +176,11 @@ class Folder:
         if not self._has_objects:
             self._system.create_dir(self._path, recursive=True)
         for number, part in enumerate(draft.files("part-*")):
-            self._system.move(draft._at(part), self._at(_part_name(number)))
+            path, new = draft._at(part), self._at(_part_name(number))
+            if draft._system == self._system:
+                self._system.move(path, new)
+            else:
+                copy_files(path, new, draft._system, self._system)
         draft.remove_all()
 
     @contextmanager
@@ -288,7 +299,9 @@ class LocalFolder(Folder):
 
     def publish(self, draft: Folder) -> None:
         """See :meth:`Folder.publish`; Spark's other files are removed, and all is synced."""
-        assert draft.local is not None
+        if draft.local is None:
+            super().publish(draft)
+            return
         parts = []
         for path in sorted(draft.local.iterdir()):
             if path.name.startswith("part-"):

@@ -1,7 +1,5 @@
 """Whole runs whose results are on a file system of Spark's, and not under a path."""
 
-from datetime import date
-
 import msgspec
 import pytest
 from pyarrow.fs import LocalFileSystem
@@ -73,25 +71,36 @@ def view(spark, monkeypatch, tmp_path):
     return mount
 
 
-@pytest.mark.parametrize(("name", "scheme"), [("mounted", "file://"), ("far", "hdfs://cluster")])
-def test_a_run_on_another_file_system_has_the_same_result(
-    spark, monkeypatch, here, view, tmp_path, name, scheme
-):
-    stage, before, runs = here
-    uri = view(name, scheme)
+@pytest.fixture
+def run_there(spark, monkeypatch, tmp_path):
+    """Run the command for a stage whose results are elsewhere; return its options."""
     spark_session.lend(monkeypatch, spark)
 
-    for number, one in enumerate([*runs, runs[-1]]):
-        there = before[min(number, 1)].copy(tmp_path / f"there{number}")
+    def run(stage, uri, one, number=0):
+        there = stage.copy(tmp_path / f"there{number}")
         config = there.home / "recon.toml"
         config.write_text(RULES.replace('directory = "recon"', f'directory = "{uri}"'))
-        day = one.result.business_date
-        arguments = ["--date", day, "--config", str(config)]
+        arguments = ["--date", str(one.day), "--config", str(config)]
         done = CliRunner().invoke(app, ["reconcile", *arguments, "--quiet"])
         assert done.exit_code == CODES[one.result.verdict], done.output
-        other = Results(uri).current(date.fromisoformat(day))
+        other = Results(uri).current(one.day)
         assert (other.run_id, other.files) == (one.run_id, one.files)
         assert (other.extract_id, other.result_digest) == (one.extract_id, one.result_digest)
+        return arguments
+
+    return run
+
+
+def test_a_view_of_a_mounted_folder_has_the_same_result(here, view, run_there):
+    _, before, runs = here
+    run_there(before[0], view("mounted", "file://"), runs[0])
+
+
+def test_dates_on_another_file_system_have_the_same_results(here, view, run_there):
+    stage, before, runs = here
+    uri = view("far", "hdfs://cluster")
+    for number, one in enumerate([*runs, runs[-1]]):
+        arguments = run_there(before[min(number, 1)], uri, one, number)
 
     found, wanted = (
         {path for path in Results(place).folder.files() if not path.endswith((".crc", "lock"))}

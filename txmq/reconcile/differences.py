@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import date, timedelta
+from datetime import timedelta
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -110,7 +110,7 @@ def differences_in(
     Raises:
         ReconcileRefused: A table is missing, or an explanation cannot be read.
     """
-    today, before = date.fromisoformat(run.result.business_date), run.previous_run_id
+    today, before = run.day, run.previous_run_id
     names = ("proofs", "items", "closed", "entries")
     day = ProofDay(
         run.result,

@@ -103,7 +103,7 @@ def run(
                 rules,
                 manifest,
                 contents,
-                before=None if past is None else _proofs_of(past, results),
+                before=results.table("proofs", past.day, past.run_id) if past else None,
                 explanations=people,
             )
     finally:
@@ -155,16 +155,11 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
             raise ReconcileRefused(why)
         results.verify(past, (*CARRIED_ON, "proofs"))
         return past
-    missing = date.fromisoformat(past.result.business_date) + timedelta(days=1)
+    missing = past.day + timedelta(days=1)
     raise ReconcileRefused(
         f"{missing} was not reconciled, and its open items would be lost: run it first, or all "
         f"days with --from {missing} --to {day}"
     )
-
-
-def _proofs_of(past: Run, results: Results) -> WrittenTable:
-    day = date.fromisoformat(past.result.business_date)
-    return results.table("proofs", day, past.run_id)
 
 
 def _extract(

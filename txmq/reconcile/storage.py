@@ -215,7 +215,7 @@ class Folder:
             BlockingIOError: Another process writes there.
         """
         claim = FolderClaim(self)
-        claim.take()
+        claim.acquire()
         try:
             yield claim.check
         finally:
@@ -371,7 +371,7 @@ class FolderClaim:
         self._released = threading.Event()
         self._renewal = threading.Thread(target=self._renew, name="txmq-claim", daemon=True)
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Claim the folder.
 
         Raises:

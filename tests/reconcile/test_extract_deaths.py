@@ -50,7 +50,7 @@ def test_what_a_killed_one_has_left_goes_with_the_next(rules):
 
 def test_what_cannot_be_opened_is_in_nobodys_way(rules):
     taken(rules)
-    odd = Path(rules.directory, "extracts", DAY.isoformat(), ".odd.writing")
+    odd = Path(rules.directory, "extracts", DAY.isoformat(), ".txmq-odd.writing")
     odd.symlink_to(odd)
 
     taken(rules)

@@ -10,7 +10,6 @@ from tests.reconcile import breaks
 from tests.reconcile.object_store import Killed, Store
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.explanations import BreakNote, Explanations
-from txmq.reconcile.extract import extraction
 from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.results import Results, open_results
 from txmq.reconcile.signatures import Signatures
@@ -210,17 +209,3 @@ def test_a_file_system_without_its_library_is_one_line(monkeypatch):
     monkeypatch.delattr("pyarrow.fs.S3FileSystem")
     with pytest.raises(ConfigError, match="'s3a://b/r' cannot be reached from Python: [^\n]*$"):
         open_folder("s3a://b/r", {})
-
-
-def test_workers_cannot_bring_a_jdbc_banks_rows_to_a_remote_extract(monkeypatch, store):
-    class Cluster:
-        conf = {"spark.master": "yarn"}
-
-    rules = breaks.rules()
-    (bank,) = rules.bank
-    bank = msgspec.structs.replace(bank, database="jdbc:oracle:thin:@//core/ccb")
-    rules = msgspec.structs.replace(rules, directory="s3a://b/recon", bank=(bank,))
-    monkeypatch.setattr(extraction, "open_folder", lambda _: store.folder())
-    with pytest.raises(ReconcileRefused, match="icbc: workers cannot .* directory 's3a://b/recon'"):
-        extraction.extract_day(rules, DAY, take_log=None, spark=Cluster)
-    assert store.data() == {}

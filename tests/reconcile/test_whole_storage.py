@@ -1,16 +1,20 @@
 """Whole runs whose results are on a file system of Spark's, and not under a path."""
 
-from datetime import date
-
+import msgspec
 import pytest
 from pyarrow.fs import LocalFileSystem
 from typer.testing import CliRunner
 
 from tests import spark_session
+from tests.extracts import DAY, NOON_MS, bank_of, no_log, rules_of
 from tests.reconcile.whole_stage import RULES, THURSDAY, WEDNESDAY, Stage
 from txmq.cli.root import app
 from txmq.errors import ReconcileRefused
 from txmq.reconcile import file_systems
+from txmq.reconcile.extract.extraction import extract_day
+from txmq.reconcile.extract.loader import check_files
+from txmq.reconcile.extract.manifest import place
+from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.results import Results
 from txmq.reconcile.spark import check_reach
 
@@ -20,6 +24,12 @@ CODES = {"clean": 0, "within limits": 1, "over limits": 2}
 SITE = """<configuration>
 <property><name>{key}</name><value>{link}</value></property>
 </configuration>"""
+
+
+class Core:
+    """A bank's database in memory, with the driver that Spark has itself."""
+
+    url = "jdbc:derby:memory:core;create=true"
 
 
 class Disk:
@@ -61,25 +71,36 @@ def view(spark, monkeypatch, tmp_path):
     return mount
 
 
-@pytest.mark.parametrize(("name", "scheme"), [("mounted", "file://"), ("far", "hdfs://cluster")])
-def test_a_run_on_another_file_system_has_the_same_result(
-    spark, monkeypatch, here, view, tmp_path, name, scheme
-):
-    stage, before, runs = here
-    uri = view(name, scheme)
+@pytest.fixture
+def run_there(spark, monkeypatch, tmp_path):
+    """Run the command for a stage whose results are elsewhere; return its options."""
     spark_session.lend(monkeypatch, spark)
 
-    for number, one in enumerate([*runs, runs[-1]]):
-        there = before[min(number, 1)].copy(tmp_path / f"there{number}")
+    def run(stage, uri, one, number=0):
+        there = stage.copy(tmp_path / f"there{number}")
         config = there.home / "recon.toml"
         config.write_text(RULES.replace('directory = "recon"', f'directory = "{uri}"'))
-        day = one.result.business_date
-        arguments = ["--date", day, "--config", str(config)]
+        arguments = ["--date", str(one.day), "--config", str(config)]
         done = CliRunner().invoke(app, ["reconcile", *arguments, "--quiet"])
         assert done.exit_code == CODES[one.result.verdict], done.output
-        other = Results(uri).current(date.fromisoformat(day))
+        other = Results(uri).current(one.day)
         assert (other.run_id, other.files) == (one.run_id, one.files)
         assert (other.extract_id, other.result_digest) == (one.extract_id, one.result_digest)
+        return arguments
+
+    return run
+
+
+def test_a_view_of_a_mounted_folder_has_the_same_result(here, view, run_there):
+    _, before, runs = here
+    run_there(before[0], view("mounted", "file://"), runs[0])
+
+
+def test_dates_on_another_file_system_have_the_same_results(here, view, run_there):
+    stage, before, runs = here
+    uri = view("far", "hdfs://cluster")
+    for number, one in enumerate([*runs, runs[-1]]):
+        arguments = run_there(before[min(number, 1)], uri, one, number)
 
     found, wanted = (
         {path for path in Results(place).folder.files() if not path.endswith((".crc", "lock"))}
@@ -99,3 +120,31 @@ def test_what_spark_cannot_reach_is_one_line(spark, view):
         check_reach(spark, "s4a://bank/recon")
     with pytest.raises(ReconcileRefused, match="S3AFileSystem not found; give the library of its"):
         check_reach(spark, "s3a://bank/recon")
+
+
+def test_the_rows_of_a_bank_over_jdbc_pass_through_the_remote_folder(spark, view, tmp_path):
+    connection = spark._jvm.java.sql.DriverManager.getConnection(Core.url)
+    statement = connection.createStatement()
+    columns = (
+        '"id" BIGINT, "transfer" VARCHAR(9), "account" VARCHAR(9), "amount" BIGINT, '
+        '"currency" CHAR(3), "kind" VARCHAR(9), "booked" BIGINT'
+    )
+    statement.execute(f"CREATE TABLE journal ({columns})")
+    for row in (1, "T1", "alice", -5), (2, "T1", "clearing", 5):
+        values = ", ".join(map(repr, (*row, "CNY", "debit", NOON_MS)))
+        statement.execute(f"INSERT INTO journal VALUES ({values})")
+    bank = bank_of(Core)
+
+    rules = rules_of(tmp_path, bank)
+    here = extract_day(rules, DAY, take_log=no_log, spark=spark)
+    uri = view("core", "hdfs://cluster")
+    there = msgspec.structs.replace(rules, directory=uri)
+    found = extract_day(there, DAY, take_log=no_log, spark=spark)
+
+    assert found.extract_id == here.extract_id
+    paths = [part.path for table in found.sources[0].tables for part in table.parts]
+    assert "icbc/entries/part-00000.parquet" in paths
+    folder = place(uri, found)
+    check_files(found, folder)
+    left = open_folder(uri).files()
+    assert not [path for path in left if ".scratch" in path]

@@ -43,7 +43,7 @@ def extracted(directory, folder):
     )
     manifest = Manifest.of(rules, PLAN.day, sources)
     write_manifest(early, manifest)
-    final = place(rules.directory, manifest)
+    final = place(rules.directory, manifest).local
     final.parent.mkdir(parents=True)
     early.rename(final)
     return manifest.extract_id

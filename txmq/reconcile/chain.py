@@ -48,7 +48,7 @@ def why_outdated(folder: Folder, run: Run, last: date | None = None) -> str | No
     Raises:
         ReconcileRefused: The file of an earlier run cannot be read.
     """
-    day = own = date.fromisoformat(run.result.business_date)
+    day = own = run.day
     first: tuple[date, date] | None = None
     for earlier in reversed(days_with_run(folder)):
         if earlier >= own or (before := current_run(folder, earlier)) is None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -132,9 +131,8 @@ def differences_in(
         ReconcileRefused: A table is missing, or an explanation cannot be read.
         UsageError: No difference matches an id, or several do.
     """
-    today = date.fromisoformat(run.result.business_date)
     names = ("proofs", "items", "entries")
-    tables = {name: table_of(directory, today, run.run_id, name) for name in names}
+    tables = {name: table_of(directory, run.day, run.run_id, name) for name in names}
     day = ProofDay(run.result, tables, Explanations(directory))
     hints = {
         ("account-table", item[side], item["currency"], item["amount"]): f"like {item['break_id']}"

@@ -62,7 +62,7 @@ def items_of(
         ReconcileRefused: The items cannot be read.
         UsageError: No item matches an id, or several do.
     """
-    wanted, day = wanted or ItemFilter(), date.fromisoformat(run.result.business_date)
+    wanted, day = wanted or ItemFilter(), run.day
     takes_all = is_complete or wanted.class_ or wanted.status or wanted.ids
     found = [
         item

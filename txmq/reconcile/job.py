@@ -148,7 +148,7 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
             raise ReconcileRefused(why)
         results.verify(past, CARRIED_ON)
         return past
-    missing = date.fromisoformat(past.result.business_date) + timedelta(days=1)
+    missing = past.day + timedelta(days=1)
     raise ReconcileRefused(
         f"{missing} was not reconciled, and its open items would be lost: run it first, or all "
         f"days with --from {missing} --to {day}"

@@ -214,9 +214,11 @@ class Results:
             ReconcileRefused: The file of a run cannot be read.
         """
         found: list[Run] = []
-        while run is not None and (day := date.fromisoformat(run.result.business_date)) >= since:
+        while run is not None and run.day >= since:
             found.append(run)
-            before = self.folder.at("runs", f"{day - timedelta(days=1)}", run.previous_run_id or "")
+            before = self.folder.at(
+                "runs", f"{run.day - timedelta(days=1)}", run.previous_run_id or ""
+            )
             run = read_run_file(before) if before.exists("run.json") else None
         return found[::-1]
 
@@ -232,8 +234,7 @@ class Results:
 
     def read_table(self, spark: SparkSession, name: str, run: Run) -> DataFrame:
         """A table of a run."""
-        day = date.fromisoformat(run.result.business_date)
-        return self._read(spark, name, self.table(name, day, run.run_id).folder)
+        return self._read(spark, name, self.table(name, run.day, run.run_id))
 
     def earlier_days(self, spark: SparkSession, window: DayWindow, run: Run | None) -> EarlierDays:
         """The state that the run of the day before left, without the history."""
@@ -255,11 +256,9 @@ class Results:
 
     def of_runs(self, spark: SparkSession, name: str, runs: Sequence[Run]) -> DataFrame | None:
         """A table of several runs, as far as it still exists."""
-        days = (
-            (date.fromisoformat(earlier.result.business_date), earlier.run_id) for earlier in runs
-        )
-        places = [place for named in days if (place := self.table(name, *named)).parts]
-        return self._read(spark, name, *(place.folder for place in places)) if places else None
+        tables = [self.table(name, run.day, run.run_id) for run in runs]
+        found = [table for table in tables if table.parts]
+        return self._read(spark, name, *found) if found else None
 
     def verify(self, run: Run, names: Iterable[str] | None = None) -> None:
         """Check that the files of a run's tables are unchanged.
@@ -273,17 +272,17 @@ class Results:
         Raises:
             ReconcileRefused: A table was changed.
         """
-        day = date.fromisoformat(run.result.business_date)
         wanted = run.result.contents if names is None else names
-        for name, found in self.fingerprints(day, run.run_id, wanted).items():
+        for name, found in self.fingerprints(run.day, run.run_id, wanted).items():
             if found != run.files.get(name):
                 raise ReconcileRefused(
-                    f"{name} of {run.result.business_date} changed since run {run.run_id} wrote "
+                    f"{name} of {run.day} changed since run {run.run_id} wrote "
                     "them: run the day again"
                 )
 
-    def _read(self, spark: SparkSession, name: str, *places: Folder) -> DataFrame:
-        return spark.read.schema(TABLES[name].ddl).parquet(*(place.uri for place in places))
+    def _read(self, spark: SparkSession, name: str, *tables: WrittenTable) -> DataFrame:
+        uris = (table.folder.uri for table in tables)
+        return spark.read.schema(TABLES[name].ddl).parquet(*uris)
 
     def _remove_table(self, name: str, day: date, run: str, word: str) -> None:
         """Remove a table that differs from the new one.

@@ -19,14 +19,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Any, Final
 
 import pyarrow.parquet as pq
-from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
+from pyarrow.fs import (
+    FileInfo,
+    FileSelector,
+    FileSystem,
+    FileType,
+    LocalFileSystem,
+    copy_files,
+)
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.drafts import draft_folder
+from txmq.reconcile.drafts import draft_folder
 from txmq.reconcile.parquet_files import sync
 from txmq.runtime.disk import LocalDisk
 
@@ -169,7 +176,11 @@ class Folder:
         if not self._has_objects:
             self._system.create_dir(self._path, recursive=True)
         for number, part in enumerate(draft.files("part-*")):
-            self._system.move(draft._at(part), self._at(_part_name(number)))
+            path, new = draft._at(part), self._at(_part_name(number))
+            if draft._system == self._system:
+                self._system.move(path, new)
+            else:
+                copy_files(path, new, draft._system, self._system)
         draft.remove_all()
 
     @contextmanager
@@ -179,8 +190,8 @@ class Folder:
         Raises:
             BlockingIOError: Another process does the same elsewhere, and would get in the way.
         """
-        with self.lock(), TemporaryDirectory(prefix="txmq-extract-") as path:
-            yield Path(path)
+        with self.lock(), draft_folder(Path(gettempdir()), mode=0o700) as draft:
+            yield draft
 
     def take(self, staged: Path, last: str) -> bool:
         """Publish staged files here, ``last`` after all others; False if it is here already."""
@@ -204,7 +215,7 @@ class Folder:
             BlockingIOError: Another process writes there.
         """
         claim = FolderClaim(self)
-        claim.take()
+        claim.acquire()
         try:
             yield claim.check
         finally:
@@ -288,7 +299,9 @@ class LocalFolder(Folder):
 
     def publish(self, draft: Folder) -> None:
         """See :meth:`Folder.publish`; Spark's other files are removed, and all is synced."""
-        assert draft.local is not None
+        if draft.local is None:
+            super().publish(draft)
+            return
         parts = []
         for path in sorted(draft.local.iterdir()):
             if path.name.startswith("part-"):
@@ -358,7 +371,7 @@ class FolderClaim:
         self._released = threading.Event()
         self._renewal = threading.Thread(target=self._renew, name="txmq-claim", daemon=True)
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         """Claim the folder.
 
         Raises:

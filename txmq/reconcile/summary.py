@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from datetime import date
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -383,6 +384,11 @@ class Run(Struct, frozen=True):
     """The signatures of the result; if it has none, the latest of another result of the day."""
     notes: tuple[str, ...] = ()
     """What the ledgers cannot tell, such as who decided a transaction on a foreign cluster."""
+
+    @property
+    def day(self) -> date:
+        """The business date."""
+        return date.fromisoformat(self.result.business_date)
 
     @property
     def days(self) -> tuple[Past, ...]:

@@ -219,8 +219,7 @@ class _FileReading:
         past = results.previous(self._day)
         if past is None or past.result.end_ms != self._books.window.start_ms:
             return None
-        ended = date.fromisoformat(past.result.business_date)
-        table = results.table("balances", ended, past.run_id)
+        table = results.table("balances", past.day, past.run_id)
         return {
             (row["account"], row["currency"]): (row["closing"], row["closing_rows"])
             for piece in table.pieces("bank", "account", "currency", "closing", "closing_rows")

@@ -24,7 +24,6 @@ from txmq.reconcile.extract.manifest import (
 )
 from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.rules import Bank, DayWindow, Rules
-from txmq.reconcile.storage import Folder
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -90,9 +89,9 @@ def extract_day(
     """
     clock = clock or SystemClock()
     window = rules.day.window(day)
-    home = open_folder(rules.directory).at("extracts", day.isoformat())
     for bank in rules.bank:
-        _check_bank(rules, bank, spark, home)
+        _check_bank(bank, spark)
+    home = open_folder(rules.directory).at("extracts", day.isoformat())
     try:
         with home.staging() as draft:
             sources = _sources(rules, day, window, draft, take_log, spark, progress, clock)
@@ -155,9 +154,14 @@ def _read(
             return read_files(books, rules, day, clock)
         case _:
             from txmq.reconcile.extract.jdbc import read_jdbc
+            from txmq.reconcile.spark import check_reach
 
             assert spark is not None
-            return read_jdbc(books, spark, clock)
+            home = open_folder(rules.directory).at("extracts", day.isoformat())
+            # Spark's workers may not see a draft that is below this machine's TMPDIR.
+            scratch = None if home.local else home.at(".scratch", books.bank.name)
+            check_reach(spark, home.uri)
+            return read_jdbc(books, spark, clock, scratch)
 
 
 def _kind(bank: Bank) -> str:
@@ -167,7 +171,7 @@ def _kind(bank: Bank) -> str:
     return _KINDS.get(scheme, "")
 
 
-def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None, home: Folder) -> None:
+def _check_bank(bank: Bank, spark: SparkSession | None) -> None:
     """Check that a bank can be read, before any bank is read."""
     kind = _kind(bank)
     if not kind:
@@ -176,12 +180,3 @@ def _check_bank(rules: Rules, bank: Bank, spark: SparkSession | None, home: Fold
         )
     if kind == "jdbc" and spark is None:
         raise ReconcileRefused(f"{bank.name}: Spark reads JDBC URLs, and no session was given")
-    if kind == "jdbc" and spark is not None and home.local is None:
-        from txmq.reconcile.spark import has_cluster
-
-        if has_cluster(spark):
-            raise ReconcileRefused(
-                f"{bank.name}: workers cannot write its rows, read over JDBC, to this machine: "
-                f"leave out --master, or use a mounted path in place of directory "
-                f"{rules.directory!r}"
-            )

@@ -9,8 +9,8 @@ with each other.
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -45,7 +45,7 @@ from txmq.reconcile.extract.statements import (
 from txmq.reconcile.extract.table_writer import describe_part
 from txmq.reconcile.parquet_files import parquet_options
 from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns
-from txmq.reconcile.storage import LocalFolder
+from txmq.reconcile.storage import Folder, LocalFolder
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 from txmq.runtime.clock import Clock
 
@@ -53,7 +53,6 @@ __all__ = ["SparkDialect", "options", "read_jdbc"]
 
 _GREATEST: Final = (1 << 63) - 1
 _WHOLE: Final = frozenset({"byte", "short", "integer", "long"})
-_RAW: Final = "raw"
 
 
 class SparkDialect(Dialect):
@@ -122,34 +121,44 @@ def options(bank: Bank, columns: EntryColumns | AccountColumns) -> dict[str, str
     }
 
 
-def read_jdbc(books: BookRequest, spark: SparkSession, clock: Clock) -> ExtractedSource:
+def read_jdbc(
+    books: BookRequest,
+    spark: SparkSession,
+    clock: Clock,
+    scratch: Folder | None = None,
+) -> ExtractedSource:
     """Extract a bank's books.
 
     Args:
         books: The bank, the day and the target directory.
         spark: A session that has the driver's jar.
         clock: This machine's clock; the database's clock is not read.
+        scratch: A folder for Spark's own files; one in the target directory if left out.
 
     Raises:
         ReconcileRefused: The database cannot be read, or has an invalid value.
     """
     name, taken_ms = books.bank.name, clock.wall_ms()
-    reader = _JdbcReader(books, spark)
+    scratch = scratch or LocalFolder(books.directory / "raw")
+    reader = _JdbcReader(books, spark, scratch)
     try:
+        scratch.remove_all()  # A killed run left it.
         tables = (*reader.entries(), *reader.accounts())
     except (PySparkException, Py4JError) as error:
         raise ReconcileRefused(f"{name}: {_error_sentence(error, books.bank.database)}") from error
     finally:
-        shutil.rmtree(books.directory / _RAW, ignore_errors=True)
+        with suppress(OSError):
+            scratch.remove_all()
     return ExtractedSource(name, "jdbc", "", taken_ms, taken_ms, tables)
 
 
 class _JdbcReader:
     """Reads a bank's tables through Spark."""
 
-    def __init__(self, books: BookRequest, spark: SparkSession) -> None:
+    def __init__(self, books: BookRequest, spark: SparkSession, scratch: Folder) -> None:
         self._books = books
         self._spark = spark
+        self._scratch = scratch
 
     def entries(self) -> tuple[ExtractedTable, ...]:
         """The entries of the day, and the sums before and after."""
@@ -210,7 +219,7 @@ class _JdbcReader:
         number = getattr(columns, "id", "")
         if number and isinstance(frame.schema[number].dataType, NumericType):
             frame = _partitioned(given, frame, number, bank.readers)
-        place = LocalFolder(self._books.directory / _RAW / where.partition("/")[2]).uri
+        place = self._scratch.at(where.partition("/")[2]).uri
         frame.select(*(f.col(f"`{name}`") for name in sorted(wanted))).write.parquet(place)
         view = "txmq_" + hashlib.sha256(place.encode()).hexdigest()[:16]
         self._spark.read.parquet(place).createOrReplaceTempView(view)
@@ -219,7 +228,7 @@ class _JdbcReader:
     def _write(self, statement: str) -> tuple[Part, ...]:
         """Write rows with Spark, as the files of an extract."""
         final = self._books.directory / ENTRIES.name
-        draft = LocalFolder(self._books.directory / _RAW / "written")
+        draft = self._scratch.at("written")
         rows = self._spark.sql(statement)
         layout = parquet_options(rows.columns) | {"compression": "zstd"}
         rows.write.options(**layout).parquet(draft.uri)

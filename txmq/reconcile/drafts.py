@@ -18,26 +18,27 @@ __all__ = ["draft_folder"]
 
 
 @contextmanager
-def draft_folder(home: Path) -> Iterator[Path]:
+def draft_folder(home: Path, mode: int = 0o777) -> Iterator[Path]:
     """Make an empty folder; it is removed at the end of the block unless it was renamed.
 
     Args:
         home: Its parent; abandoned folders there are removed.
+        mode: Its permissions, less those that the process's mask takes away.
 
     Raises:
         OSError: The folder cannot be made.
     """
     home.mkdir(parents=True, exist_ok=True)
-    draft = home / f".{secrets.token_hex(8)}.writing"
+    draft = home / f".txmq-{secrets.token_hex(8)}.writing"
     with ExitStack() as stack:
         # This lock keeps other processes from cleaning up between mkdir and the folder's lock.
         with _try_lock(home):
-            for path in home.glob(".*.writing"):
+            for path in home.glob(".txmq-*.writing"):
                 # It may be renamed at this moment, or belong to another user.
                 with suppress(OSError), _try_lock(path, fcntl.LOCK_NB) as is_left:
                     if is_left:
                         shutil.rmtree(path, ignore_errors=True)
-            draft.mkdir()
+            draft.mkdir(mode)
             stack.enter_context(_try_lock(draft))
         stack.callback(shutil.rmtree, draft, ignore_errors=True)
         yield draft

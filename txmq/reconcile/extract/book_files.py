@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
 import msgspec
-import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.bank_statements import (
@@ -30,17 +29,18 @@ from txmq.reconcile.extract.bank_statements import (
 )
 from txmq.reconcile.extract.books import BookRequest, error_text
 from txmq.reconcile.extract.camt import read_camt
+from txmq.reconcile.extract.controls import join_halves
 from txmq.reconcile.extract.file_dialect import RECORDED, FileDialect, stored_value
 from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
 from txmq.reconcile.extract.sqlite import SqliteReader
-from txmq.reconcile.extract.statements import column_names, roles_of
-from txmq.reconcile.extract.table_writer import TableWriter, arrow_schema
+from txmq.reconcile.extract.statements import column_names, halves, roles_of
+from txmq.reconcile.extract.table_writer import TableWriter, arrow_table
 from txmq.reconcile.parquet_files import sha256_of
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import AccountColumns, BankFiles, EntryColumns, Rules
-from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
 from txmq.runtime.clock import Clock
 
 __all__ = ["read_files"]
@@ -109,20 +109,42 @@ class _FileReading:
         count = len(self._hashes)
         if bank.accounts is not None:
             self._stage("accounts", bank.accounts, files.balances)
-        entries = reader.entries()
         if not files.is_dated:
-            return (entries, *reader.sums(), *reader.accounts())
-        moved, stated = reader.moved(), reader.stated()
+            return reader.tables()
+        entries = reader.copy(ENTRIES, reader.entries)
+        moved, stated = self._moved(), self._stated()
         opening = self._opening(moved, stated)
         ended = {key: (end, 0) for key, (_, end) in stated.items()}
         if len(self._hashes) == count:
             # A bank sends no statement of an account that did not move.
             ended = {k: (sum_ + moved.get(k, 0), 0) for k, (sum_, _) in opening.items()} | ended
         sums = self._write(OPENING, opening), self._write(LATER, {})
-        if bank.accounts is None:
+        if reader.accounts is None:
             return (entries, *sums)
+        aside = reader.quarantine(ACCOUNTS, reader.accounts)
         accounts = self._write(ACCOUNTS, ended)
-        return (entries, *sums, msgspec.structs.replace(accounts, quarantine=reader.quarantine()))
+        return (entries, *sums, msgspec.structs.replace(accounts, quarantine=aside))
+
+    def _moved(self) -> dict[tuple[str, str], int]:
+        """The change of each account and currency on the day."""
+        chosen = ", ".join(["account", "currency", *halves("amount")])
+        statement = f"SELECT {chosen} FROM ({self._reader.entries.rows()}) GROUP BY 1, 2"
+        return {
+            (account, currency): join_halves(low, high)
+            for account, currency, low, high in self._reader.ask(statement)
+        }
+
+    def _stated(self) -> dict[tuple[str, str], tuple[int | None, int]]:
+        """The opening balance of each account, if the bank states it, and the closing balance."""
+        accounts = self._reader.accounts
+        if accounts is None:
+            return {}
+        rows = self._reader.ask(accounts.ends())
+        found = {(account, currency): (begun, ended) for account, currency, begun, ended in rows}
+        if len(found) < len(rows):
+            where = f"{self._books.bank.name}/{ACCOUNTS.name}"
+            raise ReconcileRefused(f"{where}: an account has two balances in one currency")
+        return found
 
     def _stage(self, table: str, columns: EntryColumns | AccountColumns, pattern: str) -> None:
         """Copy the rows of files into a table of the temporary database."""
@@ -229,13 +251,15 @@ class _FileReading:
         }
 
     def _write(self, table: TableSchema, sums: _Sums) -> ExtractedTable:
-        roles, schema = roles_of(self._books.bank.entries), arrow_schema(table)
+        roles = roles_of(self._books.bank.entries)
         rows = [
-            {"account": account, "role": roles.get(account, "customer"), "currency": currency}
-            | {"amount": amount, "balance": amount, "rows": rows}
-            for (account, currency), (amount, rows) in sums.items()
-            if amount or rows or table is ACCOUNTS
+            (account, currency, amount)
+            if table is ACCOUNTS
+            else (account, roles.get(account, "customer"), currency, amount, count)
+            for (account, currency), (amount, count) in sums.items()
+            if amount or count or table is ACCOUNTS
         ]
         with TableWriter(table, self._books.directory / table.name) as writer:
-            writer.write(pa.RecordBatch.from_pylist(rows, schema))
+            for batch in arrow_table(table, rows).to_batches():
+                writer.write(batch)
         return writer.extracted(self._books.bank.name)

@@ -40,6 +40,7 @@ __all__ = [
     "column_names",
     "control_from_answer",
     "control_query",
+    "halves",
     "roles_of",
 ]
 
@@ -55,6 +56,10 @@ class Dialect(Protocol):
     def quoted(self, name: str) -> str:
         """A name."""
         return '"' + name.replace('"', '""') + '"'
+
+    def relation(self, table: str) -> str:
+        """A table, perhaps with its schema."""
+        return ".".join(map(self.quoted, table.split(".")))
 
     def literal(self, text: str) -> str:
         """A text."""
@@ -122,11 +127,6 @@ class _Statements(ABC):
         """The columns that identify a row, by the names that messages use."""
         self.dialect = dialect
 
-    @property
-    def relation(self) -> str:
-        """The table's name, quoted."""
-        return ".".join(self.dialect.quoted(part) for part in self._columns.table.split("."))
-
     def currency(self) -> str:
         """The currency; NULL if it is unknown."""
         given = self._columns.currency
@@ -162,7 +162,8 @@ class _Statements(ABC):
     def _from(self, *conditions: str) -> str:
         given = [f"({self._columns.where})"] if self._columns.where else []
         all_ = " AND ".join([*given, *(condition for condition in conditions if condition)])
-        return f"FROM {self.relation}" + (f" WHERE {all_}" if all_ else "")
+        found = f"FROM {self.dialect.relation(self._columns.table)}"
+        return f"{found} WHERE {all_}" if all_ else found
 
     @abstractmethod
     def faults(self) -> list[RowFault]:
@@ -262,7 +263,7 @@ class EntryStatements(_Statements):
         and the upper halves of the amounts, number of entries, and 0. Rows that begin with 1 are
         the sums of these by period and currency; they end with the number of accounts.
         """
-        by, (low, high) = self._decisive_moment(), _halves("amount")
+        by, (low, high) = self._decisive_moment(), halves("amount")
         start_ms, end_ms = self._window
         return (
             f"WITH lines AS (SELECT CASE WHEN {by} < {start_ms} THEN 0 ELSE 1 END AS period, "
@@ -411,7 +412,7 @@ class AccountStatements(_Statements):
         return found
 
 
-def _halves(number: str) -> tuple[str, str]:
+def halves(number: str) -> tuple[str, str]:
     """The sums of the lower and of the upper halves of a number, which fit into 64 bits."""
     sums = f"sum({number} & {LOWER_HALF})", f"sum({number} >> 32)"
     return f"CAST({sums[0]} AS BIGINT)", f"CAST({sums[1]} AS BIGINT)"
@@ -425,7 +426,7 @@ def control_query(rows: str, table: TableSchema) -> str:
         table: The table.
     """
     ends = "min(id), max(id)" if has_number(table) else "NULL, NULL"
-    sums = (half for column in number_columns(table) for half in _halves(column))
+    sums = (half for column in number_columns(table) for half in halves(column))
     return (
         f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({rows}) AS found "
         "GROUP BY currency"

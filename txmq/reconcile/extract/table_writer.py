@@ -24,7 +24,7 @@ from txmq.reconcile.extract.control_sums import ControlSums
 from txmq.reconcile.extract.controls import LIMIT
 from txmq.reconcile.extract.manifest import ExtractedTable, Part
 from txmq.reconcile.parquet_files import sha256_of, sync
-from txmq.reconcile.report.words import mask_sides
+from txmq.reconcile.report.words import mask, mask_sides
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import RECURRING, TableSchema
 
@@ -32,7 +32,8 @@ __all__ = ["TableWriter", "arrow_schema", "arrow_table", "describe_part", "parqu
 
 _ROWS_A_PART: Final = 4_000_000
 _PLACE: Final = (
-    *("proof", "class", "key", "bank", "debit_bank", "payer", "credit_bank", "payee", "currency"),
+    *("proof", "class", "key", "bank", "debit_bank", "payer", "credit_bank", "payee"),
+    *("account", "currency"),
 )
 """The columns that name a row in an error."""
 _TYPES: Final = {
@@ -75,6 +76,7 @@ def arrow_table(table: TableSchema, rows: Sequence[Sequence[Any]]) -> pa.Table:
 def _place(row: dict[str, Any]) -> str:
     """The texts that name a row; accounts are masked."""
     row = mask_sides({"payer": None, "payee": None} | row)
+    row["account"] = mask(row.get("account") or "")
     return ", ".join(row[name] for name in _PLACE if row.get(name))
 
 
@@ -122,7 +124,7 @@ class TableWriter:
         self._table = table
         self._directory = directory
         self._rows_a_part = rows_a_part
-        self._schema = arrow_schema(table)
+        self.schema = arrow_schema(table)
         self._lock = threading.Lock()
         self._open: dict[int, _OpenPart] = {}
         self._done: list[Part] = []
@@ -185,12 +187,12 @@ class TableWriter:
 
     def _begin(self) -> _OpenPart:
         self._part_count += 1
-        return _OpenPart(self._directory / f"part-{self._part_count - 1:05}.parquet", self._schema)
+        return _OpenPart(self._directory / f"part-{self._part_count - 1:05}.parquet", self.schema)
 
     def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         where = f"{self._directory.parent.name}/{self._table.name}"
         columns = []
-        for field in self._schema:
+        for field in self.schema:
             found = batch.column(field.name)
             if found.null_count and not field.nullable:
                 rows = quantity(found.null_count, "row")
@@ -199,7 +201,7 @@ class TableWriter:
                 columns.append(found.cast(field.type))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise ReconcileRefused(f"{where}: {field.name} does not fit: {error}") from error
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 class _OpenPart:

@@ -5,9 +5,10 @@ import pytest
 
 from tests.extracts import DAY, NOON_MS, bank_of, no_log, rules_of
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.controls import control_from_answer
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.jdbc import SparkDialect, options
-from txmq.reconcile.extract.statements import EntryStatements, control_from_answer, control_query
+from txmq.reconcile.extract.statements import EntryStatements, control_query
 from txmq.reconcile.rules import Bank, Day, Money
 from txmq.reconcile.tables import ENTRIES
 

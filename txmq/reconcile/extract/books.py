@@ -20,6 +20,7 @@ from txmq.quantity import quantity
 from txmq.reconcile.extract.controls import (
     LIMIT,
     LOWER_HALF,
+    control_from_answer,
     control_totals,
     difference,
     join_halves,
@@ -29,7 +30,6 @@ from txmq.reconcile.extract.statements import (
     AccountStatements,
     Dialect,
     EntryStatements,
-    control_from_answer,
     control_query,
 )
 from txmq.reconcile.extract.table_writer import TableWriter

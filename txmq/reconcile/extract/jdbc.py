@@ -32,12 +32,11 @@ from txmq.reconcile.extract.books import (
 )
 from txmq.reconcile.extract.contents import ContentHash
 from txmq.reconcile.extract.control_sums import count_files
-from txmq.reconcile.extract.controls import difference
+from txmq.reconcile.extract.controls import control_from_answer, difference
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Part
 from txmq.reconcile.extract.statements import (
     Dialect,
     column_names,
-    control_from_answer,
     control_query,
 )
 from txmq.reconcile.extract.table_writer import describe_part

@@ -8,16 +8,13 @@ same snapshot, so that rows lost on the way to the files are detected.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple, Protocol
 
 from txmq.reconcile.extract.controls import (
     LIMIT,
     LOWER_HALF,
-    control_totals,
     has_number,
-    join_halves,
-    money_column,
     number_columns,
 )
 from txmq.reconcile.rules import (
@@ -29,7 +26,6 @@ from txmq.reconcile.rules import (
     Money,
     Namespaces,
 )
-from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import ENTRIES, TableSchema
 
 __all__ = [
@@ -38,7 +34,6 @@ __all__ = [
     "EntryStatements",
     "RowFault",
     "column_names",
-    "control_from_answer",
     "control_query",
     "halves",
     "roles_of",
@@ -431,17 +426,3 @@ def control_query(rows: str, table: TableSchema) -> str:
         f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({rows}) AS found "
         "GROUP BY currency"
     )
-
-
-def control_from_answer(source: str, table: TableSchema, rows: Sequence[Sequence[Any]]) -> Control:
-    """The control totals from the answer to :func:`control_query`."""
-    numbers, money = number_columns(table), money_column(table)
-    found = []
-    for currency, count, least, most, *sums in rows:
-        totals = {
-            name: join_halves(*sums[2 * place : 2 * place + 2])
-            for place, name in enumerate(numbers)
-        }
-        total = totals[money] if money is not None else 0
-        found.append((currency, count, least, most, total, sum(totals.values())))
-    return control_totals(source, table, found)

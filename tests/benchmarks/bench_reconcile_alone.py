@@ -105,7 +105,7 @@ def sources(folder, at_ms):
     for table in SOURCES:
         for each in folder.glob(f"*/{table.name}"):
             control = count_files(each.parent.name, table, each.iterdir())
-            extracted = ExtractedTable(table.name, control, control, content="", parts=())
+            extracted = ExtractedTable(table.name, control, content="", parts=())
             yield ExtractedSource(each.parent.name, "log", "", at_ms, at_ms, (extracted,))
 
 

@@ -141,11 +141,11 @@ class BookReader(ABC):
             ReconcileRefused: Too many rows cannot be read, or rows were lost on the way.
         """
         quarantine = self.quarantine(table, statements)
-        answer = self.ask(control_query(statements.rows(), table))
+        control = self._control(table, statements)
         with self._writer(table) as writer:
             for batch in self.batches(statements.rows(), writer.schema):
                 writer.write(batch)
-        return self._checked(table, answer, writer, quarantine)
+        return self._checked(control, writer, quarantine)
 
     def quarantine(self, table: TableSchema, statements: Statements) -> tuple[QuarantinedRow, ...]:
         """The rows of a table that cannot be read.
@@ -167,20 +167,23 @@ class BookReader(ABC):
             )
         return tuple(sorted(found))
 
+    def _control(self, table: TableSchema, statements: Statements) -> Control:
+        """The control totals that the source computes."""
+        answer = self.ask(control_query(statements.rows(), table))
+        return control_from_answer(self._books.bank.name, table, answer)
+
     def _writer(self, table: TableSchema) -> TableWriter:
         return TableWriter(table, self._books.directory / table.name)
 
     def _checked(
-        self,
-        table: TableSchema,
-        answer: Sequence[Sequence[Any]],
-        writer: TableWriter,
-        quarantine: tuple[QuarantinedRow, ...],
+        self, control: Control, writer: TableWriter, quarantine: tuple[QuarantinedRow, ...] = ()
     ) -> ExtractedTable:
-        """The written table, after comparing its control totals with the answer of the source."""
-        name = self._books.bank.name
-        found = _extracted(name, control_from_answer(name, table, answer), writer)
-        return msgspec.structs.replace(found, quarantine=quarantine)
+        """The written table; its control totals must be those of the source."""
+        found = writer.extracted(self._books.bank.name, quarantine)
+        if (differs := difference(control, found.written)) is not None:
+            why = "rows were lost or doubled on the way into the extract"
+            raise ReconcileRefused(f"{differs}: {why}")
+        return found
 
     def _write_sums(self, batches: Iterable[pa.RecordBatch]) -> Iterable[ExtractedTable]:
         """Write the sums of accounts before the day and after it.
@@ -208,7 +211,7 @@ class BookReader(ABC):
                 (row["currency"], row["accounts"], None, None, total, total + row["lines"])
                 for row, total in totals
             )
-            yield _extracted(name, control_totals(name, table, sums), writer)
+            yield self._checked(control_totals(name, table, sums), writer)
 
 
 def _quarantined(statements: Statements, row: Sequence[Any]) -> QuarantinedRow:
@@ -241,14 +244,6 @@ def _joined(where: str, accounts: pa.Table) -> pa.ChunkedArray:
             f"{sums[place].as_py()} {row['currency']} in minor units, which does not fit into 64 "
             "bits: correct the wrong entry in the book"
         ) from None
-
-
-def _extracted(source: str, control: Control, writer: TableWriter) -> ExtractedTable:
-    """The written table; its control totals must be those of the source."""
-    found = writer.extracted(source, control)
-    if (differs := difference(control, found.written)) is not None:
-        raise ReconcileRefused(f"{differs}: rows were lost or doubled on the way into the extract")
-    return found
 
 
 def error_text(error: BaseException, url: str = "") -> str:

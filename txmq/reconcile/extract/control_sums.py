@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from txmq.reconcile.extract.contents import ContentHash
 from txmq.reconcile.extract.controls import (
     LOWER_HALF,
     control_from_answer,
@@ -32,30 +31,24 @@ __all__ = ["ControlSums", "count_files"]
 _ROWS_AT_ONCE: Final = 1 << 17
 
 
-def count_files(
-    source: str, table: TableSchema, paths: Iterable[Path], contents: ContentHash | None = None
-) -> Control:
+def count_files(source: str, table: TableSchema, paths: Iterable[Path]) -> Control:
     """The control totals of files, which are read in parallel, one for each core.
 
     Args:
         source: A bank's name, or ``log``.
         table: The table.
         paths: All of its parts.
-        contents: Receives all rows too, if given.
 
     Raises:
         OSError: A file cannot be read.
         pyarrow.ArrowException: A file is not Parquet, or has other columns.
     """
     sums = ControlSums(table)
-    columns = sums.columns if contents is None else list(table.names)
 
     def add(path: Path) -> None:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=sums.columns, use_threads=False):
                 sums.add(batch)
-                if contents is not None:
-                    contents.add(batch)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(add, paths))

@@ -58,10 +58,8 @@ class ExtractedTable(Struct, frozen=True):
     """A table as it was extracted."""
 
     table: str
-    told: Control
-    """The source's control totals."""
     written: Control
-    """The control totals of the written rows; equal to the source's."""
+    """The control totals of the written rows; a source that has its own has the same."""
     content: str
     """A hash of its rows, in any order and any parts."""
     parts: tuple[Part, ...]

@@ -26,7 +26,7 @@ from txmq.reconcile.extract.books import (
     error_text,
 )
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
-from txmq.reconcile.extract.statements import Dialect, column_names, control_query
+from txmq.reconcile.extract.statements import Dialect, column_names
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.rules import EntryColumns
 from txmq.reconcile.tables import ENTRIES
@@ -186,20 +186,20 @@ class _PostgresReader(BookReader):
             self._writer(ENTRIES) as writer,
             ThreadPoolExecutor(bank.readers, f"extract-{bank.name}") as pool,
         ):
-            counted = pool.submit(self.ask, control_query(statements.rows(), ENTRIES))
+            control = pool.submit(self._control, ENTRIES, statements)
             sums = pool.submit(self._answer, statements.sums())
             aside = pool.submit(self.quarantine, ENTRIES, statements)
             readers: list[Future[Any]] = [
                 pool.submit(self._copy_slices, slices, writer) for _ in range(bank.readers)
             ]
             try:
-                done, _ = wait([counted, sums, aside, *readers], return_when=FIRST_EXCEPTION)
+                done, _ = wait([control, sums, aside, *readers], return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
             finally:
                 self._stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-        entries = self._checked(ENTRIES, counted.result(), writer, aside.result())
+        entries = self._checked(control.result(), writer, aside.result())
         return entries, *self._write_sums(sums.result().to_batches())
 
     def _copy_slices(self, slices: Iterator[str], writer: TableWriter) -> None:

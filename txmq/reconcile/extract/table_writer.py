@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -22,13 +21,12 @@ from txmq.quantity import quantity
 from txmq.reconcile.extract.contents import ContentHash
 from txmq.reconcile.extract.control_sums import ControlSums
 from txmq.reconcile.extract.controls import LIMIT
-from txmq.reconcile.extract.manifest import ExtractedTable, Part
+from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
 from txmq.reconcile.parquet_files import sha256_of, sync
 from txmq.reconcile.report.words import mask, mask_sides
-from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import RECURRING, TableSchema
 
-__all__ = ["TableWriter", "arrow_schema", "arrow_table", "describe_part", "parquet_writer"]
+__all__ = ["TableWriter", "arrow_schema", "arrow_table", "parquet_writer"]
 
 _ROWS_A_PART: Final = 4_000_000
 _PLACE: Final = (
@@ -90,19 +88,6 @@ def parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
         use_dictionary=sorted(RECURRING.intersection(schema.names)),
         write_page_checksum=True,
     )
-
-
-def describe_part(path: Path, rows: int | None = None) -> Part:
-    """Sync a file, and describe it for the manifest.
-
-    Args:
-        path: The file, in the directory of its table.
-        rows: Its number of rows; read from the file if left out.
-    """
-    sync(path)
-    if rows is None:
-        rows = int(pq.read_metadata(path).num_rows)
-    return Part("/".join(path.parts[-3:]), rows, path.stat().st_size, sha256_of(path))
 
 
 class TableWriter:
@@ -173,17 +158,16 @@ class TableWriter:
             with self._lock:
                 self._done.append(done)
 
-    def extracted(self, source: str, control: Control | None = None) -> ExtractedTable:
+    def extracted(self, source: str, quarantine: tuple[QuarantinedRow, ...] = ()) -> ExtractedTable:
         """Describe the written table, after the block.
 
         Args:
             source: A bank's name, or ``log``.
-            control: The source's control totals; those of the written rows if it has none.
+            quarantine: The rows that are left out.
         """
         written = self._sums.control(source)
-        return ExtractedTable(
-            self._table.name, control or written, written, self._contents.word, self.parts
-        )
+        name, word = self._table.name, self._contents.word
+        return ExtractedTable(name, written, word, self.parts, quarantine)
 
     def _begin(self) -> _OpenPart:
         self._part_count += 1
@@ -221,9 +205,10 @@ class _OpenPart:
     def finish(self) -> Part:
         """Sync the file, and give it its name."""
         self._writer.close()
-        part = describe_part(self._draft, self.rows)
+        sync(self._draft)
+        size, digest = self._draft.stat().st_size, sha256_of(self._draft)
         self._draft.rename(self._path)
-        return msgspec.structs.replace(part, path="/".join(self._path.parts[-3:]))
+        return Part("/".join(self._path.parts[-3:]), self.rows, size, digest)
 
     def drop(self) -> None:
         """Remove the file."""

@@ -614,7 +614,7 @@ def test_the_moment_of_recording_decides_the_date_of_a_row(tmp_path):
 
 def test_an_account_without_a_statement_keeps_its_balance(tmp_path, monkeypatch):
     closed = {("DE1", "EUR"): (10750, 3), ("DE2", "EUR"): (999, 1)}
-    monkeypatch.setattr(book_files._FileReading, "_closed", lambda _: closed)
+    monkeypatch.setattr(book_files._FileReader, "_closed", lambda _: closed)
     rules = statement_of(tmp_path, document(statement_xml(*ONE, account="DE2")))
 
     _, folder = taken(rules)

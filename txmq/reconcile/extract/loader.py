@@ -9,11 +9,10 @@ accounts' sums are compared with the same totals, which proves that Spark has re
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,27 +23,15 @@ from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.extract.control_sums import count_files
 from txmq.reconcile.extract.controls import difference
-from txmq.reconcile.extract.manifest import FILE, ExtractedSource, ExtractedTable, Manifest, Part
+from txmq.reconcile.extract.manifest import FILE, ExtractedTable, Manifest, Part
 from txmq.reconcile.ledgers import Ledgers
 from txmq.reconcile.parquet_files import sha256_of
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, SOURCES, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, SOURCES
 
 __all__ = ["check_files", "check_totals", "load", "load_unchecked"]
 
 _BANK_TABLES: Final = (ENTRIES, OPENING, LATER, ACCOUNTS)
 _TABLES: Final = {table.name: table for table in SOURCES}
-
-
-class _SourceTable(NamedTuple):
-    """A table of a source."""
-
-    source: ExtractedSource
-    table: TableSchema
-    extracted: ExtractedTable
-
-    @property
-    def name(self) -> str:
-        return f"{self.source.name}/{self.table.name}"
 
 
 def load(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
@@ -70,11 +57,12 @@ def load(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
 def load_unchecked(spark: SparkSession, manifest: Manifest, directory: Path) -> Ledgers:
     """Load the ledgers of an extract that was checked before."""
     frames: dict[str, list[DataFrame]] = {table.name: [] for table in SOURCES}
-    for source, table, extracted in _source_tables(manifest):
+    for extracted in manifest.tables:
+        table = _TABLES[extracted.table]
         paths = [str(directory / part.path) for part in extracted.parts]
         frame = spark.read.schema(table.ddl).parquet(*paths)
         if table in _BANK_TABLES:
-            frame = frame.withColumn("bank", f.lit(source.name))
+            frame = frame.withColumn("bank", f.lit(extracted.written.source))
         frames[table.name].append(frame)
     for table in SOURCES:
         if not frames[table.name]:
@@ -95,9 +83,9 @@ def check_files(manifest: Manifest, directory: Path) -> None:
             for path in directory.rglob("*")
             if path.is_file() and path.name != FILE and not path.name.startswith((".", "_"))
         }
-        for source_table in _source_tables(manifest):
-            _check_names(source_table, found, directory)
-        parts = [part for table in _source_tables(manifest) for part in table.extracted.parts]
+        for table in manifest.tables:
+            _check_names(table, found, directory)
+        parts = [part for table in manifest.tables for part in table.parts]
         for path in sorted(found - {part.path for part in parts}):
             raise ReconcileRefused(f"{path} is there, and was not extracted")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -112,26 +100,20 @@ def check_totals(manifest: Manifest, directory: Path) -> None:
     Raises:
         ReconcileRefused: A control total differs; the message names it.
     """
-    for source_table in _source_tables(manifest):
-        paths = [directory / part.path for part in source_table.extracted.parts]
+    for table in manifest.tables:
+        paths = [directory / part.path for part in table.parts]
         try:
-            now = count_files(source_table.source.name, source_table.table, paths)
+            now = count_files(table.written.source, _TABLES[table.table], paths)
         except (OSError, pa.ArrowException) as error:
             raise ReconcileRefused(f"the extract cannot be read: {error}") from error
-        if (differs := difference(source_table.extracted.written, now)) is not None:
+        if (differs := difference(table.written, now)) is not None:
             raise ReconcileRefused(differs)
 
 
-def _source_tables(manifest: Manifest) -> Iterator[_SourceTable]:
-    for source in manifest.sources:
-        for table in source.tables:
-            yield _SourceTable(source, _TABLES[table.table], table)
-
-
-def _check_names(source_table: _SourceTable, found: set[str], directory: Path) -> None:
+def _check_names(table: ExtractedTable, found: set[str], directory: Path) -> None:
     """Check that each part exists once; the message counts rows and names files."""
-    parts = {part.path: part for part in source_table.extracted.parts}
-    paths = {path for path in found if path.startswith(f"{source_table.name}/")}
+    parts = {part.path: part for part in table.parts}
+    paths = {path for path in found if path.startswith(f"{table.place}/")}
     missing, foreign = sorted(parts.keys() - paths), sorted(paths - parts.keys())
     if not missing and not foreign:
         return
@@ -141,7 +123,7 @@ def _check_names(source_table: _SourceTable, found: set[str], directory: Path) -
     why = [f"{path} is missing" for path in missing]
     why += [f"{path} was not extracted" for path in foreign]
     raise ReconcileRefused(
-        f"{source_table.name}: {quantity(was, 'row was', 'rows were')} "
+        f"{table.place}: {quantity(was, 'row was', 'rows were')} "
         f"extracted and {quantity(now, 'is', 'are')} there; {', '.join(why)}"
     )
 

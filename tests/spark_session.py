@@ -36,6 +36,8 @@ def start():
     session = builder.config(map=SETTINGS).getOrCreate()
     # Otherwise each call of it looks through hundreds of jars, in package after package.
     java_import(session._jvm, "org.apache.spark.api.python.PythonUtils")
+    # Derby, the database within Spark, would write a log into this directory.
+    session._jvm.java.lang.System.setProperty("derby.stream.error.file", os.devnull)
     return session
 
 

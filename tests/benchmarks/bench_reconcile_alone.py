@@ -107,7 +107,7 @@ def sources(folder, at_ms):
         for each in folder.glob(f"*/{table.name}"):
             place = LocalFolder(each)
             control = count_files(each.parent.name, table, place, place.files())
-            extracted = ExtractedTable(table.name, control, control, content="", parts=())
+            extracted = ExtractedTable(table.name, control, content="", parts=())
             yield ExtractedSource(each.parent.name, "log", "", at_ms, at_ms, (extracted,))
 
 

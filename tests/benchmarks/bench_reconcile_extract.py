@@ -80,7 +80,7 @@ def _extract(rules, folder, spark):
     from txmq.runtime.clock import SystemClock
 
     books = _books(rules, folder)
-    return read_postgres(books, rules.money, SystemClock()).tables[0].written.rows
+    return read_postgres(books, SystemClock()).tables[0].written.rows
 
 
 def _see_alike(rules, folder, spark):
@@ -92,9 +92,9 @@ def _see_alike(rules, folder, spark):
     (bank,) = rules.bank
     behind = msgspec.structs.replace(bank, database=_jdbc_url(bank.database))
     clock = SystemClock()
-    one = read_postgres(_books(rules, folder / "one"), rules.money, clock)
+    one = read_postgres(_books(rules, folder / "one"), clock)
     books = _books(msgspec.structs.replace(rules, bank=(behind,)), folder / "other")
-    other = read_jdbc(books, rules.money, spark, clock)
+    other = read_jdbc(books, spark, clock)
     if [each.written for each in one.tables] != [each.written for each in other.tables]:
         raise CannotStart(f"one bank, two extracts: {one} and {other}")
 
@@ -102,7 +102,8 @@ def _see_alike(rules, folder, spark):
 def _books(rules, folder):
     from txmq.reconcile.extract.books import BookRequest
 
-    return BookRequest(rules.bank[0], rules.day.window(DAY), folder / "icbc")
+    window = rules.day.window(DAY)
+    return BookRequest(rules.bank[0], window, folder / "icbc", rules.money, 0)
 
 
 def _jdbc(rules, folder, spark):

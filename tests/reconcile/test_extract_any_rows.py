@@ -101,7 +101,7 @@ def test_accounts_whose_sums_fit_may_add_up_to_more(bank):
         sums = {row["account"]: row["amount"] for row in rows_of(found, table="opening")}
 
     assert sums == amounts | {"c": LONG_MAX - 1}
-    assert manifest.sources[0].tables[1].told.amounts == {"CNY": 3 * LONG_MAX - 1}
+    assert manifest.sources[0].tables[1].written.amounts == {"CNY": 3 * LONG_MAX - 1}
 
 
 @settings(max_examples=15)

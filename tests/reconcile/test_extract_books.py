@@ -75,11 +75,11 @@ def test_the_day_is_read_with_what_was_before_and_after(bank, tmp_path):
         {"account": "alice", "currency": "CNY", "balance": 87}
     ]
     entries, opening, later, balances = manifest.sources[0].tables
-    assert (entries.told.rows, entries.told.amounts) == (2, {"CNY": 0})
-    assert (entries.told.least, entries.told.most) == (4, 5)
-    assert entries.told.hash_total == 4 + 5 + 2 * (START_MS + START_MS + DAY_MS - 1)
-    assert (opening.told.rows, opening.told.amounts) == (2, {"CNY": 105})
-    assert (later.told.rows, balances.told.amounts) == (1, {"CNY": 87})
+    assert (entries.written.rows, entries.written.amounts) == (2, {"CNY": 0})
+    assert (entries.written.least, entries.written.most) == (4, 5)
+    assert entries.written.hash_total == 4 + 5 + 2 * (START_MS + START_MS + DAY_MS - 1)
+    assert (opening.written.rows, opening.written.amounts) == (2, {"CNY": 105})
+    assert (later.written.rows, balances.written.amounts) == (1, {"CNY": 87})
 
 
 def test_late_rows_are_found_by_when_they_were_written(bank, tmp_path):
@@ -124,7 +124,7 @@ def test_what_is_the_same_for_all_rows_needs_no_column(bank, tmp_path):
     manifest, folder = taken(rules_of(tmp_path, told))
 
     assert rows_of(folder) == [entry(id=None, key="icbc/4711", amount=-250)]
-    assert manifest.sources[0].tables[0].told.least is None
+    assert manifest.sources[0].tables[0].written.least is None
 
 
 def test_unsigned_amounts_are_less_than_nothing_where_their_kind_is_a_debit(bank, tmp_path):
@@ -304,7 +304,7 @@ def test_totals_that_no_longer_fit_into_64_bits_are_added_up_all_the_same(bank, 
 
     manifest, _ = taken(rules_of(tmp_path, bank_of(bank)))
 
-    control = manifest.sources[0].tables[0].told
+    control = manifest.sources[0].tables[0].written
     assert control.amounts == {"CNY": sum(row["amount"] for row in many)}
     whole = sum(row["id"] + row["amount"] + 2 * NOON_MS for row in many)
     assert control.hash_total == whole % (1 << 63)
@@ -425,6 +425,6 @@ def test_large_tables_are_read_in_slices_and_every_row_once(postgres, tmp_path):
         manifest, folder = taken(rules_of(tmp_path, bank_of(bank)))
 
     entries = manifest.sources[0].tables[0]
-    assert entries.told.rows == 150_000
+    assert entries.written.rows == 150_000
     assert len(entries.parts) > 1
     assert [row["id"] for row in rows_of(folder)] == list(range(1, 150_001))

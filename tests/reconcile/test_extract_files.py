@@ -587,6 +587,19 @@ def test_places_of_files_are_not_part_of_the_rules(tmp_path):
     assert here.digest == other.digest != files_of(tmp_path, WHOLE + '\ndecimal = ","').digest
 
 
+def test_a_balance_beyond_64_bits_is_named_with_its_account(tmp_path):
+    greatest = (1 << 63) - 1
+    csv_of(tmp_path, lines_of(*[{"amount": greatest}] * 2), "ccb-2024-11-20.csv")
+    csv_of(tmp_path, "account,currency,balance\nalice,CNY,1\n", "b-2024-11-20.csv")
+    accounts = {name: name for name in ("account", "currency", "balance")}
+    more = "[bank.accounts]\n" + "\n".join(f'{name} = "{name}"' for name in accounts)
+    rules = files_of(tmp_path, f'{DATED}\nbalances = "in/b-{{date}}.csv"', ENTRIES + more)
+
+    told = "opening of alice, CNY: amount is -18446744073709551613, which does not fit into 64"
+    with pytest.raises(ReconcileRefused, match=told):
+        taken(rules)
+
+
 def test_the_moment_of_recording_decides_the_date_of_a_row(tmp_path):
     rules = files_of(tmp_path, DATED, ENTRIES.replace('id = "id"', 'recorded = "id"'))
     csv_of(tmp_path, lines_of({"id": NOON_MS, "booked": START_MS - 7}), "ccb-2024-11-20.csv")
@@ -601,7 +614,7 @@ def test_the_moment_of_recording_decides_the_date_of_a_row(tmp_path):
 
 def test_an_account_without_a_statement_keeps_its_balance(tmp_path, monkeypatch):
     closed = {("DE1", "EUR"): (10750, 3), ("DE2", "EUR"): (999, 1)}
-    monkeypatch.setattr(book_files._FileReading, "_closed", lambda _: closed)
+    monkeypatch.setattr(book_files._FileReader, "_closed", lambda _: closed)
     rules = statement_of(tmp_path, document(statement_xml(*ONE, account="DE2")))
 
     _, folder = taken(rules)

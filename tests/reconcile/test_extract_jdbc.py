@@ -3,11 +3,22 @@
 import msgspec
 import pytest
 
-from tests.extracts import DAY, NOON_MS, bank_of, no_log, rules_of
+from tests.extracts import (
+    DAY,
+    JOURNAL,
+    NOON_MS,
+    START_MS,
+    bank_of,
+    no_log,
+    rows_of,
+    rules_of,
+    taken,
+)
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract.controls import control_from_answer
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.jdbc import SparkDialect, options
-from txmq.reconcile.extract.statements import EntryStatements, control_from_answer, control_query
+from txmq.reconcile.extract.statements import EntryStatements, control_query
 from txmq.reconcile.rules import Bank, Day, Money
 from txmq.reconcile.tables import ENTRIES
 
@@ -100,6 +111,34 @@ def test_rows_that_cannot_be_read_are_in_no_statement_but_one(spark):
     assert (count, [id_ for *_, id_, _ in found]) == (5, ["1", "2", "3", "4", "5"])
     assert [row.id for row in spark.sql(statements.rows()).collect()] == [6]
     assert spark.sql(statements.sums()).collect() == []
+
+
+def test_a_bank_is_read_through_its_driver(spark, tmp_path):
+    """Derby comes with Spark."""
+
+    class Derby:
+        url = f"jdbc:derby:memory:{tmp_path.name};create=true"
+
+    rows = ", ".join(
+        f"({number}, 't-{number}', 'alice', {amount}, 'CNY', 'debit', {booked})"
+        for number, (amount, booked) in enumerate(
+            [("'7'", START_MS - 1), ("'-5'", NOON_MS), ("'x'", NOON_MS), ("'-6'", NOON_MS)], 1
+        )
+    )
+    spark.sql(f"SELECT * FROM VALUES {rows} AS t({', '.join(JOURNAL)})").write.jdbc(
+        Derby.url, "journal", properties={"driver": "org.apache.derby.jdbc.EmbeddedDriver"}
+    )
+    told = bank_of(Derby) | {"readers": 2}
+    told["properties"] = {"driver": "org.apache.derby.jdbc.EmbeddedDriver"}
+    rules = rules_of(tmp_path, told, limits={"quarantine_max": 1})
+
+    manifest, folder = taken(rules, spark=spark)
+
+    assert [(row["id"], row["amount"]) for row in rows_of(folder)] == [(2, -5), (4, -6)]
+    assert [row["amount"] for row in rows_of(folder, table="opening")] == [7]
+    (row,) = manifest.sources[0].tables[0].quarantine
+    assert (row.row, row.reason) == ("id 3, key t-3", "amount is 'x': not whole minor units")
+    assert {path.name for path in (folder / "icbc").iterdir()} == {"entries", "opening", "later"}
 
 
 def test_a_condition_is_the_databases_own_and_properties_are_passed_on():

@@ -76,7 +76,7 @@ def test_books_balance_in_every_extract_while_others_book(bank, tmp_path):
             rows, total = sums_of(folder)
             assert total == 0
             assert rows % 2 == 0
-            assert manifest.sources[0].tables[0].told.amounts == {"CNY": 0}
+            assert manifest.sources[0].tables[0].written.amounts == {"CNY": 0}
             counts.append(rows)
 
     assert bookings.count > 0

@@ -24,7 +24,7 @@ from txmq.reconcile.report.words import mask
 from txmq.reconcile.rows import union
 from txmq.reconcile.rules import Bank, Rules
 from txmq.reconcile.second_pass import Sums
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, PROOFS
+from txmq.reconcile.tables import PROOFS
 from txmq.reconcile.written_table import sum_groups
 
 __all__ = ["proofs_of"]
@@ -162,16 +162,14 @@ class _Books:
 
     def add_quarantine(self, sources: Iterable[ExtractedSource]) -> None:
         """Add the rows that cannot be read: the rows read are those taken and these."""
-        for source in sources:
-            rows = [(table.table, row) for table in source.tables for row in table.quarantine]
-            for table, row in rows:
-                place = "readable-rows", source.name, f"{table}, {row.row}: {row.reason}", None
-                self._add_wrong(place, 1, 0)
-            if rows:
-                read = (ENTRIES.name, ACCOUNTS.name)
-                taken = sum(one.written.rows for one in source.tables if one.table in read)
-                whole = self._sums["readable-rows", source.name, None, None]
-                whole.update(rows=taken + len(rows), expected=taken + len(rows), found=taken)
+        for table in (table for source in sources for table in source.tables):
+            bank, taken, count = table.written.source, table.written.rows, len(table.quarantine)
+            for row in table.quarantine:
+                name = f"{table.table}, {row.row}: {row.reason}"
+                self._add_wrong(("readable-rows", bank, name, None), 1, 0)
+            if count:
+                whole = self._sums["readable-rows", bank, None, None]
+                whole.update(rows=taken + count, expected=taken + count, found=taken)
 
     def added_up(self) -> Iterator[dict[str, Any]]:
         """The proofs of accounts and bookings: those that differ, and each proof as a whole."""

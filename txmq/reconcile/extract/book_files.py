@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
 import msgspec
-import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.bank_statements import (
@@ -30,17 +29,18 @@ from txmq.reconcile.extract.bank_statements import (
 )
 from txmq.reconcile.extract.books import BookRequest, error_text
 from txmq.reconcile.extract.camt import read_camt
+from txmq.reconcile.extract.controls import join_halves
 from txmq.reconcile.extract.file_dialect import RECORDED, FileDialect, stored_value
 from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
 from txmq.reconcile.extract.sqlite import SqliteReader
-from txmq.reconcile.extract.statements import column_names, roles_of
-from txmq.reconcile.extract.table_writer import TableWriter, arrow_schema
+from txmq.reconcile.extract.statements import column_names, halves, roles_of
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.parquet_files import sha256_of
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import AccountColumns, BankFiles, EntryColumns, Rules
-from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
 from txmq.runtime.clock import Clock
 
 __all__ = ["read_files"]
@@ -63,15 +63,15 @@ def read_files(books: BookRequest, rules: Rules, day: date, clock: Clock) -> Ext
         with closing(sqlite3.connect("", isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("BEGIN")
-            reading = _FileReading(books, rules, day, connection)
-            tables = reading.tables()
+            reader = _FileReader(books, rules, day, connection)
+            tables = reader.tables()
     except (sqlite3.Error, OSError, OverflowError) as error:
         raise ReconcileRefused(f"{name}: {error_text(error)}") from error
-    return ExtractedSource(name, "files", reading.snapshot, taken_ms, taken_ms, tables)
+    return ExtractedSource(name, "files", reader.snapshot, taken_ms, taken_ms, tables)
 
 
-class _FileReading:
-    """Reads a bank's files."""
+class _FileReader(SqliteReader):
+    """Reads a bank's files, through tables of a temporary database."""
 
     def __init__(
         self, books: BookRequest, rules: Rules, day: date, connection: sqlite3.Connection
@@ -79,22 +79,19 @@ class _FileReading:
         bank = books.bank
         assert bank.files is not None
         self._files: BankFiles = bank.files
-        self._books = books
+        self._given = bank
         self._rules = rules
         self._day = day
-        self._connection = connection
         self._hashes: list[str] = []
         self._pages: list[StatementPage] = []
         changes = {"recorded": RECORDED} if bank.files.is_dated else {}
-        entries = msgspec.structs.replace(bank.entries, table="entries", **changes)
-        accounts = bank.accounts and msgspec.structs.replace(bank.accounts, table="accounts")
-        staged = books._replace(
-            bank=msgspec.structs.replace(bank, entries=entries, accounts=accounts)
-        )
-        self._dialect = FileDialect(bank, bank.files, rules.day, books.window.start_ms)
-        for function, parse in self._dialect.functions.items():
+        entries = msgspec.structs.replace(bank.entries, table=ENTRIES.name, **changes)
+        accounts = bank.accounts and msgspec.structs.replace(bank.accounts, table=ACCOUNTS.name)
+        staged = msgspec.structs.replace(bank, entries=entries, accounts=accounts)
+        dialect = FileDialect(bank, bank.files, rules.day, books.window.start_ms)
+        for function, parse in dialect.functions.items():
             connection.create_function(function, 2, parse, deterministic=True)
-        self._reader = SqliteReader(staged, connection, self._dialect)
+        super().__init__(books._replace(bank=staged), connection, dialect)
 
     @property
     def snapshot(self) -> str:
@@ -103,26 +100,46 @@ class _FileReading:
 
     def tables(self) -> tuple[ExtractedTable, ...]:
         """Read the files, and write the tables of the extract."""
-        files, bank, reader = self._files, self._books.bank, self._reader
-        self._stage("entries", bank.entries, files.path)
+        files, bank = self._files, self._given
+        self._stage(ENTRIES.name, bank.entries, files.path)
         self._check_end()
         count = len(self._hashes)
         if bank.accounts is not None:
-            self._stage("accounts", bank.accounts, files.balances)
-        entries = reader.entries()
+            self._stage(ACCOUNTS.name, bank.accounts, files.balances)
         if not files.is_dated:
-            return (entries, *reader.sums(), *reader.accounts())
-        moved, stated = reader.moved(), reader.stated()
+            return super().tables()
+        entries = self.copy(ENTRIES, self.entries)
+        moved, stated = self._moved(), self._stated()
         opening = self._opening(moved, stated)
         ended = {key: (end, 0) for key, (_, end) in stated.items()}
         if len(self._hashes) == count:
             # A bank sends no statement of an account that did not move.
             ended = {k: (sum_ + moved.get(k, 0), 0) for k, (sum_, _) in opening.items()} | ended
         sums = self._write(OPENING, opening), self._write(LATER, {})
-        if bank.accounts is None:
+        if self.accounts is None:
             return (entries, *sums)
-        accounts = self._write(ACCOUNTS, ended)
-        return (entries, *sums, msgspec.structs.replace(accounts, quarantine=reader.quarantine()))
+        aside = self.quarantine(ACCOUNTS, self.accounts)
+        return (entries, *sums, self._write(ACCOUNTS, ended, aside))
+
+    def _moved(self) -> dict[tuple[str, str], int]:
+        """The change of each account and currency on the day."""
+        chosen = ", ".join(["account", "currency", *halves("amount")])
+        statement = f"SELECT {chosen} FROM ({self.entries.rows()}) GROUP BY 1, 2"
+        return {
+            (account, currency): join_halves(low, high)
+            for account, currency, low, high in self.ask(statement)
+        }
+
+    def _stated(self) -> dict[tuple[str, str], tuple[int | None, int]]:
+        """The opening balance of each account, if the bank states it, and the closing balance."""
+        if self.accounts is None:
+            return {}
+        rows = self.ask(self.accounts.ends())
+        found = {(account, currency): (begun, ended) for account, currency, begun, ended in rows}
+        if len(found) < len(rows):
+            where = f"{self._books.bank.name}/{ACCOUNTS.name}"
+            raise ReconcileRefused(f"{where}: an account has two balances in one currency")
+        return found
 
     def _stage(self, table: str, columns: EntryColumns | AccountColumns, pattern: str) -> None:
         """Copy the rows of files into a table of the temporary database."""
@@ -143,7 +160,7 @@ class _FileReading:
                     why = str(error)
                 if why:
                     damaged = QuarantinedRow(f"file {file}, line {line}", why)
-                    self._reader.damaged[table].append(damaged)
+                    self.damaged[table].append(damaged)
                 else:
                     yield (*row, row[place], file, line)
 
@@ -152,7 +169,7 @@ class _FileReading:
                 rows = self._rows(path.name, file, names)
                 self._connection.executemany(insert, stored(path.name, rows))
                 self._hashes.append(f"{path.name} {sha256_of(path)}")
-        if table == "accounts":
+        if table == ACCOUNTS.name:
             for page, balance in stated_balances(self._pages):
                 rows = iter([(page.line, [balance[name] for name in names])])
                 self._connection.executemany(insert, stored(page.file, rows))
@@ -189,8 +206,9 @@ class _FileReading:
         """Check that no row of a dated file is of a later date, which would not read it."""
         moment = self._dialect.moment(RECORDED, "", "")
         chosen = ", ".join(map(self._dialect.quoted, [*self._dialect.place.values(), RECORDED]))
-        statement = f"SELECT {chosen} FROM entries WHERE {moment} >= ? LIMIT 1"
-        later = self._connection.execute(statement, (self._books.window.end_ms,)).fetchall()
+        statement = f"SELECT {chosen} FROM entries WHERE {moment} >= {self._books.window.end_ms} "
+        statement += "LIMIT 1"
+        later = self.ask(statement)
         for file, line, value in later if self._files.is_dated else ():
             why = f"{value!r} is after the end of {self._day}, the date of the file"
             refuse(file, line, f"{why}: compare day.cut_off and day.zone with the bank's")
@@ -227,14 +245,18 @@ class _FileReading:
             if row["bank"] == self._books.bank.name
         }
 
-    def _write(self, table: TableSchema, sums: _Sums) -> ExtractedTable:
-        roles, schema = roles_of(self._books.bank.entries), arrow_schema(table)
+    def _write(
+        self, table: TableSchema, sums: _Sums, aside: tuple[QuarantinedRow, ...] = ()
+    ) -> ExtractedTable:
+        roles = roles_of(self._books.bank.entries)
         rows = [
-            {"account": account, "role": roles.get(account, "customer"), "currency": currency}
-            | {"amount": amount, "balance": amount, "rows": rows}
-            for (account, currency), (amount, rows) in sums.items()
-            if amount or rows or table is ACCOUNTS
+            (account, currency, amount)
+            if table is ACCOUNTS
+            else (account, roles.get(account, "customer"), currency, amount, count)
+            for (account, currency), (amount, count) in sums.items()
+            if amount or count or table is ACCOUNTS
         ]
-        with TableWriter(table, self._books.directory / table.name) as writer:
-            writer.write(pa.RecordBatch.from_pylist(rows, schema))
-        return writer.extracted(self._books.bank.name)
+        with self._writer(table) as writer:
+            for batch in arrow_table(table, rows).to_batches():
+                writer.write(batch)
+        return writer.extracted(self._books.bank.name, aside)

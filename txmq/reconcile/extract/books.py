@@ -1,10 +1,13 @@
-"""The code shared by the readers of all databases."""
+"""The reading of a bank's tables, and the code shared by the readers of all databases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -17,6 +20,7 @@ from txmq.quantity import quantity
 from txmq.reconcile.extract.controls import (
     LIMIT,
     LOWER_HALF,
+    control_from_answer,
     control_totals,
     difference,
     join_halves,
@@ -24,26 +28,17 @@ from txmq.reconcile.extract.controls import (
 from txmq.reconcile.extract.manifest import ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
+    Dialect,
     EntryStatements,
-    control_from_answer,
     control_query,
 )
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.report.words import mask
-from txmq.reconcile.rules import Bank, DayWindow, Money
+from txmq.reconcile.rules import AccountColumns, Bank, DayWindow, EntryColumns, Money
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import LATER, OPENING, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
 
-__all__ = [
-    "Ask",
-    "BookRequest",
-    "check_columns",
-    "checked_extract",
-    "copy_table",
-    "error_text",
-    "set_aside",
-    "write_sums",
-]
+__all__ = ["BookReader", "BookRequest", "Columns", "Statements", "check_columns", "error_text"]
 
 _SUMS: Final = pa.schema(
     {
@@ -63,8 +58,8 @@ _WIDE: Final = pa.decimal128(19, 0)
 _SHOWN: Final = 100
 """The maximum of characters of an invalid value."""
 
-Ask = Callable[[str], Sequence[Sequence[Any]]]
-"""Runs a statement and returns its rows."""
+Statements: TypeAlias = EntryStatements | AccountStatements
+Columns = TypeVar("Columns", EntryColumns, AccountColumns)
 
 
 class BookRequest(NamedTuple):
@@ -78,6 +73,177 @@ class BookRequest(NamedTuple):
     """The known currencies."""
     quarantine_max: int
     """The most rows of a table that may be set aside."""
+
+
+class BookReader(ABC):
+    """Reads a bank's tables; each kind of database runs the statements in its own way.
+
+    Args:
+        books: The bank, the day and the target directory.
+    """
+
+    def __init__(self, books: BookRequest) -> None:
+        self.damaged = defaultdict[str, list[QuarantinedRow]](list)
+        """Rows that could not even be brought into a table, by the table's name."""
+        self._books = books
+
+    @abstractmethod
+    def ask(self, statement: str) -> Sequence[Sequence[Any]]:
+        """Run a statement in the state of the database that all others see; returns its rows."""
+
+    @abstractmethod
+    def batches(self, statement: str, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
+        """Run a statement in the same way; its rows fit into a schema."""
+
+    @abstractmethod
+    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
+        """Find a table: the columns as statements name them, and a dialect that knows their types.
+
+        Raises:
+            ReconcileRefused: It lacks a column.
+        """
+
+    @cached_property
+    def entries(self) -> EntryStatements:
+        """The statements for the journal."""
+        books = self._books
+        columns, dialect = self._look_up(f"{books.bank.name}/{ENTRIES.name}", books.bank.entries)
+        bank = msgspec.structs.replace(books.bank, entries=columns)
+        return EntryStatements(bank, books.money, books.window, dialect)
+
+    @cached_property
+    def accounts(self) -> AccountStatements | None:
+        """The statements for the table of accounts, if the rules name one."""
+        bank = self._books.bank
+        if bank.accounts is None:
+            return None
+        columns, dialect = self._look_up(f"{bank.name}/{ACCOUNTS.name}", bank.accounts)
+        return AccountStatements(columns, bank.entries.units, self._books.money, dialect)
+
+    def tables(self) -> tuple[ExtractedTable, ...]:
+        """Copy all tables into the extract.
+
+        Raises:
+            ReconcileRefused: A table cannot be read.
+        """
+        found = self.copy_entries()
+        return found if self.accounts is None else (*found, self.copy(ACCOUNTS, self.accounts))
+
+    def copy_entries(self) -> tuple[ExtractedTable, ...]:
+        """Copy the entries of the day, and the sums of accounts before it and after it."""
+        entries = self.copy(ENTRIES, self.entries)
+        return entries, *self._write_sums(self.batches(self.entries.sums(), _SUMS))
+
+    def copy(self, table: TableSchema, statements: Statements) -> ExtractedTable:
+        """Copy a table into the extract, without the rows that cannot be read.
+
+        Raises:
+            ReconcileRefused: Too many rows cannot be read, or rows were lost on the way.
+        """
+        quarantine = self.quarantine(table, statements)
+        control = self._control(table, statements)
+        with self._writer(table) as writer:
+            for batch in self.batches(statements.rows(), writer.schema):
+                writer.write(batch)
+        return self._checked(control, writer, quarantine)
+
+    def quarantine(self, table: TableSchema, statements: Statements) -> tuple[QuarantinedRow, ...]:
+        """The rows of a table that cannot be read.
+
+        Raises:
+            ReconcileRefused: They are more than the rules allow; the message shows the first.
+        """
+        most, found = self._books.quarantine_max, list(self.damaged[table.name])
+        ((count,),) = self.ask(statements.unreadable_count())
+        rows = self.ask(statements.unreadable(max(most, 1))) if count else ()
+        found += (_quarantined(statements, row) for row in rows)
+        if (count := count + len(self.damaged[table.name])) > most:
+            first = found[0]
+            raise ReconcileRefused(
+                f"{self._books.bank.name}/{table.name}: {quantity(count, 'row')} cannot be read, "
+                f"and limits.quarantine_max is {most}: correct the book, or raise the limit to "
+                "report such rows instead; the first is "
+                f"{first.row or 'one without an id'}: {first.reason}"
+            )
+        return tuple(sorted(found))
+
+    def _control(self, table: TableSchema, statements: Statements) -> Control:
+        """The control totals that the source computes."""
+        answer = self.ask(control_query(statements.rows(), table))
+        return control_from_answer(self._books.bank.name, table, answer)
+
+    def _writer(self, table: TableSchema) -> TableWriter:
+        return TableWriter(table, self._books.directory / table.name)
+
+    def _checked(
+        self, control: Control, writer: TableWriter, quarantine: tuple[QuarantinedRow, ...] = ()
+    ) -> ExtractedTable:
+        """The written table; its control totals must be those of the source."""
+        found = writer.extracted(self._books.bank.name, quarantine)
+        if (differs := difference(control, found.written)) is not None:
+            why = "rows were lost or doubled on the way into the extract"
+            raise ReconcileRefused(f"{differs}: {why}")
+        return found
+
+    def _write_sums(self, batches: Iterable[pa.RecordBatch]) -> Iterable[ExtractedTable]:
+        """Write the sums of accounts before the day and after it.
+
+        Raises:
+            ReconcileRefused: The sum of an account does not fit into 64 bits; the message names it.
+        """
+        pieces = (pa.Table.from_batches([batch]) for batch in batches)
+        found = [piece.rename_columns(_SUMS.names).cast(_SUMS) for piece in pieces]
+        answer = pa.concat_tables([_SUMS.empty_table(), *found])
+        name = self._books.bank.name
+        for period, table in enumerate((OPENING, LATER)):
+            rows = answer.filter(pc.field("period") == period)
+            accounts = rows.filter(pc.field("is_sum") == 0).rename_columns({"lines": "rows"})
+            amounts = _joined(f"{name}/{table.name}", accounts)
+            with self._writer(table) as writer:
+                chosen = accounts.append_column("amount", amounts).select(table.names)
+                for batch in chosen.to_batches():
+                    writer.write(batch)
+            totals = [
+                (row, join_halves(row["low"], row["high"]))
+                for row in rows.filter(pc.field("is_sum") == 1).to_pylist()
+            ]
+            sums = (
+                (row["currency"], row["accounts"], None, None, total, total + row["lines"])
+                for row, total in totals
+            )
+            yield self._checked(control_totals(name, table, sums), writer)
+
+
+def _quarantined(statements: Statements, row: Sequence[Any]) -> QuarantinedRow:
+    """A row of the answer to :meth:`EntryStatements.unreadable`."""
+    index, value, *places = row
+    fault = statements.faults()[index]
+    found = [
+        f"{name} {mask(place) if name == 'account' else place}"  # Reports show it.
+        for name, place in zip(statements.place, places, strict=True)
+        if place is not None
+    ]
+    held = "is empty"
+    if value is not None:
+        hint = did_you_mean(value, fault.known)
+        held = f"is {value[:_SHOWN]!r}: {fault.expected}{hint}"
+    return QuarantinedRow(", ".join(found), f"{fault.column} {held}")
+
+
+def _joined(where: str, accounts: pa.Table) -> pa.ChunkedArray:
+    """The sums of accounts from those of halves."""
+    low, high = accounts["low"].cast(_WIDE), accounts["high"].cast(_WIDE)
+    sums = pc.add(low, pc.multiply(high, pa.scalar(LOWER_HALF + 1, pa.decimal128(10, 0))))
+    try:
+        return sums.cast(pa.int64())
+    except pa.ArrowInvalid:
+        place = pc.index(pc.greater(pc.abs(sums), pa.scalar(LIMIT - 1, _WIDE)), True).as_py()
+        row = accounts.slice(place, 1).to_pylist()[0]
+        raise ReconcileRefused(
+            f"{where}: the entries of account {mask(row['account'])} add up to "
+            f"{sums[place].as_py()} {row['currency']} in minor units, which does not fit into 64 "
+            "bits: correct the wrong entry in the book"
+        ) from None
 
 
 def error_text(error: BaseException, url: str = "") -> str:
@@ -107,150 +273,3 @@ def check_columns(where: str, wanted: Iterable[str], found: Iterable[str]) -> No
     names = list(found)
     for name in sorted(set(wanted) - set(names)):
         raise ReconcileRefused(f"{where}: column {name} is missing; it has {', '.join(names)}")
-
-
-def set_aside(
-    books: BookRequest,
-    table: TableSchema,
-    statements: EntryStatements | AccountStatements,
-    ask: Ask,
-    damaged: Sequence[QuarantinedRow] = (),
-) -> tuple[QuarantinedRow, ...]:
-    """The rows of a bank's table that cannot be read.
-
-    Args:
-        books: The bank, and the most rows of this kind.
-        table: The table.
-        statements: The SQL that finds them.
-        ask: Runs a statement under the snapshot.
-        damaged: Rows that could not even be brought into a table.
-
-    Raises:
-        ReconcileRefused: They are more than the rules allow; the message shows the first.
-    """
-    ((count,),) = ask(statements.unreadable_count())
-    most, faults, found = books.quarantine_max, statements.faults(), list(damaged)
-    for index, value, *places in ask(statements.unreadable(max(most, 1))) if count else ():
-        fault = faults[index]
-        names = zip(statements.place, places, strict=True)
-        # Reports show these, and mask accounts there.
-        row = ", ".join(
-            f"{name} {mask(place) if name == 'account' else place}"
-            for name, place in names
-            if place is not None
-        )
-        held = "is empty"
-        if value is not None:
-            hint = did_you_mean(value, fault.known)
-            held = f"is {value[:_SHOWN]!r}: {fault.expected}{hint}"
-        found.append(QuarantinedRow(row, f"{fault.column} {held}"))
-    if (count := count + len(damaged)) > most:
-        first = found[0]
-        raise ReconcileRefused(
-            f"{books.bank.name}/{table.name}: {quantity(count, 'row')} cannot be read, and "
-            f"limits.quarantine_max is {most}: correct the book, or raise the limit to report such "
-            f"rows instead; the first is {first.row or 'one without an id'}: {first.reason}"
-        )
-    return tuple(sorted(found))
-
-
-def copy_table(
-    books: BookRequest,
-    table: TableSchema,
-    statements: EntryStatements | AccountStatements,
-    ask: Ask,
-    batches: Callable[[str], Iterable[pa.RecordBatch]],
-    damaged: Sequence[QuarantinedRow] = (),
-) -> ExtractedTable:
-    """Copy a table into the extract, without the rows that cannot be read.
-
-    Args:
-        books: The bank and the target directory.
-        table: The table.
-        statements: The SQL that reads it.
-        ask: Runs a statement under the snapshot.
-        batches: Runs a statement under the snapshot and returns its rows as Arrow.
-        damaged: Rows that could not even be brought into a table.
-
-    Raises:
-        ReconcileRefused: Too many rows cannot be read, or rows were lost on the way.
-    """
-    name = books.bank.name
-    quarantine = set_aside(books, table, statements, ask, damaged)
-    answer = ask(control_query(statements.rows(), table))
-    with TableWriter(table, books.directory / table.name) as writer:
-        for batch in batches(statements.rows()):
-            writer.write(batch)
-    return checked_extract(name, control_from_answer(name, table, answer), writer, quarantine)
-
-
-def checked_extract(
-    source: str,
-    control: Control,
-    writer: TableWriter,
-    quarantine: tuple[QuarantinedRow, ...] = (),
-) -> ExtractedTable:
-    """Describe the extracted table, after comparing its control totals.
-
-    Raises:
-        ReconcileRefused: The source's control totals differ from those of the written rows.
-    """
-    found = writer.extracted(source, control)
-    if (differs := difference(control, found.written)) is not None:
-        raise ReconcileRefused(f"{differs}: rows were lost or doubled on the way into the extract")
-    return msgspec.structs.replace(found, quarantine=quarantine)
-
-
-def write_sums(books: BookRequest, answer: pa.Table) -> tuple[ExtractedTable, ExtractedTable]:
-    """Write the accounts' sums before the day and after it.
-
-    Args:
-        books: The bank.
-        answer: The answer to :meth:`EntryStatements.sums`.
-
-    Raises:
-        ReconcileRefused: The sum of an account does not fit into 64 bits; the message names it.
-    """
-    answer = answer.rename_columns(_SUMS.names).cast(_SUMS)
-    before, after = (
-        _write_table(books, table, answer.filter(pc.equal(answer["period"], period)))
-        for period, table in enumerate((OPENING, LATER))
-    )
-    return before, after
-
-
-def _write_table(books: BookRequest, table: TableSchema, answer: pa.Table) -> ExtractedTable:
-    is_sum = pc.equal(answer["is_sum"], 1)
-    accounts = answer.filter(pc.invert(is_sum)).rename_columns({"lines": "rows"})
-    low, high = accounts["low"].cast(_WIDE), accounts["high"].cast(_WIDE)
-    wide = pc.add(low, pc.multiply(high, pa.scalar(LOWER_HALF + 1, pa.decimal128(10, 0))))
-    try:
-        amounts = wide.cast(pa.int64())
-    except pa.ArrowInvalid:
-        place = pc.index(pc.greater(pc.abs(wide), pa.scalar(LIMIT - 1, _WIDE)), True).as_py()
-        raise ReconcileRefused(
-            f"{books.bank.name}/{table.name}: the entries of account "
-            f"{mask(accounts['account'][place].as_py())} add up to {wide[place].as_py()} "
-            f"{accounts['currency'][place].as_py()} in minor units, which does not fit into 64 "
-            "bits: correct the wrong entry in the book"
-        ) from None
-    rows = accounts.append_column("amount", amounts).select(table.names)
-    with TableWriter(table, books.directory / table.name) as writer:
-        for batch in rows.to_batches():
-            writer.write(batch)
-    control = control_totals(
-        books.bank.name,
-        table,
-        (
-            (
-                row["currency"],
-                row["accounts"],
-                None,
-                None,
-                (total := join_halves(row["low"], row["high"])),
-                total + row["lines"],
-            )
-            for row in answer.filter(is_sum).to_pylist()
-        ),
-    )
-    return checked_extract(books.bank.name, control, writer)

@@ -1,27 +1,23 @@
 """Control totals of rows in Arrow: of rows being written, and of files.
 
 Arrow reads and adds up the numbers of a ledger in a tenth of the time that Spark takes, and the
-files are read in any case to compare their hashes.
+files are read in any case to compare their hashes. It answers as a database does.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.reconcile.extract.contents import ContentHash
 from txmq.reconcile.extract.controls import (
-    LIMIT,
     LOWER_HALF,
-    control_totals,
+    control_from_answer,
     has_number,
-    join_halves,
     money_column,
     number_columns,
 )
@@ -34,13 +30,7 @@ __all__ = ["ControlSums", "count_files"]
 _ROWS_AT_ONCE: Final = 1 << 17
 
 
-def count_files(
-    source: str,
-    table: TableSchema,
-    folder: Folder,
-    names: Iterable[str],
-    contents: ContentHash | None = None,
-) -> Control:
+def count_files(source: str, table: TableSchema, folder: Folder, names: Iterable[str]) -> Control:
     """The control totals of files, which are read in parallel, one for each core.
 
     Args:
@@ -48,23 +38,17 @@ def count_files(
         table: The table.
         folder: The folder of its parts.
         names: All of its parts.
-        contents: Receives all rows too, if given.
 
     Raises:
         OSError: A file cannot be read.
         pyarrow.ArrowException: A file is not Parquet, or has other columns.
     """
     sums = ControlSums(table)
-    columns = sums.columns if contents is None else list(table.names)
-    # The content hash needs texts, not dictionaries.
-    known = sums.recurring if contents is None else []
 
     def add(name: str) -> None:
-        with folder.parquet(name, known) as file:
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
+        with folder.parquet(name) as file:
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=sums.columns, use_threads=False):
                 sums.add(batch)
-                if contents is not None:
-                    contents.add(batch)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(add, names))
@@ -80,20 +64,14 @@ class ControlSums:
 
     def __init__(self, table: TableSchema) -> None:
         self._table = table
-        self._numbers = number_columns(table)
-        self._money = money_column(table)
-        self._has_number = has_number(table)
-        self._rows: list[tuple[str | None, int, int | None, int | None, int, int]] = []
+        self._rows: list[Sequence[Any]] = []
+        """The answers to :func:`~txmq.reconcile.extract.statements.control_query`."""
 
     @property
     def columns(self) -> list[str]:
         """The columns that :meth:`add` reads: numbers, and the currency."""
-        return [*self._numbers, *self.recurring]
-
-    @property
-    def recurring(self) -> list[str]:
-        """The text columns, which may be dictionary-encoded."""
-        return ["currency"] if self._money else []
+        has_money = money_column(self._table) is not None
+        return [*number_columns(self._table), *(["currency"] if has_money else [])]
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count rows.
@@ -101,24 +79,21 @@ class ControlSums:
         Args:
             batch: Has the columns that are added up, and perhaps others.
         """
-        numbers = sum(_sum(batch.column(name)) for name in self._numbers)
-        least = most = None
-        if self._has_number:
-            ends: Any = pc.min_max(batch.column("id")).as_py()
-            least, most = ends["min"], ends["max"]
-        self._rows.append((None, batch.num_rows, least, most, 0, numbers))
-        if self._money is None:
-            return
-        amounts = batch.column(self._money)
-        currencies = batch.column("currency").dictionary_encode()  # It may be one already.
-        places = currencies.indices
-        for place, currency in enumerate(currencies.dictionary.to_pylist()):
-            self._add_money(currency, amounts.filter(pc.equal(places, place)))
-        if places.null_count:
-            self._add_money(None, amounts.filter(pc.is_null(places)))
-
-    def _add_money(self, currency: str | None, amounts: pa.Array) -> None:
-        self._rows.append((currency, 0, None, None, _sum(amounts), 0))
+        columns = {name: batch.column(name) for name in self.columns}
+        columns.setdefault("currency", pa.nulls(batch.num_rows, pa.string()))
+        wanted: list[Any] = [([], "count_all")]
+        wanted += [("id", end) for end in ("min", "max") if has_number(self._table)]
+        for name in number_columns(self._table):
+            number = columns[name].cast(pa.int64())
+            # No sum of halves overflows.
+            columns[f"{name} low"] = pc.bit_wise_and(number, LOWER_HALF)
+            columns[f"{name} high"] = pc.shift_right(number, 32)
+            wanted += [(f"{name} low", "sum"), (f"{name} high", "sum")]
+        groups = pa.table(columns).group_by("currency", use_threads=False).aggregate(wanted)
+        ends = [] if has_number(self._table) else [None, None]
+        for row in groups.to_pylist():
+            currency, count, *others = row.values()
+            self._rows.append([currency, count, *ends, *others])
 
     def control(self, source: str) -> Control:
         """The control totals so far.
@@ -126,15 +101,4 @@ class ControlSums:
         Args:
             source: A bank's name, or ``log``.
         """
-        return control_totals(source, self._table, self._rows)
-
-
-def _sum(column: pa.Array) -> int:
-    """The exact sum: if it may overflow, the halves of the numbers are added separately."""
-    ends: Any = pc.min_max(column).as_py()
-    if ends["min"] is None:
-        return 0
-    if max(-ends["min"], ends["max"]) * len(column) < LIMIT:
-        return int(pc.sum(column).as_py())
-    values = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    return join_halves(int(np.sum(values & LOWER_HALF)), int(np.sum(values >> 32)))
+        return control_from_answer(source, self._table, self._rows)

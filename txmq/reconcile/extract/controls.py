@@ -16,6 +16,7 @@ from txmq.reconcile.tables import TableSchema
 __all__ = [
     "LIMIT",
     "LOWER_HALF",
+    "control_from_answer",
     "control_totals",
     "difference",
     "has_number",
@@ -82,6 +83,20 @@ def control_totals(source: str, table: TableSchema, rows: Iterable[Sequence[Any]
         min(ends, default=None),
         max(ends, default=None),
     )
+
+
+def control_from_answer(source: str, table: TableSchema, rows: Sequence[Sequence[Any]]) -> Control:
+    """The control totals from answers to ``control_query`` in ``statements``."""
+    numbers, money = number_columns(table), money_column(table)
+    found = []
+    for currency, count, least, most, *sums in rows:
+        totals = {
+            name: join_halves(*sums[2 * place : 2 * place + 2])
+            for place, name in enumerate(numbers)
+        }
+        total = totals[money] if money is not None else 0
+        found.append((currency, count, least, most, total, sum(totals.values())))
+    return control_totals(source, table, found)
 
 
 def difference(was: Control, now: Control) -> str | None:

@@ -6,11 +6,12 @@ temporary name until it is complete, so that a partial one is never used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
@@ -24,6 +25,7 @@ from txmq.reconcile.extract.manifest import (
 )
 from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.rules import Bank, DayWindow, Rules
+from txmq.reconcile.storage import Folder
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -57,12 +59,7 @@ class ExtractedLog(NamedTuple):
 ExtractLog: TypeAlias = Callable[[Rules, DayWindow, Path], ExtractedLog]
 """Writes the log's tables into the directory ``log`` of an extract."""
 
-_KINDS: Final = {
-    "postgresql": "postgresql",
-    "postgres": "postgresql",
-    "sqlite": "sqlite",
-    "jdbc": "jdbc",
-}
+_Read: TypeAlias = Callable[[BookRequest], ExtractedSource]
 
 
 def extract_day(
@@ -89,12 +86,11 @@ def extract_day(
     """
     clock = clock or SystemClock()
     window = rules.day.window(day)
-    for bank in rules.bank:
-        _check_bank(bank, spark)
     home = open_folder(rules.directory).at("extracts", day.isoformat())
+    readers = [_reader_of(bank, rules, day, home, spark, clock) for bank in rules.bank]
     try:
         with home.staging() as draft:
-            sources = _sources(rules, day, window, draft, take_log, spark, progress, clock)
+            sources = _sources(rules, window, draft, readers, take_log, progress)
             manifest = Manifest.of(rules, day, sources)
             write_manifest(draft, manifest)
             final = home.at(manifest.extract_id)
@@ -105,13 +101,11 @@ def extract_day(
 
 def _sources(
     rules: Rules,
-    day: date,
     window: DayWindow,
     directory: Path,
+    readers: Iterable[_Read],
     take_log: ExtractLog,
-    spark: SparkSession | None,
     progress: SourceProgress | None,
-    clock: Clock,
 ) -> tuple[ExtractedSource, ...]:
     def report(source: ExtractedSource) -> ExtractedSource:
         if progress is not None:
@@ -124,7 +118,7 @@ def _sources(
             BookRequest(bank, window, directory / bank.name, rules.money, most)
             for bank in rules.bank
         )
-        futures = [pool.submit(_read, rules, day, books, spark, clock) for books in requests]
+        futures = [pool.submit(read, books) for read, books in zip(readers, requests, strict=True)]
         banks = [report(future.result()) for future in futures]
     log = take_log(rules, window, directory)
     moment = log.moment_ms
@@ -135,48 +129,37 @@ def _sources(
     return (*banks, report(source))
 
 
-def _read(
-    rules: Rules, day: date, books: BookRequest, spark: SparkSession | None, clock: Clock
-) -> ExtractedSource:
-    # Each database needs its own packages, so they are imported late.
-    match _kind(books.bank):
-        case "postgresql":
+def _reader_of(
+    bank: Bank, rules: Rules, day: date, home: Folder, spark: SparkSession | None, clock: Clock
+) -> _Read:
+    """The function that reads a bank; each kind needs packages of its own, imported here.
+
+    Raises:
+        ReconcileRefused: The kind of its database is unknown, or Spark is missing.
+    """
+    if bank.files is not None:
+        from txmq.reconcile.extract.book_files import read_files
+
+        return partial(read_files, rules=rules, day=day, clock=clock)
+    match bank.database.partition(":")[0].partition("+")[0]:
+        case "postgresql" | "postgres":
             from txmq.reconcile.extract.postgres import read_postgres
 
-            return read_postgres(books, clock)
+            return partial(read_postgres, clock=clock)
         case "sqlite":
             from txmq.reconcile.extract.sqlite import read_sqlite
 
-            return read_sqlite(books, clock)
-        case "files":
-            from txmq.reconcile.extract.book_files import read_files
-
-            return read_files(books, rules, day, clock)
-        case _:
+            return partial(read_sqlite, clock=clock)
+        case "jdbc" if spark is not None:
             from txmq.reconcile.extract.jdbc import read_jdbc
             from txmq.reconcile.spark import check_reach
 
-            assert spark is not None
-            home = open_folder(rules.directory).at("extracts", day.isoformat())
             # Spark's workers may not see a draft that is below this machine's TMPDIR.
-            scratch = None if home.local else home.at(".scratch", books.bank.name)
+            scratch = None if home.local else home.at(".scratch", bank.name)
             check_reach(spark, home.uri)
-            return read_jdbc(books, spark, clock, scratch)
-
-
-def _kind(bank: Bank) -> str:
-    if bank.files is not None:
-        return "files"
-    scheme = bank.database.partition(":")[0].partition("+")[0]
-    return _KINDS.get(scheme, "")
-
-
-def _check_bank(bank: Bank, spark: SparkSession | None) -> None:
-    """Check that a bank can be read, before any bank is read."""
-    kind = _kind(bank)
-    if not kind:
-        raise ReconcileRefused(
-            f"{bank.name}: its URL must begin with postgresql://, sqlite:/// or jdbc:"
-        )
-    if kind == "jdbc" and spark is None:
-        raise ReconcileRefused(f"{bank.name}: Spark reads JDBC URLs, and no session was given")
+            return partial(read_jdbc, spark=spark, clock=clock, scratch=scratch)
+        case "jdbc":
+            why = "Spark reads JDBC URLs, and no session was given"
+        case _:
+            why = "its URL must begin with postgresql://, sqlite:/// or jdbc:"
+    raise ReconcileRefused(f"{bank.name}: {why}")

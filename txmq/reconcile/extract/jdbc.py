@@ -9,7 +9,7 @@ with each other.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -23,30 +23,16 @@ from pyspark.sql.types import DecimalType, IntegralType, NumericType
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import (
+    BookReader,
     BookRequest,
+    Columns,
     check_columns,
-    copy_table,
     error_text,
-    set_aside,
-    write_sums,
 )
-from txmq.reconcile.extract.contents import ContentHash
-from txmq.reconcile.extract.control_sums import count_files
-from txmq.reconcile.extract.controls import difference
-from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Part
-from txmq.reconcile.extract.statements import (
-    AccountStatements,
-    Dialect,
-    EntryStatements,
-    column_names,
-    control_from_answer,
-    control_query,
-)
-from txmq.reconcile.extract.table_writer import describe_part
-from txmq.reconcile.parquet_files import parquet_options
+from txmq.reconcile.extract.manifest import ExtractedSource
+from txmq.reconcile.extract.statements import Dialect, column_names
 from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns
 from txmq.reconcile.storage import Folder, LocalFolder
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 from txmq.runtime.clock import Clock
 
 __all__ = ["SparkDialect", "options", "read_jdbc"]
@@ -143,7 +129,7 @@ def read_jdbc(
     reader = _JdbcReader(books, spark, scratch)
     try:
         scratch.remove_all()  # A killed run left it.
-        tables = (*reader.entries(), *reader.accounts())
+        tables = reader.tables()
     except (PySparkException, Py4JError) as error:
         raise ReconcileRefused(f"{name}: {_error_sentence(error, books.bank.database)}") from error
     finally:
@@ -152,59 +138,28 @@ def read_jdbc(
     return ExtractedSource(name, "jdbc", "", taken_ms, taken_ms, tables)
 
 
-class _JdbcReader:
+class _JdbcReader(BookReader):
     """Reads a bank's tables through Spark."""
 
     def __init__(self, books: BookRequest, spark: SparkSession, scratch: Folder) -> None:
-        self._books = books
+        super().__init__(books)
         self._spark = spark
         self._scratch = scratch
 
-    def entries(self) -> tuple[ExtractedTable, ...]:
-        """The entries of the day, and the sums before and after."""
-        bank = self._books.bank
-        where = f"{bank.name}/entries"
-        view, types = self._store(where, bank.entries)
-        entries = msgspec.structs.replace(bank.entries, table=view, where="")
-        dialect = SparkDialect(types)
-        statements = EntryStatements(
-            msgspec.structs.replace(bank, entries=entries),
-            self._books.money,
-            self._books.window,
-            dialect,
-        )
-        quarantine = set_aside(self._books, ENTRIES, statements, self._ask)
-        control = control_from_answer(
-            bank.name, ENTRIES, self._ask(control_query(statements.rows(), ENTRIES))
-        )
-        parts = self._write(statements.rows())
-        folder, names = LocalFolder(self._books.directory.parent), [part.path for part in parts]
-        contents = ContentHash(ENTRIES)
-        written = count_files(bank.name, ENTRIES, folder, names, contents)
-        if (differs := difference(control, written)) is not None:
-            raise ReconcileRefused(differs)
-        sums = write_sums(self._books, self._spark.sql(statements.sums()).toArrow())
-        found = control, written, contents.word, parts, quarantine
-        return (ExtractedTable(ENTRIES.name, *found), *sums)
+    def ask(self, statement: str) -> Sequence[Sequence[Any]]:
+        return [tuple(row) for row in self._spark.sql(statement).collect()]
 
-    def accounts(self) -> tuple[ExtractedTable, ...]:
-        """The bank's table of accounts, if the rules name one."""
-        bank, accounts = self._books.bank, self._books.bank.accounts
-        if accounts is None:
-            return ()
-        view, types = self._store(f"{bank.name}/accounts", accounts)
-        statements = AccountStatements(
-            msgspec.structs.replace(accounts, table=view, where=""),
-            bank.entries.units,
-            self._books.money,
-            SparkDialect(types),
-        )
-        return (copy_table(self._books, ACCOUNTS, statements, self._ask, self._batches),)
+    def batches(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        del schema
+        # They may be more than fit into the memory of this process.
+        place = self._scratch.at("answer")
+        self._spark.sql(statement).write.mode("overwrite").parquet(place.uri)
+        for name in place.files("*.parquet"):
+            with place.parquet(name) as file:
+                yield from file.iter_batches()
 
-    def _store(
-        self, where: str, columns: EntryColumns | AccountColumns
-    ) -> tuple[str, dict[str, str]]:
-        """Store the driver's rows of a table; return a view of them, and the columns' types."""
+    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
+        """Store the driver's rows of a table; return the columns of a view of them."""
         bank = self._books.bank
         given = self._spark.read.format("jdbc").options(**options(bank, columns))
         frame = given.load()
@@ -223,23 +178,7 @@ class _JdbcReader:
         frame.select(*(f.col(f"`{name}`") for name in sorted(wanted))).write.parquet(place)
         view = "txmq_" + hashlib.sha256(place.encode()).hexdigest()[:16]
         self._spark.read.parquet(place).createOrReplaceTempView(view)
-        return view, types
-
-    def _write(self, statement: str) -> tuple[Part, ...]:
-        """Write rows with Spark, as the files of an extract."""
-        final = self._books.directory / ENTRIES.name
-        draft = self._scratch.at("written")
-        rows = self._spark.sql(statement)
-        layout = parquet_options(rows.columns) | {"compression": "zstd"}
-        rows.write.options(**layout).parquet(draft.uri)
-        LocalFolder(final).publish(draft)
-        return tuple(map(describe_part, sorted(final.iterdir())))
-
-    def _batches(self, statement: str) -> Iterable[pa.RecordBatch]:
-        yield from self._spark.sql(statement).toArrow().to_batches()
-
-    def _ask(self, statement: str) -> Sequence[Sequence[Any]]:
-        return [tuple(row) for row in self._spark.sql(statement).collect()]
+        return msgspec.structs.replace(columns, table=view, where=""), SparkDialect(types)
 
 
 def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> DataFrame:

@@ -9,10 +9,9 @@ accounts' sums are compared with the same totals, which proves that Spark has re
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -22,27 +21,15 @@ from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.extract.control_sums import count_files
 from txmq.reconcile.extract.controls import difference
-from txmq.reconcile.extract.manifest import FILE, ExtractedSource, ExtractedTable, Manifest, Part
+from txmq.reconcile.extract.manifest import FILE, ExtractedTable, Manifest, Part
 from txmq.reconcile.ledgers import Ledgers
 from txmq.reconcile.storage import Folder
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, SOURCES, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, SOURCES
 
 __all__ = ["check_files", "check_totals", "load", "load_unchecked"]
 
 _BANK_TABLES: Final = (ENTRIES, OPENING, LATER, ACCOUNTS)
 _TABLES: Final = {table.name: table for table in SOURCES}
-
-
-class _SourceTable(NamedTuple):
-    """A table of a source."""
-
-    source: ExtractedSource
-    table: TableSchema
-    extracted: ExtractedTable
-
-    @property
-    def name(self) -> str:
-        return f"{self.source.name}/{self.table.name}"
 
 
 def load(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
@@ -68,11 +55,12 @@ def load(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
 def load_unchecked(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
     """Load the ledgers of an extract that was checked before."""
     frames: dict[str, list[DataFrame]] = {table.name: [] for table in SOURCES}
-    for source, table, extracted in _source_tables(manifest):
+    for extracted in manifest.tables:
+        table = _TABLES[extracted.table]
         paths = [f"{folder.uri}/{part.path}" for part in extracted.parts]
         frame = spark.read.schema(table.ddl).parquet(*paths)
         if table in _BANK_TABLES:
-            frame = frame.withColumn("bank", f.lit(source.name))
+            frame = frame.withColumn("bank", f.lit(extracted.written.source))
         frames[table.name].append(frame)
     for table in SOURCES:
         if not frames[table.name]:
@@ -94,9 +82,9 @@ def check_files(manifest: Manifest, folder: Folder) -> None:
             for name in [path.rpartition("/")[2]]
             if name != FILE and not name.startswith((".", "_"))
         }
-        for source_table in _source_tables(manifest):
-            _check_names(source_table, found, folder)
-        parts = [part for table in _source_tables(manifest) for part in table.extracted.parts]
+        for table in manifest.tables:
+            _check_names(table, found, folder)
+        parts = [part for table in manifest.tables for part in table.parts]
         for path in sorted(found - {part.path for part in parts}):
             raise ReconcileRefused(f"{path} is there, and was not extracted")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -111,26 +99,20 @@ def check_totals(manifest: Manifest, folder: Folder) -> None:
     Raises:
         ReconcileRefused: A control total differs; the message names it.
     """
-    for source_table in _source_tables(manifest):
-        names = [part.path for part in source_table.extracted.parts]
+    for table in manifest.tables:
+        names = [part.path for part in table.parts]
         try:
-            now = count_files(source_table.source.name, source_table.table, folder, names)
+            now = count_files(table.written.source, _TABLES[table.table], folder, names)
         except (OSError, pa.ArrowException) as error:
             raise ReconcileRefused(f"the extract cannot be read: {error}") from error
-        if (differs := difference(source_table.extracted.written, now)) is not None:
+        if (differs := difference(table.written, now)) is not None:
             raise ReconcileRefused(differs)
 
 
-def _source_tables(manifest: Manifest) -> Iterator[_SourceTable]:
-    for source in manifest.sources:
-        for table in source.tables:
-            yield _SourceTable(source, _TABLES[table.table], table)
-
-
-def _check_names(source_table: _SourceTable, found: set[str], folder: Folder) -> None:
+def _check_names(table: ExtractedTable, found: set[str], folder: Folder) -> None:
     """Check that each part exists once; the message counts rows and names files."""
-    parts = {part.path: part for part in source_table.extracted.parts}
-    paths = {path for path in found if path.startswith(f"{source_table.name}/")}
+    parts = {part.path: part for part in table.parts}
+    paths = {path for path in found if path.startswith(f"{table.place}/")}
     missing, foreign = sorted(parts.keys() - paths), sorted(paths - parts.keys())
     if not missing and not foreign:
         return
@@ -140,7 +122,7 @@ def _check_names(source_table: _SourceTable, found: set[str], folder: Folder) ->
     why = [f"{path} is missing" for path in missing]
     why += [f"{path} was not extracted" for path in foreign]
     raise ReconcileRefused(
-        f"{source_table.name}: {quantity(was, 'row was', 'rows were')} "
+        f"{table.place}: {quantity(was, 'row was', 'rows were')} "
         f"extracted and {quantity(now, 'is', 'are')} there; {', '.join(why)}"
     )
 

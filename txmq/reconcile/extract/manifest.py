@@ -60,15 +60,18 @@ class ExtractedTable(Struct, frozen=True):
     """A table as it was extracted."""
 
     table: str
-    told: Control
-    """The source's control totals."""
     written: Control
-    """The control totals of the written rows; equal to the source's."""
+    """The control totals of the written rows; a source that has its own has the same."""
     content: str
     """A hash of its rows, in any order and any parts."""
     parts: tuple[Part, ...]
     quarantine: tuple[QuarantinedRow, ...] = ()
     """The rows of the bank's table that cannot be read; for entries, those of any day."""
+
+    @property
+    def place(self) -> str:
+        """The source and the table."""
+        return f"{self.written.source}/{self.table}"
 
 
 class ExtractedSource(Struct, frozen=True):
@@ -115,20 +118,24 @@ class Manifest(Struct, frozen=True):
         return self.as_of_ms >= self.end_ms
 
     @property
+    def tables(self) -> tuple[ExtractedTable, ...]:
+        """The tables of all sources."""
+        return tuple(table for source in self.sources for table in source.tables)
+
+    @property
     def controls(self) -> tuple[Control, ...]:
         """All control totals."""
-        return tuple(table.written for source in self.sources for table in source.tables)
+        return tuple(table.written for table in self.tables)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the sources cannot tell."""
         found = [note for source in self.sources for note in source.notes]
-        for table in (table for source in self.sources for table in source.tables):
+        for table in self.tables:
             if count := len(table.quarantine):
-                where = f"{table.written.source}/{table.table}"
                 read = quantity(table.written.rows + count, "row was", "rows were")
                 one = quantity(count, "of them is", "of them are")
-                found.append(f"{where}: {read} read, and {one} in quarantine")
+                found.append(f"{table.place}: {read} read, and {one} in quarantine")
         return tuple(found)
 
     @classmethod

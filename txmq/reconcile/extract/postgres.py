@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
-from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -20,25 +19,17 @@ import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import (
+    BookReader,
     BookRequest,
+    Columns,
     check_columns,
-    checked_extract,
-    copy_table,
     error_text,
-    set_aside,
-    write_sums,
 )
-from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
-from txmq.reconcile.extract.statements import (
-    AccountStatements,
-    Dialect,
-    EntryStatements,
-    column_names,
-    control_from_answer,
-    control_query,
-)
+from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
+from txmq.reconcile.extract.statements import Dialect, column_names
 from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES
+from txmq.reconcile.rules import EntryColumns
+from txmq.reconcile.tables import ENTRIES
 from txmq.runtime.clock import Clock
 
 __all__ = ["PostgresDialect", "read_postgres"]
@@ -157,119 +148,94 @@ def read_postgres(books: BookRequest, clock: Clock) -> ExtractedSource:
         with _connect(url) as first:
             snapshot = _export_snapshot(first)
             taken_ms = clock.wall_ms()
-            reader = _PostgresReader(books, url, snapshot)
-            return ExtractedSource(
-                books.bank.name,
-                "postgresql",
-                snapshot.name,
-                taken_ms,
-                snapshot.source_ms,
-                reader.read(first),
-            )
+            tables = _PostgresReader(books, url, snapshot, first).tables()
+            moments = taken_ms, snapshot.source_ms
+            return ExtractedSource(books.bank.name, "postgresql", snapshot.name, *moments, tables)
     except (adbc.Error, pa.ArrowException, OSError) as error:
         raise ReconcileRefused(f"{books.bank.name}: {error_text(error, url)}") from error
 
 
-class _PostgresReader:
-    """Reads a bank's tables under a snapshot."""
+class _PostgresReader(BookReader):
+    """Reads a bank's tables under a snapshot; the first connection owns it."""
 
-    def __init__(self, books: BookRequest, url: str, snapshot: _Snapshot) -> None:
-        self._books = books
+    def __init__(self, books: BookRequest, url: str, snapshot: _Snapshot, first: Any) -> None:
+        super().__init__(books)
         self._url = url
         self._snapshot = snapshot
+        self._first = first
         self._stopped = threading.Event()
 
-    def read(self, first: Any) -> tuple[ExtractedTable, ...]:
-        """Read all tables; the first connection owns the snapshot."""
-        bank, money = self._books.bank, self._books.money
-        where = f"{bank.name}/entries"
-        relation = EntryStatements(bank, money, self._books.window, PostgresDialect({})).relation
-        types = _types(first, relation)
-        statements = EntryStatements(bank, money, self._books.window, PostgresDialect(types))
-        check_columns(where, column_names(bank.entries), types)
-        self._check_zones(where, types)
-        slices = iter(_slices(first, relation, bank.readers, self._snapshot.version))
-        return (*self._entries(statements, slices), *self._accounts(first))
+    def ask(self, statement: str) -> list[tuple[Any, ...]]:
+        return _rows(self._answer(statement))
 
-    def _entries(
-        self, statements: EntryStatements, slices: Iterator[str]
-    ) -> tuple[ExtractedTable, ...]:
-        books, bank = self._books, self._books.bank
+    def batches(self, statement: str, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
+        del schema
+        yield from self._answer(statement).to_batches()
+
+    def _answer(self, statement: str) -> pa.Table:
+        """The answer over a connection of its own, since several threads ask."""
+        with _connect(self._url) as connection:
+            self._join(connection)
+            return _table(connection, statement)
+
+    def copy_entries(self) -> tuple[ExtractedTable, ...]:
+        bank, statements = self._books.bank, self.entries
+        relation = statements.dialect.relation(bank.entries.table)
+        slices = iter(_slices(self._first, relation, bank.readers, self._snapshot.version))
         with (
-            TableWriter(ENTRIES, books.directory / ENTRIES.name) as writer,
+            self._writer(ENTRIES) as writer,
             ThreadPoolExecutor(bank.readers, f"extract-{bank.name}") as pool,
         ):
-            answers = [
-                pool.submit(self._answer, control_query(statements.rows(), ENTRIES)),
-                pool.submit(self._answer, statements.sums()),
-            ]
-            aside = pool.submit(self._quarantine, statements)
+            control = pool.submit(self._control, ENTRIES, statements)
+            sums = pool.submit(self._answer, statements.sums())
+            aside = pool.submit(self.quarantine, ENTRIES, statements)
             readers: list[Future[Any]] = [
-                pool.submit(self._copy, statements, slices, writer) for _ in range(bank.readers)
+                pool.submit(self._copy_slices, slices, writer) for _ in range(bank.readers)
             ]
             try:
-                done, _ = wait([*answers, aside, *readers], return_when=FIRST_EXCEPTION)
+                done, _ = wait([control, sums, aside, *readers], return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
             finally:
                 self._stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-        counted, sums = (answer.result() for answer in answers)
-        control = control_from_answer(bank.name, ENTRIES, _rows(counted))
-        entries = checked_extract(bank.name, control, writer, aside.result())
-        return entries, *write_sums(books, sums)
+        entries = self._checked(control.result(), writer, aside.result())
+        return entries, *self._write_sums(sums.result().to_batches())
 
-    def _copy(
-        self, statements: EntryStatements, slices: Iterator[str], writer: TableWriter
-    ) -> None:
+    def _copy_slices(self, slices: Iterator[str], writer: TableWriter) -> None:
         """Copy slices over one connection, one after the other."""
         with _connect(self._url) as connection:
             self._join(connection)
             # The threads share the iterator of a list, which gives each slice to one of them.
             for slice_ in slices:
                 with closing(connection.cursor()) as cursor:
-                    cursor.execute(statements.rows(slice_))
+                    cursor.execute(self.entries.rows(slice_))
                     for batch in cursor.fetch_record_batch():
                         if self._stopped.is_set():
                             return
                         writer.write(batch)
 
-    def _quarantine(self, statements: EntryStatements) -> tuple[QuarantinedRow, ...]:
-        with _connect(self._url) as connection:
-            self._join(connection)
-            return set_aside(self._books, ENTRIES, statements, partial(_ask, connection))
-
-    def _answer(self, statement: str) -> pa.Table:
-        with _connect(self._url) as connection:
-            self._join(connection)
-            return _table(connection, statement)
-
-    def _accounts(self, first: Any) -> tuple[ExtractedTable, ...]:
-        bank, accounts = self._books.bank, self._books.bank.accounts
-        if accounts is None:
-            return ()
-        units, money = bank.entries.units, self._books.money
-        named = AccountStatements(accounts, units, money, PostgresDialect({}))
-        types = _types(first, named.relation)
-        check_columns(f"{bank.name}/accounts", column_names(accounts), types)
-        statements = AccountStatements(accounts, units, money, PostgresDialect(types))
-        ask, batches = partial(_ask, first), partial(_batches, first)
-        return (copy_table(self._books, ACCOUNTS, statements, ask, batches),)
+    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
+        types = _types(self._first, PostgresDialect({}).relation(columns.table))
+        check_columns(where, column_names(columns), types)
+        if isinstance(columns, EntryColumns):
+            _check_zones(where, columns, types)
+        return columns, PostgresDialect(types)
 
     def _join(self, connection: Any) -> None:
         _begin(connection)
         _execute(connection, f"SET TRANSACTION SNAPSHOT '{self._snapshot.name}'")
         _set_limits(connection)
 
-    def _check_zones(self, where: str, types: Mapping[str, str]) -> None:
-        """Check the type of moments: in a wrong zone they are wrong by hours, unnoticed."""
-        entries = self._books.bank.entries
-        other = {"timestamp": "timestamptz", "timestamptz": "timestamp"}.get(entries.time)
-        for column in (entries.booked, entries.recorded):
-            if column and types[column] == other:
-                raise ReconcileRefused(
-                    f'{where}: {column} is a {other}, but the rules have time = "{entries.time}"'
-                )
+
+def _check_zones(where: str, entries: EntryColumns, types: Mapping[str, str]) -> None:
+    """Check the type of moments: in a wrong zone they are wrong by hours, unnoticed."""
+    other = {"timestamp": "timestamptz", "timestamptz": "timestamp"}.get(entries.time)
+    for column in (entries.booked, entries.recorded):
+        if column and types[column] == other:
+            raise ReconcileRefused(
+                f'{where}: {column} is a {other}, but the rules have time = "{entries.time}"'
+            )
 
 
 def _url(given: str) -> str:
@@ -347,10 +313,6 @@ def _table(connection: Any, statement: str) -> pa.Table:
     with closing(connection.cursor()) as cursor:
         cursor.execute(statement)
         return cursor.fetch_arrow_table()
-
-
-def _batches(connection: Any, statement: str) -> Iterable[pa.RecordBatch]:
-    yield from _table(connection, statement).to_batches()
 
 
 def _ask(connection: Any, statement: str) -> list[tuple[Any, ...]]:

@@ -7,7 +7,6 @@ functions convert all other values, exactly as they are written.
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
@@ -20,22 +19,14 @@ import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import (
+    BookReader,
     BookRequest,
+    Columns,
     check_columns,
-    copy_table,
     error_text,
-    set_aside,
-    write_sums,
 )
-from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
-from txmq.reconcile.extract.statements import (
-    AccountStatements,
-    Dialect,
-    EntryStatements,
-    column_names,
-)
-from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, TableSchema
+from txmq.reconcile.extract.manifest import ExtractedSource
+from txmq.reconcile.extract.statements import Dialect, column_names
 from txmq.runtime.clock import Clock
 
 __all__ = ["SqliteDialect", "SqliteReader", "floored", "milliseconds", "read_sqlite"]
@@ -89,13 +80,13 @@ def read_sqlite(books: BookRequest, clock: Clock) -> ExtractedSource:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
             taken_ms = clock.wall_ms()
             reader = SqliteReader(books, connection, SqliteDialect())
-            tables = (reader.entries(), *reader.sums(), *reader.accounts())
+            tables = reader.tables()
     except sqlite3.Error as error:
         raise ReconcileRefused(f"{name}: {error_text(error)} ({path})") from error
     return ExtractedSource(name, "sqlite", "", taken_ms, taken_ms, tables)
 
 
-class SqliteReader:
+class SqliteReader(BookReader):
     """Reads a bank's tables in one transaction.
 
     Args:
@@ -105,90 +96,31 @@ class SqliteReader:
     """
 
     def __init__(
-        self,
-        books: BookRequest,
-        connection: sqlite3.Connection,
-        dialect: SqliteDialect,
+        self, books: BookRequest, connection: sqlite3.Connection, dialect: SqliteDialect
     ) -> None:
-        bank, money = books.bank, books.money
-        self.damaged = defaultdict[str, list[QuarantinedRow]](list)
-        """Rows that could not even be brought into a table, by the table's name."""
-        self._books = books
+        super().__init__(books)
         self._connection = connection
-        self._entries = EntryStatements(bank, money, books.window, dialect)
-        self._accounts = None
-        if bank.accounts is not None:
-            units = bank.entries.units
-            self._accounts = AccountStatements(bank.accounts, units, money, dialect)
+        self._dialect = dialect
 
-    def entries(self) -> ExtractedTable:
-        """The entries of the day."""
-        return self._copy(ENTRIES, self._entries, column_names(self._books.bank.entries))
+    def ask(self, statement: str) -> Sequence[Sequence[Any]]:
+        return self._connection.execute(statement).fetchall()
 
-    def sums(self) -> tuple[ExtractedTable, ExtractedTable]:
-        """The sums before the day and after it."""
-        cursor = self._connection.execute(self._entries.sums())
-        names = [field[0] for field in cursor.description]
-        columns = list(zip(*cursor.fetchall(), strict=True)) or [()] * len(names)
-        return write_sums(self._books, pa.table([*map(pa.array, columns)], names))
+    def batches(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        cursor = self._connection.execute(statement)
+        while rows := cursor.fetchmany(_BATCH):
+            columns = zip(zip(*rows, strict=True), schema.types, strict=True)
+            arrays = [pa.array(column, type_) for column, type_ in columns]
+            yield pa.RecordBatch.from_arrays(arrays, names=schema.names)
 
-    def moved(self) -> dict[tuple[str, str], int]:
-        """The change of each account and currency on the day."""
-        statement = f"SELECT account, currency, sum(amount) FROM ({self._entries.rows()})"
-        rows = self._ask(f"{statement} GROUP BY account, currency")
-        return {(account, currency): amount for account, currency, amount in rows}
-
-    def stated(self) -> dict[tuple[str, str], tuple[int | None, int]]:
-        """The opening balance of each account, if the bank states it, and the closing balance."""
-        if self._accounts is None:
-            return {}
-        rows = self._ask(self._accounts.ends())
-        found = {(account, currency): (begun, ended) for account, currency, begun, ended in rows}
-        if len(found) < len(rows):
-            where = f"{self._books.bank.name}/accounts"
-            raise ReconcileRefused(f"{where}: an account has two balances in one currency")
-        return found
-
-    def quarantine(self) -> tuple[QuarantinedRow, ...]:
-        """The rows of the bank's table of accounts that cannot be read."""
-        if self._accounts is None:
-            return ()
-        damaged = self.damaged[ACCOUNTS.name]
-        return set_aside(self._books, ACCOUNTS, self._accounts, self._ask, damaged)
-
-    def accounts(self) -> tuple[ExtractedTable, ...]:
-        """The bank's table of accounts, if the rules name one."""
-        accounts = self._books.bank.accounts
-        if accounts is None or self._accounts is None:
-            return ()
-        return (self._copy(ACCOUNTS, self._accounts, column_names(accounts)),)
-
-    def _copy(
-        self,
-        table: TableSchema,
-        statements: EntryStatements | AccountStatements,
-        columns: frozenset[str],
-    ) -> ExtractedTable:
+    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
         # SQLite reads an unknown column name as a text, so the names are checked first.
-        cursor = self._connection.execute(f"SELECT * FROM {statements.relation} LIMIT 0")
+        relation = self._dialect.relation(columns.table)
+        cursor = self._connection.execute(f"SELECT * FROM {relation} LIMIT 0")
         names = [field[0] for field in cursor.description]
         known = {name.casefold() for name in names}
-        unknown = (name for name in columns if name.casefold() not in known)
-        check_columns(f"{self._books.bank.name}/{table.name}", unknown, names)
-        schema = arrow_schema(table)
-
-        def batches(statement: str) -> Iterator[pa.RecordBatch]:
-            cursor = self._connection.execute(statement)
-            while rows := cursor.fetchmany(_BATCH):
-                columns = zip(zip(*rows, strict=True), schema.types, strict=True)
-                arrays = [pa.array(column, type_) for column, type_ in columns]
-                yield pa.RecordBatch.from_arrays(arrays, names=schema.names)
-
-        damaged = self.damaged[table.name]
-        return copy_table(self._books, table, statements, self._ask, batches, damaged)
-
-    def _ask(self, statement: str) -> Sequence[Sequence[Any]]:
-        return self._connection.execute(statement).fetchall()
+        wanted = column_names(columns)
+        check_columns(where, (name for name in wanted if name.casefold() not in known), names)
+        return columns, self._dialect
 
 
 def _open(path: str) -> sqlite3.Connection:

@@ -8,16 +8,13 @@ same snapshot, so that rows lost on the way to the files are detected.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple, Protocol
 
 from txmq.reconcile.extract.controls import (
     LIMIT,
     LOWER_HALF,
-    control_totals,
     has_number,
-    join_halves,
-    money_column,
     number_columns,
 )
 from txmq.reconcile.rules import (
@@ -29,7 +26,6 @@ from txmq.reconcile.rules import (
     Money,
     Namespaces,
 )
-from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import ENTRIES, TableSchema
 
 __all__ = [
@@ -38,8 +34,8 @@ __all__ = [
     "EntryStatements",
     "RowFault",
     "column_names",
-    "control_from_answer",
     "control_query",
+    "halves",
     "roles_of",
 ]
 
@@ -55,6 +51,10 @@ class Dialect(Protocol):
     def quoted(self, name: str) -> str:
         """A name."""
         return '"' + name.replace('"', '""') + '"'
+
+    def relation(self, table: str) -> str:
+        """A table, perhaps with its schema."""
+        return ".".join(map(self.quoted, table.split(".")))
 
     def literal(self, text: str) -> str:
         """A text."""
@@ -122,11 +122,6 @@ class _Statements(ABC):
         """The columns that identify a row, by the names that messages use."""
         self.dialect = dialect
 
-    @property
-    def relation(self) -> str:
-        """The table's name, quoted."""
-        return ".".join(self.dialect.quoted(part) for part in self._columns.table.split("."))
-
     def currency(self) -> str:
         """The currency; NULL if it is unknown."""
         given = self._columns.currency
@@ -162,7 +157,8 @@ class _Statements(ABC):
     def _from(self, *conditions: str) -> str:
         given = [f"({self._columns.where})"] if self._columns.where else []
         all_ = " AND ".join([*given, *(condition for condition in conditions if condition)])
-        return f"FROM {self.relation}" + (f" WHERE {all_}" if all_ else "")
+        found = f"FROM {self.dialect.relation(self._columns.table)}"
+        return f"{found} WHERE {all_}" if all_ else found
 
     @abstractmethod
     def faults(self) -> list[RowFault]:
@@ -262,7 +258,7 @@ class EntryStatements(_Statements):
         and the upper halves of the amounts, number of entries, and 0. Rows that begin with 1 are
         the sums of these by period and currency; they end with the number of accounts.
         """
-        by, (low, high) = self._decisive_moment(), _halves("amount")
+        by, (low, high) = self._decisive_moment(), halves("amount")
         start_ms, end_ms = self._window
         return (
             f"WITH lines AS (SELECT CASE WHEN {by} < {start_ms} THEN 0 ELSE 1 END AS period, "
@@ -411,7 +407,7 @@ class AccountStatements(_Statements):
         return found
 
 
-def _halves(number: str) -> tuple[str, str]:
+def halves(number: str) -> tuple[str, str]:
     """The sums of the lower and of the upper halves of a number, which fit into 64 bits."""
     sums = f"sum({number} & {LOWER_HALF})", f"sum({number} >> 32)"
     return f"CAST({sums[0]} AS BIGINT)", f"CAST({sums[1]} AS BIGINT)"
@@ -425,22 +421,8 @@ def control_query(rows: str, table: TableSchema) -> str:
         table: The table.
     """
     ends = "min(id), max(id)" if has_number(table) else "NULL, NULL"
-    sums = (half for column in number_columns(table) for half in _halves(column))
+    sums = (half for column in number_columns(table) for half in halves(column))
     return (
         f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({rows}) AS found "
         "GROUP BY currency"
     )
-
-
-def control_from_answer(source: str, table: TableSchema, rows: Sequence[Sequence[Any]]) -> Control:
-    """The control totals from the answer to :func:`control_query`."""
-    numbers, money = number_columns(table), money_column(table)
-    found = []
-    for currency, count, least, most, *sums in rows:
-        totals = {
-            name: join_halves(*sums[2 * place : 2 * place + 2])
-            for place, name in enumerate(numbers)
-        }
-        total = totals[money] if money is not None else 0
-        found.append((currency, count, least, most, total, sum(totals.values())))
-    return control_totals(source, table, found)

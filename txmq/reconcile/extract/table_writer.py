@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -22,17 +21,17 @@ from txmq.quantity import quantity
 from txmq.reconcile.extract.contents import ContentHash
 from txmq.reconcile.extract.control_sums import ControlSums
 from txmq.reconcile.extract.controls import LIMIT
-from txmq.reconcile.extract.manifest import ExtractedTable, Part
+from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
 from txmq.reconcile.parquet_files import sha256_of, sync
-from txmq.reconcile.report.words import mask_sides
-from txmq.reconcile.summary import Control
+from txmq.reconcile.report.words import mask, mask_sides
 from txmq.reconcile.tables import RECURRING, TableSchema
 
-__all__ = ["TableWriter", "arrow_schema", "arrow_table", "describe_part", "parquet_writer"]
+__all__ = ["TableWriter", "arrow_schema", "arrow_table", "parquet_writer"]
 
 _ROWS_A_PART: Final = 4_000_000
 _PLACE: Final = (
-    *("proof", "class", "key", "bank", "debit_bank", "payer", "credit_bank", "payee", "currency"),
+    *("proof", "class", "key", "bank", "debit_bank", "payer", "credit_bank", "payee"),
+    *("account", "currency"),
 )
 """The columns that name a row in an error."""
 _TYPES: Final = {
@@ -75,6 +74,7 @@ def arrow_table(table: TableSchema, rows: Sequence[Sequence[Any]]) -> pa.Table:
 def _place(row: dict[str, Any]) -> str:
     """The texts that name a row; accounts are masked."""
     row = mask_sides({"payer": None, "payee": None} | row)
+    row["account"] = mask(row.get("account") or "")
     return ", ".join(row[name] for name in _PLACE if row.get(name))
 
 
@@ -88,19 +88,6 @@ def parquet_writer(path: Path | pa.NativeFile, schema: pa.Schema) -> pq.ParquetW
         use_dictionary=sorted(RECURRING.intersection(schema.names)),
         write_page_checksum=True,
     )
-
-
-def describe_part(path: Path, rows: int | None = None) -> Part:
-    """Sync a file, and describe it for the manifest.
-
-    Args:
-        path: The file, in the directory of its table.
-        rows: Its number of rows; read from the file if left out.
-    """
-    sync(path)
-    if rows is None:
-        rows = int(pq.read_metadata(path).num_rows)
-    return Part("/".join(path.parts[-3:]), rows, path.stat().st_size, sha256_of(path))
 
 
 class TableWriter:
@@ -122,7 +109,7 @@ class TableWriter:
         self._table = table
         self._directory = directory
         self._rows_a_part = rows_a_part
-        self._schema = arrow_schema(table)
+        self.schema = arrow_schema(table)
         self._lock = threading.Lock()
         self._open: dict[int, _OpenPart] = {}
         self._done: list[Part] = []
@@ -171,26 +158,25 @@ class TableWriter:
             with self._lock:
                 self._done.append(done)
 
-    def extracted(self, source: str, control: Control | None = None) -> ExtractedTable:
+    def extracted(self, source: str, quarantine: tuple[QuarantinedRow, ...] = ()) -> ExtractedTable:
         """Describe the written table, after the block.
 
         Args:
             source: A bank's name, or ``log``.
-            control: The source's control totals; those of the written rows if it has none.
+            quarantine: The rows that are left out.
         """
         written = self._sums.control(source)
-        return ExtractedTable(
-            self._table.name, control or written, written, self._contents.word, self.parts
-        )
+        name, word = self._table.name, self._contents.word
+        return ExtractedTable(name, written, word, self.parts, quarantine)
 
     def _begin(self) -> _OpenPart:
         self._part_count += 1
-        return _OpenPart(self._directory / f"part-{self._part_count - 1:05}.parquet", self._schema)
+        return _OpenPart(self._directory / f"part-{self._part_count - 1:05}.parquet", self.schema)
 
     def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         where = f"{self._directory.parent.name}/{self._table.name}"
         columns = []
-        for field in self._schema:
+        for field in self.schema:
             found = batch.column(field.name)
             if found.null_count and not field.nullable:
                 rows = quantity(found.null_count, "row")
@@ -199,7 +185,7 @@ class TableWriter:
                 columns.append(found.cast(field.type))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise ReconcileRefused(f"{where}: {field.name} does not fit: {error}") from error
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 class _OpenPart:
@@ -219,9 +205,10 @@ class _OpenPart:
     def finish(self) -> Part:
         """Sync the file, and give it its name."""
         self._writer.close()
-        part = describe_part(self._draft, self.rows)
+        sync(self._draft)
+        size, digest = self._draft.stat().st_size, sha256_of(self._draft)
         self._draft.rename(self._path)
-        return msgspec.structs.replace(part, path="/".join(self._path.parts[-3:]))
+        return Part("/".join(self._path.parts[-3:]), self.rows, size, digest)
 
     def drop(self) -> None:
         """Remove the file."""

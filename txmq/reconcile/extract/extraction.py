@@ -156,8 +156,12 @@ def _reader_of(
 
             # Spark's workers may not see a draft that is below this machine's TMPDIR.
             scratch = None if home.local else home.at(".scratch", bank.name)
-            check_reach(spark, home.uri)
-            return partial(read_jdbc, spark=spark, clock=clock, scratch=scratch)
+
+            def read(books: BookRequest) -> ExtractedSource:
+                check_reach(spark, home.uri)  # By now Python has written there.
+                return read_jdbc(books, spark, clock, scratch)
+
+            return read
         case "jdbc":
             why = "Spark reads JDBC URLs, and no session was given"
         case _:

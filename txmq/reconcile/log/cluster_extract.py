@@ -95,7 +95,8 @@ def _rows(
     rules: Rules, window: DayWindow, broker: BrokerPlan, number: int, files: list[list[_RangeFile]]
 ) -> Iterator[LogRows]:
     """The rows of a broker's log in its files."""
-    collapse = Collapse(Flows(rules.log.flow, rules.money), window)
+    half_of = partial(earlier_half, rules.log.cluster, broker)
+    collapse = Collapse(Flows(rules.log.flow, rules.money), window, half_of)
 
     def done(count: int) -> LogRows:
         if not broker.is_txmq:
@@ -113,6 +114,5 @@ def _rows(
     while some := list(islice(found, _RECORDS_A_BATCH)):
         collapse.take(some)
         yield done(0)
-    collapse.join(collapse.open_ends(), partial(earlier_half, rules.log.cluster, broker))
     collapse.finish()
     yield done(sum(wanted.end - wanted.start for wanted in broker.ranges))

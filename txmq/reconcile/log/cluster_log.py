@@ -29,6 +29,7 @@ from txmq.message import Queue
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ListTransactions
 from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
+from txmq.protocol.span import Decision
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.log_rows import GroupOffset
 from txmq.reconcile.log.pulled_records import half_of
@@ -319,11 +320,9 @@ async def _fetch(
         draft.rename(path)
 
 
-def earlier_half(names: str, plan: BrokerPlan, position: int, offset: int) -> Record | None:
-    """The half message at an offset of the half topic; ``None`` if it was deleted, or is part of
-    the plan.
-    """
-    del position
+def earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | None:
+    """The half message of a decision; ``None`` if it was deleted, or is part of the plan."""
+    offset = decision.half_offset
     queue = Queue(HALF_TOPIC, plan.name, 0)
     if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
         return None

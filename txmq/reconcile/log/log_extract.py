@@ -26,6 +26,7 @@ from txmq.protocol import record as records
 from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.checked_body import unpack
 from txmq.protocol.record import Record
+from txmq.protocol.span import Decision
 from txmq.reconcile.extract.extraction import ExtractedLog
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.log.collapse import Collapse, OpenEnds
@@ -156,12 +157,12 @@ def _rows_of(
     log: LogFiles, job: _Job, read: _ReadStretches, stretch_bytes: int
 ) -> Iterator[LogRows]:
     """The rows of the log in a directory."""
-    whole = Collapse(Flows(job.flows, job.money), job.window)
+    whole = Collapse(Flows(job.flows, job.money), job.window, partial(_half_of, log))
     todo = list(stretches((file.file for file in log.files), stretch_bytes))
     position = 0
     for part in _parts(log, job, todo, read):
         position = part.end
-        whole.join(part.open_ends, partial(_half_at, log))
+        whole.join(part.open_ends)
         messages = [*part.messages, *arrow_batches(MESSAGES, whole.messages, job.broker)]
         whole.messages.clear()
         yield LogRows(part.records, position, messages, part.failures)
@@ -259,8 +260,8 @@ def _collapse(opened: OpenFile, stretch: LogStretch, job: _Job, start: int) -> _
     )
 
 
-def _half_at(log: LogFiles, position: int, offset: int) -> Record | None:
-    del offset
+def _half_of(log: LogFiles, decision: Decision) -> Record | None:
+    position = decision.half_position
     data = log.record_at(position)
     if data is None:
         return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from txmq.reconcile.log.files import files_of
+from txmq.reconcile.log.files import LogFiles
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.log.raw import raw_records
 from txmq.reconcile.log.spans import LogStretch
@@ -32,8 +32,9 @@ def order(key, amount=100, **more):
 
 def read_log(directory):
     """All records of the log in a broker's directory."""
-    for file in files_of(directory):
-        yield from raw_records(LogStretch(file, file.start, file.end))
+    with LogFiles(directory) as log:
+        for file in [opened.file for opened in log.files]:
+            yield from raw_records(LogStretch(file, file.start, file.end))
 
 
 def dump(disk, directory):

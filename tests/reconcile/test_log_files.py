@@ -10,8 +10,8 @@ from tests.reconcile.log_stage import Taken, dump, order, read_log
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
-from txmq.reconcile.log.files import LogFiles, OpenFile, files_of
-from txmq.reconcile.log.spans import LogStretch, find_start, records_from
+from txmq.reconcile.log.files import LogFiles, OpenFile
+from txmq.reconcile.log.spans import records_from, stretches
 from txmq.reconcile.rules import DayWindow
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
@@ -269,9 +269,9 @@ def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
     shelf.put(forged, "Transfers", unique="forged")
     shelf.flush()
     fill(shelf, COUNT, COUNT)
-    with LogFiles(data, START_MS + 1) as log:
+    with LogFiles(data) as log:
         (opened,) = log.files
-        assert find_start(opened, LogStretch(opened.file, at - 20, opened.file.end)) == at
+        assert next(stretches(opened, at - 20)).end > at
 
     whole = Taken(data, tmp_path / "out")
     cut = Taken(data, tmp_path / "cut", stretch_bytes=at - 20)
@@ -322,7 +322,8 @@ def test_many_processes_read_the_same(data, tmp_path, open_shelf):
 
 def test_an_older_copy_of_a_file_is_short(data, open_shelf):
     fill(open_shelf(ROOM))
-    file = files_of(data)[-1]
+    with LogFiles(data) as log:
+        file = log.files[-1].file
 
     with OpenFile(file) as whole:
         assert not whole.is_short

@@ -17,24 +17,20 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.log.cluster_log import (
     BrokerPlan,
-    ClusterPlan,
     QueueRange,
     earlier_half,
     fetch_ranges,
     plan_reading,
 )
-from txmq.reconcile.log.collapse import Collapse
-from txmq.reconcile.log.flows import Flows
-from txmq.reconcile.log.log_rows import BrokerLog, LogRows, arrow_batches, number_brokers
+from txmq.reconcile.log.log_rows import BrokerDay, LogReading, LogRows, number_brokers
 from txmq.reconcile.log.pulled_records import decided_records, marked_records, merged_records
 from txmq.reconcile.rules import DayWindow, Rules
-from txmq.reconcile.tables import FAILURES, MESSAGES
 from txmq.runtime.clock import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["cluster_logs"]
+__all__ = ["read_cluster"]
 
 RECORDS_A_FILE: Final = 50_000
 _RangeFile: TypeAlias = tuple[Path, QueueRange]
@@ -43,10 +39,10 @@ _RECORDS_A_BATCH: Final = 16 * 1024
 
 
 @contextmanager
-def cluster_logs(
+def read_cluster(
     rules: Rules, window: DayWindow, draft: Path, spark: SparkSession | None, clock: Clock
-) -> Iterator[tuple[ClusterPlan, list[BrokerLog]]]:
-    """Read the logs of a cluster.
+) -> Iterator[LogReading]:
+    """Read the logs of a cluster into files.
 
     ``draft`` gets a folder of files during the block. The workers of ``spark`` read the cluster,
     and need the draft under this path; without Spark this process reads it.
@@ -54,13 +50,13 @@ def cluster_logs(
     Raises:
         ReconcileRefused: The cluster cannot be read.
     """
-    plan = plan_reading(rules.log.cluster, rules.log.flow, window, clock)
-    numbers = number_brokers(broker.name for broker in plan.brokers)
+    names, flows = rules.log.cluster, rules.log.flow
+    plan = plan_reading(names, flows, window, clock)
     folder = draft / _FOLDER
     folder.mkdir(parents=True)
-    files = {broker.name: _files(folder, broker) for broker in plan.brokers}
-    todo = list(chain.from_iterable(chain.from_iterable(files.values())))
-    fetch = partial(fetch_ranges, rules.log.cluster)
+    files = [_files(folder, broker) for broker in plan.brokers]
+    todo = list(chain.from_iterable(chain.from_iterable(files)))
+    fetch = partial(fetch_ranges, names)
     if spark is None or not todo:
         errors = fetch(todo)
     else:
@@ -68,12 +64,11 @@ def cluster_logs(
         errors = spark.sparkContext.parallelize(todo, slices).mapPartitions(fetch).collect()
     if errors:
         raise ReconcileRefused(errors[0])
-    logs = []
-    for broker in plan.brokers:
-        number = numbers[broker.name]
-        rows = _rows(rules, window, broker, number, files[broker.name])
-        logs.append(BrokerLog(number, broker.offsets, rows))
-    yield plan, logs
+    numbers = number_brokers(broker.name for broker in plan.brokers)
+    days = [BrokerDay(numbers[broker.name], flows, rules.money, window) for broker in plan.brokers]
+    offsets = [day.offsets(broker.offsets) for day, broker in zip(days, plan.brokers, strict=True)]
+    rows = chain.from_iterable(map(partial(_rows, names), days, plan.brokers, files))
+    yield LogReading(plan.moment_ms, offsets, rows, tuple(numbers), plan.notes)
     shutil.rmtree(folder)
 
 
@@ -92,21 +87,16 @@ def _files(folder: Path, broker: BrokerPlan) -> list[list[_RangeFile]]:
 
 
 def _rows(
-    rules: Rules, window: DayWindow, broker: BrokerPlan, number: int, files: list[list[_RangeFile]]
+    names: str, day: BrokerDay, broker: BrokerPlan, files: list[list[_RangeFile]]
 ) -> Iterator[LogRows]:
     """The rows of a broker's log in its files."""
-    half_of = partial(earlier_half, rules.log.cluster, broker)
-    collapse = Collapse(Flows(rules.log.flow, rules.money), window, half_of)
+    collapse = day.collapse(partial(earlier_half, names, broker))
 
     def done(count: int) -> LogRows:
         if not broker.is_txmq:
             for row in collapse.messages:
                 row.decided_by = row.decided_by if row.state == "parked" else None
-        messages = list(arrow_batches(MESSAGES, collapse.messages, number))
-        failures = list(arrow_batches(FAILURES, collapse.failures, number))
-        collapse.messages.clear()
-        collapse.failures.clear()
-        return LogRows(count, 0, messages, failures, collapse.gone)
+        return day.take_rows(collapse, count)
 
     places = [[path for path, _ in queue] for queue in files]
     records = merged_records(places, is_txmq=broker.is_txmq)

@@ -92,7 +92,7 @@ def raw_records(part: LogStretch) -> Iterator[RawRecord]:
     try:
         with OpenFile(part.file) as opened:
             for _, found in records_from(opened, part.start, part.end):
-                for item, position in found:
+                for item, position, _ in found:
                     yield raw_record(item, position)
     except FileNotFoundError:
         raise ReconcileRefused(

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.log.files import OpenFile, files_of
+from txmq.reconcile.log.files import LogFiles
 from txmq.reconcile.log.raw import RawRecord, raw_records
-from txmq.reconcile.log.spans import STRETCH_BYTES, parts
+from txmq.reconcile.log.spans import STRETCH_BYTES, stretches
 
 __all__ = ["LogSource", "register"]
 
@@ -94,14 +94,10 @@ class LogDataReader(DataSourceReader):
         Raises:
             ReconcileRefused: The log is missing.
         """
-        found: list[InputPartition] = []
-        for file in files_of(self._directory):
-            try:
-                with OpenFile(file) as opened:
-                    found += [InputPartition(part) for part in parts(opened, self._size)]
-            except FileNotFoundError:
-                continue  # The broker has just deleted it; the log begins with the next file.
-        return found
+        with LogFiles(self._directory) as log:
+            return [
+                InputPartition(part) for file in log.files for part in stretches(file, self._size)
+            ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the records of a partition.

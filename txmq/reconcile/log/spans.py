@@ -7,84 +7,54 @@ follows, the log is damaged and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import CorruptRecord, ReconcileRefused
 from txmq.protocol.checksum import crc32
-from txmq.protocol.span import HEAD_BYTES, Found, found_in, heads_in, read_head
+from txmq.protocol.span import HEAD_BYTES, Found, ends_in, found_in, heads_in, read_head
 from txmq.reconcile.log.files import LogFile, OpenFile
 
-__all__ = ["STRETCH_BYTES", "LogStretch", "find_start", "parts", "records_from", "stretches"]
+__all__ = ["STRETCH_BYTES", "LogStretch", "records_from", "stretches"]
 
 STRETCH_BYTES: Final = 32 * 1024 * 1024
 """The size of a stretch, which is read in one go; the cuts do not depend on the reader."""
 
 _READ_BYTES: Final = 4 * 1024 * 1024
 
+_Located: TypeAlias = tuple[Found, int, bytes]
+
 
 class LogStretch(NamedTuple):
-    """A part of a file: the spans that begin in it."""
+    """A part of a file, from the start of a span to the end of one."""
 
     file: LogFile
     start: int
     end: int
 
-    @property
-    def is_first(self) -> bool:
-        """True if it is the first of its file, so that a span begins at its start."""
-        return self.start == self.file.start
 
+def stretches(log: OpenFile, size: int) -> Iterator[LogStretch]:
+    """Cut a file into parts of about this size, which can be read separately.
 
-def stretches(files: Iterable[LogFile], size: int = STRETCH_BYTES) -> Iterator[LogStretch]:
-    """Cut the files into parts that can be read separately."""
-    for file in files:
-        for start in range(file.start, file.end, size):
-            yield LogStretch(file, start, min(start + size, file.end))
-
-
-def parts(log: OpenFile, size: int) -> Iterator[LogStretch]:
-    """Cut a file at starts of spans into parts of about this size; this reads each head."""
+    Their reader checks the spans. If a head is broken, the rest of the file is the last part.
+    """
     start = at = log.file.start
     while at < log.file.end:
-        data, here = log.read(at, _READ_BYTES), 0
-        while (head := read_head(data, here, at + here)) is not None:
-            here += head.size
-            if at + here - start >= size:
-                yield LogStretch(log.file, start, at + here)
-                start = at + here
-        if not here:
+        before = at
+        for end in ends_in(log.read(at, _READ_BYTES), at):
+            if end - start >= size:
+                yield LogStretch(log.file, start, end)
+                start = end
+            at = end
+        if at == before:
             break
-        at += here
     if start < log.file.end:
         yield LogStretch(log.file, start, log.file.end)
 
 
-def find_start(log: OpenFile, stretch: LogStretch) -> int | None:
-    """The position of the first span that begins in a stretch, or ``None``.
-
-    A message body that looks like a span is found too, so the caller must check that the
-    previous stretch ends at this position.
-    """
-    if stretch.is_first:
-        return stretch.start
-    at = stretch.start
-    while at < stretch.end:
-        data = log.read(at, _READ_BYTES + HEAD_BYTES)
-        for head in heads_in(data, at):
-            if head.position >= stretch.end:
-                break
-            if _payload(log, head.position) is not None:
-                return head.position
-        at += _READ_BYTES
-    return None
-
-
-def records_from(
-    log: OpenFile, start: int, end: int
-) -> Iterator[tuple[int, list[tuple[Found, int]]]]:
-    """For each span that begins in a part of a file: its end, and its records with their
-    positions. A span begins at ``start``; those that begin at ``end`` or later are left out.
+def records_from(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, list[_Located]]]:
+    """For each span that begins in a part of a file: its end, and its records with their positions
+    and bytes. A span begins at ``start``; those that begin at ``end`` or later are left out.
 
     Raises:
         ReconcileRefused: A span is damaged.
@@ -92,7 +62,7 @@ def records_from(
     for position, payload in _spans(log, start, end):
         first = position + HEAD_BYTES
         try:
-            found = [(item, where) for item, where, _ in found_in(payload, first)]
+            found = list(found_in(payload, first))
         except CorruptRecord as error:
             raise _damage(log, error.position, error.reason) from error
         yield first + len(payload), found

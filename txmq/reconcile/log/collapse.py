@@ -25,11 +25,7 @@ _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 _COMMITTED: Final = int(SysFlag.COMMITTED)
 
-_STATES: Final = {
-    DecisionKind.COMMITTED: "committed",
-    DecisionKind.ROLLED_BACK: "rolled_back",
-    DecisionKind.PARKED: "parked",
-}
+_STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
 
@@ -40,8 +36,7 @@ HalfOf: TypeAlias = Callable[[Decision], Record | None]
 class OpenEnds(NamedTuple):
     """The open messages at the end of a part of the log, and records about earlier parts."""
 
-    held: dict[int, MessageRow]
-    others: set[int]
+    held: dict[int, MessageRow | None]
     waiting: dict[int, MessageRow]
     orphans: list[Callable[[Collapse], None]]
     """Each applies a record to the parts before it."""
@@ -68,10 +63,8 @@ class Collapse:
         self._flows = flows
         self._half_of = half_of
         self._start_ms, self._end_ms = window
-        self._held: dict[int, MessageRow] = {}
-        """Undecided and parked half messages, by position."""
-        self._others: set[int] = set()
-        """The positions of half messages that do not count."""
+        self._held: dict[int, MessageRow | None] = {}
+        """Undecided and parked half messages, by position; those that do not count have no row."""
         self._waiting: dict[int, MessageRow] = {}
         self._waiting_by_id: dict[str, set[int]] = {}
         self._copied: dict[int, Decision] = {}
@@ -99,10 +92,8 @@ class Collapse:
 
     def _take_half(self, record: Record) -> None:
         row = self._flows.message(record, "prepared") if record.stored_ms < self._end_ms else None
-        if row is None:
-            self._others.add(record.position)
-            return
-        row.queue_offset = None  # That offset is in the queue of half messages.
+        if row is not None:
+            row.queue_offset = None  # That offset is in the queue of half messages.
         self._held[record.position] = row
 
     def _take_decision(self, decision: Decision) -> None:
@@ -145,9 +136,7 @@ class Collapse:
         if topic.startswith(RETRY):
             self._fail(record, topic.removeprefix(RETRY), "retrying")
             return
-        if not self._start_ms <= record.stored_ms < self._end_ms:
-            return
-        row = self._flows.message(record, "sent", topic)
+        row = self._flows.message(record, "sent", topic) if self._is_in(record.stored_ms) else None
         if row is not None:
             queue = properties.find(record.properties, properties.REAL_QUEUE) or ""
             row.queue = int(queue) if queue.isascii() and queue.isdecimal() else 0
@@ -165,16 +154,12 @@ class Collapse:
     def _decide(self, decision: Decision) -> bool:
         """Apply a decision; returns whether its half message is known."""
         at = decision.half_position
-        if at in self._others:
-            if decision.kind is not DecisionKind.PARKED:
-                self._others.discard(at)
-            return True
-        row = self._held.get(at)
-        if row is None:
+        if at not in self._held:
             return False
+        row = self._held[at]
         is_later = decision.decided_ms >= self._end_ms
         # At the end of the day it was still parked; later decisions do not count.
-        if not (is_later and self._is_in(row.decided_ms)):
+        if row is not None and not (is_later and self._is_in(row.decided_ms)):
             row.state = _STATES[decision.kind]
             row.decided_ms = decision.decided_ms
             row.decided_by = _SOURCES[decision.source]
@@ -183,7 +168,8 @@ class Collapse:
                 row.queue_offset = decision.queue_offset
         if decision.kind is not DecisionKind.PARKED:
             del self._held[at]
-            self._keep(row)
+            if row is not None:
+                self._keep(row)
         return True
 
     def _decide_earlier(self, decision: Decision, copy: MessageRow | None) -> None:
@@ -196,8 +182,8 @@ class Collapse:
         if self._decide(decision):
             return
         if self._half_of is None:
-            later = partial(Collapse._decide_earlier, decision=decision, copy=copy)
-            self._orphans.append(later)
+            again = partial(Collapse._decide_earlier, decision=decision, copy=copy)
+            self._orphans.append(again)
             return
         if not self._is_in(decision.decided_ms):
             return
@@ -264,20 +250,20 @@ class Collapse:
 
     def open_ends(self) -> OpenEnds:
         """The state that the next parts need from this one."""
-        return OpenEnds(self._held, self._others, self._waiting, self._orphans)
+        return OpenEnds(self._held, self._waiting, self._orphans)
 
     def join(self, later: OpenEnds) -> None:
         """Apply the orphans of the next part, and take over its open messages."""
         for orphan in later.orphans:
             orphan(self)
         self._held |= later.held
-        self._others |= later.others
         for position, row in later.waiting.items():
             self._wait(position, row)
 
     def finish(self) -> None:
         """End the log: undecided messages have a row too."""
-        for rows in (self._held, self._waiting):
-            for row in rows.values():
+        for row in (*self._held.values(), *self._waiting.values()):
+            if row is not None:
                 self._keep(row)
-            rows.clear()
+        self._held.clear()
+        self._waiting.clear()

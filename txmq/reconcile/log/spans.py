@@ -12,7 +12,15 @@ from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import CorruptRecord, ReconcileRefused
 from txmq.protocol.checksum import crc32
-from txmq.protocol.span import HEAD_BYTES, Found, ends_in, found_in, heads_in, read_head
+from txmq.protocol.span import (
+    HEAD_BYTES,
+    Found,
+    SpanHead,
+    ends_in,
+    found_in,
+    heads_in,
+    read_head,
+)
 from txmq.reconcile.log.files import LogFile, OpenFile
 
 __all__ = ["STRETCH_BYTES", "LogStretch", "records_from", "stretches"]
@@ -70,65 +78,45 @@ def records_from(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, lis
 
 def _spans(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     """The positions and payloads of the spans that begin in a part of a file."""
-    at = start
+    at, size, behind = start, _READ_BYTES, None
     while at < end:
-        data, here = log.read(at, _READ_BYTES), 0
-        view = memoryview(data)
-        while at + here < end:
-            head = read_head(data, here, at + here)
-            if head is None or here + head.size > len(data):
-                break
+        data, here = log.read(at, size), 0
+        while (head := read_head(data, here, at + here)) is not None and at + here < end:
             if head.log != log.file.log:
                 raise _damage(log, at + here, "the log of another broker continues there")
-            payload = view[here + HEAD_BYTES : here + head.size]
-            if crc32(payload) != head.checksum:
+            payload = data[here + HEAD_BYTES : here + head.size]
+            if here + head.size > len(data) or crc32(payload) != head.checksum:
                 break
-            yield at + here, bytes(payload)
+            yield at + here, payload
             here += head.size
-        if here == 0:
-            # The span is longer than what was read, or incomplete.
-            longer = _payload(log, at) or _payload_now(log, at)
-            if longer is None:
+        if here:
+            at, size, behind = at + here, _READ_BYTES, None
+        elif head is not None and size < head.size <= log.file.end - at:
+            size = head.size
+        elif not log.file.is_last:
+            reason = f"a span is incomplete there, and the log continues at {log.file.end}"
+            raise _damage(log, at, reason)
+        elif behind is not None:
+            raise _damage(
+                log,
+                at,
+                f"a span is incomplete there, and another one begins at {behind}; after a crash, "
+                "start the broker once: it cuts the log there if later records were never "
+                "acknowledged",
+            )
+        else:
+            behind = _next_head(log, at, head)
+            if behind is None:
                 return
-            yield at, longer
-            here = HEAD_BYTES + len(longer)
-        at += here
+            # The broker writes one span after the other, so this one may be complete by now.
 
 
-def _payload(log: OpenFile, at: int) -> bytes | None:
-    head = read_head(log.read(at, HEAD_BYTES), 0, at)
-    if head is None or at + head.size > log.file.end:
-        return None
-    payload = log.read(at + HEAD_BYTES, head.size - HEAD_BYTES)
-    is_whole = len(payload) == head.size - HEAD_BYTES and crc32(payload) == head.checksum
-    return payload if is_whole else None
-
-
-def _payload_now(log: OpenFile, bad: int) -> bytes | None:
-    """The payload of a span that was incomplete before; ``None`` if the log ends before it."""
-    if not log.file.is_last:
-        reason = f"a span is incomplete there, and the log continues at {log.file.end}"
-        raise _damage(log, bad, reason)
-    behind = _next_head(log, bad)
-    # The broker writes one span after the other, so this one may be complete by now.
-    payload = None if behind is None else _payload(log, bad)
-    if behind is not None and payload is None:
-        raise _damage(
-            log,
-            bad,
-            f"a span is incomplete there, and another one begins at {behind}; after a crash, start "
-            "the broker once: it cuts the log there if later records were never acknowledged",
-        )
-    return payload
-
-
-def _next_head(log: OpenFile, bad: int) -> int | None:
+def _next_head(log: OpenFile, bad: int, head: SpanHead | None) -> int | None:
     # A body may contain what looks like a head: if the span's own head is complete, skip its size.
-    head = read_head(log.read(bad, HEAD_BYTES), 0, bad)
     first = bad + (1 if head is None else head.size)
     for at in range(first, log.file.end, _READ_BYTES):
-        for head in heads_in(log.read(at, _READ_BYTES + HEAD_BYTES), at):
-            return head.position
+        for found in heads_in(log.read(at, _READ_BYTES + HEAD_BYTES), at):
+            return found.position
     return None
 
 

@@ -16,7 +16,7 @@ from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.flows import FailureRow, Flows, MessageRow, printable_text
+from txmq.reconcile.log.flows import FailureRow, Flows, MessageRow, printable_text, real_place_of
 from txmq.reconcile.rules import DayWindow
 
 __all__ = ["Collapse", "HalfOf", "OpenEnds"]
@@ -132,15 +132,13 @@ class Collapse:
         if recalled is not None:
             self._recall(printable_text(recalled), record.stored_ms)
             return
-        topic = properties.find(record.properties, properties.REAL_TOPIC) or ""
+        topic, queue = real_place_of(record)
         if topic.startswith(RETRY):
             self._fail(record, topic.removeprefix(RETRY), "retrying")
             return
         row = self._flows.message(record, "sent", topic) if self._is_in(record.stored_ms) else None
         if row is not None:
-            queue = properties.find(record.properties, properties.REAL_QUEUE) or ""
-            row.queue = int(queue) if queue.isascii() and queue.isdecimal() else 0
-            row.queue_offset = None
+            row.queue, row.queue_offset = queue, None
             self._wait(record.position, row)
 
     def _fail(self, record: Record, group: str, state: str) -> None:

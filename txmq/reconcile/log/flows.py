@@ -19,7 +19,7 @@ from txmq.protocol import properties
 from txmq.protocol.record import Record
 from txmq.reconcile.rules import Constant, Flow, Money
 
-__all__ = ["FailureRow", "Flows", "MessageRow", "printable_text"]
+__all__ = ["FailureRow", "Flows", "MessageRow", "printable_text", "real_place_of"]
 
 _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200
@@ -203,6 +203,13 @@ class _FlowReader:
 
 _decode: Final = msgspec.json.Decoder().decode
 _decode_exactly: Final = msgspec.json.Decoder(float_hook=Decimal).decode
+
+
+def real_place_of(record: Record) -> tuple[str, int]:
+    """The topic and the queue that a record in another topic is for."""
+    queue = properties.find(record.properties, properties.REAL_QUEUE) or ""
+    number = int(queue) if queue.isascii() and queue.isdecimal() else 0
+    return properties.find(record.properties, properties.REAL_TOPIC) or "", number
 
 
 def printable_text(text: str) -> str:

@@ -60,7 +60,7 @@ def extract_log(
     with ExitStack() as stack:
         if rules.log.cluster:
             # Only this one needs the client.
-            from txmq.reconcile.log.cluster_extract import read_cluster
+            from txmq.reconcile.log.cluster_log import read_cluster
 
             opened = read_cluster(rules, window, directory, spark, clock)
         else:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from txmq.errors import ReconcileRefused
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
+from txmq.protocol.span import AcceptedLoss, Decision, Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.files import OpenFile
 from txmq.reconcile.log.spans import LogStretch, records_from
@@ -18,8 +18,6 @@ __all__ = ["RawRecord", "raw_record", "raw_records"]
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 _COMMITTED: Final = int(SysFlag.COMMITTED)
-_OUTCOMES: Final = {kind: kind.name.lower() for kind in DecisionKind}
-_SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 
 
 class RawRecord(NamedTuple):
@@ -30,37 +28,38 @@ class RawRecord(NamedTuple):
 
     position: int
     kind: str
-    topic: str | None
-    queue: int | None
-    queue_offset: int | None
-    stored_ms: int
-    born_ms: int | None
-    id: str | None
-    keys: str | None
-    tags: str | None
-    attempts: int | None
-    body: bytes | None
-    properties: dict[str, str] | None
-    half_position: int | None
-    outcome: str | None
-    decided_by: str | None
-    reason: str | None
+    topic: str | None = None
+    queue: int | None = None
+    queue_offset: int | None = None
+    stored_ms: int = 0
+    born_ms: int | None = None
+    id: str | None = None
+    keys: str | None = None
+    tags: str | None = None
+    attempts: int | None = None
+    body: bytes | None = None
+    properties: dict[str, str] | None = None
+    half_position: int | None = None
+    outcome: str | None = None
+    decided_by: str | None = None
+    reason: str | None = None
 
 
 def raw_record(found: Found, position: int) -> RawRecord:
     """A record with its kind."""
     if isinstance(found, Decision):
-        offset = found.queue_offset if found.queue_offset >= 0 else None
         return RawRecord(
-            position, "decision", None, None, offset, found.decided_ms, None, None, None, None,
-            None, None, None, found.half_position, _OUTCOMES[found.kind], _SOURCES[found.source],
-            found.reason or None,
-        )  # fmt: skip
+            position,
+            "decision",
+            stored_ms=found.decided_ms,
+            queue_offset=found.queue_offset if found.queue_offset >= 0 else None,
+            half_position=found.half_position,
+            outcome=found.kind.name.lower(),
+            decided_by=found.source.name.lower(),
+            reason=found.reason or None,
+        )
     if isinstance(found, AcceptedLoss):
-        return RawRecord(
-            position, "loss", None, None, None, found.accepted_ms, None, None, None, None,
-            None, None, None, None, None, None, found.reason,
-        )  # fmt: skip
+        return RawRecord(position, "loss", stored_ms=found.accepted_ms, reason=found.reason)
     topic, bits = found.topic, found.sys_flag & _TYPE_BITS
     named = found.property_map()
     if bits == _PREPARED:
@@ -78,8 +77,8 @@ def raw_record(found: Found, position: int) -> RawRecord:
         position, kind, topic, found.queue_id, found.queue_offset, found.stored_ms, found.born_ms,
         named.get(properties.UNIQUE_KEY) or found.offset_id, named.get(properties.KEYS),
         named.get(properties.TAGS), found.attempts, found.body, named,
-        found.prepared_position if has_half else None, None, None,
-        named.get(properties.DEAD_REASON) if kind == "dead_letter" else None,
+        found.prepared_position if has_half else None,
+        reason=named.get(properties.DEAD_REASON) if kind == "dead_letter" else None,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -29,7 +29,6 @@ from pyspark.sql import SparkSession
 from txmq.errors import ConfigError, ReconcileRefused, UsageError
 from txmq.reconcile.causes import SPARK_ERRORS, cause_of, last_words
 from txmq.reconcile.java import check_java
-from txmq.runtime.clock import SystemClock
 
 __all__ = ["has_cluster", "open_spark", "set_partition_count"]
 
@@ -145,10 +144,7 @@ def open_spark(
     )
     _check(plan)
     home = Path(tempfile.mkdtemp(prefix="txmq-spark-"))
-    if log is None:
-        handle, name = tempfile.mkstemp(prefix="txmq-spark-", suffix=".log")
-        os.close(handle)
-        log = Path(name)
+    log = log or home.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     keeps_log = False
     try:
@@ -287,19 +283,16 @@ def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
 @contextmanager
 def _silence_loggers() -> Iterator[None]:
     """Silence PySpark's loggers: the exceptions have the same texts."""
-    loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    # Py4J logs an interrupted call to the root logger, which would otherwise add a handler.
-    handler = logging.NullHandler()
-    logging.root.addHandler(handler)
-    try:
+    with ExitStack() as stack:
+        for name in _LOGGERS:
+            logger = PySparkLogger.getLogger(name)
+            stack.callback(setattr, logger, "disabled", logger.disabled)
+            logger.disabled = True
+        # Py4J logs an interrupted call to the root logger, which would otherwise add a handler.
+        handler = logging.NullHandler()
+        logging.root.addHandler(handler)
+        stack.callback(logging.root.removeHandler, handler)
         yield
-    finally:
-        logging.root.removeHandler(handler)
-        for logger, was in zip(loggers, before, strict=True):
-            logger.disabled = was
 
 
 @contextmanager
@@ -314,9 +307,9 @@ def _start(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[tuple[Spa
     popen = {"stdout": output, "stderr": output, "start_new_session": True}
     try:
         try:
-            with _set_environment(wanted), _restore_signals():
-                with _hold_signals():
-                    gateway = _launch(conf, popen)
+            with _set_environment(wanted), _hold_signals() as release_signals:
+                gateway = _launch(conf, popen)
+                release_signals()
                 with _limit_start(gateway.proc):
                     SparkContext(gateway=gateway, conf=conf)
                     session = SparkSession.builder.getOrCreate()
@@ -336,43 +329,30 @@ def _start(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[tuple[Spa
 @contextmanager
 def _set_environment(wanted: Mapping[str, str]) -> Iterator[None]:
     """Set variables of the environment while Spark starts."""
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextmanager
-def _restore_signals() -> Iterator[None]:
-    """Undo Spark's handler for Ctrl-C: it calls Java on a connection that waits for an answer."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _hold_signals() -> Iterator[None]:
+def _hold_signals() -> Iterator[Callable[[], None]]:
     """Hold a signal until Java has started, since it could not be ended before.
 
-    A second signal acts at once.
+    A second signal acts at once. The block gets the function that ends the holding. Its end also
+    undoes Spark's handler for Ctrl-C, which calls Java on a connection that waits for an answer.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     held: list[int] = []
 
-    def hold(number: int, frame: object) -> None:
-        del frame
+    def hold(number: int, _: object) -> None:
         held.append(number)
         restore()
 
@@ -380,14 +360,17 @@ def _hold_signals() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
+    def release() -> None:
+        restore()
+        while held:
+            signal.raise_signal(held.pop())
+
     for number in before:
         signal.signal(number, hold)
     try:
-        yield
+        yield release
     finally:
-        restore()
-        for caught in held:
-            signal.raise_signal(caught)
+        release()
 
 
 @contextmanager
@@ -414,15 +397,15 @@ def _wait_for_a_worker(plan: _Plan, session: SparkSession, gateway: Any) -> None
     if not plan.addresses or session.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return
     scheduler = gateway.jvm.org.apache.spark.SparkContext.getOrCreate()
-    clock, pause = SystemClock(), threading.Event()
-    deadline = clock.monotonic() + WORKER_S
-    while scheduler.getExecutorMemoryStatus().size() < 2:  # The driver is counted too.
-        if clock.monotonic() >= deadline:
-            raise ReconcileRefused(
-                f"{plan.master} gave no worker within {WORKER_S:.0f} s: check that a worker is "
-                f"alive and has {plan.memory} of memory free, or ask for less with --memory"
-            )
+    pause = threading.Event()
+    for _ in range(round(WORKER_S / _POLL_S)):
+        if scheduler.getExecutorMemoryStatus().size() > 1:  # The driver is counted too.
+            return
         pause.wait(_POLL_S)
+    raise ReconcileRefused(
+        f"{plan.master} gave no worker within {WORKER_S:.0f} s: check that a worker is alive and "
+        f"has {plan.memory} of memory free, or ask for less with --memory"
+    )
 
 
 def _end(session: SparkSession | None, gateway: Any) -> None:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from txmq.reconcile.log.files import LogFiles
 from txmq.reconcile.log.log_extract import extract_log
-from txmq.reconcile.log.raw import raw_records
+from txmq.reconcile.log.source import raw_records
 from txmq.reconcile.log.spans import LogStretch
 from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Flow, LogRules, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS

@@ -7,8 +7,7 @@ from tests.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
 from txmq.reconcile.log import directory_log
-from txmq.reconcile.log.raw import RawRecord
-from txmq.reconcile.log.source import register
+from txmq.reconcile.log.source import RawRecord, register
 from txmq.runtime.disk import LocalDisk
 
 pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.

@@ -116,8 +116,7 @@ def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
         found = [
             one
             for opened in log.files
-            for _, some in records_from(opened, opened.file.start, opened.file.end)
-            for one in some
+            for one in records_from(opened, opened.file.start, opened.file.end)
         ]
 
     assert len(found) == COUNT

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.checked_body import unpack
+from txmq.protocol.span import Found
 from txmq.reconcile.log.collapse import OpenEnds
 from txmq.reconcile.log.files import LogFiles, OpenFile
 from txmq.reconcile.log.log_rows import BrokerDay, GroupOffset, LogReading, LogRows
@@ -147,9 +148,14 @@ def _try_collapse(day: BrokerDay, stretch: LogStretch) -> _Collapsed | None:
 
 def _collapse(day: BrokerDay, opened: OpenFile, stretch: LogStretch) -> _Collapsed:
     collapse, position, count = day.collapse(), stretch.start, 0
-    for position, found in records_from(opened, stretch.start, stretch.end):  # noqa: B007 - the end of the last span
-        collapse.take(item for item, _, _ in found)
-        count += len(found)
+
+    def found() -> Iterator[Found]:
+        nonlocal position, count
+        for item, start, data in records_from(opened, stretch.start, stretch.end):
+            yield item
+            position, count = start + len(data), count + 1
+
+    collapse.take(found())
     return day.take_rows(collapse, count, position), collapse.open_ends()
 
 

@@ -189,9 +189,8 @@ def raw_records(part: LogStretch) -> Iterator[RawRecord]:
     """
     try:
         with OpenFile(part.file) as opened:
-            for _, found in records_from(opened, part.start, part.end):
-                for item, position, _ in found:
-                    yield _raw_record(item, position)
+            for item, position, _ in records_from(opened, part.start, part.end):
+                yield _raw_record(item, position)
     except FileNotFoundError:
         raise ReconcileRefused(
             f"{part.file.path} was deleted by the broker before it was read; read the log again"

@@ -8,7 +8,7 @@ follows, the log is damaged and is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord, ReconcileRefused
 from txmq.protocol.checksum import crc32
@@ -29,8 +29,6 @@ STRETCH_BYTES: Final = 32 * 1024 * 1024
 """The size of a stretch, which is read in one go; the cuts do not depend on the reader."""
 
 _READ_BYTES: Final = 4 * 1024 * 1024
-
-_Located: TypeAlias = tuple[Found, int, bytes]
 
 
 class LogStretch(NamedTuple):
@@ -60,20 +58,19 @@ def stretches(log: OpenFile, size: int) -> Iterator[LogStretch]:
         yield LogStretch(log.file, start, log.file.end)
 
 
-def records_from(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, list[_Located]]]:
-    """For each span that begins in a part of a file: its end, and its records with their positions
-    and bytes. A span begins at ``start``; those that begin at ``end`` or later are left out.
+def records_from(log: OpenFile, start: int, end: int) -> Iterator[tuple[Found, int, bytes]]:
+    """The records of a part of a file, which begins with a span, with their positions and bytes.
+
+    They are those of all spans that begin before ``end``.
 
     Raises:
         ReconcileRefused: A span is damaged.
     """
     for position, payload in _spans(log, start, end):
-        first = position + HEAD_BYTES
         try:
-            found = list(found_in(payload, first))
+            yield from found_in(payload, position + HEAD_BYTES)
         except CorruptRecord as error:
             raise _damage(log, error.position, error.reason) from error
-        yield first + len(payload), found
 
 
 def _spans(log: OpenFile, start: int, end: int) -> Iterator[tuple[int, bytes]]:

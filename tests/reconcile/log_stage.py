@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from txmq.reconcile.log.files import LogFiles
+from txmq.reconcile.log.files import open_log
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.log.source import raw_records
 from txmq.reconcile.log.spans import LogStretch
@@ -32,8 +32,8 @@ def order(key, amount=100, **more):
 
 def read_log(directory):
     """All records of the log in a broker's directory."""
-    with LogFiles(directory) as log:
-        for file in [opened.file for opened in log.files]:
+    with open_log(directory) as log:
+        for file in [opened.file for opened in log.opened]:
             yield from raw_records(LogStretch(file, file.start, file.end))
 
 

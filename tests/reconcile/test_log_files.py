@@ -10,7 +10,7 @@ from tests.reconcile.log_stage import Taken, dump, order, read_log
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
-from txmq.reconcile.log.files import LogFiles, OpenFile
+from txmq.reconcile.log.files import OpenFile, open_log
 from txmq.reconcile.log.spans import records_from, stretches
 from txmq.reconcile.rules import DayWindow
 from txmq.runtime.clock import SystemClock
@@ -108,14 +108,14 @@ def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
     shelf = open_shelf(Sizes(segment_size=2000))
     fill(shelf)
     shelf.checkpoint()
-    with LogFiles(data, START_MS + 1) as log:
-        oldest = log.files[0]
+    with open_log(data, START_MS + 1) as log:
+        oldest = log.opened[0]
         shelf.drop_first_file()
         assert not oldest.file.path.exists()
 
         found = [
             one
-            for opened in log.files
+            for opened in log.opened
             for one in records_from(opened, opened.file.start, opened.file.end)
         ]
 
@@ -268,8 +268,8 @@ def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
     shelf.put(forged, "Transfers", unique="forged")
     shelf.flush()
     fill(shelf, COUNT, COUNT)
-    with LogFiles(data) as log:
-        (opened,) = log.files
+    with open_log(data) as log:
+        (opened,) = log.opened
         assert next(stretches(opened, at - 20)).end > at
 
     whole = Taken(data, tmp_path / "out")
@@ -321,8 +321,8 @@ def test_many_processes_read_the_same(data, tmp_path, open_shelf):
 
 def test_an_older_copy_of_a_file_is_short(data, open_shelf):
     fill(open_shelf(ROOM))
-    with LogFiles(data) as log:
-        file = log.files[-1].file
+    with open_log(data) as log:
+        file = log.opened[-1].file
 
     with OpenFile(file) as whole:
         assert not whole.is_short

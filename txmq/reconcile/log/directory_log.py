@@ -24,7 +24,7 @@ from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.checked_body import unpack
 from txmq.protocol.span import Found
 from txmq.reconcile.log.collapse import OpenEnds
-from txmq.reconcile.log.files import LogFiles, OpenFile
+from txmq.reconcile.log.files import LogFiles, OpenFile, open_log
 from txmq.reconcile.log.log_rows import BrokerDay, GroupOffset, LogReading, LogRows
 from txmq.reconcile.log.spans import LogStretch, records_from, stretches
 from txmq.reconcile.rules import DayWindow, Rules
@@ -67,8 +67,8 @@ def read_directories(
     days = [BrokerDay(number, rules.log.flow, rules.money, window) for number in range(len(paths))]
     offsets = [day.offsets(_saved_offsets(path)) for day, path in zip(days, paths, strict=True)]
     with ExitStack() as stack:
-        logs = [stack.enter_context(LogFiles(path, window.start_ms)) for path in paths]
-        size = sum(file.file.end - file.file.start for log in logs for file in log.files)
+        logs = [stack.enter_context(open_log(path, window.start_ms)) for path in paths]
+        size = sum(file.file.end - file.file.start for log in logs for file in log.opened)
         most = size // (stretch_bytes * _STRETCHES_A_PROCESS)
         collapse_all = _collapse_all(spark, min(processes or os.cpu_count() or 1, most))
         rows = chain.from_iterable(
@@ -82,8 +82,8 @@ def _rows(
     log: LogFiles, day: BrokerDay, stretch_bytes: int, collapse_all: _CollapseAll
 ) -> Iterator[LogRows]:
     whole = day.collapse(log.half_of)
-    opened = {file.file: file for file in log.files}
-    todo = chain.from_iterable(stretches(file, stretch_bytes) for file in log.files)
+    opened = {file.file: file for file in log.opened}
+    todo = chain.from_iterable(stretches(file, stretch_bytes) for file in log.opened)
     for stretch, collapsed in collapse_all(partial(_try_collapse, day), todo):
         # Its file may be only here, or was deleted and is open only here.
         rows, ends = collapsed or _collapse(day, opened[stretch.file], stretch)

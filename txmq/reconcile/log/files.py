@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from bisect import bisect_left, bisect_right
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple, Self
@@ -28,7 +29,7 @@ from txmq.protocol.span import (
     start_in,
 )
 
-__all__ = ["LogFile", "LogFiles", "OpenFile"]
+__all__ = ["LogFile", "LogFiles", "OpenFile", "open_log"]
 
 _ATTEMPTS: Final = 5
 """A broker deletes files only a few times an hour, so more attempts would fail as well."""
@@ -86,45 +87,40 @@ class OpenFile:
             ) from error
 
 
-class LogFiles:
-    """The files of a log as they are now, open for reading.
+@contextmanager
+def open_log(directory: Path, since_ms: int | None = None) -> Iterator[LogFiles]:
+    """Open the files of a log as they are now.
 
     Args:
         directory: The broker's directory.
         since_ms: Files with only older records are not opened; all are if left out.
+
+    Raises:
+        ReconcileRefused: The log is missing or incomplete, a file belongs to another broker, or
+            records since that moment were deleted already.
     """
+    for _ in range(_ATTEMPTS):
+        try:
+            with ExitStack() as stack:
+                files = _measure(_files_in(directory / FOLDER))
+                wanted = files if since_ms is None else files[_first(files, since_ms) :]
+                opened = tuple([stack.enter_context(OpenFile(file)) for file in wanted])
+                kept = stack.pop_all()
+        except FileNotFoundError:
+            continue  # The broker has just deleted the oldest file.
+        except OSError as error:
+            raise ReconcileRefused(f"the log cannot be read: {error}") from error
+        with kept:
+            yield LogFiles(files, opened)
+        return
+    raise ReconcileRefused(f"the log in {directory} changes faster than it can be listed")
 
-    def __init__(self, directory: Path, since_ms: int | None = None) -> None:
-        self.files: tuple[OpenFile, ...] = ()
-        """The open files, oldest first."""
-        self._directory = directory
-        self._since_ms = since_ms
-        self._all: tuple[LogFile, ...] = ()
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        """Find the files and open them.
+class LogFiles(NamedTuple):
+    """The files of a log, oldest first."""
 
-        Raises:
-            ReconcileRefused: The log is missing or incomplete, a file belongs to another broker, or
-                records since that moment were deleted already.
-        """
-        for _ in range(_ATTEMPTS):
-            try:
-                self._all = _measure(_files_in(self._directory / FOLDER))
-                with ExitStack() as stack:
-                    wanted = self._all[self._first() :]
-                    self.files = tuple([stack.enter_context(OpenFile(file)) for file in wanted])
-                    self._stack = stack.pop_all()
-            except FileNotFoundError:
-                continue  # The broker has just deleted the oldest file.
-            except OSError as error:
-                raise ReconcileRefused(f"the log cannot be read: {error}") from error
-            return self
-        raise ReconcileRefused(f"the log in {self._directory} changes faster than it can be listed")
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    known: tuple[LogFile, ...]
+    opened: tuple[OpenFile, ...]
 
     def half_of(self, decision: Decision) -> records.Record | None:
         """The half message of a decision, also in an older file; ``None`` if that was deleted.
@@ -133,10 +129,10 @@ class LogFiles:
             ReconcileRefused: The file cannot be read, or has no half message there.
         """
         position = decision.half_position
-        at = bisect_right(self._all, position, key=lambda file: file.start) - 1
+        at = bisect_right(self.known, position, key=lambda file: file.start) - 1
         if at < 0:
             return None
-        file = self._all[at]
+        file = self.known[at]
         try:
             with OpenFile(file) as log:
                 size = int.from_bytes(log.read(position, 4), "big")
@@ -155,23 +151,20 @@ class LogFiles:
             raise ReconcileRefused(f"position {position} of the log has no half message")
         return record
 
-    def _first(self) -> int:
-        """The index of the first file to open.
 
-        Time stamps in a log never go back, so a whole file is older than the next file's first
-        record.
-        """
-        if self._since_ms is None:
-            return 0
-        # All files that begin with old records, but the last of these, stay closed.
-        old = bisect_left(self._all, self._since_ms, key=lambda file: file.first_ms)
-        if old == 0 and self._all and self._all[0].start > 0:
-            raise ReconcileRefused(
-                f"the log in {self._directory} begins too late: records of the day before position "
-                f"{self._all[0].start} were deleted; let the broker keep its log for longer "
-                "(retention.keep)"
-            )
-        return max(old - 1, 0)
+def _first(files: Sequence[LogFile], since_ms: int) -> int:
+    """The index of the first file that may have records of this time or later.
+
+    Time stamps in a log never go back, so a whole file is older than the next file's first record.
+    """
+    old = bisect_left(files, since_ms, key=lambda file: file.first_ms)
+    if old == 0 and files and files[0].start > 0:
+        raise ReconcileRefused(
+            f"the log in {files[0].path.parent.parent} begins too late: records of the day before "
+            f"position {files[0].start} were deleted; let the broker keep its log for longer "
+            "(retention.keep)"
+        )
+    return max(old - 1, 0)
 
 
 def _files_in(folder: Path) -> dict[int, Path]:

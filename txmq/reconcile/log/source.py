@@ -20,7 +20,7 @@ from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.span import AcceptedLoss, Decision, Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.files import LogFiles, OpenFile
+from txmq.reconcile.log.files import OpenFile, open_log
 from txmq.reconcile.log.spans import STRETCH_BYTES, LogStretch, records_from, stretches
 
 __all__ = ["LogSource", "RawRecord", "raw_records", "register"]
@@ -126,9 +126,9 @@ class LogDataReader(DataSourceReader):
         Raises:
             ReconcileRefused: The log is missing.
         """
-        with LogFiles(self._directory) as log:
+        with open_log(self._directory) as log:
             return [
-                InputPartition(part) for file in log.files for part in stretches(file, self._size)
+                InputPartition(part) for file in log.opened for part in stretches(file, self._size)
             ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -139,14 +139,12 @@ def open_spark(
         UsageError: This process has a Spark session already.
         ReconcileRefused: Spark cannot be started, or failed in the block.
     """
-    plan = _Plan(
-        master or f"local[{cores or '*'}]", memory, cores, tuple(jars), dict(settings or {})
-    )
+    plan = _Plan(master or f"local[{cores or '*'}]", memory, cores, jars, settings or {})
     _check(plan)
     home = Path(tempfile.mkdtemp(prefix="txmq-spark-"))
     log = log or home.with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
-    keeps_log = False
+    is_log_named = False
     try:
         with (
             _silence_loggers(),
@@ -163,11 +161,11 @@ def open_spark(
                 output.write(traceback.format_exc().encode())
                 raise ReconcileRefused(f"Spark failed: {why}; its log is {log}") from None
     except ReconcileRefused as refused:
-        keeps_log = str(log) in str(refused)
+        is_log_named = str(log) in str(refused)
         raise
     finally:
         shutil.rmtree(home, ignore_errors=True)
-        if not keeps_log:
+        if not is_log_named:
             log.unlink(missing_ok=True)
 
 
@@ -192,8 +190,8 @@ class _Plan(NamedTuple):
     master: str
     memory: str
     cores: int | None
-    jars: tuple[Path, ...]
-    settings: dict[str, str]
+    jars: Sequence[Path]
+    settings: Mapping[str, str]
 
     @property
     def is_local(self) -> bool:
@@ -411,10 +409,19 @@ def _wait_for_a_worker(plan: _Plan, session: SparkSession, gateway: Any) -> None
 def _end(session: SparkSession | None, gateway: Any) -> None:
     """Stop the session if it still answers, and end Java in any case."""
     java: Popen[bytes] | None = gateway.proc
+
+    def stop() -> None:
+        with suppress(Exception), warnings.catch_warnings(action="ignore"):
+            if session is not None:
+                session.stop()
+        if java is not None:
+            with suppress(Exception):
+                gateway.shutdown()
+
     try:
         if java is None or java.poll() is None:
             # In its own thread: an interrupted thread's connection to Java is unusable.
-            stopper = threading.Thread(target=_stop, args=(session, gateway), daemon=True)
+            stopper = threading.Thread(target=stop, daemon=True)
             stopper.start()
             stopper.join(STOP_S)
     finally:
@@ -422,15 +429,6 @@ def _end(session: SparkSession | None, gateway: Any) -> None:
             _end_process(java, STOP_S if session is not None else 0)
             # PySpark keeps the dead gateway in its class, and the next session would use it.
             SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
-
-
-def _stop(session: SparkSession | None, gateway: Any) -> None:
-    with suppress(Exception), warnings.catch_warnings(action="ignore"):
-        if session is not None:
-            session.stop()
-    if gateway.proc is not None:
-        with suppress(Exception):
-            gateway.shutdown()
 
 
 def _end_process(java: Popen[bytes], patience_s: float) -> None:

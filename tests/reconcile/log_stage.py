@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 
-from txmq.reconcile.log.files import open_log
+from txmq.reconcile.log import directory_log
+from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, open_log
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.log.source import raw_records
-from txmq.reconcile.log.spans import LogStretch
 from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Flow, LogRules, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
@@ -53,9 +54,13 @@ def dump(disk, directory):
 class Taken:
     """What was taken of a log, read again from its files."""
 
-    def __init__(self, data, out, window=ALWAYS, flows=(), **how):
+    def __init__(
+        self, data, out, window=ALWAYS, flows=(), processes=1, stretch_bytes=STRETCH_BYTES, **how
+    ):
         rules = data if isinstance(data, Rules) else rules_of(data, *flows)
-        self.log = extract_log(rules, window, Path(out), **how)
+        sizes = {"STRETCH_BYTES": stretch_bytes, "_PROCESSES": processes}
+        with patch.multiple(directory_log, **sizes):
+            self.log = extract_log(rules, window, Path(out), **how)
         self.messages, self.failures, self.offsets = (
             pq.read_table(out / "log" / item.name).to_pylist()
             for item in (MESSAGES, FAILURES, OFFSETS)

@@ -11,7 +11,6 @@ from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
 from txmq.reconcile.log.files import OpenFile, open_log
-from txmq.reconcile.log.spans import records_from, stretches
 from txmq.reconcile.rules import DayWindow
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
@@ -116,7 +115,7 @@ def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
         found = [
             one
             for opened in log.opened
-            for one in records_from(opened, opened.file.start, opened.file.end)
+            for one in opened.records(opened.file.start, opened.file.end)
         ]
 
     assert len(found) == COUNT
@@ -270,7 +269,7 @@ def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
     fill(shelf, COUNT, COUNT)
     with open_log(data) as log:
         (opened,) = log.opened
-        assert next(stretches(opened, at - 20)).end > at
+        assert next(opened.stretches(at - 20)).end > at
 
     whole = Taken(data, tmp_path / "out")
     cut = Taken(data, tmp_path / "cut", stretch_bytes=at - 20)

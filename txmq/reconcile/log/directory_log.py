@@ -15,7 +15,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -24,9 +24,8 @@ from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.checked_body import unpack
 from txmq.protocol.span import Found
 from txmq.reconcile.log.collapse import OpenEnds
-from txmq.reconcile.log.files import LogFiles, OpenFile, open_log
+from txmq.reconcile.log.files import STRETCH_BYTES, LogFiles, LogStretch, OpenFile, open_log
 from txmq.reconcile.log.log_rows import BrokerDay, GroupOffset, LogReading, LogRows
-from txmq.reconcile.log.spans import LogStretch, records_from, stretches
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.runtime.clock import Clock
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["read_directories"]
 
 _OFFSETS: Final = "config/offsets.json"
+_PROCESSES: Final = os.cpu_count() or 1
 _WORKERS_AT_ONCE: Final = 32
 """The stretches whose rows Spark's workers send together; this process holds them in memory."""
 _STRETCHES_A_PROCESS: Final = 4
@@ -43,22 +43,17 @@ _STRETCHES_A_PROCESS: Final = 4
 
 _Collapsed: TypeAlias = tuple[LogRows, OpenEnds]
 _Collapse: TypeAlias = Callable[[LogStretch], _Collapsed | None]
-_CollapseAll: TypeAlias = Callable[
-    [_Collapse, Iterator[LogStretch]], Iterator[tuple[LogStretch, _Collapsed | None]]
-]
-"""Collapses stretches in order; ``None`` stands for one that cannot be read there."""
+_Results: TypeAlias = Iterator[tuple[LogStretch, _Collapsed | None]]
+"""Stretches in order; ``None`` stands for one that was not read there."""
 
 
 @contextmanager
 def read_directories(
-    rules: Rules,
-    window: DayWindow,
-    spark: SparkSession | None,
-    processes: int | None,
-    stretch_bytes: int,
-    clock: Clock,
+    rules: Rules, window: DayWindow, spark: SparkSession | None, clock: Clock
 ) -> Iterator[LogReading]:
-    """Open the logs in directories; see :func:`txmq.reconcile.log.log_extract.extract_log`.
+    """Open the logs in directories.
+
+    If ``spark`` is a cluster, its workers read them; otherwise this machine does.
 
     Raises:
         ReconcileRefused: A log is missing, or does not reach back to the beginning of the day.
@@ -68,23 +63,24 @@ def read_directories(
     offsets = [day.offsets(_saved_offsets(path)) for day, path in zip(days, paths, strict=True)]
     with ExitStack() as stack:
         logs = [stack.enter_context(open_log(path, window.start_ms)) for path in paths]
-        size = sum(file.file.end - file.file.start for log in logs for file in log.opened)
-        most = size // (stretch_bytes * _STRETCHES_A_PROCESS)
-        collapse_all = _collapse_all(spark, min(processes or os.cpu_count() or 1, most))
-        rows = chain.from_iterable(
-            _rows(log, day, stretch_bytes, collapse_all)
-            for log, day in zip(logs, days, strict=True)
-        )
+        rows = chain.from_iterable(map(_rows, logs, days, repeat(spark)))
         yield LogReading(clock.wall_ms(), offsets, rows)
 
 
-def _rows(
-    log: LogFiles, day: BrokerDay, stretch_bytes: int, collapse_all: _CollapseAll
-) -> Iterator[LogRows]:
+def _rows(log: LogFiles, day: BrokerDay, spark: SparkSession | None) -> Iterator[LogRows]:
     whole = day.collapse(log.half_of)
     opened = {file.file: file for file in log.opened}
-    todo = chain.from_iterable(stretches(file, stretch_bytes) for file in log.opened)
-    for stretch, collapsed in collapse_all(partial(_try_collapse, day), todo):
+    todo = chain.from_iterable(file.stretches(STRETCH_BYTES) for file in log.opened)
+    size = sum(file.end - file.start for file in opened)
+    processes = min(_PROCESSES, size // (STRETCH_BYTES * _STRETCHES_A_PROCESS))
+    collapse = partial(_try_collapse, day)
+    if spark is not None and _has_cluster(spark):
+        results = _collapse_by_workers(collapse, todo, spark)
+    elif processes > 1:
+        results = _collapse_in_processes(collapse, todo, processes)
+    else:
+        results = zip(todo, repeat(None))
+    for stretch, collapsed in results:
         # Its file may be only here, or was deleted and is open only here.
         rows, ends = collapsed or _collapse(day, opened[stretch.file], stretch)
         yield rows
@@ -94,19 +90,16 @@ def _rows(
     yield day.take_rows(whole)
 
 
-def _collapse_all(spark: SparkSession | None, processes: int) -> _CollapseAll:
-    if spark is not None:
-        # Not above: the processes that read here import this module, and need no Spark.
-        from txmq.reconcile.spark import has_cluster
+def _has_cluster(spark: SparkSession) -> bool:
+    # Not above: the processes that read here import this module, and need no Spark.
+    from txmq.reconcile.spark import has_cluster
 
-        if has_cluster(spark):
-            return partial(_collapse_by_workers, spark)
-    return partial(_collapse_here, processes)
+    return has_cluster(spark)
 
 
 def _collapse_by_workers(
-    spark: SparkSession, collapse: _Collapse, todo: Iterator[LogStretch]
-) -> Iterator[tuple[LogStretch, _Collapsed | None]]:
+    collapse: _Collapse, todo: Iterator[LogStretch], spark: SparkSession
+) -> _Results:
     context = spark.sparkContext
     at_once = min(2 * context.defaultParallelism, _WORKERS_AT_ONCE)
     while some := list(islice(todo, at_once)):
@@ -114,12 +107,9 @@ def _collapse_by_workers(
         yield from zip(some, found, strict=True)
 
 
-def _collapse_here(
-    processes: int, collapse: _Collapse, todo: Iterator[LogStretch]
-) -> Iterator[tuple[LogStretch, _Collapsed | None]]:
-    if processes <= 1:
-        yield from ((stretch, None) for stretch in todo)
-        return
+def _collapse_in_processes(
+    collapse: _Collapse, todo: Iterator[LogStretch], processes: int
+) -> _Results:
     # Spawn and not fork: the caller may have threads, as every user of Spark has.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
     waiting: deque[tuple[LogStretch, Future[_Collapsed | None]]] = deque()
@@ -151,7 +141,7 @@ def _collapse(day: BrokerDay, opened: OpenFile, stretch: LogStretch) -> _Collaps
 
     def found() -> Iterator[Found]:
         nonlocal position, count
-        for item, start, data in records_from(opened, stretch.start, stretch.end):
+        for item, start, data in opened.records(stretch.start, stretch.end):
             yield item
             position, count = start + len(data), count + 1
 

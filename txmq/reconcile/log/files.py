@@ -2,6 +2,10 @@
 
 A running broker appends to the newest file and deletes the oldest. An open file stays readable,
 and the end of the log is fixed when the files are listed.
+
+Spans are read in order and without gaps. Recovery may cut a torn tail; a reader must not guess. An
+incomplete span ends the log only if nothing follows it: it is a write in progress, or the tail of a
+killed broker. If a complete span follows, the log is damaged and is refused.
 """
 
 from __future__ import annotations
@@ -15,24 +19,35 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from txmq.errors import ReconcileRefused, RemoteProtocolError
+from txmq.errors import CorruptRecord, ReconcileRefused, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
+from txmq.protocol.checksum import crc32
 from txmq.protocol.span import (
     FOLDER,
     HEAD_BYTES,
     MARKER,
     MARKER_BYTES,
     Decision,
+    Found,
+    SpanHead,
     decided_ms_of,
+    ends_in,
+    found_in,
+    heads_in,
     read_head,
     start_in,
 )
 
-__all__ = ["LogFile", "LogFiles", "OpenFile", "open_log"]
+__all__ = ["STRETCH_BYTES", "LogFile", "LogFiles", "LogStretch", "OpenFile", "open_log"]
 
 _ATTEMPTS: Final = 5
 """A broker deletes files only a few times an hour, so more attempts would fail as well."""
+
+STRETCH_BYTES: Final = 32 * 1024 * 1024
+"""The size of a stretch; the order of rows depends on it, and not on who reads the log."""
+
+_READ_BYTES: Final = 4 * 1024 * 1024
 
 
 class LogFile(NamedTuple):
@@ -46,6 +61,14 @@ class LogFile(NamedTuple):
     """The id of the log in its spans; ``None`` before the first span."""
     first_ms: int
     """The time at which its first record was stored; ``sys.maxsize`` before there is one."""
+
+
+class LogStretch(NamedTuple):
+    """A part of a file, from the start of a span to the end of one."""
+
+    file: LogFile
+    start: int
+    end: int
 
 
 class OpenFile:
@@ -85,6 +108,82 @@ class OpenFile:
             raise ReconcileRefused(
                 f"the disk cannot read {self.file.path} at position {position}: {error}"
             ) from error
+
+    def stretches(self, size: int) -> Iterator[LogStretch]:
+        """Cut the file into parts of about this size, which can be read separately.
+
+        Their reader checks the spans. If a head is broken, the rest of the file is the last part.
+        """
+        start = at = self.file.start
+        while at < self.file.end:
+            before = at
+            for end in ends_in(self.read(at, _READ_BYTES), at):
+                if end - start >= size:
+                    yield LogStretch(self.file, start, end)
+                    start = end
+                at = end
+            if at == before:
+                break
+        if start < self.file.end:
+            yield LogStretch(self.file, start, self.file.end)
+
+    def records(self, start: int, end: int) -> Iterator[tuple[Found, int, bytes]]:
+        """The records of a part of the file, with their positions and bytes.
+
+        A span begins at ``start``. Spans that begin at ``end`` or later are left out.
+
+        Raises:
+            ReconcileRefused: A span is damaged.
+        """
+        for position, payload in self._spans(start, end):
+            try:
+                yield from found_in(payload, position + HEAD_BYTES)
+            except CorruptRecord as error:
+                raise self._damage(error.position, error.reason) from error
+
+    def _spans(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """The positions and payloads of the spans that begin in a part of the file."""
+        at, size, behind = start, _READ_BYTES, None
+        while at < end:
+            data, here = self.read(at, size), 0
+            while (head := read_head(data, here, at + here)) is not None and at + here < end:
+                if head.log != self.file.log:
+                    raise self._damage(at + here, "the log of another broker continues there")
+                payload = data[here + HEAD_BYTES : here + head.size]
+                if here + head.size > len(data) or crc32(payload) != head.checksum:
+                    break
+                yield at + here, payload
+                here += head.size
+            if here:
+                at, size, behind = at + here, _READ_BYTES, None
+            elif head is not None and size < head.size <= self.file.end - at:
+                size = head.size
+            elif not self.file.is_last:
+                reason = f"a span is incomplete there, and the log continues at {self.file.end}"
+                raise self._damage(at, reason)
+            elif behind is not None:
+                raise self._damage(
+                    at,
+                    f"a span is incomplete there, and another one begins at {behind}; after a "
+                    "crash, start the broker once: it cuts the log there if later records were "
+                    "never acknowledged",
+                )
+            else:
+                behind = self._next_head(at, head)
+                if behind is None:
+                    return
+                # The broker writes one span after the other, so this one may be complete by now.
+
+    def _next_head(self, bad: int, head: SpanHead | None) -> int | None:
+        # A body may contain what looks like a head, so skip the span if its own head is complete.
+        first = bad + (1 if head is None else head.size)
+        for at in range(first, self.file.end, _READ_BYTES):
+            for found in heads_in(self.read(at, _READ_BYTES + HEAD_BYTES), at):
+                return found.position
+        return None
+
+    def _damage(self, position: int, reason: str) -> ReconcileRefused:
+        return ReconcileRefused(f"{self.file.path} is damaged at position {position}: {reason}")
 
 
 @contextmanager

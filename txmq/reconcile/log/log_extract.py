@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from txmq.reconcile.extract.extraction import ExtractedLog
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.log.directory_log import read_directories
-from txmq.reconcile.log.spans import STRETCH_BYTES
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 from txmq.runtime.clock import Clock, SystemClock
@@ -32,8 +31,6 @@ def extract_log(
     directory: Path,
     *,
     spark: SparkSession | None = None,
-    processes: int | None = None,
-    stretch_bytes: int = STRETCH_BYTES,
     clock: Clock = _CLOCK,
 ) -> ExtractedLog:
     """Write the log's rows of a day below ``directory/log``: messages, failures and offsets.
@@ -47,9 +44,6 @@ def extract_log(
         directory: The target directory.
         spark: Its workers read a cluster of brokers, and directories too if they are a cluster of
             Spark; this machine reads if left out.
-        processes: The number of processes here that read directories; one for each processor if
-            left out.
-        stretch_bytes: The size of a stretch; the order of rows depends on it.
         clock: Stamps the reading.
 
     Raises:
@@ -64,7 +58,7 @@ def extract_log(
 
             opened = read_cluster(rules, window, directory, spark, clock)
         else:
-            opened = read_directories(rules, window, spark, processes, stretch_bytes, clock)
+            opened = read_directories(rules, window, spark, clock)
         reading = stack.enter_context(opened)
         messages, failures, offsets = writers = [
             stack.enter_context(TableWriter(table, directory / _SOURCE / table.name))

@@ -20,8 +20,7 @@ from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.span import AcceptedLoss, Decision, Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.files import OpenFile, open_log
-from txmq.reconcile.log.spans import STRETCH_BYTES, LogStretch, records_from, stretches
+from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, OpenFile, open_log
 
 __all__ = ["LogSource", "RawRecord", "raw_records", "register"]
 
@@ -128,7 +127,7 @@ class LogDataReader(DataSourceReader):
         """
         with open_log(self._directory) as log:
             return [
-                InputPartition(part) for file in log.opened for part in stretches(file, self._size)
+                InputPartition(part) for file in log.opened for part in file.stretches(self._size)
             ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -189,7 +188,7 @@ def raw_records(part: LogStretch) -> Iterator[RawRecord]:
     """
     try:
         with OpenFile(part.file) as opened:
-            for item, position, _ in records_from(opened, part.start, part.end):
+            for item, position, _ in opened.records(part.start, part.end):
                 yield _raw_record(item, position)
     except FileNotFoundError:
         raise ReconcileRefused(

@@ -7,11 +7,9 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import traceback
 import warnings
@@ -19,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from pyspark import SparkConf, SparkContext
@@ -141,32 +140,12 @@ def open_spark(
     """
     plan = _Plan(master or f"local[{cores or '*'}]", memory, cores, jars, settings or {})
     _check(plan)
-    home = Path(tempfile.mkdtemp(prefix="txmq-spark-"))
-    log = log or home.with_suffix(".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    is_log_named = False
-    try:
-        with (
-            _silence_loggers(),
-            log.open("wb") as output,
-            _start(plan, _conf(plan, home, ui), output) as (session, gateway),
-        ):
-            try:
-                yield session
-            except SPARK_ERRORS as error:
-                java = gateway.gateway_parameters
-                if isinstance(error, OSError) and _is_reached(java.address, java.port):
-                    raise  # Java answers, so this is not Spark's error.
-                why = cause_of(error)  # It needs a Java that still runs.
-                output.write(traceback.format_exc().encode())
-                raise ReconcileRefused(f"Spark failed: {why}; its log is {log}") from None
-    except ReconcileRefused as refused:
-        is_log_named = str(log) in str(refused)
-        raise
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-        if not is_log_named:
-            log.unlink(missing_ok=True)
+    with TemporaryDirectory(prefix="txmq-spark-", ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        conf, log = _conf(plan, home, ui), log or home.with_suffix(".log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with _silence_loggers(), log.open("wb") as output, _start(plan, conf, output) as session:
+            yield session
 
 
 def has_cluster(spark: SparkSession) -> bool:
@@ -294,34 +273,46 @@ def _silence_loggers() -> Iterator[None]:
 
 
 @contextmanager
-def _start(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[tuple[SparkSession, Any]]:
-    """Start a Java process and a session in it, and end both with the block."""
+def _start(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[SparkSession]:
+    """Start a Java process and a session in it, and end both with the block.
+
+    Its log is removed unless an error names it.
+    """
     gateway: Any = None
     session: SparkSession | None = None
+    log = Path(output.name)
+    has_started = is_log_named = False
     wanted = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
     if plan.is_here:
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Java writes to the log, and Ctrl-C of a terminal reaches Python alone.
     popen = {"stdout": output, "stderr": output, "start_new_session": True}
     try:
-        try:
-            with _set_environment(wanted), _hold_signals() as release_signals:
-                gateway = _launch(conf, popen)
-                release_signals()
-                with _limit_start(gateway.proc):
-                    SparkContext(gateway=gateway, conf=conf)
-                    session = SparkSession.builder.getOrCreate()
-                _wait_for_a_worker(plan, session, gateway)
-        except SPARK_ERRORS as error:
-            output.write(traceback.format_exc().encode())
-            why = cause_of(error) if gateway is not None else last_words(Path(output.name))
-            raise ReconcileRefused(
-                f"Spark does not start with {plan.master}: {why}; its log is {output.name}"
-            ) from None
-        yield session, gateway
+        with _set_environment(wanted), _hold_signals() as release_signals:
+            gateway = _launch(conf, popen)
+            release_signals()
+            with _limit_start(gateway.proc):
+                SparkContext(gateway=gateway, conf=conf)
+                session = SparkSession.builder.getOrCreate()
+            _wait_for_a_worker(plan, session, gateway)
+        has_started = True
+        yield session
+    except SPARK_ERRORS as error:
+        if has_started and isinstance(error, OSError):
+            java = gateway.gateway_parameters
+            if _is_reached(java.address, java.port):
+                raise  # Java answers, so this is not Spark's error.
+        what = "Spark failed" if has_started else f"Spark does not start with {plan.master}"
+        # The cause needs a Java that still runs.
+        why = cause_of(error) if gateway is not None else last_words(log)
+        output.write(traceback.format_exc().encode())
+        is_log_named = True
+        raise ReconcileRefused(f"{what}: {why}; its log is {log}") from None
     finally:
         if gateway is not None:
             _end(session, gateway)
+        if not is_log_named:
+            log.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -374,10 +365,7 @@ def _hold_signals() -> Iterator[Callable[[], None]]:
 @contextmanager
 def _limit_start(java: Popen[bytes] | None) -> Iterator[None]:
     """Kill Java if a cluster neither accepts nor refuses the application."""
-    if java is None:
-        yield
-        return
-    timer = threading.Timer(START_S, java.kill)
+    timer = threading.Timer(START_S, java.kill if java is not None else lambda: None)
     timer.daemon = True
     timer.start()
     try:

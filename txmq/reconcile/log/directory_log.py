@@ -131,7 +131,7 @@ def _try_collapse(day: BrokerDay, stretch: LogStretch) -> _Collapsed | None:
     """Collapse a stretch; ``None`` if it cannot be read here."""
     try:
         with OpenFile(stretch.file) as opened:
-            return None if opened.is_short else _collapse(day, opened, stretch)
+            return _collapse(day, opened, stretch)
     except (OSError, ReconcileRefused):
         return None  # The caller reads it again, and raises the error.
 

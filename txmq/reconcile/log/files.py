@@ -83,17 +83,20 @@ class OpenFile:
 
         Raises:
             FileNotFoundError: The broker has deleted it.
+            ReconcileRefused: Bytes are missing, as in a worker's older copy: its end is not the
+                log's end.
         """
         self._handle = os.open(self.file.path, os.O_RDONLY)
+        if os.fstat(self._handle).st_size < self.file.end - self.file.start:
+            os.close(self._handle)
+            raise ReconcileRefused(
+                f"{self.file.path} is shorter than it was when the log was listed: read the log "
+                "again, from a directory that all machines share"
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._handle)
-
-    @property
-    def is_short(self) -> bool:
-        """True if bytes are missing, as in a worker's older copy: its end is not the log's end."""
-        return os.fstat(self._handle).st_size < self.file.end - self.file.start
 
     def read(self, position: int, size: int) -> bytes:
         """Bytes from a position of the log on; fewer where the file ends.

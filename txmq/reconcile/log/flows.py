@@ -109,15 +109,8 @@ class Flows:
         )  # fmt: skip
 
     def _reader(self, topic: str, text: str) -> _FlowReader | None:
-        readers = self._of.get(topic)
-        if readers is None:
-            return None
-        tag = None
-        for reader in readers:
-            if not reader.tags:
-                return reader
-            tag = tag or properties.find(text, properties.TAGS)
-            if tag in reader.tags:
+        for reader in self._of.get(topic, ()):
+            if not reader.tags or properties.find(text, properties.TAGS) in reader.tags:
                 return reader
         return None
 

@@ -197,8 +197,7 @@ class _ClusterReader:
             except TxmqError as error:
                 # A broker that restarts is unknown to the name servers for a moment.
                 may_pass = error.retryable or isinstance(error, TopicNotFound)
-                is_over = isinstance(error, InternalError) or clock.monotonic() > deadline
-                if is_over or not may_pass:
+                if not may_pass or isinstance(error, InternalError) or clock.monotonic() > deadline:
                     raise ReconcileRefused(
                         f"the cluster {';'.join(self.session.names)} cannot be read: {error}"
                     ) from error
@@ -255,7 +254,10 @@ class _Planner(_ClusterReader):
         known = set(await self.ask(self.admin.topics))
         _check_known("topic", self._groups, known)
         groups = sorted({*self._groups.values()} - {""})
-        await self._check_groups(groups, known)
+        subscribed = {topic.removeprefix(RETRY) for topic in known if topic.startswith(RETRY)}
+        for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
+            subscribed.update(await self.ask(self.admin.groups, cluster=name))
+        _check_known("group", groups, subscribed)
         own = [queue for topic in self._groups for queue in await self._queues(topic)]
         offsets: defaultdict[str, list[GroupOffset]] = defaultdict(list)
         # First, so that every message that counts as delivered is in the plan.
@@ -263,8 +265,8 @@ class _Planner(_ClusterReader):
             group = self._groups[queue.topic]
             offset = await self.ask(self.admin.committed_offset, group, queue) if group else None
             if offset is not None:
-                found = GroupOffset(group, queue.topic, queue.number, offset)
-                offsets[queue.broker].append(found)
+                row = GroupOffset(group, queue.topic, queue.number, offset)
+                offsets[queue.broker].append(row)
         of_groups = [prefix + group for group in groups for prefix in (RETRY, DLQ)]
         names = sorted({queue.broker for queue in own})
         ranges: dict[str, list[QueueRange]] = {name: [] for name in names}
@@ -279,12 +281,6 @@ class _Planner(_ClusterReader):
         moment_ms = clock.wall_ms()
         brokers = [await self._broker(name, offsets[name], ranges[name]) for name in names]
         return moment_ms, brokers, tuple(dict.fromkeys(self._notes))
-
-    async def _check_groups(self, groups: list[str], topics: set[str]) -> None:
-        known = {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
-        for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
-            known.update(await self.ask(self.admin.groups, cluster=name))
-        _check_known("group", groups, known)
 
     async def _queues(self, topic: str) -> list[Queue]:
         route = await self.ask(self.admin.route, topic)
@@ -405,9 +401,8 @@ def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | 
     if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
         return None
 
-    async def pull(session: Session) -> tuple[bytes, ...]:
-        reader = _ClusterReader(session)
-        return (await reader.ask(reader.admin.pull_stored, queue, offset, 1)).records
+    def pull(session: Session) -> Awaitable[list[bytes]]:
+        return _ClusterReader(session).read(queue, offset, offset + 1, is_search=True)
 
-    records = [unpack(data, errors="replace")[0] for data in _in_session(names, pull)]
-    return half_of(records[0]) if records and records[0].queue_offset == offset else None
+    records = _in_session(names, pull)
+    return half_of(unpack(records[0], errors="replace")[0]) if records else None

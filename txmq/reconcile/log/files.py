@@ -45,7 +45,7 @@ _ATTEMPTS: Final = 5
 """A broker deletes files only a few times an hour, so more attempts would fail as well."""
 
 STRETCH_BYTES: Final = 32 * 1024 * 1024
-"""The size of a stretch; the order of rows depends on it, and not on who reads the log."""
+"""The size of a stretch. The order of rows depends on it, and not on the machine that reads."""
 
 _READ_BYTES: Final = 4 * 1024 * 1024
 

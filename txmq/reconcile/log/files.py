@@ -204,7 +204,7 @@ def open_log(directory: Path, since_ms: int | None = None) -> Iterator[LogFiles]
     for _ in range(_ATTEMPTS):
         try:
             with ExitStack() as stack:
-                files = _measure(_files_in(directory / FOLDER))
+                files = _files_in(directory)
                 wanted = files if since_ms is None else files[_first(files, since_ms) :]
                 opened = tuple([stack.enter_context(OpenFile(file)) for file in wanted])
                 kept = stack.pop_all()
@@ -269,21 +269,17 @@ def _first(files: Sequence[LogFile], since_ms: int) -> int:
     return max(old - 1, 0)
 
 
-def _files_in(folder: Path) -> dict[int, Path]:
-    """The files in a folder by their starts, in order."""
+def _files_in(directory: Path) -> tuple[LogFile, ...]:
+    """The files of the log in a broker's directory, oldest first."""
     try:
-        paths = list(folder.iterdir())
+        found_paths = list((directory / FOLDER).iterdir())
     except (FileNotFoundError, NotADirectoryError):
         raise ReconcileRefused(
-            f"{folder.parent} is not a broker's directory: it has no folder {FOLDER}"
+            f"{directory} is not a broker's directory: it has no folder {FOLDER}"
         ) from None
-    starts = {start: path for path in paths if (start := start_in(path.name)) is not None}
-    return dict(sorted(starts.items()))
-
-
-def _measure(paths: dict[int, Path]) -> tuple[LogFile, ...]:
+    paths = {start: path for path in found_paths if (start := start_in(path.name)) is not None}
     sizes = {start: path.stat().st_size for start, path in paths.items()}
-    starts = list(paths)
+    starts = sorted(paths)
     if len(starts) > 1 and not sizes[starts[-1]] and starts[-1] < starts[-2] + sizes[starts[-2]]:
         # A write failed there, and went into the previous file instead.
         starts.pop()

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["extract_log"]
 
 _SOURCE: Final = "log"
-_CLOCK: Final = SystemClock()
 
 
 def extract_log(
@@ -31,7 +30,7 @@ def extract_log(
     directory: Path,
     *,
     spark: SparkSession | None = None,
-    clock: Clock = _CLOCK,
+    clock: Clock | None = None,
 ) -> ExtractedLog:
     """Write the log's rows of a day below ``directory/log``: messages, failures and offsets.
 
@@ -44,13 +43,14 @@ def extract_log(
         directory: The target directory.
         spark: Its workers read a cluster of brokers, and directories too if they are a cluster of
             Spark; this machine reads if left out.
-        clock: Stamps the reading.
+        clock: This machine's clock.
 
     Raises:
         ReconcileRefused: A log is damaged, or does not reach back to the beginning of the day, or
             the cluster does not answer.
         ConfigError: The package that decompresses a body is not installed.
     """
+    clock = clock or SystemClock()
     with ExitStack() as stack:
         if rules.log.cluster:
             # Only this one needs the client.

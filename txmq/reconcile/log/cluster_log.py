@@ -38,13 +38,7 @@ from txmq.protocol.headers import ListTransactions
 from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
 from txmq.protocol.span import Decision
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.log_rows import (
-    BrokerDay,
-    GroupOffset,
-    LogReading,
-    LogRows,
-    number_brokers,
-)
+from txmq.reconcile.log.log_rows import BrokerDay, GroupOffset, LogReading, LogRows, number_brokers
 from txmq.reconcile.log.pulled_records import (
     decided_records,
     half_of,

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -112,15 +111,14 @@ def _collapse_in_processes(
 ) -> _Results:
     # Spawn and not fork: the caller may have threads, as every user of Spark has.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
-    waiting: deque[tuple[LogStretch, Future[_Collapsed | None]]] = deque()
+    results: _Results = iter(())
     try:
-        for stretch in todo:
-            waiting.append((stretch, pool.submit(collapse, stretch)))
-            if len(waiting) > 2 * processes:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for stretch, future in waiting:
-            yield stretch, future.result()
+        while some := list(islice(todo, processes)):
+            # They are read while the caller takes the results of those before them.
+            following = zip(some, pool.map(collapse, some), strict=True)
+            yield from results
+            results = following
+        yield from results
     except BrokenProcessPool as error:
         raise ReconcileRefused(f"a process that read the log has ended: {error}") from error
     finally:

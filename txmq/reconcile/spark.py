@@ -244,12 +244,9 @@ def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
     if not ui:
         # Only Spark's pages show each plan in full, and again whenever it changes.
         found["spark.sql.ui.explainMode"] = "simple"
-    if plan.is_local:
-        found["spark.driver.memory"] = plan.memory
-    else:
-        found["spark.executor.memory"] = plan.memory
-        if plan.cores is not None:
-            found["spark.cores.max"] = str(plan.cores)
+    found["spark.driver.memory" if plan.is_local else "spark.executor.memory"] = plan.memory
+    if plan.cores is not None and not plan.is_local:
+        found["spark.cores.max"] = str(plan.cores)
     if plan.is_here:
         found["spark.driver.host"] = found["spark.driver.bindAddress"] = "127.0.0.1"
     if plan.jars:

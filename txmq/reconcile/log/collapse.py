@@ -80,12 +80,14 @@ class Collapse:
         for item in found:
             if isinstance(item, Decision):
                 self._take_decision(item)
-            elif isinstance(item, AcceptedLoss):
+                continue
+            if isinstance(item, AcceptedLoss):
                 # It names missing offsets, not their messages; each of these becomes a break.
                 continue
-            elif item.sys_flag & _TYPE_BITS == _PREPARED:
+            kind = item.sys_flag & _TYPE_BITS
+            if kind == _PREPARED:
                 self._take_half(item)
-            elif item.sys_flag & _TYPE_BITS == _COMMITTED:
+            elif kind == _COMMITTED:
                 self._take_copy(item)
             else:
                 self._take_plain(item)
@@ -124,7 +126,7 @@ class Collapse:
             row = self._flows.message(record, "sent")
             if row is not None and record.prepared_position:
                 self._arrive(record.prepared_position, row)
-            elif row is not None:
+            else:
                 self._keep(row)
 
     def _take_waiting(self, record: Record) -> None:
@@ -166,8 +168,7 @@ class Collapse:
                 row.queue_offset = decision.queue_offset
         if decision.kind is not DecisionKind.PARKED:
             del self._held[at]
-            if row is not None:
-                self._keep(row)
+            self._keep(row)
         return True
 
     def _decide_earlier(self, decision: Decision, copy: MessageRow | None) -> None:
@@ -237,8 +238,8 @@ class Collapse:
                 row.state, row.decided_ms, row.decided_by = "rolled_back", at_ms, "producer"
             self._keep(row)
 
-    def _keep(self, row: MessageRow) -> None:
-        if self._is_in(row.stored_ms) or self._is_in(row.decided_ms):
+    def _keep(self, row: MessageRow | None) -> None:
+        if row is not None and (self._is_in(row.stored_ms) or self._is_in(row.decided_ms)):
             self.messages.append(row)
 
     def _is_in(self, moment_ms: int | None) -> bool:
@@ -261,7 +262,6 @@ class Collapse:
     def finish(self) -> None:
         """End the log: undecided messages have a row too."""
         for row in (*self._held.values(), *self._waiting.values()):
-            if row is not None:
-                self._keep(row)
+            self._keep(row)
         self._held.clear()
         self._waiting.clear()

@@ -139,9 +139,11 @@ def _collapse(day: BrokerDay, opened: OpenFile, stretch: LogStretch) -> _Collaps
 
     def found() -> Iterator[Found]:
         nonlocal position, count
-        for item, start, data in opened.records(stretch.start, stretch.end):
+        data = b""
+        for item, position, data in opened.records(stretch.start, stretch.end):  # noqa: B007
+            count += 1
             yield item
-            position, count = start + len(data), count + 1
+        position += len(data)  # The end of the last record.
 
     collapse.take(found())
     return day.take_rows(collapse, count, position), collapse.open_ends()

@@ -152,11 +152,11 @@ class OpenFile:
             while (head := read_head(data, here, at + here)) is not None and at + here < end:
                 if head.log != self.file.log:
                     raise self._damage(at + here, "the log of another broker continues there")
-                payload = data[here + HEAD_BYTES : here + head.size]
-                if here + head.size > len(data) or crc32(payload) != head.checksum:
+                payload, after = data[here + HEAD_BYTES : here + head.size], here + head.size
+                if after > len(data) or crc32(payload) != head.checksum:
                     break
                 yield at + here, payload
-                here += head.size
+                here = after
             if here:
                 at, size, behind = at + here, _READ_BYTES, None
             elif head is not None and size < head.size <= self.file.end - at:

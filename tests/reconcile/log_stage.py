@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 
-from txmq.reconcile.log.files import files_of
+from txmq.reconcile.log import directory_log
+from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, open_log
 from txmq.reconcile.log.log_extract import extract_log
-from txmq.reconcile.log.raw import raw_records
-from txmq.reconcile.log.spans import LogStretch
+from txmq.reconcile.log.source import raw_records
 from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Flow, LogRules, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
@@ -32,8 +33,9 @@ def order(key, amount=100, **more):
 
 def read_log(directory):
     """All records of the log in a broker's directory."""
-    for file in files_of(directory):
-        yield from raw_records(LogStretch(file, file.start, file.end))
+    with open_log(directory) as log:
+        for file in [opened.file for opened in log.opened]:
+            yield from raw_records(LogStretch(file, file.start, file.end))
 
 
 def dump(disk, directory):
@@ -52,9 +54,13 @@ def dump(disk, directory):
 class Taken:
     """What was taken of a log, read again from its files."""
 
-    def __init__(self, data, out, window=ALWAYS, flows=(), **how):
+    def __init__(
+        self, data, out, window=ALWAYS, flows=(), processes=1, stretch_bytes=STRETCH_BYTES, **how
+    ):
         rules = data if isinstance(data, Rules) else rules_of(data, *flows)
-        self.log = extract_log(rules, window, Path(out), **how)
+        sizes = {"STRETCH_BYTES": stretch_bytes, "_PROCESSES": processes}
+        with patch.multiple(directory_log, **sizes):
+            self.log = extract_log(rules, window, Path(out), **how)
         self.messages, self.failures, self.offsets = (
             pq.read_table(out / "log" / item.name).to_pylist()
             for item in (MESSAGES, FAILURES, OFFSETS)

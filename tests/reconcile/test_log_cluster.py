@@ -20,7 +20,7 @@ from txmq import (
 )
 from txmq.config import Duration
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.log import cluster_extract, cluster_log
+from txmq.reconcile.log import cluster_log
 from txmq.reconcile.log.log_rows import number_brokers
 from txmq.reconcile.rules import DayWindow, Flow
 from txmq_broker.app import Broker
@@ -163,7 +163,7 @@ async def a_day(cluster):
 
 @on_cluster(SOON)
 async def test_the_wire_tells_what_the_directories_tell(cluster, monkeypatch):
-    monkeypatch.setattr(cluster_extract, "RECORDS_A_FILE", 3)
+    monkeypatch.setattr(cluster_log, "RECORDS_A_FILE", 3)
     await a_day(cluster)
     while not await cluster.admin.transactions(state="parked"):
         await asyncio.sleep(0.01)

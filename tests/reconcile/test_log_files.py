@@ -12,8 +12,8 @@ from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.checked_body import pack
 from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
-from txmq.reconcile.log.files import LogFiles, OpenFile, files_of
-from txmq.reconcile.log.spans import LogStretch, find_start, records_from
+from txmq.reconcile.log.files import LogStretch, OpenFile, open_log
+from txmq.reconcile.log.source import raw_records
 from txmq.reconcile.rules import DayWindow
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
@@ -110,16 +110,15 @@ def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
     shelf = open_shelf(Sizes(segment_size=2000))
     fill(shelf)
     shelf.checkpoint()
-    with LogFiles(data, START_MS + 1) as log:
-        oldest = log.files[0]
+    with open_log(data, START_MS + 1) as log:
+        oldest = log.opened[0]
         shelf.drop_first_file()
         assert not oldest.file.path.exists()
 
         found = [
             one
-            for opened in log.files
-            for _, some in records_from(opened, opened.file.start, opened.file.end)
-            for one in some
+            for opened in log.opened
+            for one in opened.records(opened.file.start, opened.file.end)
         ]
 
     assert len(found) == COUNT
@@ -308,9 +307,9 @@ def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
     shelf.put(forged, "Transfers", unique="forged")
     shelf.flush()
     fill(shelf, COUNT, COUNT)
-    with LogFiles(data, START_MS + 1) as log:
-        (opened,) = log.files
-        assert find_start(opened, LogStretch(opened.file, at - 20, opened.file.end)) == at
+    with open_log(data) as log:
+        (opened,) = log.opened
+        assert next(opened.stretches(at - 20)).end > at
 
     whole = Taken(data, tmp_path / "out")
     cut = Taken(data, tmp_path / "cut", stretch_bytes=at - 20)
@@ -359,15 +358,16 @@ def test_many_processes_read_the_same(data, tmp_path, open_shelf):
         assert other.read_bytes() == path.read_bytes()
 
 
-def test_an_older_copy_of_a_file_is_short(data, open_shelf):
+def test_an_older_copy_of_a_file_is_refused(data, open_shelf):
+    """A worker may have one; its end is not the end of the log."""
     fill(open_shelf(ROOM))
-    file = files_of(data)[-1]
+    with open_log(data) as log:
+        file = log.opened[-1].file
+    with OpenFile(file):
+        os.truncate(file.path, file.end - file.start - 1)
 
-    with OpenFile(file) as whole:
-        assert not whole.is_short
-    os.truncate(file.path, file.end - file.start - 1)
-    with OpenFile(file) as older:
-        assert older.is_short
+    with pytest.raises(ReconcileRefused, match=f"{file.path} is shorter than it was when"):
+        list(raw_records(LogStretch(file, file.start, file.end)))
 
 
 class Told:

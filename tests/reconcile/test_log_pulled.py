@@ -62,10 +62,9 @@ class Broker:
         self.show(half)
         self.mark(half)
 
-    def rows(self, window=ALWAYS, log=None, half_at=lambda *_: None):
-        collapse = Collapse(Flows([FLOW], {}), window)
+    def rows(self, window=ALWAYS, log=None, half_of=lambda _: None):
+        collapse = Collapse(Flows([FLOW], {}), window, half_of)
         collapse.take(marked_records(self.log if log is None else log))
-        collapse.join(collapse.open_ends(), half_at)
         collapse.finish()
         return collapse.messages
 
@@ -114,13 +113,12 @@ def test_a_decision_on_a_half_message_from_before_the_records():
     broker.show(halves[0])
     broker.mark(*halves)
     log = broker.log[rest:]
-    asked = []
 
-    def half_at(position, offset):
-        asked.append(offset)
+    def earlier(decision):
+        offset = decision.half_offset
         return half_of(halves[offset]) if 0 <= offset < 2 else None
 
-    rows = broker.rows(DayWindow(4, 1 << 60), log, half_at)
+    rows = broker.rows(DayWindow(4, 1 << 60), log, earlier)
 
     assert {(row.key, row.state, row.position) for row in rows} == {
         ("icbc/yes", "committed", halves[0].position),

@@ -44,6 +44,7 @@ __all__ = [
     "Found",
     "SpanHead",
     "decided_ms_of",
+    "ends_in",
     "found_in",
     "head",
     "heads_in",
@@ -213,6 +214,7 @@ MAGIC: Final = 0x7478_6D71
 """``txmq``; no record of RocketMQ's starts like this."""
 
 _FIELDS: Final = Struct(">IIQqqII")
+_PLACE: Final = Struct(">IIQq")
 _CHECK: Final = Struct(">I")
 HEAD_BYTES: Final = _FIELDS.size + _CHECK.size
 CHECKSUM_AT: Final = 32
@@ -274,6 +276,20 @@ def read_head(data: bytes, at: int, position: int) -> SpanHead | None:
     if crc32(data[at : at + _FIELDS.size]) != check:
         return None
     return SpanHead(size, log, where, durable, checksum, records)
+
+
+def ends_in(data: bytes, position: int) -> Iterator[int]:
+    """The ends of the spans in a piece of the log that begins with one; the last may lie behind it.
+
+    No checksum is computed, so the spans must be checked when they are read.
+    """
+    here = 0
+    while here + HEAD_BYTES <= len(data):
+        size, magic, _, where = _PLACE.unpack_from(data, here)
+        if magic != MAGIC or where != position + here or size < HEAD_BYTES:
+            return
+        here += size
+        yield position + here
 
 
 def heads_in(data: bytes, position: int) -> Iterator[SpanHead]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,25 +38,18 @@ def check_java(environ: Mapping[str, str]) -> None:
         )
     if program is None:
         raise ReconcileRefused(f"Spark needs Java, and none was found: {_INSTALL}")
-    version = _version(program, environ)
-    if version is None:
-        raise ReconcileRefused(f"{program} does not report its version: {_INSTALL}")
-    if version < LEAST:
-        raise ReconcileRefused(f"{program} is Java {version}, too old for Spark: {_INSTALL}")
-
-
-def _version(program: str, environ: Mapping[str, str]) -> int | None:
-    """Return the major version, or ``None``: a Mac has a program ``java`` even without Java."""
-    try:
+    found = None
+    with suppress(OSError, subprocess.SubprocessError):
         answer = subprocess.run(  # noqa: S603  # the program that Spark would start next
             [program, "-version"],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=ANSWER_S,
-            check=False,
+            check=True,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = _VERSION.search((answer.stderr + answer.stdout).decode(errors="replace"))
-    return None if found is None or answer.returncode else int(found[1])
+        found = _VERSION.search((answer.stderr + answer.stdout).decode(errors="replace"))
+    if found is None:  # A Mac has a program ``java`` even without Java.
+        raise ReconcileRefused(f"{program} does not report its version: {_INSTALL}")
+    if int(found[1]) < LEAST:
+        raise ReconcileRefused(f"{program} is Java {found[1]}, too old for Spark: {_INSTALL}")

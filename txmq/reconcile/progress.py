@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TextIO
 
 from rich import progress as bars
@@ -31,9 +31,8 @@ class ActiveStage:
         self.rows = 0
         """The number of rows, set by the code that runs the stage."""
 
-    def count(self, source: str, rows: int) -> None:
+    def count(self, _source: str, rows: int) -> None:
         """Add rows of a source."""
-        del source
         self.rows += rows
 
 
@@ -52,30 +51,24 @@ class Progress:
         bar: bars.Progress | None = None,
         clock: Clock | None = None,
     ) -> None:
+        self.stages: tuple[Stage, ...] = ()
+        """The finished stages, in order."""
         self._show = show
         self._bar = bar or bars.Progress(disable=True)
         self._clock = clock or SystemClock()
-        self._stages: list[Stage] = []
-        self._rows: list[bars.TaskID] = []
-        """The rows of the running stages in the bar; the innermost one moves."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The finished stages, in order."""
-        return tuple(self._stages)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[ActiveStage]:
         """Measure a stage, which ends with the block; a stage that fails is not counted."""
         active = ActiveStage()
         began = self._clock.monotonic()
-        self._rows.append(self._bar.add_task(name, total=None))
+        row = self._bar.add_task(name, total=None)
         try:
             yield active
         finally:
-            self._bar.remove_task(self._rows.pop())
+            self._bar.remove_task(row)
         done = Stage(name, round(self._clock.monotonic() - began, 3), active.rows)
-        self._stages.append(done)
+        self.stages += (done,)
         if self._show is not None:
             rows = f", {done.rows:,} row{'' if done.rows == 1 else 's'}" if done.rows else ""
             self._show(f"{done.name}: {done.seconds:.1f} s{rows}")
@@ -104,12 +97,11 @@ class Progress:
                 found = [tracker.getStageInfo(stage_id) for stage_id in tracker.getActiveStageIds()]
             except SPARK_ERRORS:
                 return  # Spark is gone; the thread that works with it raises the error.
-            infos = [info for info in found if info is not None]
-            total = sum(info.numTasks for info in infos)
-            completed = sum(info.numCompletedTasks for info in infos)
-            for row in self._rows[-1:]:
-                if row in self._bar.task_ids:
-                    self._bar.update(row, total=total or None, completed=completed)
+            total = sum(info.numTasks for info in found if info is not None)
+            completed = sum(info.numCompletedTasks for info in found if info is not None)
+            with suppress(IndexError, KeyError):  # No stage is running, or it has just ended.
+                innermost = self._bar.task_ids[-1]
+                self._bar.update(innermost, total=total or None, completed=completed)
 
 
 @contextmanager

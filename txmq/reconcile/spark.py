@@ -7,18 +7,17 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -30,7 +29,6 @@ from pyspark.sql import SparkSession
 from txmq.errors import ConfigError, ReconcileRefused, UsageError
 from txmq.reconcile.causes import SPARK_ERRORS, cause_of, last_words
 from txmq.reconcile.java import check_java
-from txmq.runtime.clock import SystemClock
 
 __all__ = ["check_reach", "has_cluster", "open_spark", "set_partition_count"]
 
@@ -141,39 +139,14 @@ def open_spark(
         UsageError: This process has a Spark session already.
         ReconcileRefused: Spark cannot be started, or failed in the block.
     """
-    plan = _Plan(
-        master or f"local[{cores or '*'}]", memory, cores, tuple(jars), dict(settings or {})
-    )
+    plan = _Plan(master or f"local[{cores or '*'}]", memory, cores, jars, settings or {})
     _check(plan)
-    home = Path(tempfile.mkdtemp(prefix="txmq-spark-"))
-    if log is None:
-        handle, name = tempfile.mkstemp(prefix="txmq-spark-", suffix=".log")
-        os.close(handle)
-        log = Path(name)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    keeps_log = False
-    try:
-        with (
-            _silence_loggers(),
-            log.open("wb") as output,
-            _start(plan, _conf(plan, home, ui), output) as (session, gateway),
-        ):
-            try:
-                yield session
-            except SPARK_ERRORS as error:
-                java = gateway.gateway_parameters
-                if isinstance(error, OSError) and _is_reached(java.address, java.port):
-                    raise  # Java answers, so this is not Spark's error.
-                why = cause_of(error)  # It needs a Java that still runs.
-                output.write(traceback.format_exc().encode())
-                raise ReconcileRefused(f"Spark failed: {why}; its log is {log}") from None
-    except ReconcileRefused as refused:
-        keeps_log = str(log) in str(refused)
-        raise
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
-        if not keeps_log:
-            log.unlink(missing_ok=True)
+    with TemporaryDirectory(prefix="txmq-spark-", ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        conf, log = _conf(plan, home, ui), log or home.with_suffix(".log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with _silence_loggers(), log.open("wb") as output, _start(plan, conf, output) as session:
+            yield session
 
 
 def check_reach(spark: SparkSession, uri: str) -> None:
@@ -221,8 +194,8 @@ class _Plan(NamedTuple):
     master: str
     memory: str
     cores: int | None
-    jars: tuple[Path, ...]
-    settings: dict[str, str]
+    jars: Sequence[Path]
+    settings: Mapping[str, str]
 
     @property
     def is_local(self) -> bool:
@@ -296,12 +269,9 @@ def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
     if not ui:
         # Only Spark's pages show each plan in full, and again whenever it changes.
         found["spark.sql.ui.explainMode"] = "simple"
-    if plan.is_local:
-        found["spark.driver.memory"] = plan.memory
-    else:
-        found["spark.executor.memory"] = plan.memory
-        if plan.cores is not None:
-            found["spark.cores.max"] = str(plan.cores)
+    found["spark.driver.memory" if plan.is_local else "spark.executor.memory"] = plan.memory
+    if plan.cores is not None and not plan.is_local:
+        found["spark.cores.max"] = str(plan.cores)
     if plan.is_here:
         found["spark.driver.host"] = found["spark.driver.bindAddress"] = "127.0.0.1"
     if plan.jars:
@@ -312,92 +282,88 @@ def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
 @contextmanager
 def _silence_loggers() -> Iterator[None]:
     """Silence PySpark's loggers: the exceptions have the same texts."""
-    loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    # Py4J logs an interrupted call to the root logger, which would otherwise add a handler.
-    handler = logging.NullHandler()
-    logging.root.addHandler(handler)
-    try:
+    with ExitStack() as stack:
+        for name in _LOGGERS:
+            logger = PySparkLogger.getLogger(name)
+            stack.callback(setattr, logger, "disabled", logger.disabled)
+            logger.disabled = True
+        # Py4J logs an interrupted call to the root logger, which would otherwise add a handler.
+        handler = logging.NullHandler()
+        logging.root.addHandler(handler)
+        stack.callback(logging.root.removeHandler, handler)
         yield
-    finally:
-        logging.root.removeHandler(handler)
-        for logger, was in zip(loggers, before, strict=True):
-            logger.disabled = was
 
 
 @contextmanager
-def _start(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[tuple[SparkSession, Any]]:
-    """Start a Java process and a session in it, and end both with the block."""
+def _start(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[SparkSession]:
+    """Start a Java process and a session in it, and end both with the block.
+
+    Its log is removed unless an error names it.
+    """
     gateway: Any = None
     session: SparkSession | None = None
+    log = Path(output.name)
+    has_started = is_log_named = False
     wanted = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
     if plan.is_here:
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Java writes to the log, and Ctrl-C of a terminal reaches Python alone.
     popen = {"stdout": output, "stderr": output, "start_new_session": True}
     try:
-        try:
-            with _set_environment(wanted), _restore_signals():
-                with _hold_signals():
-                    gateway = _launch(conf, popen)
-                with _limit_start(gateway.proc):
-                    SparkContext(gateway=gateway, conf=conf)
-                    session = SparkSession.builder.getOrCreate()
-                _wait_for_a_worker(plan, session, gateway)
-        except SPARK_ERRORS as error:
-            output.write(traceback.format_exc().encode())
-            why = cause_of(error) if gateway is not None else last_words(Path(output.name))
-            raise ReconcileRefused(
-                f"Spark does not start with {plan.master}: {why}; its log is {output.name}"
-            ) from None
-        yield session, gateway
+        with _set_environment(wanted), _hold_signals() as release_signals:
+            gateway = _launch(conf, popen)
+            release_signals()
+            with _limit_start(gateway.proc):
+                SparkContext(gateway=gateway, conf=conf)
+                session = SparkSession.builder.getOrCreate()
+            _wait_for_a_worker(plan, session, gateway)
+        has_started = True
+        yield session
+    except SPARK_ERRORS as error:
+        if has_started and isinstance(error, OSError):
+            java = gateway.gateway_parameters
+            if _is_reached(java.address, java.port):
+                raise  # Java answers, so this is not Spark's error.
+        what = "Spark failed" if has_started else f"Spark does not start with {plan.master}"
+        # The cause needs a Java that still runs.
+        why = cause_of(error) if gateway is not None else last_words(log)
+        output.write(traceback.format_exc().encode())
+        is_log_named = True
+        raise ReconcileRefused(f"{what}: {why}; its log is {log}") from None
     finally:
         if gateway is not None:
             _end(session, gateway)
+        if not is_log_named:
+            log.unlink(missing_ok=True)
 
 
 @contextmanager
 def _set_environment(wanted: Mapping[str, str]) -> Iterator[None]:
     """Set variables of the environment while Spark starts."""
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextmanager
-def _restore_signals() -> Iterator[None]:
-    """Undo Spark's handler for Ctrl-C: it calls Java on a connection that waits for an answer."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def _hold_signals() -> Iterator[None]:
+def _hold_signals() -> Iterator[Callable[[], None]]:
     """Hold a signal until Java has started, since it could not be ended before.
 
-    A second signal acts at once.
+    A second signal acts at once. The block gets the function that ends the holding. Its end also
+    undoes Spark's handler for Ctrl-C, which calls Java on a connection that waits for an answer.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     held: list[int] = []
 
-    def hold(number: int, frame: object) -> None:
-        del frame
+    def hold(number: int, _: object) -> None:
         held.append(number)
         restore()
 
@@ -405,23 +371,23 @@ def _hold_signals() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
+    def release() -> None:
+        restore()
+        while held:
+            signal.raise_signal(held.pop())
+
     for number in before:
         signal.signal(number, hold)
     try:
-        yield
+        yield release
     finally:
-        restore()
-        for caught in held:
-            signal.raise_signal(caught)
+        release()
 
 
 @contextmanager
 def _limit_start(java: Popen[bytes] | None) -> Iterator[None]:
     """Kill Java if a cluster neither accepts nor refuses the application."""
-    if java is None:
-        yield
-        return
-    timer = threading.Timer(START_S, java.kill)
+    timer = threading.Timer(START_S, java.kill if java is not None else lambda: None)
     timer.daemon = True
     timer.start()
     try:
@@ -439,24 +405,33 @@ def _wait_for_a_worker(plan: _Plan, session: SparkSession, gateway: Any) -> None
     if not plan.addresses or session.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return
     scheduler = gateway.jvm.org.apache.spark.SparkContext.getOrCreate()
-    clock, pause = SystemClock(), threading.Event()
-    deadline = clock.monotonic() + WORKER_S
-    while scheduler.getExecutorMemoryStatus().size() < 2:  # The driver is counted too.
-        if clock.monotonic() >= deadline:
-            raise ReconcileRefused(
-                f"{plan.master} gave no worker within {WORKER_S:.0f} s: check that a worker is "
-                f"alive and has {plan.memory} of memory free, or ask for less with --memory"
-            )
+    pause = threading.Event()
+    for _ in range(round(WORKER_S / _POLL_S)):
+        if scheduler.getExecutorMemoryStatus().size() > 1:  # The driver is counted too.
+            return
         pause.wait(_POLL_S)
+    raise ReconcileRefused(
+        f"{plan.master} gave no worker within {WORKER_S:.0f} s: check that a worker is alive and "
+        f"has {plan.memory} of memory free, or ask for less with --memory"
+    )
 
 
 def _end(session: SparkSession | None, gateway: Any) -> None:
     """Stop the session if it still answers, and end Java in any case."""
     java: Popen[bytes] | None = gateway.proc
+
+    def stop() -> None:
+        with suppress(Exception), warnings.catch_warnings(action="ignore"):
+            if session is not None:
+                session.stop()
+        if java is not None:
+            with suppress(Exception):
+                gateway.shutdown()
+
     try:
         if java is None or java.poll() is None:
             # In its own thread: an interrupted thread's connection to Java is unusable.
-            stopper = threading.Thread(target=_stop, args=(session, gateway), daemon=True)
+            stopper = threading.Thread(target=stop, daemon=True)
             stopper.start()
             stopper.join(STOP_S)
     finally:
@@ -464,15 +439,6 @@ def _end(session: SparkSession | None, gateway: Any) -> None:
             _end_process(java, STOP_S if session is not None else 0)
             # PySpark keeps the dead gateway in its class, and the next session would use it.
             SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
-
-
-def _stop(session: SparkSession | None, gateway: Any) -> None:
-    with suppress(Exception), warnings.catch_warnings(action="ignore"):
-        if session is not None:
-            session.stop()
-    if gateway.proc is not None:
-        with suppress(Exception):
-            gateway.shutdown()
 
 
 def _end_process(java: Popen[bytes], patience_s: float) -> None:

@@ -10,6 +10,7 @@ from txmq.protocol.span import (
     DecisionKind,
     DecisionSource,
     SpanHead,
+    ends_in,
     found_in,
     head,
     heads_in,
@@ -60,6 +61,18 @@ def test_heads_are_found_wherever_they_are():
     second = 2000 - data.index(other)
     assert [each.position for each in heads_in(data, second)] == [2000]
     assert list(heads_in(WRITTEN[4:], 1004)) == []
+
+
+def test_ends_of_spans_are_known_as_far_as_one_follows_the_other():
+    second = head(7, 1000 + len(WRITTEN + PAYLOAD), 900, b"x" * 60, 1)
+    data = WRITTEN + PAYLOAD + second
+    ends = [1000 + len(WRITTEN + PAYLOAD), 1000 + len(data) + 60]
+
+    assert list(ends_in(data + b"x" * 60, 1000)) == list(ends_in(data, 1000)) == ends
+    assert list(ends_in(data[:-1], 1000)) == ends[:1]
+    assert list(ends_in(WRITTEN + PAYLOAD + WRITTEN, 1000)) == ends[:1]
+    assert list(ends_in(b"?" + data, 999)) == []
+    assert list(ends_in(bytes(4) + WRITTEN[4:], 1000)) == []
 
 
 @pytest.mark.parametrize(

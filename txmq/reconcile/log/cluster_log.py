@@ -2,6 +2,8 @@
 
 A plan asks each queue for its end, and finds the part of it that matters for the day. Reading fills
 one file for each range, in any order and on any machine. A file gets its name when it is complete.
+The files lie in the draft of the extract, so a run that was killed leaves nothing to continue with,
+and nothing to mix up.
 
 This is the only module of the reconciliation that uses the client (ADR 22).
 """
@@ -9,9 +11,14 @@ This is the only module of the reconciliation that uses the client (ADR 22).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import shutil
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Final, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from txmq.client.admin.admin import Admin
 from txmq.client.session import Session
@@ -28,23 +35,26 @@ from txmq.message import Queue
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ListTransactions
 from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
+from txmq.protocol.span import Decision
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.broker_tables import check_known
-from txmq.reconcile.log.log_rows import GroupOffset
-from txmq.reconcile.log.pulled_records import half_of
-from txmq.reconcile.rules import DayWindow, Flow
+from txmq.reconcile.log.log_rows import BrokerDay, GroupOffset, LogReading, LogRows, number_brokers
+from txmq.reconcile.log.pulled_records import (
+    decided_records,
+    half_of,
+    marked_records,
+    merged_records,
+)
+from txmq.reconcile.rules import DayWindow, Flow, Rules
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock
 
-__all__ = [
-    "BrokerPlan",
-    "ClusterPlan",
-    "QueueRange",
-    "earlier_half",
-    "fetch_ranges",
-    "plan_reading",
-]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
+__all__ = ["read_cluster"]
+
+RECORDS_A_FILE: Final = 50_000
 PATIENCE_S: Final = 120.0
 """How long a broker may be away; a restart takes seconds."""
 _PAUSES_S: Final = (0.1, 5.0)
@@ -55,6 +65,8 @@ _READ_AT_ONCE: Final = 8
 _LIST: Final = "list all of them with: txmq {} list"
 _READ_TO_THE_END: Final = (RETRY, DLQ, *WAITING_TOPICS)
 """A message counts as failed whenever that happened."""
+_FOLDER: Final = "pulled"
+_RECORDS_A_BATCH: Final = 16 * 1024
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -68,6 +80,9 @@ class QueueRange(NamedTuple):
     end: int
 
 
+_RangeFile: TypeAlias = tuple[Path, QueueRange]
+
+
 class BrokerPlan(NamedTuple):
     """What is read of one broker."""
 
@@ -78,14 +93,81 @@ class BrokerPlan(NamedTuple):
     ranges: list[QueueRange]
 
 
-class ClusterPlan(NamedTuple):
-    """What is read of a cluster."""
+@contextmanager
+def read_cluster(
+    rules: Rules, window: DayWindow, draft: Path, spark: SparkSession | None, clock: Clock
+) -> Iterator[LogReading]:
+    """Read the logs of a cluster into files.
 
-    moment_ms: int
-    """All records from before this time are in the plan."""
-    brokers: list[BrokerPlan]
-    notes: tuple[str, ...]
-    """What the cluster cannot tell."""
+    ``draft`` gets a folder of files during the block. The workers of ``spark`` read the cluster,
+    and need the draft under this path; without Spark this process reads it.
+
+    Raises:
+        ReconcileRefused: A topic or a group does not exist, a broker does not keep the whole day,
+            or the cluster does not answer.
+    """
+    names, flows = rules.log.cluster, rules.log.flow
+    moment_ms, plans, notes = _in_session(
+        names, lambda session: _Planner(session, flows, window).plan(clock)
+    )
+    folder = draft / _FOLDER
+    folder.mkdir(parents=True)
+    files = [_files(folder, broker) for broker in plans]
+    todo = list(chain.from_iterable(chain.from_iterable(files)))
+    fetch = partial(_fetch_ranges, names)
+    if spark is None or not todo:
+        errors = fetch(todo)
+    else:
+        slices = min(len(todo), 4 * spark.sparkContext.defaultParallelism)
+        errors = spark.sparkContext.parallelize(todo, slices).mapPartitions(fetch).collect()
+    if errors:
+        raise ReconcileRefused(errors[0])
+    numbers = number_brokers(broker.name for broker in plans)
+    days = [BrokerDay(numbers[broker.name], flows, rules.money, window) for broker in plans]
+    offsets = [day.offsets(broker.offsets) for day, broker in zip(days, plans, strict=True)]
+    rows = chain.from_iterable(map(partial(_rows, names), days, plans, files))
+    brokers = tuple(broker.name for broker in plans)
+    yield LogReading(moment_ms, offsets, rows, brokers, notes)
+    shutil.rmtree(folder)
+
+
+def _files(folder: Path, broker: BrokerPlan) -> list[list[_RangeFile]]:
+    """The files of a broker by queue, in the order of offsets."""
+    return [
+        [
+            (
+                folder / f"{broker.name.encode().hex()}-{index}-{start}",
+                QueueRange(queue, start, min(start + RECORDS_A_FILE, end)),
+            )
+            for start in range(first, end, RECORDS_A_FILE)
+        ]
+        for index, (queue, first, end) in enumerate(broker.ranges)
+    ]
+
+
+def _rows(
+    names: str, day: BrokerDay, broker: BrokerPlan, files: list[list[_RangeFile]]
+) -> Iterator[LogRows]:
+    """The rows of a broker's log in its files."""
+    collapse = day.collapse(partial(_earlier_half, names, broker))
+
+    def done(count: int) -> LogRows:
+        if not broker.is_txmq:
+            for row in collapse.messages:
+                row.decided_by = row.decided_by if row.state == "parked" else None
+        return day.take_rows(collapse, count)
+
+    places = [[path for path, _ in queue] for queue in files]
+    records = merged_records(places, is_txmq=broker.is_txmq)
+    found = (decided_records if broker.is_txmq else marked_records)(records)
+    while some := list(islice(found, _RECORDS_A_BATCH)):
+        collapse.take(some)
+        yield done(0)
+    collapse.finish()
+    yield done(sum(wanted.end - wanted.start for wanted in broker.ranges))
+
+
+# Requests
 
 
 class _ClusterReader:
@@ -110,8 +192,7 @@ class _ClusterReader:
             except TxmqError as error:
                 # A broker that restarts is unknown to the name servers for a moment.
                 may_pass = error.retryable or isinstance(error, TopicNotFound)
-                is_over = isinstance(error, InternalError) or clock.monotonic() > deadline
-                if is_over or not may_pass:
+                if not may_pass or isinstance(error, InternalError) or clock.monotonic() > deadline:
                     raise ReconcileRefused(
                         f"the cluster {';'.join(self.session.names)} cannot be read: {error}"
                     ) from error
@@ -156,16 +237,6 @@ def _in_session(names: str, work: Callable[[Session], Awaitable[T]]) -> T:
 # Planning
 
 
-def plan_reading(names: str, flows: Sequence[Flow], window: DayWindow, clock: Clock) -> ClusterPlan:
-    """Fix what is read of a cluster for a day.
-
-    Raises:
-        ReconcileRefused: A topic or a group does not exist, a broker does not keep the whole day,
-            or the cluster does not answer.
-    """
-    return _in_session(names, lambda session: _Planner(session, flows, window).plan(clock))
-
-
 class _Planner(_ClusterReader):
     def __init__(self, session: Session, flows: Sequence[Flow], window: DayWindow) -> None:
         super().__init__(session)
@@ -173,22 +244,26 @@ class _Planner(_ClusterReader):
         self._groups = {flow.topic: flow.group for flow in flows}
         self._notes: list[str] = []
 
-    async def plan(self, clock: Clock) -> ClusterPlan:
+    async def plan(self, clock: Clock) -> tuple[int, list[BrokerPlan], tuple[str, ...]]:
+        """A moment, a plan for each broker that has all records from before it, and notes."""
         known = set(await self.ask(self.admin.topics))
         check_known("cluster", "topic", self._groups, known, _LIST.format("topic"))
         groups = sorted({*self._groups.values()} - {""})
-        await self._check_groups(groups, known)
+        subscribed = {topic.removeprefix(RETRY) for topic in known if topic.startswith(RETRY)}
+        for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
+            subscribed.update(await self.ask(self.admin.groups, cluster=name))
+        check_known("cluster", "group", groups, subscribed, _LIST.format("group"))
         own = [queue for topic in self._groups for queue in await self._queues(topic)]
-        names = sorted({queue.broker for queue in own})
-        offsets: dict[str, list[GroupOffset]] = {name: [] for name in names}
+        offsets: defaultdict[str, list[GroupOffset]] = defaultdict(list)
         # First, so that every message that counts as delivered is in the plan.
         for queue in own:
-            if group := self._groups[queue.topic]:
-                offset = await self.ask(self.admin.committed_offset, group, queue)
-                if offset is not None:
-                    found = GroupOffset(group, queue.topic, queue.number, offset)
-                    offsets[queue.broker].append(found)
+            group = self._groups[queue.topic]
+            offset = await self.ask(self.admin.committed_offset, group, queue) if group else None
+            if offset is not None:
+                row = GroupOffset(group, queue.topic, queue.number, offset)
+                offsets[queue.broker].append(row)
         of_groups = [prefix + group for group in groups for prefix in (RETRY, DLQ)]
+        names = sorted({queue.broker for queue in own})
         ranges: dict[str, list[QueueRange]] = {name: [] for name in names}
         # The half topic is last, so that it has the half message of each decision.
         topics = (OP_TOPIC, *self._groups, *of_groups, *WAITING_TOPICS, PARKED_TOPIC, HALF_TOPIC)
@@ -200,13 +275,7 @@ class _Planner(_ClusterReader):
                     ranges[queue.broker].append(QueueRange(queue, low, max(low, high)))
         moment_ms = clock.wall_ms()
         brokers = [await self._broker(name, offsets[name], ranges[name]) for name in names]
-        return ClusterPlan(moment_ms, brokers, tuple(dict.fromkeys(self._notes)))
-
-    async def _check_groups(self, groups: list[str], topics: set[str]) -> None:
-        known = {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
-        for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
-            known.update(await self.ask(self.admin.groups, cluster=name))
-        check_known("cluster", "group", groups, known, _LIST.format("group"))
+        return moment_ms, brokers, tuple(dict.fromkeys(self._notes))
 
     async def _queues(self, topic: str) -> list[Queue]:
         route = await self.ask(self.admin.route, topic)
@@ -276,10 +345,10 @@ class _Planner(_ClusterReader):
         return low
 
 
-# Reading
+# Fetching
 
 
-def fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[str]:
+def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[str]:
     """Read ranges into their files; returns why some cannot be read."""
     failed: list[str] = []
 
@@ -310,18 +379,15 @@ async def _fetch(
         draft.rename(path)
 
 
-def earlier_half(names: str, plan: BrokerPlan, position: int, offset: int) -> Record | None:
-    """The half message at an offset of the half topic; ``None`` if it was deleted, or is part of
-    the plan.
-    """
-    del position
+def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | None:
+    """The half message of a decision; ``None`` if it was deleted, or is part of the plan."""
+    offset = decision.half_offset
     queue = Queue(HALF_TOPIC, plan.name, 0)
     if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
         return None
 
-    async def pull(session: Session) -> tuple[bytes, ...]:
-        reader = _ClusterReader(session)
-        return (await reader.ask(reader.admin.pull_stored, queue, offset, 1)).records
+    def pull(session: Session) -> Awaitable[list[bytes]]:
+        return _ClusterReader(session).read(queue, offset, offset + 1, is_search=True)
 
-    records = [unpack(data, errors="replace")[0] for data in _in_session(names, pull)]
-    return half_of(records[0]) if records and records[0].queue_offset == offset else None
+    records = _in_session(names, pull)
+    return half_of(unpack(records[0], errors="replace")[0]) if records else None

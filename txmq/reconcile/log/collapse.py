@@ -2,12 +2,13 @@
 
 The records come in the order of the log. A half message is held until it is decided, so memory
 grows with the undecided messages and not with the log. A part of a log can be collapsed by
-itself: records that need earlier parts are left for :meth:`Collapse.join`.
+itself: records about earlier parts are left for :meth:`Collapse.join`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from txmq.protocol import properties
@@ -15,56 +16,30 @@ from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.flows import FailureRow, Flows, MessageRow, printable_text
+from txmq.reconcile.log.flows import FailureRow, Flows, MessageRow, printable_text, real_place_of
 from txmq.reconcile.rules import DayWindow
 
-__all__ = ["Collapse", "HalfAt", "OpenEnds"]
+__all__ = ["Collapse", "HalfOf", "OpenEnds"]
 
 _TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _PREPARED: Final = int(SysFlag.PREPARED)
 _COMMITTED: Final = int(SysFlag.COMMITTED)
 
-_STATES: Final = {
-    DecisionKind.COMMITTED: "committed",
-    DecisionKind.ROLLED_BACK: "rolled_back",
-    DecisionKind.PARKED: "parked",
-}
+_STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
 
-HalfAt: TypeAlias = Callable[[int, int], Record | None]
-"""Reads the half message at a position, and at an offset of the half topic; ``None`` if it was
-deleted."""
-
-
-class _EarlierDecision(NamedTuple):
-    """A decision on a half message of an earlier part, and its copy if it made one."""
-
-    decision: Decision
-    copy: MessageRow | None
-
-
-class _EarlierArrival(NamedTuple):
-    """A delayed message that was stored in an earlier part."""
-
-    waited_at: int
-    row: MessageRow
-
-
-class _EarlierRecall(NamedTuple):
-    """The recall of a delayed message that was stored in an earlier part."""
-
-    id: str
-    at_ms: int
+HalfOf: TypeAlias = Callable[[Decision], Record | None]
+"""Reads the half message of a decision from before the log; ``None`` if it was deleted."""
 
 
 class OpenEnds(NamedTuple):
     """The open messages at the end of a part of the log, and records about earlier parts."""
 
-    held: dict[int, MessageRow]
-    others: set[int]
+    held: dict[int, MessageRow | None]
     waiting: dict[int, MessageRow]
-    orphans: list[_EarlierDecision | _EarlierArrival | _EarlierRecall]
+    orphans: list[Callable[[Collapse], None]]
+    """Each applies a record to the parts before it."""
 
 
 class Collapse:
@@ -74,9 +49,10 @@ class Collapse:
         flows: The messages that count.
         window: Messages stored or decided in it have a row. Later decisions are included too,
             except on messages parked in it.
+        half_of: Reads half messages from before the log; left out for a part that others precede.
     """
 
-    def __init__(self, flows: Flows, window: DayWindow) -> None:
+    def __init__(self, flows: Flows, window: DayWindow, half_of: HalfOf | None = None) -> None:
         self.messages: list[MessageRow] = []
         """Rows that will not change any more; the caller may write them and clear the list."""
         self.failures: list[FailureRow] = []
@@ -85,18 +61,17 @@ class Collapse:
         """The number of the window's decisions on half messages whose file was deleted: they
         have no row."""
         self._flows = flows
+        self._half_of = half_of
         self._start_ms, self._end_ms = window
-        self._held: dict[int, MessageRow] = {}
-        """Undecided and parked half messages, by position."""
-        self._others: set[int] = set()
-        """The positions of half messages that do not count."""
+        self._held: dict[int, MessageRow | None] = {}
+        """Undecided and parked half messages, by position; those that do not count have no row."""
         self._waiting: dict[int, MessageRow] = {}
         self._waiting_by_id: dict[str, set[int]] = {}
         self._copied: dict[int, Decision] = {}
         """Decisions whose copies come next, by the position of the half message."""
         self._before: set[int] = set()
         """The positions of half messages from before the log, which one decision ends."""
-        self._orphans: list[_EarlierDecision | _EarlierArrival | _EarlierRecall] = []
+        self._orphans: list[Callable[[Collapse], None]] = []
 
     # Records
 
@@ -105,36 +80,39 @@ class Collapse:
         for item in found:
             if isinstance(item, Decision):
                 self._take_decision(item)
-            elif isinstance(item, AcceptedLoss):
+                continue
+            if isinstance(item, AcceptedLoss):
                 # It names missing offsets, not their messages; each of these becomes a break.
                 continue
-            elif item.sys_flag & _TYPE_BITS == _PREPARED:
+            kind = item.sys_flag & _TYPE_BITS
+            if kind == _PREPARED:
                 self._take_half(item)
-            elif item.sys_flag & _TYPE_BITS == _COMMITTED:
+            elif kind == _COMMITTED:
                 self._take_copy(item)
             else:
                 self._take_plain(item)
 
     def _take_half(self, record: Record) -> None:
         row = self._flows.message(record, "prepared") if record.stored_ms < self._end_ms else None
-        if row is None:
-            self._others.add(record.position)
-            return
-        row.queue_offset = None  # That offset is in the queue of half messages.
+        if row is not None:
+            row.queue_offset = None  # That offset is in the queue of half messages.
         self._held[record.position] = row
 
     def _take_decision(self, decision: Decision) -> None:
         if decision.kind is DecisionKind.COMMITTED and decision.queue_offset < 0:
             self._copied[decision.half_position] = decision
-        elif not self._decide(decision, None):
-            self._orphans.append(_EarlierDecision(decision, None))
+        elif not self._decide(decision):
+            self._decide_earlier(decision, None)
 
     def _take_copy(self, record: Record) -> None:
         decision = self._copied.pop(record.prepared_position, None)
-        if decision is not None and not self._decide(decision, record.queue_offset):
+        if decision is None:
+            return
+        decision = decision._replace(queue_offset=record.queue_offset)
+        if not self._decide(decision):
             row = self._flows.message(record, "prepared")
             if row is not None:
-                self._orphans.append(_EarlierDecision(decision, row))
+                self._decide_earlier(decision, row)
 
     def _take_plain(self, record: Record) -> None:
         topic = record.topic
@@ -146,30 +124,23 @@ class Collapse:
             self._fail(record, topic.removeprefix(DLQ), "dead")
         elif record.prepared_position or self._is_in(record.stored_ms):
             row = self._flows.message(record, "sent")
-            if row is None:
-                return
-            if not record.prepared_position:
+            if row is not None and record.prepared_position:
+                self._arrive(record.prepared_position, row)
+            else:
                 self._keep(row)
-            elif not self._arrive(record.prepared_position, row):
-                self._orphans.append(_EarlierArrival(record.prepared_position, row))
 
     def _take_waiting(self, record: Record) -> None:
         recalled = properties.find(record.properties, _RECALLED_ID)
         if recalled is not None:
-            if not self._recall(recalled := printable_text(recalled), record.stored_ms):
-                self._orphans.append(_EarlierRecall(recalled, record.stored_ms))
+            self._recall(printable_text(recalled), record.stored_ms)
             return
-        topic = properties.find(record.properties, properties.REAL_TOPIC) or ""
+        topic, queue = real_place_of(record)
         if topic.startswith(RETRY):
             self._fail(record, topic.removeprefix(RETRY), "retrying")
             return
-        if not self._start_ms <= record.stored_ms < self._end_ms:
-            return
-        row = self._flows.message(record, "sent", topic)
+        row = self._flows.message(record, "sent", topic) if self._is_in(record.stored_ms) else None
         if row is not None:
-            queue = properties.find(record.properties, properties.REAL_QUEUE) or ""
-            row.queue = int(queue) if queue.isascii() and queue.isdecimal() else 0
-            row.queue_offset = None
+            row.queue, row.queue_offset = queue, None
             self._wait(record.position, row)
 
     def _fail(self, record: Record, group: str, state: str) -> None:
@@ -180,34 +151,55 @@ class Collapse:
 
     # Decisions, arrivals and recalls
 
-    def _decide(self, decision: Decision, offset: int | None) -> bool:
-        """Apply a decision; returns whether its half message is known.
-
-        Args:
-            decision: The decision.
-            offset: The queue offset of the message's copy, if there is one.
-        """
+    def _decide(self, decision: Decision) -> bool:
+        """Apply a decision; returns whether its half message is known."""
         at = decision.half_position
-        if at in self._others:
-            if decision.kind is not DecisionKind.PARKED:
-                self._others.discard(at)
-            return True
-        row = self._held.get(at)
-        if row is None:
+        if at not in self._held:
             return False
+        row = self._held[at]
         is_later = decision.decided_ms >= self._end_ms
         # At the end of the day it was still parked; later decisions do not count.
-        if not (is_later and self._is_in(row.decided_ms)):
+        if row is not None and not (is_later and self._is_in(row.decided_ms)):
             row.state = _STATES[decision.kind]
             row.decided_ms = decision.decided_ms
             row.decided_by = _SOURCES[decision.source]
             row.reason = printable_text(decision.reason) if decision.reason else None
             if decision.kind is DecisionKind.COMMITTED:
-                row.queue_offset = decision.queue_offset if offset is None else offset
+                row.queue_offset = decision.queue_offset
         if decision.kind is not DecisionKind.PARKED:
             del self._held[at]
             self._keep(row)
         return True
+
+    def _decide_earlier(self, decision: Decision, copy: MessageRow | None) -> None:
+        """Apply a decision on a half message of an earlier part, or from before the log.
+
+        Args:
+            decision: The decision.
+            copy: The committed message, if the decision made a copy of it.
+        """
+        if self._decide(decision):
+            return
+        if self._half_of is None:
+            again = partial(Collapse._decide_earlier, decision=decision, copy=copy)
+            self._orphans.append(again)
+            return
+        if not self._is_in(decision.decided_ms):
+            return
+        record = self._half_of(decision)
+        row = copy if record is None else self._flows.message(record, "prepared")
+        if row is None:
+            self.gone += record is None
+            return
+        if record is None:
+            # It was stored before all records that were read.
+            row.stored_ms = min(row.stored_ms, self._start_ms - 1)
+            row.position = decision.half_position
+        row.queue_offset = None
+        if row.position not in self._before:
+            self._before.add(row.position)
+            self._held[row.position] = row
+            self._decide(decision._replace(half_position=row.position))
 
     def _wait(self, position: int, row: MessageRow) -> None:
         self._waiting[position] = row
@@ -222,29 +214,32 @@ class Collapse:
                 del self._waiting_by_id[row.id]
         return row
 
-    def _arrive(self, waited_at: int, row: MessageRow) -> bool:
+    def _arrive(self, waited_at: int, row: MessageRow) -> None:
         waited = self._leave(waited_at)
-        if waited is None:
-            return False
-        if row.stored_ms < self._end_ms:
-            waited.queue, waited.queue_offset = row.queue, row.queue_offset
-        self._keep(waited)
-        return True
+        if waited is not None:
+            if row.stored_ms < self._end_ms:
+                waited.queue, waited.queue_offset = row.queue, row.queue_offset
+            self._keep(waited)
+        elif self._half_of is None:
+            self._orphans.append(partial(Collapse._arrive, waited_at=waited_at, row=row))
+        else:
+            self._keep(row)
 
-    def _recall(self, id_: str, at_ms: int) -> bool:
+    def _recall(self, id_: str, at_ms: int) -> None:
         positions = self._waiting_by_id.get(id_)
         if positions is None:
-            return False
+            if self._half_of is None:
+                self._orphans.append(partial(Collapse._recall, id_=id_, at_ms=at_ms))
+            return
         for position in sorted(positions):
             row = self._leave(position)
             assert row is not None, "every waiting message is in both indexes"
             if at_ms < self._end_ms:  # A later recall does not count.
                 row.state, row.decided_ms, row.decided_by = "rolled_back", at_ms, "producer"
             self._keep(row)
-        return True
 
-    def _keep(self, row: MessageRow) -> None:
-        if self._is_in(row.stored_ms) or self._is_in(row.decided_ms):
+    def _keep(self, row: MessageRow | None) -> None:
+        if row is not None and (self._is_in(row.stored_ms) or self._is_in(row.decided_ms)):
             self.messages.append(row)
 
     def _is_in(self, moment_ms: int | None) -> bool:
@@ -254,51 +249,19 @@ class Collapse:
 
     def open_ends(self) -> OpenEnds:
         """The state that the next parts need from this one."""
-        return OpenEnds(self._held, self._others, self._waiting, self._orphans)
+        return OpenEnds(self._held, self._waiting, self._orphans)
 
-    def join(self, later: OpenEnds, half_at: HalfAt) -> None:
-        """Resolve the orphans of the next part, and take over its open messages.
-
-        Args:
-            later: The open ends of the next part.
-            half_at: Reads half messages from before the first part.
-        """
+    def join(self, later: OpenEnds) -> None:
+        """Apply the orphans of the next part, and take over its open messages."""
         for orphan in later.orphans:
-            if isinstance(orphan, _EarlierDecision):
-                self._decide_before(orphan, half_at)
-            elif isinstance(orphan, _EarlierArrival):
-                if not self._arrive(orphan.waited_at, orphan.row):
-                    self._keep(orphan.row)
-            else:
-                self._recall(orphan.id, orphan.at_ms)
+            orphan(self)
         self._held |= later.held
-        self._others |= later.others
         for position, row in later.waiting.items():
             self._wait(position, row)
 
-    def _decide_before(self, found: _EarlierDecision, half_at: HalfAt) -> None:
-        decision, copy = found
-        offset = None if copy is None else copy.queue_offset
-        if self._decide(decision, offset) or not self._is_in(decision.decided_ms):
-            return
-        record = half_at(decision.half_position, decision.half_offset)
-        row = copy if record is None else self._flows.message(record, "prepared")
-        if row is None:
-            self.gone += record is None
-            return
-        if record is None:
-            # It was stored before all records that were read.
-            row.stored_ms = min(row.stored_ms, self._start_ms - 1)
-            row.position = decision.half_position
-        row.queue_offset = None
-        if row.position not in self._before:
-            self._before.add(row.position)
-            self._held[row.position] = row
-            self._decide(decision._replace(half_position=row.position), offset)
-
     def finish(self) -> None:
         """End the log: undecided messages have a row too."""
-        for rows in (self._held, self._waiting):
-            for row in rows.values():
-                self._keep(row)
-            rows.clear()
+        for row in (*self._held.values(), *self._waiting.values()):
+            self._keep(row)
+        self._held.clear()
+        self._waiting.clear()

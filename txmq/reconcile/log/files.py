@@ -2,36 +2,52 @@
 
 A running broker appends to the newest file and deletes the oldest. An open file stays readable,
 and the end of the log is fixed when the files are listed.
+
+Spans are read in order and without gaps. Recovery may cut a torn tail; a reader must not guess. An
+incomplete span ends the log only if nothing follows it: it is a write in progress, or the tail of a
+killed broker. If a complete span follows, the log is damaged and is refused.
 """
 
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from contextlib import ExitStack, suppress
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from txmq.errors import ReconcileRefused
+from txmq.errors import CorruptRecord, ReconcileRefused, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
+from txmq.protocol.checksum import crc32
 from txmq.protocol.span import (
     FOLDER,
     HEAD_BYTES,
     MARKER,
     MARKER_BYTES,
+    Decision,
+    Found,
+    SpanHead,
     decided_ms_of,
+    ends_in,
+    found_in,
+    heads_in,
     read_head,
     start_in,
 )
 
-__all__ = ["LogFile", "LogFiles", "OpenFile", "files_of"]
+__all__ = ["STRETCH_BYTES", "LogFile", "LogFiles", "LogStretch", "OpenFile", "open_log"]
 
 _ATTEMPTS: Final = 5
 """A broker deletes files only a few times an hour, so more attempts would fail as well."""
 
-_READ_AT_ONCE: Final = 2048
+STRETCH_BYTES: Final = 32 * 1024 * 1024
+"""The size of a stretch. The order of rows depends on it, and not on the machine that reads."""
+
+_READ_BYTES: Final = 4 * 1024 * 1024
 
 
 class LogFile(NamedTuple):
@@ -43,63 +59,16 @@ class LogFile(NamedTuple):
     is_last: bool
     log: int | None
     """The id of the log in its spans; ``None`` before the first span."""
+    first_ms: int
+    """The time at which its first record was stored; ``sys.maxsize`` before there is one."""
 
 
-def files_of(directory: Path) -> tuple[LogFile, ...]:
-    """The files of the log in a broker's directory, oldest first, as they are now.
+class LogStretch(NamedTuple):
+    """A part of a file, from the start of a span to the end of one."""
 
-    Raises:
-        ReconcileRefused: The log is missing or incomplete, or a file belongs to another broker.
-    """
-    for _ in range(_ATTEMPTS):
-        # A file deleted between the two steps was the oldest.
-        with suppress(FileNotFoundError):
-            return _measure(directory / FOLDER, _starts_in(directory))
-    raise ReconcileRefused(f"the log in {directory} changes faster than it can be listed")
-
-
-def _starts_in(directory: Path) -> dict[int, str]:
-    try:
-        names = [path.name for path in (directory / FOLDER).iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        raise ReconcileRefused(
-            f"{directory} is not a broker's directory: it has no folder {FOLDER}"
-        ) from None
-    except OSError as error:
-        raise ReconcileRefused(f"the log cannot be read: {error}") from error
-    starts = {start: name for name in names if (start := start_in(name)) is not None}
-    return {start: starts[start] for start in sorted(starts)}
-
-
-def _measure(folder: Path, names: dict[int, str]) -> tuple[LogFile, ...]:
-    sizes = {start: (folder / name).stat().st_size for start, name in names.items()}
-    starts = list(names)
-    if len(starts) > 1 and not sizes[starts[-1]] and starts[-1] < starts[-2] + sizes[starts[-2]]:
-        # A write failed there, and went into the previous file instead.
-        starts.pop()
-    found: list[LogFile] = []
-    for start, after in zip_longest(starts, starts[1:]):
-        path, end = folder / names[start], start + sizes[start]
-        if after is not None and end < after:
-            raise ReconcileRefused(
-                f"{path} ends at position {end} and the log continues at {after}: a file between "
-                "them is missing or truncated; put it back, or restore the directory from a backup"
-            )
-        log = _log_of(path, start)
-        if found and None not in (log, found[0].log) and log != found[0].log:
-            raise ReconcileRefused(
-                f"{path} belongs to the log {log:016x} of another broker, and {found[0].path} to "
-                f"{found[0].log:016x}; put the right file back, or restore the directory from a "
-                "backup"
-            )
-        found.append(LogFile(path, start, end if after is None else after, after is None, log))
-    return tuple(found)
-
-
-def _log_of(path: Path, start: int) -> int | None:
-    with path.open("rb", buffering=0) as opened:
-        head = read_head(opened.read(HEAD_BYTES), 0, start)
-    return None if head is None else head.log
+    file: LogFile
+    start: int
+    end: int
 
 
 class OpenFile:
@@ -114,17 +83,20 @@ class OpenFile:
 
         Raises:
             FileNotFoundError: The broker has deleted it.
+            ReconcileRefused: Bytes are missing, as in a worker's older copy: its end is not the
+                log's end.
         """
         self._handle = os.open(self.file.path, os.O_RDONLY)
+        if os.fstat(self._handle).st_size < self.file.end - self.file.start:
+            os.close(self._handle)
+            raise ReconcileRefused(
+                f"{self.file.path} is shorter than it was when the log was listed: read the log "
+                "again, from a directory that all machines share"
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._handle)
-
-    @property
-    def is_short(self) -> bool:
-        """True if bytes are missing, as in a worker's older copy: its end is not the log's end."""
-        return os.fstat(self._handle).st_size < self.file.end - self.file.start
 
     def read(self, position: int, size: int) -> bytes:
         """Bytes from a position of the log on; fewer where the file ends.
@@ -140,96 +112,205 @@ class OpenFile:
                 f"the disk cannot read {self.file.path} at position {position}: {error}"
             ) from error
 
+    def stretches(self, size: int) -> Iterator[LogStretch]:
+        """Cut the file into parts of about this size, which can be read separately.
 
-class LogFiles:
-    """The files of a log from a moment on, open for reading.
+        Their reader checks the spans. If a head is broken, the rest of the file is the last part.
+        """
+        start = at = self.file.start
+        while at < self.file.end:
+            before = at
+            for end in ends_in(self.read(at, _READ_BYTES), at):
+                if end - start >= size:
+                    yield LogStretch(self.file, start, end)
+                    start = end
+                at = end
+            if at == before:
+                break
+        if start < self.file.end:
+            yield LogStretch(self.file, start, self.file.end)
+
+    def records(self, start: int, end: int) -> Iterator[tuple[Found, int, bytes]]:
+        """The records of a part of the file, with their positions and bytes.
+
+        A span begins at ``start``. Spans that begin at ``end`` or later are left out.
+
+        Raises:
+            ReconcileRefused: A span is damaged.
+        """
+        for position, payload in self._spans(start, end):
+            try:
+                yield from found_in(payload, position + HEAD_BYTES)
+            except CorruptRecord as error:
+                raise self._damage(error.position, error.reason) from error
+
+    def _spans(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """The positions and payloads of the spans that begin in a part of the file."""
+        at, size, behind = start, _READ_BYTES, None
+        while at < end:
+            data, here = self.read(at, size), 0
+            while (head := read_head(data, here, at + here)) is not None and at + here < end:
+                if head.log != self.file.log:
+                    raise self._damage(at + here, "the log of another broker continues there")
+                payload, after = data[here + HEAD_BYTES : here + head.size], here + head.size
+                if after > len(data) or crc32(payload) != head.checksum:
+                    break
+                yield at + here, payload
+                here = after
+            if here:
+                at, size, behind = at + here, _READ_BYTES, None
+            elif head is not None and size < head.size <= self.file.end - at:
+                size = head.size
+            elif not self.file.is_last:
+                reason = f"a span is incomplete there, and the log continues at {self.file.end}"
+                raise self._damage(at, reason)
+            elif behind is not None:
+                raise self._damage(
+                    at,
+                    f"a span is incomplete there, and another one begins at {behind}; after a "
+                    "crash, start the broker once: it cuts the log there if later records were "
+                    "never acknowledged",
+                )
+            else:
+                behind = self._next_head(at, head)
+                if behind is None:
+                    return
+                # The broker writes one span after the other, so this one may be complete by now.
+
+    def _next_head(self, bad: int, head: SpanHead | None) -> int | None:
+        # A body may contain what looks like a head, so skip the span if its own head is complete.
+        first = bad + (1 if head is None else head.size)
+        for at in range(first, self.file.end, _READ_BYTES):
+            for found in heads_in(self.read(at, _READ_BYTES + HEAD_BYTES), at):
+                return found.position
+        return None
+
+    def _damage(self, position: int, reason: str) -> ReconcileRefused:
+        return ReconcileRefused(f"{self.file.path} is damaged at position {position}: {reason}")
+
+
+@contextmanager
+def open_log(directory: Path, since_ms: int | None = None) -> Iterator[LogFiles]:
+    """Open the files of a log as they are now.
 
     Args:
         directory: The broker's directory.
-        since_ms: Files with only older records are not opened.
+        since_ms: Files with only older records are not opened; all are if left out.
+
+    Raises:
+        ReconcileRefused: The log is missing or incomplete, a file belongs to another broker, or
+            records since that moment were deleted already.
     """
+    for _ in range(_ATTEMPTS):
+        try:
+            with ExitStack() as stack:
+                files = _files_in(directory)
+                wanted = files if since_ms is None else files[_first(files, since_ms) :]
+                opened = tuple([stack.enter_context(OpenFile(file)) for file in wanted])
+                kept = stack.pop_all()
+        except FileNotFoundError:
+            continue  # The broker has just deleted the oldest file.
+        except OSError as error:
+            raise ReconcileRefused(f"the log cannot be read: {error}") from error
+        with kept:
+            yield LogFiles(files, opened)
+        return
+    raise ReconcileRefused(f"the log in {directory} changes faster than it can be listed")
 
-    def __init__(self, directory: Path, since_ms: int) -> None:
-        self.files: tuple[OpenFile, ...] = ()
-        """The open files, oldest first."""
-        self._directory = directory
-        self._since_ms = since_ms
-        self._all: tuple[LogFile, ...] = ()
-        self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
-        """Find the files and open them.
+class LogFiles(NamedTuple):
+    """The files of a log, oldest first."""
 
-        Raises:
-            ReconcileRefused: The log is missing or incomplete, or records since that moment were
-                deleted already.
-        """
-        for _ in range(_ATTEMPTS):
-            self._all = files_of(self._directory)
-            with suppress(FileNotFoundError), ExitStack() as stack:
-                wanted = self._all[self._first() :]
-                self.files = tuple([stack.enter_context(OpenFile(file)) for file in wanted])
-                self._stack = stack.pop_all()
-                return self
-        raise ReconcileRefused(f"the log in {self._directory} changes faster than it can be listed")
+    known: tuple[LogFile, ...]
+    opened: tuple[OpenFile, ...]
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def record_at(self, position: int) -> bytes | None:
-        """The record at a position, also in an older file; ``None`` if that was deleted.
+    def half_of(self, decision: Decision) -> records.Record | None:
+        """The half message of a decision, also in an older file; ``None`` if that was deleted.
 
         Raises:
-            ReconcileRefused: The file cannot be read.
+            ReconcileRefused: The file cannot be read, or has no half message there.
         """
-        at = bisect_right(self._all, position, key=lambda file: file.start) - 1
+        position = decision.half_position
+        at = bisect_right(self.known, position, key=lambda file: file.start) - 1
         if at < 0:
             return None
-        file = self._all[at]
+        file = self.known[at]
         try:
-            with file.path.open("rb", buffering=0) as opened:
-                opened.seek(position - file.start)
-                data = opened.read(_READ_AT_ONCE)
-                size = min(int.from_bytes(data[:4], "big"), FRAME_BYTES_MAX)
-                return (data + opened.read(max(0, size - len(data))))[:size]
+            with OpenFile(file) as log:
+                size = int.from_bytes(log.read(position, 4), "big")
+                record, _ = records.unpack(log.read(position, min(size, FRAME_BYTES_MAX)))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ReconcileRefused(
                 f"{file.path} cannot be read at position {position}: {error}"
             ) from error
-
-    def _first(self) -> int:
-        """The index of the first file to open.
-
-        Time stamps in a log never go back, so a whole file is older than the next file's first
-        record.
-        """
-        # Count the files that begin with old records; all but the last of these stay closed.
-        low, high = 0, len(self._all)
-        while low < high:
-            middle = (low + high) // 2
-            moment = _first_ms(self._all[middle])
-            if moment is not None and moment < self._since_ms:
-                low = middle + 1
-            else:
-                high = middle
-        if low == 0 and self._all and self._all[0].start > 0:
+        except RemoteProtocolError as error:
             raise ReconcileRefused(
-                f"the log in {self._directory} begins too late: records of the day before position "
-                f"{self._all[0].start} were deleted; let the broker keep its log for longer "
-                "(retention.keep)"
+                f"the log is damaged at position {position}, which has a half message: {error}"
+            ) from error
+        if record.position != position:
+            raise ReconcileRefused(f"position {position} of the log has no half message")
+        return record
+
+
+def _first(files: Sequence[LogFile], since_ms: int) -> int:
+    """The index of the first file that may have records of this time or later.
+
+    Time stamps in a log never go back, so a whole file is older than the next file's first record.
+    """
+    old = bisect_left(files, since_ms, key=lambda file: file.first_ms)
+    if old == 0 and files and files[0].start > 0:
+        raise ReconcileRefused(
+            f"the log in {files[0].path.parent.parent} begins too late: records of the day before "
+            f"position {files[0].start} were deleted; let the broker keep its log for longer "
+            "(retention.keep)"
+        )
+    return max(old - 1, 0)
+
+
+def _files_in(directory: Path) -> tuple[LogFile, ...]:
+    """The files of the log in a broker's directory, oldest first."""
+    try:
+        found_paths = list((directory / FOLDER).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        raise ReconcileRefused(
+            f"{directory} is not a broker's directory: it has no folder {FOLDER}"
+        ) from None
+    paths = {start: path for path in found_paths if (start := start_in(path.name)) is not None}
+    sizes = {start: path.stat().st_size for start, path in paths.items()}
+    starts = sorted(paths)
+    if len(starts) > 1 and not sizes[starts[-1]] and starts[-1] < starts[-2] + sizes[starts[-2]]:
+        # A write failed there, and went into the previous file instead.
+        starts.pop()
+    found: list[LogFile] = []
+    for start, after in zip_longest(starts, starts[1:]):
+        path, end = paths[start], start + sizes[start]
+        if after is not None and end < after:
+            raise ReconcileRefused(
+                f"{path} ends at position {end} and the log continues at {after}: a file between "
+                "them is missing or truncated; put it back, or restore the directory from a backup"
             )
-        return max(low - 1, 0)
+        log, first_ms = _log_and_moment(path, start)
+        if found and None not in (log, found[0].log) and log != found[0].log:
+            raise ReconcileRefused(
+                f"{path} belongs to the log {log:016x} of another broker, and {found[0].path} to "
+                f"{found[0].log:016x}; put the right file back, or restore the directory from a "
+                "backup"
+            )
+        is_last = after is None
+        found.append(LogFile(path, start, end if is_last else after, is_last, log, first_ms))
+    return tuple(found)
 
 
-def _first_ms(file: LogFile) -> int | None:
-    """The time at which the first record of a file was stored; ``None`` without records."""
-    with file.path.open("rb", buffering=0) as opened:
+def _log_and_moment(path: Path, start: int) -> tuple[int | None, int]:
+    """The id of the log in a file, and the time of its first record, as in :class:`LogFile`."""
+    with path.open("rb", buffering=0) as opened:
         data = opened.read(HEAD_BYTES + max(MARKER_BYTES, records.SMALLEST))
-    if read_head(data, 0, file.start) is None or len(data) < HEAD_BYTES + MARKER_BYTES:
-        return None
-    first = data[HEAD_BYTES:]
+    head, first = read_head(data, 0, start), data[HEAD_BYTES:]
+    log = None if head is None else head.log
+    if head is None or len(first) < MARKER_BYTES:
+        return log, sys.maxsize
     if first[4:8] == MARKER:
-        return decided_ms_of(first)
-    return records.stored_ms_of(first) if len(first) >= records.SMALLEST else None
+        return log, decided_ms_of(first)
+    return log, records.stored_ms_of(first) if len(first) >= records.SMALLEST else sys.maxsize

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -19,7 +19,7 @@ from txmq.protocol import properties
 from txmq.protocol.record import Record
 from txmq.reconcile.rules import Constant, Flow, Money
 
-__all__ = ["FailureRow", "Flows", "MessageRow", "printable_text"]
+__all__ = ["FailureRow", "Flows", "MessageRow", "printable_text", "real_place_of"]
 
 _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200
@@ -71,9 +71,6 @@ class Flows:
         for flow in flows:
             self._of.setdefault(flow.topic, []).append(_FlowReader(flow, money))
 
-    def __contains__(self, topic: str) -> bool:
-        return topic in self._of
-
     def message(self, record: Record, state: str, topic: str = "") -> MessageRow | None:
         """The row of a message, or ``None`` if it belongs to no flow.
 
@@ -112,17 +109,13 @@ class Flows:
         )  # fmt: skip
 
     def _reader(self, topic: str, text: str) -> _FlowReader | None:
-        readers = self._of.get(topic)
-        if readers is None:
-            return None
-        tag = None
-        for reader in readers:
-            if not reader.tags:
-                return reader
-            tag = tag or properties.find(text, properties.TAGS)
-            if tag in reader.tags:
+        for reader in self._of.get(topic, ()):
+            if not reader.tags or properties.find(text, properties.TAGS) in reader.tags:
                 return reader
         return None
+
+
+_Facts: TypeAlias = tuple[str | None, str | None, str | None, int | None, str | None, str | None]
 
 
 class _FlowReader:
@@ -137,29 +130,27 @@ class _FlowReader:
         self._payer = flow.payer.split(".")
         self._payee = flow.payee.split(".")
         self._amount = flow.amount.split(".")
-        self._constant: str | None = None
-        self._currency: list[str] | None = None
-        if isinstance(flow.currency, Constant):
-            self._constant = flow.currency.value
-        else:
-            self._currency = flow.currency.split(".")
+        self._constant = flow.currency.value if isinstance(flow.currency, Constant) else None
+        self._currency = [] if isinstance(flow.currency, Constant) else flow.currency.split(".")
 
-    def read(
-        self, record: Record
-    ) -> tuple[str | None, str | None, str | None, int | None, str | None, str | None]:
+    def read(self, record: Record) -> _Facts:
         """Key, payer, payee, amount and currency, and the problem with them.
 
         Raises:
             ConfigError: The package that decompresses the body is not installed.
         """
+        unread = None
         try:
             body = self._decode(record.plain_body())
+            if not isinstance(body, dict):
+                unread = "its body is not a JSON object"
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return self._unread(record, f"its body is not JSON: {error}")
+            unread = f"its body is not JSON: {error}"
         except RemoteProtocolError as error:
-            return self._unread(record, str(error))
-        if not isinstance(body, dict):
-            return self._unread(record, "its body is not a JSON object")
+            unread = str(error)
+        if unread is not None:
+            problem = properties.one_line(unread, _PROBLEM_CHARS_MAX)
+            return self._in_namespace(_own_key(record)), None, None, None, None, problem
         problems: list[str] = []
         key = _own_key(record) if self._key is None else _text(body, self._key, problems)
         if key is None:
@@ -173,7 +164,7 @@ class _FlowReader:
             problems.append(_why(self._amount, amount, "whole number of minor units"))
             amount = None
         currency = self._constant
-        if self._currency is not None:
+        if self._currency:
             currency = _text(body, self._currency, problems)
             if currency is not None and _CURRENCY.fullmatch(currency) is None:
                 problems.append(_why(self._currency, currency, "currency such as CNY"))
@@ -186,16 +177,10 @@ class _FlowReader:
         amount = _at(body, self._amount)
         if self._money is None or not isinstance(amount, int | str | Decimal):
             return amount
-        currency = self._constant or _at(body, self._currency or [])
+        currency = self._constant or _at(body, self._currency)
         money = self._money.get(currency) if isinstance(currency, str) else None
         scaled = _MAJOR.fullmatch(str(amount)) and Decimal(amount).scaleb((money or Money()).digits)
         return int(scaled) if scaled is not None and scaled % 1 == 0 else str(amount)
-
-    def _unread(
-        self, record: Record, problem: str
-    ) -> tuple[str | None, None, None, None, None, str]:
-        key = self._in_namespace(_own_key(record))
-        return key, None, None, None, None, properties.one_line(problem, _PROBLEM_CHARS_MAX)
 
     def _in_namespace(self, key: str | None) -> str | None:
         return None if key is None else self._before_key + key
@@ -203,6 +188,13 @@ class _FlowReader:
 
 _decode: Final = msgspec.json.Decoder().decode
 _decode_exactly: Final = msgspec.json.Decoder(float_hook=Decimal).decode
+
+
+def real_place_of(record: Record) -> tuple[str, int]:
+    """The topic and the queue that a record in another topic is for."""
+    queue = properties.find(record.properties, properties.REAL_QUEUE) or ""
+    number = int(queue) if queue.isascii() and queue.isdecimal() else 0
+    return properties.find(record.properties, properties.REAL_TOPIC) or "", number
 
 
 def printable_text(text: str) -> str:

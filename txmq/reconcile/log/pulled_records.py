@@ -21,6 +21,7 @@ from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record, queue_offset_of, unpack
 from txmq.protocol.span import Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
+from txmq.reconcile.log.flows import real_place_of
 
 __all__ = ["decided_records", "half_of", "marked_records", "merged_records"]
 
@@ -57,14 +58,8 @@ def _records_in(path: Path) -> Iterator[Record]:
 
 def half_of(record: Record) -> Record:
     """The half message in a record of the half topic, as its producer sent it."""
-    text = record.properties
-    queue = properties.find(text, properties.REAL_QUEUE) or ""
-    return replace(
-        record,
-        topic=properties.find(text, properties.REAL_TOPIC) or "",
-        queue_id=int(queue) if queue.isascii() and queue.isdecimal() else 0,
-        sys_flag=record.sys_flag | _PREPARED,
-    )
+    topic, queue = real_place_of(record)
+    return replace(record, topic=topic, queue_id=queue, sys_flag=record.sys_flag | _PREPARED)
 
 
 def decided_records(records: Iterable[Record]) -> Iterator[Found]:
@@ -115,24 +110,27 @@ def marked_records(records: Iterable[Record]) -> Iterator[Found]:
                 yield half_of(record)
             marked[record.queue_offset] = id_
         elif topic == OP_TOPIC:
-            for offset in _offsets_in(record.body):
-                # An unknown half message is from before the records; a known one that is not
-                # held is visible.
-                at = held.pop(marked.pop(offset), None) if offset in marked else -1
-                yield from _rollback(record, at, offset)
+            yield from _rolled_back(record, marked, held)
         elif topic == PARKED_TOPIC:
             if id_ in held:
                 yield _decision(record, DecisionKind.PARKED, held[id_], -1)
         elif not topic.startswith((RETRY, DLQ, *WAITING_TOPICS)):
             yield from _visible(record, id_, held)
-        elif topic not in WAITING_TOPICS or _waits_for_retry(record):
+        elif topic not in WAITING_TOPICS or real_place_of(record)[0].startswith(RETRY):
             # A returned message may still have the flag of a committed one.
             yield replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS)
 
 
-def _rollback(record: Record, half_position: int | None, offset: int) -> Iterator[Found]:
-    if half_position is not None:
-        yield _decision(record, DecisionKind.ROLLED_BACK, half_position, offset)
+def _rolled_back(record: Record, marked: dict[int, str], held: dict[str, int]) -> Iterator[Found]:
+    """Decide the half messages that an op record names: one, or several with commas."""
+    for word in record.body.decode("ascii", "replace").split(","):
+        if word.isdecimal() and len(word) <= _DIGITS_MAX:
+            offset = int(word)
+            # An unknown half message is from before the records; a known one that is not held is
+            # visible.
+            at = held.pop(marked.pop(offset), None) if offset in marked else -1
+            if at is not None:
+                yield _decision(record, DecisionKind.ROLLED_BACK, at, offset)
 
 
 def _visible(record: Record, id_: str, held: dict[str, int]) -> Iterator[Found]:
@@ -144,10 +142,6 @@ def _visible(record: Record, id_: str, held: dict[str, int]) -> Iterator[Found]:
         yield replace(record, prepared_position=at)
     else:  # A sender may have set the flag.
         yield replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS, prepared_position=0)
-
-
-def _waits_for_retry(record: Record) -> bool:
-    return (properties.find(record.properties, properties.REAL_TOPIC) or "").startswith(RETRY)
 
 
 def _decision(
@@ -162,9 +156,3 @@ def _decision(
     return Decision(
         kind, source, record.queue_offset, half_position, half_offset, -1, record.stored_ms, reason
     )
-
-
-def _offsets_in(body: bytes) -> list[int]:
-    """The offsets in an op record: one, or several with commas."""
-    words = body.decode("ascii", "replace").split(",")
-    return [int(word) for word in words if word.isdecimal() and len(word) <= _DIGITS_MAX]

@@ -9,21 +9,53 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.log.files import OpenFile, files_of
-from txmq.reconcile.log.raw import RawRecord, raw_records
-from txmq.reconcile.log.spans import STRETCH_BYTES, parts
+from txmq.protocol import properties
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.span import AcceptedLoss, Decision, Found
+from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
+from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, OpenFile, open_log
 
-__all__ = ["LogSource", "register"]
+__all__ = ["LogSource", "RawRecord", "raw_records", "register"]
 
 _BYTES_A_BATCH: Final = 16 * 1024 * 1024
 _ROWS_A_BATCH: Final = 4096
+
+_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+_PREPARED: Final = int(SysFlag.PREPARED)
+_COMMITTED: Final = int(SysFlag.COMMITTED)
+
+
+class RawRecord(NamedTuple):
+    """A record with its kind; fields that its kind does not have are ``None``.
+
+    ``docs/howto/read-the-log-from-spark.md`` describes them as columns.
+    """
+
+    position: int
+    kind: str
+    topic: str | None = None
+    queue: int | None = None
+    queue_offset: int | None = None
+    stored_ms: int = 0
+    born_ms: int | None = None
+    id: str | None = None
+    keys: str | None = None
+    tags: str | None = None
+    attempts: int | None = None
+    body: bytes | None = None
+    properties: dict[str, str] | None = None
+    half_position: int | None = None
+    outcome: str | None = None
+    decided_by: str | None = None
+    reason: str | None = None
+
 
 _TYPES: Final = {
     "BIGINT": pa.int64(),
@@ -47,8 +79,7 @@ class LogSource(DataSource):
     bytes of the log, 33554432 if left out. The error about a damaged log names the file and the
     position.
 
-    :class:`~txmq.reconcile.log.raw.RawRecord` names the columns, and
-    ``docs/howto/read-the-log-from-spark.md`` describes them.
+    :class:`RawRecord` names the columns.
     """
 
     @classmethod
@@ -94,14 +125,10 @@ class LogDataReader(DataSourceReader):
         Raises:
             ReconcileRefused: The log is missing.
         """
-        found: list[InputPartition] = []
-        for file in files_of(self._directory):
-            try:
-                with OpenFile(file) as opened:
-                    found += [InputPartition(part) for part in parts(opened, self._size)]
-            except FileNotFoundError:
-                continue  # The broker has just deleted it; the log begins with the next file.
-        return found
+        with open_log(self._directory) as log:
+            return [
+                InputPartition(part) for file in log.opened for part in file.stretches(self._size)
+            ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the records of a partition.
@@ -114,6 +141,59 @@ class LogDataReader(DataSourceReader):
             columns = zip(*some, strict=True)
             arrays = map(pa.array, columns, map(_TYPES.__getitem__, _DDL.values()))
             yield pa.RecordBatch.from_arrays(list(arrays), names=list(_DDL))
+
+
+def _raw_record(found: Found, position: int) -> RawRecord:
+    """A record with its kind."""
+    if isinstance(found, Decision):
+        return RawRecord(
+            position,
+            "decision",
+            stored_ms=found.decided_ms,
+            queue_offset=found.queue_offset if found.queue_offset >= 0 else None,
+            half_position=found.half_position,
+            outcome=found.kind.name.lower(),
+            decided_by=found.source.name.lower(),
+            reason=found.reason or None,
+        )
+    if isinstance(found, AcceptedLoss):
+        return RawRecord(position, "loss", stored_ms=found.accepted_ms, reason=found.reason)
+    topic, bits = found.topic, found.sys_flag & _TYPE_BITS
+    named = found.property_map()
+    if bits == _PREPARED:
+        kind = "half"
+    elif topic in WAITING_TOPICS:
+        kind = "waiting"
+    elif topic.startswith(RETRY):
+        kind = "retry"
+    elif topic.startswith(DLQ):
+        kind = "dead_letter"
+    else:
+        kind = "parked" if topic == PARKED_TOPIC else "message"
+    has_half = bits == _COMMITTED or kind == "parked"
+    return RawRecord(
+        position, kind, topic, found.queue_id, found.queue_offset, found.stored_ms, found.born_ms,
+        named.get(properties.UNIQUE_KEY) or found.offset_id, named.get(properties.KEYS),
+        named.get(properties.TAGS), found.attempts, found.body, named,
+        found.prepared_position if has_half else None,
+        reason=named.get(properties.DEAD_REASON) if kind == "dead_letter" else None,
+    )  # fmt: skip
+
+
+def raw_records(part: LogStretch) -> Iterator[RawRecord]:
+    """The records of a part of the log that begins where a span does.
+
+    Raises:
+        ReconcileRefused: The file is damaged or was deleted.
+    """
+    try:
+        with OpenFile(part.file) as opened:
+            for item, position, _ in opened.records(part.start, part.end):
+                yield _raw_record(item, position)
+    except FileNotFoundError:
+        raise ReconcileRefused(
+            f"{part.file.path} was deleted by the broker before it was read; read the log again"
+        ) from None
 
 
 def _batch(rows: Iterator[RawRecord]) -> Iterator[RawRecord]:

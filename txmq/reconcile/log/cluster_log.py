@@ -107,8 +107,8 @@ def read_cluster(
             or the cluster does not answer.
     """
     names, flows = rules.log.cluster, rules.log.flow
-    moment_ms, plans, notes = _in_session(
-        names, lambda session: _Planner(session, flows, window).plan(clock)
+    moment_ms, plans, notes = _ask_cluster(
+        names, lambda reader: _Planner(reader.session, flows, window).plan(clock)
     )
     folder = draft / _FOLDER
     folder.mkdir(parents=True)
@@ -226,10 +226,10 @@ class _ClusterReader:
         return []
 
 
-def _in_session(names: str, work: Callable[[Session], Awaitable[T]]) -> T:
+def _ask_cluster(names: str, work: Callable[[_ClusterReader], Awaitable[T]]) -> T:
     async def opened() -> T:
         async with Session(names, answer_s=_ANSWER_S) as session:
-            return await work(session)
+            return await work(_ClusterReader(session))
 
     return asyncio.run(opened())
 
@@ -352,14 +352,14 @@ def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[s
     """Read ranges into their files; returns why some cannot be read."""
     failed: list[str] = []
 
-    async def fetch(session: Session) -> None:
-        reader, limit = _ClusterReader(session), asyncio.Semaphore(_READ_AT_ONCE)
+    async def fetch(reader: _ClusterReader) -> None:
+        limit = asyncio.Semaphore(_READ_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for path, wanted in todo:
                 group.create_task(_fetch(reader, path, wanted, limit))
 
     try:
-        _in_session(names, fetch)
+        _ask_cluster(names, fetch)
     except* TxmqError as errors:
         failed = [str(error) for error in errors.exceptions]
     return failed
@@ -386,8 +386,7 @@ def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | 
     if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
         return None
 
-    def pull(session: Session) -> Awaitable[list[bytes]]:
-        return _ClusterReader(session).read(queue, offset, offset + 1, is_search=True)
-
-    records = _in_session(names, pull)
+    records = _ask_cluster(
+        names, lambda reader: reader.read(queue, offset, offset + 1, is_search=True)
+    )
     return half_of(unpack(records[0], errors="replace")[0]) if records else None

@@ -100,10 +100,10 @@ def test_a_row_that_cannot_be_read_does_not_stop_the_night(spark, tmp_path, monk
     assert row["bank"] == "ccb"
     assert row["account"].endswith("key hand: amount is 'many': not whole minor units")
     done = stage.results().current(WEDNESDAY)
-    page = stage.results().file(done, "report.html").read_text()
+    page = stage.results().folder_of(done).read("report.html").decode()
     assert "key hand: amount is" in page
     assert "of them is in quarantine" in page
-    metrics = stage.results().file(done, "metrics.prom").read_text()
+    metrics = stage.results().folder_of(done).read("metrics.prom").decode()
     assert 'txmq_reconcile_quarantined_rows{name="icbc-ccb"} 1.0' in metrics
 
     explained = ["--proof", "readable-rows", *SAID, "--until", str(FRIDAY)]

@@ -252,19 +252,23 @@ class EntryStatements(_Statements):
         return f"SELECT {chosen} {self._from(slice_, within, self._is_readable())}"
 
     def sums(self) -> str:
-        """The sum of every account before the day and after it.
+        """The sum of every account before the day and after it, and the rows that cannot be read:
+        all in one pass over the table.
 
-        A row has 0, the period (0 before, 1 after), account, role, currency, the sums of the lower
-        and the upper halves of the amounts, number of entries, and 0. Rows that begin with 1 are
+        A row has 0, the period (0 before, 1 after, 2 of rows that cannot be read), account, role,
+        currency, the sums of the lower and the upper halves of the amounts, number of entries,
+        and 0. Rows that begin with 1 are
         the sums of these by period and currency; they end with the number of accounts.
         """
         by, (low, high) = self._decisive_moment(), halves("amount")
         start_ms, end_ms = self._window
+        unreadable = self._is_unreadable()
+        period = f"CASE WHEN {unreadable} THEN 2 WHEN {by} < {start_ms} THEN 0 ELSE 1 END"
         return (
-            f"WITH lines AS (SELECT CASE WHEN {by} < {start_ms} THEN 0 ELSE 1 END AS period, "
+            f"WITH lines AS (SELECT {period} AS period, "
             f"{self.dialect.text(self._entries.account)} AS account, "
             f"{self._role()} AS role, {self.currency()} AS currency, {self._amount()} AS amount "
-            f"{self._from(f'({by} < {start_ms} OR {by} >= {end_ms})', self._is_readable())}), "
+            f"{self._from(f'({unreadable} OR {by} < {start_ms} OR {by} >= {end_ms})')}), "
             "found AS (SELECT period, account, role, currency, "
             f"{low} AS low, {high} AS high, count(*) AS lines "
             "FROM lines GROUP BY period, account, role, currency) "
@@ -282,7 +286,7 @@ class EntryStatements(_Statements):
             # The least number has no opposite of 64 bits.
             self._fault(
                 entries.amount,
-                f"NULLIF({self._minor(entries.amount)}, {-LIMIT})",
+                f"NULLIF({self._minor(entries.amount)}, CAST('{-LIMIT}' AS BIGINT))",
                 "not whole minor units",
             ),
             self._fault(entries.account, self.dialect.text(entries.account), "not an account"),

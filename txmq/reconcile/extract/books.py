@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
+from txmq.protocol.properties import one_line
 from txmq.quantity import quantity
 from txmq.reconcile.extract.controls import (
     LIMIT,
@@ -244,7 +245,8 @@ def _quarantined(statements: Statements, row: Sequence[Any]) -> QuarantinedRow:
     index, value, *places = row
     fault = statements.faults()[index]
     found = [
-        f"{name} {mask(place) if name == 'account' else place}"  # Reports show it.
+        # Reports show it: in one line, and accounts with a mask.
+        f"{name} {one_line(mask(place) if name == 'account' else place, _SHOWN)}"
         for name, place in zip(statements.place, places, strict=True)
         if place is not None
     ]

@@ -99,6 +99,16 @@ def test_a_moment_in_a_text_may_be_any_text(bank, tmp_path):
     assert [row["booked_ms"] - NOON_MS for row in rows_of(folder)] == [0, 500]
 
 
+def test_a_row_is_named_in_one_short_line(bank, tmp_path):
+    bank.journal([{"transfer": "t\n1" + "x" * 500, "currency": "y\n" + "y" * 500}])
+
+    with pytest.raises(ReconcileRefused) as refused:
+        taken(rules_of(tmp_path, bank_of(bank)))
+
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
 def test_a_row_without_a_direction_is_set_aside(bank, tmp_path):
     bank.journal([{"kind": None}, {"kind": "fee"}])
     rules = rules_of(tmp_path, bank_of(bank, amounts="unsigned"))

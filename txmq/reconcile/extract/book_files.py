@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Final, TypeAlias
 import msgspec
 
 from txmq.errors import ReconcileRefused
+from txmq.protocol.properties import one_line
 from txmq.reconcile.extract.bank_statements import (
     DamagedRow,
     StatementPage,
@@ -46,6 +47,8 @@ from txmq.runtime.clock import Clock
 __all__ = ["read_files"]
 
 _CHUNK: Final = 1 << 16
+_SHOWN: Final = 300
+"""The maximum of characters of a reason, which may contain the whole line."""
 
 _Sums: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
 """The balance and the number of entries of each account and currency."""
@@ -159,7 +162,7 @@ class _FileReader(SqliteReader):
                 except ValueError as error:
                     why = str(error)
                 if why:
-                    damaged = QuarantinedRow(f"file {file}, line {line}", why)
+                    damaged = QuarantinedRow(f"file {file}, line {line}", one_line(why, _SHOWN))
                     self.damaged[table].append(damaged)
                 else:
                     yield (*row, row[place], file, line)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
+from txmq.protocol.properties import one_line
 from txmq.quantity import quantity
 from txmq.reconcile.extract.controls import (
     LIMIT,
@@ -38,7 +39,16 @@ from txmq.reconcile.rules import AccountColumns, Bank, DayWindow, EntryColumns, 
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
 
-__all__ = ["BookReader", "BookRequest", "Columns", "Statements", "check_columns", "error_text"]
+__all__ = [
+    "BookReader",
+    "BookRequest",
+    "Columns",
+    "Statements",
+    "check_columns",
+    "error_text",
+    "sums_of",
+    "unreadable_count_of",
+]
 
 _SUMS: Final = pa.schema(
     {
@@ -131,30 +141,36 @@ class BookReader(ABC):
 
     def copy_entries(self) -> tuple[ExtractedTable, ...]:
         """Copy the entries of the day, and the sums of accounts before it and after it."""
-        entries = self.copy(ENTRIES, self.entries)
-        return entries, *self._write_sums(self.batches(self.entries.sums(), _SUMS))
+        sums = sums_of(self.batches(self.entries.sums(), _SUMS))
+        entries = self.copy(ENTRIES, self.entries, unreadable_count_of(sums))
+        return entries, *self._write_sums(sums)
 
-    def copy(self, table: TableSchema, statements: Statements) -> ExtractedTable:
+    def copy(
+        self, table: TableSchema, statements: Statements, unreadable: int | None = None
+    ) -> ExtractedTable:
         """Copy a table into the extract, without the rows that cannot be read.
 
         Raises:
             ReconcileRefused: Too many rows cannot be read, or rows were lost on the way.
         """
-        quarantine = self.quarantine(table, statements)
+        quarantine = self.quarantine(table, statements, unreadable)
         control = self._control(table, statements)
         with self._writer(table) as writer:
             for batch in self.batches(statements.rows(), writer.schema):
                 writer.write(batch)
         return self._checked(control, writer, quarantine)
 
-    def quarantine(self, table: TableSchema, statements: Statements) -> tuple[QuarantinedRow, ...]:
-        """The rows of a table that cannot be read.
+    def quarantine(
+        self, table: TableSchema, statements: Statements, count: int | None = None
+    ) -> tuple[QuarantinedRow, ...]:
+        """The rows of a table that cannot be read; they are counted if ``count`` is left out.
 
         Raises:
             ReconcileRefused: They are more than the rules allow; the message shows the first.
         """
         most, found = self._books.quarantine_max, list(self.damaged[table.name])
-        ((count,),) = self.ask(statements.unreadable_count())
+        if count is None:
+            ((count,),) = self.ask(statements.unreadable_count())
         rows = self.ask(statements.unreadable(max(most, 1))) if count else ()
         found += (_quarantined(statements, row) for row in rows)
         if (count := count + len(self.damaged[table.name])) > most:
@@ -185,15 +201,12 @@ class BookReader(ABC):
             raise ReconcileRefused(f"{differs}: {why}")
         return found
 
-    def _write_sums(self, batches: Iterable[pa.RecordBatch]) -> Iterable[ExtractedTable]:
+    def _write_sums(self, answer: pa.Table) -> Iterable[ExtractedTable]:
         """Write the sums of accounts before the day and after it.
 
         Raises:
             ReconcileRefused: The sum of an account does not fit into 64 bits; the message names it.
         """
-        pieces = (pa.Table.from_batches([batch]) for batch in batches)
-        found = [piece.rename_columns(_SUMS.names).cast(_SUMS) for piece in pieces]
-        answer = pa.concat_tables([_SUMS.empty_table(), *found])
         name = self._books.bank.name
         for period, table in enumerate((OPENING, LATER)):
             rows = answer.filter(pc.field("period") == period)
@@ -214,12 +227,26 @@ class BookReader(ABC):
             yield self._checked(control_totals(name, table, sums), writer)
 
 
+def sums_of(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """The answer to :meth:`EntryStatements.sums`."""
+    pieces = (pa.Table.from_batches([batch]) for batch in batches)
+    found = [piece.rename_columns(_SUMS.names).cast(_SUMS) for piece in pieces]
+    return pa.concat_tables([_SUMS.empty_table(), *found])
+
+
+def unreadable_count_of(sums: pa.Table) -> int:
+    """The number of rows that cannot be read, from the sums."""
+    found = sums.filter((pc.field("period") == 2) & (pc.field("is_sum") == 1))
+    return pc.sum(found["lines"]).as_py() or 0
+
+
 def _quarantined(statements: Statements, row: Sequence[Any]) -> QuarantinedRow:
     """A row of the answer to :meth:`EntryStatements.unreadable`."""
     index, value, *places = row
     fault = statements.faults()[index]
     found = [
-        f"{name} {mask(place) if name == 'account' else place}"  # Reports show it.
+        # Reports show it: in one line, and accounts with a mask.
+        f"{name} {one_line(mask(place) if name == 'account' else place, _SHOWN)}"
         for name, place in zip(statements.place, places, strict=True)
         if place is not None
     ]

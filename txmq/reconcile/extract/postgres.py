@@ -24,6 +24,8 @@ from txmq.reconcile.extract.books import (
     Columns,
     check_columns,
     error_text,
+    sums_of,
+    unreadable_count_of,
 )
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
 from txmq.reconcile.extract.statements import Dialect, column_names
@@ -187,20 +189,20 @@ class _PostgresReader(BookReader):
             ThreadPoolExecutor(bank.readers, f"extract-{bank.name}") as pool,
         ):
             control = pool.submit(self._control, ENTRIES, statements)
-            sums = pool.submit(self._answer, statements.sums())
-            aside = pool.submit(self.quarantine, ENTRIES, statements)
+            answer = pool.submit(self._answer, statements.sums())
             readers: list[Future[Any]] = [
                 pool.submit(self._copy_slices, slices, writer) for _ in range(bank.readers)
             ]
             try:
-                done, _ = wait([control, sums, aside, *readers], return_when=FIRST_EXCEPTION)
+                done, _ = wait([control, answer, *readers], return_when=FIRST_EXCEPTION)
                 for future in done:
                     future.result()
             finally:
                 self._stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-        entries = self._checked(control.result(), writer, aside.result())
-        return entries, *self._write_sums(sums.result().to_batches())
+        sums = sums_of(answer.result().to_batches())
+        aside = self.quarantine(ENTRIES, statements, unreadable_count_of(sums))
+        return self._checked(control.result(), writer, aside), *self._write_sums(sums)
 
     def _copy_slices(self, slices: Iterator[str], writer: TableWriter) -> None:
         """Copy slices over one connection, one after the other."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from txmq.reconcile.extract.controls import (
     LIMIT,
@@ -39,6 +39,7 @@ __all__ = [
     "roles_of",
 ]
 
+_Columns = TypeVar("_Columns", bound=EntryColumns | AccountColumns)
 _POWERS: Final = {digits: 10**digits for digits in range(7)}
 
 
@@ -103,15 +104,18 @@ def roles_of(entries: EntryColumns) -> dict[str, str]:
     }
 
 
-class _Statements(ABC):
-    """The SQL that both of a bank's tables need."""
+class _Statements(ABC, Generic[_Columns]):
+    """The SQL that both of a bank's tables need.
+
+    Args:
+        columns: The table's columns.
+        units: The units of amounts and balances.
+        money: The known currencies; if empty, any currency is accepted.
+        dialect: The database's dialect.
+    """
 
     def __init__(
-        self,
-        columns: EntryColumns | AccountColumns,
-        units: str,
-        money: Mapping[str, Money],
-        dialect: Dialect,
+        self, columns: _Columns, units: str, money: Mapping[str, Money], dialect: Dialect
     ) -> None:
         self._columns = columns
         self._units = units
@@ -208,7 +212,7 @@ class _Statements(ABC):
         return [self._fault(given, self.currency(), known)._replace(known=sorted(self._money))]
 
 
-class EntryStatements(_Statements):
+class EntryStatements(_Statements[EntryColumns]):
     """The statements for a bank's journal.
 
     Args:
@@ -222,8 +226,7 @@ class EntryStatements(_Statements):
         self, bank: Bank, money: Mapping[str, Money], window: DayWindow, dialect: Dialect
     ) -> None:
         super().__init__(bank.entries, bank.entries.units, money, dialect)
-        self._bank = bank
-        self._entries = bank.entries
+        self._zone = bank.zone
         self._window = window
 
     def rows(self, slice_: str = "") -> str:
@@ -232,14 +235,14 @@ class EntryStatements(_Statements):
         Args:
             slice_: A condition on the rows; all rows if left out.
         """
-        booked = self._moment(self._entries.booked)
-        recorded = self._entries.recorded
+        booked = self._moment(self._columns.booked)
+        recorded = self._columns.recorded
         values = {
             "id": self._id(),
             "key": self._key(),
             "kind": self._kind(),
             "role": self._role(),
-            "account": self.dialect.text(self._entries.account),
+            "account": self.dialect.text(self._columns.account),
             "amount": self._amount(),
             "currency": self.currency(),
             "booked_ms": booked,
@@ -252,19 +255,23 @@ class EntryStatements(_Statements):
         return f"SELECT {chosen} {self._from(slice_, within, self._is_readable())}"
 
     def sums(self) -> str:
-        """The sum of every account before the day and after it.
+        """The sum of every account before the day and after it, and the rows that cannot be read:
+        all in one pass over the table.
 
-        A row has 0, the period (0 before, 1 after), account, role, currency, the sums of the lower
-        and the upper halves of the amounts, number of entries, and 0. Rows that begin with 1 are
+        A row has 0, the period (0 before, 1 after, 2 of rows that cannot be read), account, role,
+        currency, the sums of the lower and the upper halves of the amounts, number of entries,
+        and 0. Rows that begin with 1 are
         the sums of these by period and currency; they end with the number of accounts.
         """
         by, (low, high) = self._decisive_moment(), halves("amount")
         start_ms, end_ms = self._window
+        unreadable = self._is_unreadable()
+        period = f"CASE WHEN {unreadable} THEN 2 WHEN {by} < {start_ms} THEN 0 ELSE 1 END"
         return (
-            f"WITH lines AS (SELECT CASE WHEN {by} < {start_ms} THEN 0 ELSE 1 END AS period, "
-            f"{self.dialect.text(self._entries.account)} AS account, "
+            f"WITH lines AS (SELECT {period} AS period, "
+            f"{self.dialect.text(self._columns.account)} AS account, "
             f"{self._role()} AS role, {self.currency()} AS currency, {self._amount()} AS amount "
-            f"{self._from(f'({by} < {start_ms} OR {by} >= {end_ms})', self._is_readable())}), "
+            f"{self._from(f'({unreadable} OR {by} < {start_ms} OR {by} >= {end_ms})')}), "
             "found AS (SELECT period, account, role, currency, "
             f"{low} AS low, {high} AS high, count(*) AS lines "
             "FROM lines GROUP BY period, account, role, currency) "
@@ -276,13 +283,13 @@ class EntryStatements(_Statements):
 
     def faults(self) -> list[RowFault]:
         """The reasons why an entry cannot be read."""
-        entries, namespace = self._entries, self._entries.namespace
+        entries, namespace = self._columns, self._columns.namespace
         found = [
             *self._currency_faults(),
             # The least number has no opposite of 64 bits.
             self._fault(
                 entries.amount,
-                f"NULLIF({self._minor(entries.amount)}, {-LIMIT})",
+                f"NULLIF({self._minor(entries.amount)}, CAST('{-LIMIT}' AS BIGINT))",
                 "not whole minor units",
             ),
             self._fault(entries.account, self.dialect.text(entries.account), "not an account"),
@@ -303,17 +310,14 @@ class EntryStatements(_Statements):
         return found
 
     def _decisive_moment(self) -> str:
-        return self._moment(self._entries.recorded or self._entries.booked)
+        return self._moment(self._columns.recorded or self._columns.booked)
 
     def _id(self) -> str:
-        return (
-            self.dialect.minor(self._entries.id, "1")
-            if self._entries.id
-            else "CAST(NULL AS BIGINT)"
-        )
+        id_ = self._columns.id
+        return self.dialect.minor(id_, "1") if id_ else "CAST(NULL AS BIGINT)"
 
     def _key(self) -> str:
-        namespace, text = self._entries.namespace, self.dialect.text(self._entries.key)
+        namespace, text = self._columns.namespace, self.dialect.text(self._columns.key)
         literal = self.dialect.literal
         if isinstance(namespace, str):
             return f"CASE WHEN {self._has_key()} THEN {literal(f'{namespace}/')} || {text} END"
@@ -327,18 +331,18 @@ class EntryStatements(_Statements):
 
     def _has_key(self) -> str:
         """A condition, never NULL. A blank is no id: all rows with one would be one transfer."""
-        text = self.dialect.text(self._entries.key)
+        text = self.dialect.text(self._columns.key)
         return f"({text} IS NOT NULL AND trim({text}) <> '')"
 
     def _kind(self) -> str:
-        given = self._entries.kind
-        kinds = {word: kind for kind, words in self._entries.kinds.items() for word in words}
+        given = self._columns.kind
+        kinds = {word: kind for kind, words in self._columns.kinds.items() for word in words}
         if isinstance(given, Constant):
             return self.dialect.literal(kinds.get(given.value, "other"))
         return self._case(given, kinds, "other")
 
     def _role(self) -> str:
-        return self._case(self._entries.account, roles_of(self._entries), "customer")
+        return self._case(self._columns.account, roles_of(self._columns), "customer")
 
     def _case(self, column: str, words: Mapping[str, str], otherwise: str) -> str:
         text, literal = self.dialect.text(column), self.dialect.literal
@@ -348,54 +352,37 @@ class EntryStatements(_Statements):
         return f"CASE {text} {' '.join(whens)} ELSE {literal(otherwise)} END"
 
     def _amount(self) -> str:
-        amount = self._minor(self._entries.amount)
-        if self._entries.amounts == "signed":
+        amount = self._minor(self._columns.amount)
+        if self._columns.amounts == "signed":
             return amount
         return f"CASE WHEN {self._kind()} IN ('debit', 'recall') THEN -({amount}) ELSE {amount} END"
 
     def _moment(self, column: str) -> str:
-        return self.dialect.moment(column, self._entries.time, self._bank.zone)
+        return self.dialect.moment(column, self._columns.time, self._zone)
 
 
-class AccountStatements(_Statements):
-    """The statements for a bank's table of accounts.
-
-    Args:
-        accounts: Its columns.
-        units: The units of balances.
-        money: The known currencies; if empty, any currency is accepted.
-        dialect: The database's dialect.
-    """
-
-    def __init__(
-        self,
-        accounts: AccountColumns,
-        units: str,
-        money: Mapping[str, Money],
-        dialect: Dialect,
-    ) -> None:
-        super().__init__(accounts, units, money, dialect)
-        self._accounts = accounts
+class AccountStatements(_Statements[AccountColumns]):
+    """The statements for a bank's table of accounts."""
 
     def rows(self) -> str:
         """All accounts; the columns are those of ``ACCOUNTS``."""
         return (
-            f"SELECT {self.dialect.text(self._accounts.account)} AS account, "
-            f"{self.currency()} AS currency, {self._minor(self._accounts.balance)} AS balance "
+            f"SELECT {self.dialect.text(self._columns.account)} AS account, "
+            f"{self.currency()} AS currency, {self._minor(self._columns.balance)} AS balance "
             f"{self._from(self._is_readable())}"
         )
 
     def ends(self) -> str:
         """All accounts with their balances at the beginning and the end of the day."""
-        opening = self._accounts.opening
+        opening = self._columns.opening
         begun = self._minor(opening) if opening else "NULL"
-        account, ended = self.dialect.text(self._accounts.account), self._accounts.balance
+        account, ended = self.dialect.text(self._columns.account), self._columns.balance
         chosen = f"{account}, {self.currency()}, {begun}, {self._minor(ended)}"
         return f"SELECT {chosen} {self._from(self._is_readable())}"
 
     def faults(self) -> list[RowFault]:
         """The reasons why an account cannot be read."""
-        accounts, amount = self._accounts, "not whole minor units"
+        accounts, amount = self._columns, "not whole minor units"
         found = [
             *self._currency_faults(),
             self._fault(accounts.balance, self._minor(accounts.balance), amount),

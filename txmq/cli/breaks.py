@@ -52,17 +52,8 @@ OlderThan = Annotated[
 _AMOUNTS: Final = ("amount", "debited", "returned", "credited", "ordered")
 _EXPORTED: Final = (
     *("break_id", "class", "was", "status", "first_seen", "age_days", "currency", *_AMOUNTS),
-    *(
-        "key",
-        "id_doubt",
-        "suggestion",
-        "debit_bank",
-        "credit_bank",
-        "payer",
-        "payee",
-        "message_id",
-        "message_state",
-    ),
+    *("key", "id_doubt", "suggestion"),
+    *("debit_bank", "credit_bank", "payer", "payee", "message_id", "message_state"),
     *("delivery", "decided_by", "reason", "explained_by", "explanation"),
     *("owner", "ticket", "due", "overdue", "comments"),
 )

@@ -94,8 +94,8 @@ def test_sections_left_out_are_not_judged():
 
 
 SECTIONS = (
-    *("floor", "sends", "ratios", "transactions", "pending"),
-    *(("decorated", "filters", "resolve", "delays") if IS_SOAK else ()),
+    *("floor", "sends", "ratios"),
+    *(("transactions", "pending", "decorated", "filters", "resolve", "delays") if IS_SOAK else ()),
 )
 
 
@@ -137,7 +137,7 @@ def test_a_run_tells_what_filters_cost(document):
     assert "filter_cost" in document["checks"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_tells_what_transactions_cost(document):
     durable = document["transactions"]["sync"]
     assert list(durable) == ["1", "64"]
@@ -164,7 +164,6 @@ def test_a_run_tells_what_waiting_messages_cost(document):
     assert measured["burst"] == 400
 
 
-@pytest.mark.slow
 @pytest.mark.soak
 def test_a_run_tells_what_decorating_costs(document):
     for colour in ("session", "psycopg", "blocking"):

@@ -263,6 +263,7 @@ def test_other_keys_are_other_names_for_the_same_breaks(spark, day, whole):
     assert sorted(collected(there.totals)) == sorted(collected(whole.totals))
 
 
+@pytest.mark.soak  # test_planted_cases.py has three dates that follow each other.
 def test_a_day_in_two_parts_comes_to_the_same(spark, day, whole):
     """The same hours, with the cut-off in the middle: what is open then is closed or is open at the
     end, and each transfer's last class is that of the whole day. What is late depends on when a day

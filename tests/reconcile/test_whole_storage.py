@@ -42,14 +42,20 @@ class Disk:
 
 @pytest.fixture(scope="module")
 def here(spark, tmp_path_factory):
-    """Two dates that were reconciled under a path: the state before each of them, and its run."""
+    """A date that was reconciled under a path: the state before, and its run."""
     stage = Stage.set_up(tmp_path_factory.mktemp("whole") / "here")
     stage.first_day()
-    before = [stage.copy(stage.home.with_name("first"))]
-    runs = [stage.run(spark, WEDNESDAY)]
+    before = stage.copy(stage.home.with_name("first"))
+    return stage, before, stage.run(spark, WEDNESDAY)
+
+
+@pytest.fixture(scope="module")
+def two_dates(spark, here):
+    """And the date after it: the state before each of them, and its run."""
+    stage, first, done = here
     stage.second_day()
-    before.append(stage.copy(stage.home.with_name("second")))
-    return stage, before, [*runs, stage.run(spark, THURSDAY)]
+    second = stage.copy(stage.home.with_name("second"))
+    return stage, [first, second], [done, stage.run(spark, THURSDAY)]
 
 
 @pytest.fixture
@@ -92,12 +98,13 @@ def run_there(spark, monkeypatch, tmp_path):
 
 
 def test_a_view_of_a_mounted_folder_has_the_same_result(here, view, run_there):
-    _, before, runs = here
-    run_there(before[0], view("mounted", "file://"), runs[0])
+    _, before, done = here
+    run_there(before, view("mounted", "file://"), done)
 
 
-def test_dates_on_another_file_system_have_the_same_results(here, view, run_there):
-    stage, before, runs = here
+@pytest.mark.soak  # test_storage.py has each change of such a store, and its deaths.
+def test_dates_on_another_file_system_have_the_same_results(two_dates, view, run_there):
+    stage, before, runs = two_dates
     uri = view("far", "hdfs://cluster")
     for number, one in enumerate([*runs, runs[-1]]):
         arguments = run_there(before[min(number, 1)], uri, one, number)

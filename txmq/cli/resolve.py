@@ -309,13 +309,15 @@ class Resolver:
                 await unless_stopped(self._stopped, self._resource.verify())
             is_idle, is_due = now == seen, self._clock.monotonic() - printed_s >= SAY_S
             seen = now
-            if (is_idle and self._plan.is_until_empty) or is_due:
+            is_asked = (is_idle and self._plan.is_until_empty) or is_due
+            if is_asked:
                 await self._count_open()
-                if self._plan.is_until_empty and self._left is not None and not self._left.waiting:
-                    return True
             if is_due:
                 self._say_progress(now, printed, self._clock.monotonic() - printed_s)
                 printed_s, printed = self._clock.monotonic(), now
+            is_over = is_asked and self._left is not None and not self._left.waiting
+            if is_over and self._plan.is_until_empty:
+                return True
 
     # Open transactions
 

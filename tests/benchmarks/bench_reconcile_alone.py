@@ -104,11 +104,12 @@ def by_hand(spark, folder, plan):
 def sources(folder, at_ms):
     """What was read, with its control totals."""
     for table in SOURCES:
-        for each in folder.glob(f"*/{table.name}"):
-            place = LocalFolder(each)
-            control = count_files(each.parent.name, table, place, place.files())
-            extracted = ExtractedTable(table.name, control, content="", parts=())
-            yield ExtractedSource(each.parent.name, "log", "", at_ms, at_ms, (extracted,))
+        for source in (*BANKS, "log"):
+            place = LocalFolder(folder / source / table.name)
+            if names := place.files():
+                control = count_files(source, table, place, names)
+                extracted = ExtractedTable(table.name, control, content="", parts=())
+                yield ExtractedSource(source, "log", "", at_ms, at_ms, (extracted,))
 
 
 @contextmanager

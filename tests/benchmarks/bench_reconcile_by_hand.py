@@ -310,6 +310,8 @@ def as_items(facts, rules, day):
         "history": f.concat_ws(" ", f.lit(day.isoformat()), "class", f.lit("new")),
         "explained_by": nothing,
         "explanation": nothing,
+        "id_doubt": nothing,
+        "suggestion": nothing,
     })  # fmt: skip
 
 

@@ -16,9 +16,7 @@ force, and the rerun writes it again.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import date, timedelta
 from typing import Final
@@ -315,14 +313,7 @@ def content_of(table: TableSchema, folder: Folder) -> str:
         pyarrow.ArrowException: A file is not Parquet, or has other columns.
     """
     contents = ContentHash(table)
-
-    def add(name: str) -> None:
-        with folder.parquet(name) as file:
-            for batch in file.iter_batches(use_threads=False):
-                contents.add(batch)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(add, folder.files("part-*")))
+    folder.read_rows(folder.files("part-*"), contents.add)
     return contents.word
 
 

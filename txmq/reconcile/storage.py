@@ -14,7 +14,7 @@ import secrets
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import (
     FileInfo,
@@ -42,6 +43,7 @@ __all__ = ["LEASE_S", "Folder", "LocalFolder"]
 LEASE_S: Final = 120
 """The process that wrote a claim counts as dead if it has not renewed the claim for so long."""
 _RENEW_S: Final = 20
+_ROWS_AT_ONCE: Final = 1 << 17
 _NEW: Final = re.compile(r"\.([^/]+)\.new$")
 
 
@@ -121,15 +123,38 @@ class Folder:
         with self._system.open_input_stream(self._at(name)) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def parquet(self, name: str, texts: Sequence[str] = ()) -> pq.ParquetFile:
-        """Open a Parquet file; ``texts`` are the columns to read with dictionaries.
+    def parquet(self, name: str) -> pq.ParquetFile:
+        """Open a Parquet file.
 
         Raises:
             pyarrow.ArrowException: It is not Parquet.
         """
-        return pq.ParquetFile(
-            self._at(name), filesystem=self._system, read_dictionary=list(texts) or None
-        )
+        return pq.ParquetFile(self._at(name), filesystem=self._system)
+
+    def read_rows(
+        self,
+        names: Iterable[str],
+        take: Callable[[pa.RecordBatch], None],
+        columns: list[str] | None = None,
+    ) -> None:
+        """Read Parquet files in parallel, one for each core.
+
+        Args:
+            names: The files.
+            take: Receives the rows in pieces, in any order and from several threads.
+            columns: The columns to read; all if left out.
+
+        Raises:
+            pyarrow.ArrowException: A file is not Parquet, or lacks a column.
+        """
+
+        def read(name: str) -> None:
+            with self.parquet(name) as file:
+                for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
+                    take(batch)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(read, names))
 
     def fingerprint(self) -> str:
         """A hash of the files and their names, without those that Spark ignores."""

@@ -6,10 +6,8 @@ files are read in any case to compare their hashes. It answers as a database doe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,8 +25,6 @@ from txmq.reconcile.tables import TableSchema
 
 __all__ = ["ControlSums", "count_files"]
 
-_ROWS_AT_ONCE: Final = 1 << 17
-
 
 def count_files(source: str, table: TableSchema, folder: Folder, names: Iterable[str]) -> Control:
     """The control totals of files, which are read in parallel, one for each core.
@@ -44,14 +40,7 @@ def count_files(source: str, table: TableSchema, folder: Folder, names: Iterable
         pyarrow.ArrowException: A file is not Parquet, or has other columns.
     """
     sums = ControlSums(table)
-
-    def add(name: str) -> None:
-        with folder.parquet(name) as file:
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=sums.columns, use_threads=False):
-                sums.add(batch)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(add, names))
+    folder.read_rows(names, sums.add, sums.columns)
     return sums.control(source)
 
 

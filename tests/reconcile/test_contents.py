@@ -13,12 +13,11 @@ from txmq.reconcile.tables import Column, TableSchema
 
 TABLE = TableSchema(
     "some",
-    "",
     (
-        Column("name", "string", True, ""),
-        Column("other", "string", True, ""),
-        Column("number", "long", True, ""),
-        Column("small", "int", True, ""),
+        Column("name", "string", True),
+        Column("other", "string", True),
+        Column("number", "long", True),
+        Column("small", "int", True),
     ),
 )
 SCHEMA = arrow_schema(TABLE)

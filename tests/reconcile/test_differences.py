@@ -18,14 +18,14 @@ from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.item_list import table_of
 from txmq.reconcile.rules import Money
 from txmq.reconcile.summary import Run
-from txmq.reconcile.tables import BALANCES, ENTRIES, ITEMS, MESSAGES, PROOFS, TOTALS, TableSchema
+from txmq.reconcile.tables import BALANCES, ENTRIES, ITEMS, MESSAGES, PROOFS, TOTALS
 from txmq.reconcile.verdict import judge
 
 DATES = "2026-03-31", "2026-04-01", "2026-04-02"
 OPEN = breaks.rules(money={"CNY": Money(materiality=50)})
 SCHEMAS = {
     "proofs": PROOFS, "items": ITEMS, "closed": ITEMS, "by_hand": MESSAGES,
-    "entries": TableSchema("entries", "", ENTRIES.columns),
+    "entries": ENTRIES,
     "balances": BALANCES, "totals": TOTALS,
 }  # fmt: skip
 

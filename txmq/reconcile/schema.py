@@ -203,7 +203,7 @@ def _run_column(name: str) -> Column[Any]:
 
 
 def _item_columns() -> list[Column[Any]]:
-    return [_column(name, type_, is_optional) for name, type_, is_optional, _ in ITEMS.columns[1:]]
+    return [_column(name, type_, is_optional) for name, type_, is_optional in ITEMS.columns[1:]]
 
 
 def _columns_of(part: type[Struct]) -> list[Column[Any]]:

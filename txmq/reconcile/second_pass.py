@@ -69,8 +69,8 @@ _COLUMNS: Final = {
     **RESULTS,
     "sums": TableSchema(
         "sums",
-        "Sums, with values that may have more digits than a long.",
-        tuple(Column(name, "string", False, "") for name in ("name", "of", "currency", "value")),
+        # A sum may have more digits than a long.
+        tuple(Column(name, "string", False) for name in ("name", "of", "currency", "value")),
     ),
 }
 _SUMMED: Final = {
@@ -107,7 +107,7 @@ def batch_sql() -> str:
 
 def row_sql(table: TableSchema) -> str:
     """The rows of a table as Spark declares them in one column."""
-    fields = ", ".join(f"`{name}`: {type_}" for name, type_ in table.sql_types.items())
+    fields = ", ".join(f"`{column.name}`: {column.type}" for column in table.columns)
     return f"STRUCT<{fields}>"
 
 

@@ -9,7 +9,8 @@ with the name of its bank (``icbc/4711``), since two banks may use the same numb
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple, TypeAlias
+import re
+from typing import Final, NamedTuple
 
 __all__ = [
     "ACCOUNTS",
@@ -31,23 +32,20 @@ __all__ = [
     "TableSchema",
 ]
 
-Type: TypeAlias = Literal["string", "long", "int", "boolean"]
-
 
 class Column(NamedTuple):
     """A column, nullable or not."""
 
     name: str
-    type: Type
+    type: str
+    """``string``, ``long``, ``int`` or ``boolean``, as Spark names them."""
     is_optional: bool
-    about: str
 
 
 class TableSchema(NamedTuple):
     """A table."""
 
     name: str
-    about: str
     columns: tuple[Column, ...]
 
     @property
@@ -56,253 +54,185 @@ class TableSchema(NamedTuple):
         return tuple(column.name for column in self.columns)
 
     @property
-    def sql_types(self) -> dict[str, str]:
-        """The type of each column in SQL."""
-        words = {"string": "STRING", "long": "BIGINT", "int": "INT", "boolean": "BOOLEAN"}
-        return {column.name: words[column.type] for column in self.columns}
-
-    @property
     def ddl(self) -> str:
-        """The columns as Spark and SQL declare them."""
-        types = self.sql_types
+        """The columns as Spark declares them."""
         return ", ".join(
-            f"{column.name} {types[column.name]}{'' if column.is_optional else ' NOT NULL'}"
-            for column in self.columns
+            f"{name} {type_}{'' if is_optional else ' NOT NULL'}"
+            for name, type_, is_optional in self.columns
         )
 
 
-def _required(name: str, type_: Type, about: str) -> Column:
-    return Column(name, type_, False, about)
+def _table(name: str, text: str) -> TableSchema:
+    """A table from lines of text: columns, their type with ``?`` if they are nullable, and what
+    they hold.
+    """
+    found: list[Column] = []
+    for line in text.strip().splitlines():
+        names, type_ = re.split(r"  +", line.strip())[:2]
+        is_optional = type_.endswith("?")
+        found += [Column(one, type_.rstrip("?"), is_optional) for one in names.split(", ")]
+    return TableSchema(name, tuple(found))
 
 
-def _optional(name: str, type_: Type, about: str) -> Column:
-    return Column(name, type_, True, about)
+ENTRIES: Final = _table("entries", """
+    id            long?    the row's number in the bank's book
+    key           string?  the transfer, after the name of its bank; NULL in other rows
+    kind          string   debit, credit, return, recall, fee, or other if it belongs to no transfer
+    role          string   the kind of account: customer, clearing, suspense or capital
+    account       string
+    amount        long     the change of the balance
+    currency      string
+    booked_ms     long     the moment of the booking
+    recorded_ms   long     when the row was written; booked_ms if the bank has one moment
+""")  # fmt: skip
+"""The entries of a bank on the day: one row for each side of a booking."""
 
+BOOKED: Final = TableSchema("entries", (*ENTRIES.columns, Column("bank", "string", False)))
+"""The entries of open transfers, of any bank and day."""
 
-ENTRIES: Final = TableSchema(
-    "entries",
-    "The entries of a bank on the day: one row for each side of a booking.",
-    (
-        _optional("id", "long", "the row's number in the bank's book"),
-        _optional("key", "string", "the transfer, after the name of its bank; NULL in other rows"),
-        _required(
-            "kind",
-            "string",
-            "debit, credit, return, recall, fee, or other if it is not part of a transfer",
-        ),
-        _required("role", "string", "the kind of account: customer, clearing, suspense or capital"),
-        _required("account", "string", ""),
-        _required("amount", "long", "the change of the balance"),
-        _required("currency", "string", ""),
-        _required("booked_ms", "long", "the moment of the booking"),
-        _required(
-            "recorded_ms", "long", "when the row was written; booked_ms if the bank has one moment"
-        ),
-    ),
-)
+OPENING: Final = _table("opening", """
+    account       string
+    role          string  as in entries
+    currency      string
+    amount        long
+    rows          long    the number of entries
+""")  # fmt: skip
+"""The balance of each account when the day began: the sum of all earlier entries."""
 
-BOOKED: Final = TableSchema(
-    "entries",
-    "The entries of open transfers, of any bank and day.",
-    (*ENTRIES.columns, _required("bank", "string", "")),
-)
+LATER: Final = TableSchema("later", OPENING.columns)
+"""The change of each account after the day, until the books were read."""
 
-OPENING: Final = TableSchema(
-    "opening",
-    "The balance of each account when the day began: the sum of all earlier entries.",
-    (
-        _required("account", "string", ""),
-        _required("role", "string", "as in entries"),
-        _required("currency", "string", ""),
-        _required("amount", "long", ""),
-        _required("rows", "long", "the number of entries"),
-    ),
-)
+ACCOUNTS: Final = _table("accounts", """
+    account, currency  string
+    balance       long
+""")  # fmt: skip
+"""The bank's own table of accounts when the books are read."""
 
-LATER: Final = TableSchema(
-    "later",
-    "The change of each account after the day, until the books were read.",
-    OPENING.columns,
-)
+MESSAGES: Final = _table("messages", """
+    key           string?  the transfer; NULL if the message does not name it
+    id            string   the message id, which all of its copies share
+    payer, payee  string?
+    amount        long?
+    currency      string?
+    state         string   sent, prepared, parked, committed or rolled_back
+    topic         string
+    queue         int      after the number of the broker
+    queue_offset  long?    the offset in the queue; NULL until it is visible
+    stored_ms     long
+    decided_ms    long?
+    decided_by    string?  producer, check, operator or broker
+    reason        string?  the operator's reason for a decision
+    position      long     the position in the log, after the number of the broker
+    problem       string?  why its body could not be read
+""")  # fmt: skip
+"""The orders to the other bank: one row for each message, with its decision."""
 
-ACCOUNTS: Final = TableSchema(
-    "accounts",
-    "The bank's own table of accounts when the books are read.",
-    (
-        _required("account", "string", ""),
-        _required("currency", "string", ""),
-        _required("balance", "long", ""),
-    ),
-)
+FAILURES: Final = _table("failures", """
+    key           string?  the transfer
+    id            string   the message id
+    group         string   the consumer group
+    state         string   retrying or dead
+    attempts      int
+    stored_ms     long
+    reason        string?  the reason for the dead letter
+    position      long     the position in the log, after the number of the broker
+""")  # fmt: skip
+"""Messages that consumers gave back: they are retried, or are dead letters."""
 
-MESSAGES: Final = TableSchema(
-    "messages",
-    "The orders to the other bank: one row for each message, with its decision.",
-    (
-        _optional("key", "string", "the transfer; NULL if the message does not name it"),
-        _required("id", "string", "the message id, which all of its copies share"),
-        _optional("payer", "string", ""),
-        _optional("payee", "string", ""),
-        _optional("amount", "long", ""),
-        _optional("currency", "string", ""),
-        _required("state", "string", "sent, prepared, parked, committed or rolled_back"),
-        _required("topic", "string", ""),
-        _required("queue", "int", "after the number of the broker"),
-        _optional("queue_offset", "long", "the offset in the queue; NULL until it is visible"),
-        _required("stored_ms", "long", ""),
-        _optional("decided_ms", "long", ""),
-        _optional("decided_by", "string", "producer, check, operator or broker"),
-        _optional("reason", "string", "the operator's reason for a decision"),
-        _required("position", "long", "the position in the log, after the number of the broker"),
-        _optional("problem", "string", "why its body could not be read"),
-    ),
-)
+OFFSETS: Final = _table("offsets", """
+    group, topic  string
+    queue         int
+    next_offset   long    the offset of the first unacknowledged message
+""")  # fmt: skip
+"""The progress of each consumer group."""
 
-FAILURES: Final = TableSchema(
-    "failures",
-    "Messages that consumers gave back: they are retried, or are dead letters.",
-    (
-        _optional("key", "string", "the transfer"),
-        _required("id", "string", "the message id"),
-        _required("group", "string", "the consumer group"),
-        _required("state", "string", "retrying or dead"),
-        _required("attempts", "int", ""),
-        _required("stored_ms", "long", ""),
-        _optional("reason", "string", "the reason for the dead letter"),
-        _required("position", "long", "the position in the log, after the number of the broker"),
-    ),
-)
+ITEMS: Final = _table("items", """
+    break_id       string   the same on every day and in every run
+    key            string   the transfer
+    class          string   the name of a class
+    was            string?  the own class of an explained item
+    group          string   agreed, open or break, by the class
+    status         string   new, open, changed, reopened, explained or closed
+    amount         long     the amount at risk
+    currency       string
+    holder         string   who has the money: payer, payee, both, nobody or transit
+    debit_bank, credit_bank  string?
+    payer          string?  the account that was debited, or that the message names
+    payee          string?  the account that was credited, or that the message names
+    debits         int      the number of debits
+    debited        long     the sum of their amounts
+    returns        int
+    returned       long
+    credits        int
+    credited       long
+    messages       int      the number of visible messages with different ids
+    ordered        long     the amount in a message
+    message_id     string?  the id of one of them
+    message_state  string?  as in messages
+    delivery       string?  undelivered, unacknowledged, retrying, dead, consumed
+    decided_by     string?  as in messages
+    reason         string?  the reason for a decision by hand, or for a dead letter
+    is_late        boolean  true if an entry was booked into a day that was over
+    first_ms       long     the time of the first record
+    last_ms        long     the time of the last record
+    first_seen     string   the business date on which it became an item, or was reopened
+    age_days       int      business days since then
+    bucket         string   0, 1, 2-3, 4-7 or >7 business days
+    history        string   the changes: date, class and status, separated by commas
+    explained_by, explanation  string?
+    id_doubt       string?  why its id may be wrong: blanks, form, case, length
+    suggestion     string?  the item that may be the other part of this transfer
+""")  # fmt: skip
+"""The transfers that are not agreed at the end of the day, and those that were closed on it."""
 
-OFFSETS: Final = TableSchema(
-    "offsets",
-    "The progress of each consumer group.",
-    (
-        _required("group", "string", ""),
-        _required("topic", "string", ""),
-        _required("queue", "int", ""),
-        _required("next_offset", "long", "the offset of the first unacknowledged message"),
-    ),
-)
+BALANCES: Final = _table("balances", """
+    bank, account  string
+    role          string  as in entries
+    currency      string
+    opening       long    the opening balance by the bank's entries
+    opening_rows  long    the number of entries before the day
+    rows          long    the number of entries of the day
+    debit         long    the sum of their amounts in debits of transfers
+    return        long    in returns
+    credit        long    in credits, recalls and fees
+    other         long    in all other bookings
+    moved         long    in all bookings
+    closing       long    the sum of opening and moved
+    later         long    the change after the day, until the books were read
+    told          long?   the balance in the table of accounts
+    closing_rows  long    the number of entries of the day and before it
+    closed        long    the closing balance by the result of the day before
+    closed_rows   long    the number of entries by that result
+    first_id      long?   the least id of the day, if the bank's ids have no gaps
+    closed_id     long?   the greatest id before the day, by the day before
+    last_id       long?   the greatest id of the day and before it
+""")  # fmt: skip
+"""Each account of each bank over the day."""
 
-ITEMS: Final = TableSchema(
-    "items",
-    "The transfers that are not agreed at the end of the day, and those that were closed on it.",
-    (
-        _required("break_id", "string", "the same on every day and in every run"),
-        _required("key", "string", "the transfer"),
-        _required("class", "string", "the name of a class"),
-        _optional("was", "string", "the own class of an explained item"),
-        _required("group", "string", "agreed, open or break, by the class"),
-        _required("status", "string", "new, open, changed, reopened, explained or closed"),
-        _required("amount", "long", "the amount at risk"),
-        _required("currency", "string", ""),
-        _required("holder", "string", "who has the money: payer, payee, both, nobody or transit"),
-        _optional("debit_bank", "string", ""),
-        _optional("credit_bank", "string", ""),
-        _optional("payer", "string", "the account that was debited, or that the message names"),
-        _optional("payee", "string", "the account that was credited, or that the message names"),
-        _required("debits", "int", "the number of debits"),
-        _required("debited", "long", "the sum of their amounts"),
-        _required("returns", "int", ""),
-        _required("returned", "long", ""),
-        _required("credits", "int", ""),
-        _required("credited", "long", ""),
-        _required("messages", "int", "the number of visible messages with different ids"),
-        _required("ordered", "long", "the amount in a message"),
-        _optional("message_id", "string", "the id of one of them"),
-        _optional("message_state", "string", "as in messages"),
-        _optional("delivery", "string", "undelivered, unacknowledged, retrying, dead, consumed"),
-        _optional("decided_by", "string", "as in messages"),
-        _optional("reason", "string", "the reason for a decision by hand, or for a dead letter"),
-        _required("is_late", "boolean", "true if an entry was booked into a day that was over"),
-        _required("first_ms", "long", "the time of the first record"),
-        _required("last_ms", "long", "the time of the last record"),
-        _required(
-            "first_seen",
-            "string",
-            "the business date on which it became an item, or was reopened",
-        ),
-        _required("age_days", "int", "business days since then"),
-        _required("bucket", "string", "0, 1, 2-3, 4-7 or >7 business days"),
-        _required("history", "string", "the changes: date, class and status, separated by commas"),
-        _optional("explained_by", "string", ""),
-        _optional("explanation", "string", ""),
-        _optional("id_doubt", "string", "why its id may be wrong: blanks, form, case, length"),
-        _optional("suggestion", "string", "the item that may be the other part of this transfer"),
-    ),
-)
+PROOFS: Final = _table("proofs", """
+    proof         string   roll-forward, account-table, conservation, clearing, …
+    bank          string?  NULL if the proof covers all banks
+    account       string?  the account or the transfer; NULL if the proof covers all of them
+    currency      string?
+    expected, found  long
+    holds         boolean
+    about         string   the proof in words
+""")  # fmt: skip
+"""The balance proofs: two values that must be equal."""
 
-BALANCES: Final = TableSchema(
-    "balances",
-    "Each account of each bank over the day.",
-    (
-        _required("bank", "string", ""),
-        _required("account", "string", ""),
-        _required("role", "string", "as in entries"),
-        _required("currency", "string", ""),
-        _required("opening", "long", "the opening balance by the bank's entries"),
-        _required("opening_rows", "long", "the number of entries before the day"),
-        _required("rows", "long", "the number of entries of the day"),
-        _required("debit", "long", "the sum of their amounts in debits of transfers"),
-        _required("return", "long", "in returns"),
-        _required("credit", "long", "in credits, recalls and fees"),
-        _required("other", "long", "in all other bookings"),
-        _required("moved", "long", "in all bookings"),
-        _required("closing", "long", "the sum of opening and moved"),
-        _required("later", "long", "the change after the day, until the books were read"),
-        _optional("told", "long", "the balance in the table of accounts"),
-        _required("closing_rows", "long", "the number of entries of the day and before it"),
-        _required("closed", "long", "the closing balance by the result of the day before"),
-        _required("closed_rows", "long", "the number of entries by that result"),
-        _optional("first_id", "long", "the least id of the day, if the bank's ids have no gaps"),
-        _optional("closed_id", "long", "the greatest id before the day, by the day before"),
-        _optional("last_id", "long", "the greatest id of the day and before it"),
-    ),
-)
+TOTALS: Final = _table("totals", """
+    class, group, currency  string
+    transfers, debited, returned, credited, ordered, at_risk  long
+""")  # fmt: skip
+"""The sums of each class; the classes add up to the ledgers."""
 
-PROOFS: Final = TableSchema(
-    "proofs",
-    "The balance proofs: two values that must be equal.",
-    (
-        _required("proof", "string", "roll-forward, account-table, conservation, clearing, …"),
-        _optional("bank", "string", "NULL if the proof covers all banks"),
-        _optional(
-            "account", "string", "the account or the transfer; NULL if the proof covers all of them"
-        ),
-        _optional("currency", "string", ""),
-        _required("expected", "long", ""),
-        _required("found", "long", ""),
-        _required("holds", "boolean", ""),
-        _required("about", "string", "the proof in words"),
-    ),
-)
-
-TOTALS: Final = TableSchema(
-    "totals",
-    "The sums of each class; the classes add up to the ledgers.",
-    (
-        _required("class", "string", ""),
-        _required("group", "string", ""),
-        _required("currency", "string", ""),
-        _required("transfers", "long", ""),
-        _required("debited", "long", ""),
-        _required("returned", "long", ""),
-        _required("credited", "long", ""),
-        _required("ordered", "long", ""),
-        _required("at_risk", "long", ""),
-    ),
-)
-
-MATCHES: Final = TableSchema(
-    "matches",
-    "The transfers that are agreed.",
-    (
-        _required("key", "string", ""),
-        _required("class", "string", "matched, returned or rolled-back"),
-        _required("amount", "long", ""),
-        _required("currency", "string", ""),
-    ),
-)
+MATCHES: Final = _table("matches", """
+    key           string
+    class         string  matched, returned or rolled-back
+    amount        long
+    currency      string
+""")  # fmt: skip
+"""The transfers that are agreed."""
 
 SOURCES: Final = (ENTRIES, OPENING, LATER, ACCOUNTS, MESSAGES, FAILURES, OFFSETS)
 """The tables of an extract; the first four for each bank, the others for the log."""

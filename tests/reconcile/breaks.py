@@ -9,7 +9,7 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.lifecycle import BreakLife
-from txmq.reconcile.summary import FIGURES, Figures, Result, Run, Total
+from txmq.reconcile.summary import FIGURES, Result, Run, Total
 from txmq.reconcile.tables import ITEMS
 from txmq.reconcile.transfer import TransferRows
 
@@ -47,7 +47,7 @@ def transfer(key, class_):
 def explained(key, class_, more=None):
     """What somebody has said of a transfer of this class; more of it."""
     known = transfer(key, class_) | (more or {})
-    figures = Figures(**{name: known[name] for name in FIGURES})
+    figures = {name: known[name] for name in FIGURES}
     return Explanation(break_id(key), class_, "ann", "a fee", 1, figures=figures)
 
 

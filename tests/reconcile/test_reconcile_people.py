@@ -16,7 +16,6 @@ from txmq.cli.reconcile_options import warn_of_later_days
 from txmq.cli.root import app
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import Results
 from txmq.reconcile.summary import FIGURES, Result, Run
 from txmq.reconcile.tables import ENTRIES, ITEMS, PROOFS
@@ -92,7 +91,7 @@ def publish(directory, run_id, found):
         spark_version="",
         files=Results(directory).fingerprints(DAY, run_id, found.contents),
     )
-    Results(directory).publish(run, {"summary.json": as_json(run)})
+    Results(directory).publish(run, {"summary.json": run.as_json()})
     return run
 
 
@@ -321,7 +320,7 @@ def test_a_break_is_explained_by_the_beginning_of_its_id(asking, home):
         "do not change\n"
     )
     known = item(**OLD)
-    assert msgspec.to_builtins(held.figures) == {figure: known[figure] for figure in FIGURES}
+    assert held.figures == {figure: known[figure] for figure in FIGURES}
 
 
 def test_what_is_explained_is_explained_as_what_it_was(asking, home):

@@ -17,7 +17,6 @@ from txmq.cli.reconcile import _show_run as show_run
 from txmq.cli.reconcile_options import report_failures
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report.metrics import METRICS, exposition
-from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.report.terminal import show
 from txmq.reconcile.summary import Run
 
@@ -60,17 +59,17 @@ def shown(run, width=100, report="", **options):
 def test_json_is_read_back_as_the_same_run(busy):
     signed = runs.signed(busy)
 
-    read = msgspec.json.decode(as_json(signed), type=Run)
+    read = msgspec.json.decode(signed.as_json(), type=Run)
 
     assert read == signed
-    assert as_json(read) == as_json(signed)
+    assert read.as_json() == signed.as_json()
     assert read.result.digest == signed.result_digest
 
 
 def test_json_is_sorted_and_has_the_figures(busy):
     pairs = []
     plain = json.loads(
-        as_json(busy), object_pairs_hook=lambda item: pairs.append(item) or dict(item)
+        busy.as_json(), object_pairs_hook=lambda item: pairs.append(item) or dict(item)
     )
 
     assert all([name for name, _ in pair] == sorted(name for name, _ in pair) for pair in pairs)
@@ -85,7 +84,7 @@ def test_json_is_sorted_and_has_the_figures(busy):
 
 def test_amounts_in_json_are_whole_numbers(busy):
     floats = []
-    json.loads(as_json(busy), parse_float=floats.append)
+    json.loads(busy.as_json(), parse_float=floats.append)
 
     rates = 1 + 1 + len(busy.trend) - 1 + len(busy.stages)
     assert len(floats) == rates, "the match rates, and how long the stages took"

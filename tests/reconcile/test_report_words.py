@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.reconcile.report.words import (
-    HIDDEN,
     amount,
-    exact,
     mask,
     moment,
     points,
@@ -41,8 +39,7 @@ def test_an_amount_is_written_in_major_units(minor, digits, written):
 
 @given(MONEY, st.integers(0, 6))
 def test_an_amount_loses_nothing(minor, digits):
-    assert Decimal(exact(minor, digits)).scaleb(digits) == minor
-    assert amount(minor, digits).replace(",", "") == exact(minor, digits)
+    assert Decimal(amount(minor, digits).replace(",", "")).scaleb(digits) == minor
 
 
 def test_a_change_says_its_direction():
@@ -115,7 +112,7 @@ def test_at_least_half_of_a_long_account_number_stays_hidden(account):
     shown = mask(account)
 
     assert shown == mask(account)
-    head, hidden, end = shown.partition(HIDDEN)
+    head, hidden, end = shown.partition("…")
     assert hidden
     assert 2 * (len(head) + len(end)) <= len(account)
     assert len(head) <= 2

@@ -16,7 +16,7 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.ledgers import EarlierDays
-from txmq.reconcile.summary import FIGURES, Figures
+from txmq.reconcile.summary import FIGURES
 
 PLAN = Plan(
     transfers=1_000_000 if IS_SOAK else 5_000,
@@ -220,7 +220,7 @@ def test_what_somebody_has_explained_is_explained(spark, day, items):
             "anna",
             "the branch has called",
             1,
-            figures=Figures(**{name: row[name] for name in FIGURES}),
+            figures={name: row[name] for name in FIGURES},
         )
         for row in breaks
     }

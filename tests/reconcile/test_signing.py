@@ -249,9 +249,7 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(tmp_path):
     ]
     for one in held:
         known = breaks.transfer("icbc/1", one.class_)
-        assert {figure: getattr(one.figures, figure) for figure in FIGURES} == {
-            figure: known[figure] for figure in FIGURES
-        }
+        assert one.figures == {figure: known[figure] for figure in FIGURES}
 
     explanations.withdraw("a" * 16, "Cy", "it was none", 4)
     assert [value.break_id for value in explanations.in_force()] == ["b" * 16]

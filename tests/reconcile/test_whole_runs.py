@@ -36,7 +36,6 @@ from txmq.reconcile import job
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract import loader
 from txmq.reconcile.extract.manifest import FILE, Manifest, read_manifest
-from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.signatures import Signatures
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.verdict import judge
@@ -105,7 +104,7 @@ def test_an_honest_day_is_clean(first):
     assert found == done
     told = {file: stage.results().folder_of(done).read(file) for file in FILES}
     assert stage.results().folder_of(done).files() == FILES
-    assert told["summary.json"] == as_json(done)
+    assert told["summary.json"] == done.as_json()
     assert done.run_id in told["report.html"].decode()
     assert 'txmq_reconcile_info{name="icbc-ccb"' in told["metrics.prom"].decode()
 

@@ -209,11 +209,10 @@ def _run_all(
 
 
 def _show_run(run: "Run", report: str, *, json: bool) -> None:
-    from txmq.reconcile.report.summary_json import as_json as run_as_json
     from txmq.reconcile.report.terminal import show
 
     if json:
-        as_json(msgspec.Raw(msgspec.json.format(run_as_json(run), indent=-1)))
+        as_json(msgspec.Raw(msgspec.json.format(run.as_json(), indent=-1)))
     else:
         show(run, _VerdictConsole(markup=False, highlight=False, emoji=False), report)
     flush()  # Of several days each appears when it is done.

@@ -61,11 +61,10 @@ def signoff(
 def _publish(rules: "Rules", run: "Run") -> None:
     """Add the names wherever the result is kept."""
     from txmq.reconcile.report.page import page
-    from txmq.reconcile.report.summary_json import as_json as summary
     from txmq.reconcile.results import Results
 
     results = Results(rules.directory)
-    results.write_files(run, {"report.html": page(run), "summary.json": summary(run)})
+    results.write_files(run, {"report.html": page(run), "summary.json": run.as_json()})
     if rules.recon is not None:
         from txmq.reconcile.schema import ReconSchema
 

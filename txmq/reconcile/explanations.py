@@ -12,7 +12,7 @@ from msgspec import Struct
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.signatures import lock_signatures
-from txmq.reconcile.summary import FIGURES, Figures
+from txmq.reconcile.summary import FIGURES
 
 __all__ = ["BreakNote", "Difference", "Explanation", "Explanations", "ProofExplanation"]
 
@@ -50,8 +50,8 @@ class Explanation(Struct, frozen=True):
     reason: str
     at_ms: int
     is_withdrawn: bool = False
-    figures: Figures | None = None
-    """The break's figures at that time. An explanation without them has no effect."""
+    figures: dict[str, Any] | None = None
+    """The break's ``FIGURES`` at that time. An explanation without them has no effect."""
     proofs: dict[str, tuple[int, ...]] = {}
     """The differences that its transfer had in proofs at that time: the amounts of each id."""
 
@@ -118,7 +118,7 @@ class Explanations:
                 by.strip(),
                 reason.strip(),
                 now_ms,
-                figures=Figures(**{name: item[name] for name in FIGURES}),
+                figures={name: item[name] for name in FIGURES},
                 proofs={one.id: one.amounts for one in differences if one.account == item["key"]},
             )
             for item in items

@@ -29,7 +29,6 @@ from txmq.reconcile.progress import Progress
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.report.metrics import exposition
 from txmq.reconcile.report.page import page
-from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import CARRIED_ON, Results, run_id
 from txmq.reconcile.rules import Recon, Rules
 from txmq.reconcile.schema import ReconSchema
@@ -124,7 +123,7 @@ def run(
             {
                 "report.html": page(done),
                 "metrics.prom": exposition(done).encode(),
-                "summary.json": as_json(done),
+                "summary.json": done.as_json(),
             },
         )
         done = results.current(day) or done

@@ -116,9 +116,8 @@ def _own_class(item: Mapping[str, Any]) -> str:
 
 def _is_about(note: Explanation, item: Mapping[str, Any]) -> bool:
     """True if the break did not change since it was explained."""
-    return note.class_ == item["class"] and all(
-        getattr(note.figures, name) == item[name] for name in FIGURES
-    )
+    figures = {name: item[name] for name in FIGURES}
+    return note.class_ == item["class"] and note.figures == figures
 
 
 def _status(is_agreed: bool, is_explained: bool, is_same: bool, rows: TransferRows) -> str:

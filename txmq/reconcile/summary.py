@@ -7,9 +7,9 @@ the same rules has the same hash. :class:`Run` has the fields that do depend on 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import date
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -20,10 +20,8 @@ from txmq.reconcile.classes import Class
 __all__ = [
     "BUCKETS",
     "FIGURES",
-    "RANKS",
     "Aged",
     "Control",
-    "Figures",
     "HandDecision",
     "Item",
     "Past",
@@ -40,9 +38,6 @@ __all__ = [
 
 BUCKETS: Final = ("0", "1", "2-3", "4-7", ">7")
 """Ages in business days."""
-
-RANKS: Final[Mapping[str, int]] = {class_: place for place, class_ in enumerate(Class)}
-"""The place of each class among all of them."""
 
 Verdict: TypeAlias = Literal["clean", "within limits", "over limits"]
 SignatureState: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidated"]
@@ -183,30 +178,13 @@ class HandDecision(Struct, frozen=True):
     reason: str | None
 
 
-class Figures(Struct, frozen=True):
-    """The facts of an item that events change. Time alone changes none of them; each further row
-    or decision changes at least the last one.
-    """
-
-    amount: int
-    currency: str
-    debit_bank: str | None
-    credit_bank: str | None
-    payer: str | None
-    payee: str | None
-    debits: int
-    debited: int
-    returns: int
-    returned: int
-    credits: int
-    credited: int
-    messages: int
-    ordered: int
-    last_ms: int
-
-
-FIGURES: Final = Figures.__struct_fields__
-"""The names of the figures, which are columns of ``ITEMS``."""
+FIGURES: Final = (
+    *("amount", "currency", "debit_bank", "credit_bank", "payer", "payee"),
+    *("debits", "debited", "returns", "returned", "credits", "credited", "messages", "ordered"),
+    "last_ms",
+)
+"""The facts of an item that events change, which are columns of ``ITEMS``. Time alone changes none
+of them; each further row or decision changes at least the last one."""
 
 
 class Result(Struct, frozen=True):
@@ -288,6 +266,11 @@ class Result(Struct, frozen=True):
         return self._count("break")
 
     @property
+    def open(self) -> int:
+        """The number of transfers that are in flight or explained."""
+        return self._count("open")
+
+    @property
     def quarantined(self) -> int:
         """The number of rows of the banks' tables that cannot be read."""
         wholes = (one for one in self.proofs if one.proof == "readable-rows" and not one.account)
@@ -306,15 +289,7 @@ class Result(Struct, frozen=True):
     @property
     def past(self) -> Past:
         """The result as a day of a trend."""
-        return Past(
-            business_date=self.business_date,
-            transfers=self.transfers,
-            match_rate=self.match_rate,
-            breaks=self.breaks,
-            open=self._count("open"),
-            at_risk=self.at_risk,
-            verdict=self.verdict,
-        )
+        return Past(**{name: getattr(self, name) for name in Past.__struct_fields__})
 
     def _count(self, group: str) -> int:
         return sum(total.transfers for total in self.totals if total.group == group)
@@ -403,3 +378,33 @@ class Run(Struct, frozen=True):
         if self.sign_off.result_digest != self.result_digest:
             return "invalidated"
         return "signed" if self.sign_off.is_complete else "prepared"
+
+    def as_json(self) -> bytes:
+        """This run as JSON, for programs: the same bytes for the same run, with sorted names.
+
+        The object has the fields of this class, and one more::
+
+            figures
+                match_rate      the share of agreed transfers, from 0 to 1
+                transfers       their number
+                breaks          the number of breaks
+                open            the number in flight or explained
+                at_risk         the amounts of breaks: {"CNY": 120000}
+                in_flight       {"transfers": 3, "amounts": {"CNY": 4500}}
+                signature       unsigned, prepared, signed or invalidated
+
+        Every amount is a whole number of minor units; ``result.digits`` has the digits after the
+        point. Hash totals have up to 19 digits: read them with a parser that keeps whole numbers,
+        such as Python's, but not JavaScript's. Moments end in ``_ms`` and are milliseconds since
+        1970 in UTC.
+        """
+        names = ("match_rate", "transfers", "breaks", "open", "at_risk")
+        figures: dict[str, Any] = {name: getattr(self.result, name) for name in names}
+        flying = self.result.in_flight
+        figures["in_flight"] = {
+            "transfers": sum(total.transfers for total in flying),
+            "amounts": {total.currency: total.at_risk for total in flying},
+        }
+        figures["signature"] = self.signature
+        text = msgspec.json.encode(msgspec.to_builtins(self) | {"figures": figures}, order="sorted")
+        return msgspec.json.format(text, indent=1) + b"\n"

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
+from txmq.reconcile.classes import Class
 from txmq.reconcile.differences import (
     OF_ACCOUNTS,
     Cover,
@@ -27,7 +28,6 @@ from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Money, Rules
 from txmq.reconcile.summary import (
     BUCKETS,
-    RANKS,
     Aged,
     HandDecision,
     Item,
@@ -40,6 +40,7 @@ from txmq.reconcile.written_table import Order, WrittenTable, sum_groups, top_ro
 
 __all__ = ["judge"]
 
+_CLASSES: Final[list[str]] = list(Class)
 _BY_DIFFERENCE: Final[Order] = (
     ("size", "descending"),
     ("bank", "ascending"),
@@ -131,7 +132,7 @@ def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
 def _totals(totals: WrittenTable) -> tuple[Total, ...]:
     rows = (row for piece in totals.pieces() for row in piece.to_pylist())
     found = [msgspec.convert(row, Total) for row in rows]
-    return tuple(sorted(found, key=lambda total: (RANKS[total.class_], total.currency)))
+    return tuple(sorted(found, key=lambda total: (_CLASSES.index(total.class_), total.currency)))
 
 
 def _proofs(
@@ -211,7 +212,7 @@ def _items(items: WrittenTable, rules: Rules) -> tuple[Item, ...]:
     """A sample of each class: the oldest items, the largest first."""
     shown = top_rows(items.pieces(), rules.limits.evidence, _BY_AGE, by="class")
     # The sort is stable, so rows of one class keep their order.
-    shown.sort(key=lambda row: RANKS[row["class"]])
+    shown.sort(key=lambda row: _CLASSES.index(row["class"]))
     return tuple(msgspec.convert(mask_sides(row), Item) for row in shown)
 
 
@@ -231,7 +232,7 @@ def _aging(items: WrittenTable) -> tuple[tuple[Aged, ...], int]:
         for (class_, bucket, currency), (transfers, at_risk) in sums.items()
     ]
     found.sort(key=lambda cell: (
-        RANKS[cell.class_], cell.currency, BUCKETS.index(cell.bucket)
+        _CLASSES.index(cell.class_), cell.currency, BUCKETS.index(cell.bucket)
     ))  # fmt: skip
     ages = sum_groups(items.pieces("group", "age_days"), ("group", "age_days"), ())
     return tuple(found), max((age for group, age in ages if group == "break"), default=0)

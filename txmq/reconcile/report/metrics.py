@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from prometheus_client.core import GaugeMetricFamily
 
 from txmq.metrics_text import metrics_text
 from txmq.reconcile.classes import Class
-from txmq.reconcile.report.words import VERDICTS, exact
-from txmq.reconcile.summary import Result, Run
+from txmq.reconcile.report.words import VERDICTS
+from txmq.reconcile.summary import Run
 
 __all__ = ["METRICS", "exposition"]
 
@@ -46,44 +46,43 @@ def exposition(run: Run) -> str:
         name: GaugeMetricFamily(f"txmq_reconcile_{name}", meaning)
         for name, meaning in METRICS.items()
     }
-
-    def add(metric: str, value: str | float, **labels: str) -> None:
+    for metric, value, labels in _samples(run):
         family = families[metric]
         family.add_sample(family.name, {"name": run.result.name, **labels}, float(value))
-
-    _add_run(run, add)
-    _add_result(run.result, add)
     return metrics_text(families.values())
 
 
-def _add_run(run: Run, add: Callable[..., None]) -> None:
+def _samples(run: Run) -> Iterator[tuple[str, float, dict[str, str]]]:
+    """The values, each with its metric and labels."""
+    result = run.result
     versions = {"version": run.txmq_version, "spark": run.spark_version}
-    add("info", 1, **versions, rules=run.result.rules_version)
-    add("run_seconds", exact(run.ended_ms - run.began_ms, 3))
-    add("last_success_timestamp_seconds", exact(run.ended_ms, 3))
-    for stage in run.stages:
-        add("stage_seconds", f"{stage.seconds:.3f}", stage=stage.name)
-        if stage.rows and stage.seconds:
-            add("stage_rows_per_second", f"{stage.rows / stage.seconds:.0f}", stage=stage.name)
-
-
-def _add_result(result: Result, add: Callable[..., None]) -> None:
+    yield "info", 1, {**versions, "rules": result.rules_version}
+    plain = {
+        "final": result.is_final,
+        "match_ratio": result.match_rate,
+        "breaks": result.breaks,
+        "oldest_break_days": result.oldest_days,
+        "in_flight": sum(total.transfers for total in result.in_flight),
+        "broken_proofs": result.broken_proofs,
+        "quarantined_rows": result.quarantined,
+        "closed": result.closed,
+        "run_seconds": (run.ended_ms - run.began_ms) / 1000,
+        "business_date_end_timestamp_seconds": result.end_ms / 1000,
+        "last_success_timestamp_seconds": run.ended_ms / 1000,
+    }
+    for metric, value in plain.items():
+        yield metric, value, {}
     for verdict in VERDICTS:
-        add("verdict", result.verdict == verdict, verdict=verdict)
-    add("final", result.is_final)
-    add("match_ratio", result.match_rate)
-    add("breaks", result.breaks)
-    add("oldest_break_days", result.oldest_days)
-    add("in_flight", sum(total.transfers for total in result.in_flight))
-    add("broken_proofs", result.broken_proofs)
-    add("quarantined_rows", result.quarantined)
-    add("closed", result.closed)
-    add("business_date_end_timestamp_seconds", exact(result.end_ms, 3))
+        yield "verdict", result.verdict == verdict, {"verdict": verdict}
+    for stage in run.stages:
+        yield "stage_seconds", round(stage.seconds, 3), {"stage": stage.name}
+        if stage.rows and stage.seconds:
+            yield "stage_rows_per_second", round(stage.rows / stage.seconds), {"stage": stage.name}
     totals = {(total.class_, total.currency): total for total in result.totals}
-    for name in Class:
+    for class_ in Class:
         for currency in result.currencies:
-            total = totals.get((name.value, currency))
-            labels = {"class": name.value, "group": name.group, "currency": currency}
-            worth = exact(total.at_risk if total else 0, result.places(currency))
-            add("transfers", total.transfers if total else 0, **labels)
-            add("at_risk", worth, **labels)
+            total = totals.get((class_, currency))
+            labels = {"class": class_.value, "group": class_.group, "currency": currency}
+            yield "transfers", total.transfers if total else 0, labels
+            worth = (total.at_risk if total else 0) / 10 ** result.places(currency)
+            yield "at_risk", worth, labels

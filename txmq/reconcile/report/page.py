@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
@@ -15,12 +16,35 @@ from markupsafe import Markup
 
 from txmq.printable import printable
 from txmq.reconcile.classes import Class
-from txmq.reconcile.report import charts, words
-from txmq.reconcile.summary import BUCKETS, RANKS, Aged, Proof, Run, sum_totals
+from txmq.reconcile.report import words
+from txmq.reconcile.summary import BUCKETS, Aged, Proof, Run, sum_totals
 
 __all__ = ["page"]
 
 _HERE: Final = Path(__file__).parent / "templates"
+_PLOT: Final = 96
+"""Pixels between the lowest line of a trend and its highest one. Heights are whole numbers: amounts
+are never floats."""
+_VALUES_MAX: Final = 10
+_FITTING: Final = 4
+"""The maximum of letters of a value above a column on a phone."""
+_FLOORS: Final = tuple(map(Decimal, ("99.9", "99.5", "99", "98", "95", "90", "80", "50", "0")))
+
+
+class Trend(NamedTuple):
+    """The days beside each other: points of a line, or columns; ``about`` is for screen readers."""
+
+    id: str
+    title: str
+    about: str
+    values: Sequence[str]
+    """A text for each day."""
+    heights: Sequence[int]
+    """Pixels above the lowest line."""
+    highest: str
+    """The value of the upper line; empty if the columns show their values."""
+    lowest: str = ""
+    """The value of the lower line; empty for columns."""
 
 
 def page(run: Run) -> bytes:
@@ -32,7 +56,8 @@ def page(run: Run) -> bytes:
     """
     style = (_HERE / "page.css").read_text()
     result = run.result
-    together = (msgspec.structs.replace(cell, class_="All") for cell in result.aging)
+    cells = sorted(result.aging, key=lambda cell: cell.currency)
+    together = [msgspec.structs.replace(cell, class_="All") for cell in cells]
     shown = {
         "run": run,
         "result": result,
@@ -40,16 +65,16 @@ def page(run: Run) -> bytes:
         "style_hash": base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         "verdicts": words.VERDICTS,
         "classes": {class_.value: class_ for class_ in Class},
-        "no_transfers": RANKS.keys() - {total.class_ for total in result.totals if total.transfers},
+        "no_transfers": set(Class) - {total.class_ for total in result.totals if total.transfers},
         "sum_totals": sum_totals,
         "in_flight": {total.currency: total.at_risk for total in result.in_flight},
         "aged": _aged(result.aging),
         "aged_together": _aged(together),
         "buckets": BUCKETS,
-        "trends": charts.trends(run),
+        "trends": _trends(run),
         "proofs": _proofs(result.proofs),
         "mask_rule": words.MASK_RULE,
-        "plot": charts.PLOT,
+        "plot": _PLOT,
     }
     return _PAGE.render(shown).encode()
 
@@ -59,7 +84,7 @@ def _aged(cells: Iterable[Aged]) -> Mapping[tuple[str, str], list[tuple[int, int
     each bucket and for all of them.
     """
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for cell in sorted(cells, key=lambda cell: (RANKS.get(cell.class_, 0), cell.currency)):
+    for cell in cells:
         row = found.setdefault((cell.class_, cell.currency), [(0, 0)] * (len(BUCKETS) + 1))
         for place in (BUCKETS.index(cell.bucket), -1):
             transfers, at_risk = row[place]
@@ -71,13 +96,46 @@ def _proofs(proofs: Iterable[Proof]) -> Mapping[str, list[Proof]]:
     """The proofs by currency: those with an open difference, the explained ones, then those that
     hold. Those of counts have the currency ``""``, and come first.
     """
-    found: dict[str, list[Proof]] = {}
-    for proof in sorted(
-        proofs,
-        key=lambda one: (one.currency or "", not one.is_open, one.holds, -abs(one.difference)),
-    ):
-        found.setdefault(proof.currency or "", []).append(proof)
-    return found
+    ordered = sorted(proofs, key=lambda one: (not one.is_open, one.holds, -abs(one.difference)))
+    currencies = sorted({proof.currency or "" for proof in ordered})
+    return {name: [one for one in ordered if (one.currency or "") == name] for name in currencies}
+
+
+def _trends(run: Run) -> tuple[Trend, ...]:
+    """The match rate, the breaks, and the value at risk in each currency with breaks."""
+    breaks = [day.breaks for day in run.days]
+    found = [
+        _rate_trend(run),
+        _columns(run, "breaks", "Breaks", breaks, [f"{count:,}" for count in breaks]),
+    ]
+    of_breaks = {name for day in run.days for name, sum_ in day.at_risk.items() if sum_}
+    for currency in sorted(of_breaks):
+        worth = [day.at_risk.get(currency, 0) for day in run.days]
+        values = [words.amount(sum_, run.result.places(currency)) for sum_ in worth]
+        title = f"Value at risk, {currency}"
+        found.append(_columns(run, f"risk-{currency}", title, worth, values))
+    return tuple(found)
+
+
+def _rate_trend(run: Run) -> Trend:
+    rates = [words.rate(day.match_rate) for day in run.days]
+    shares = [Decimal(text.rstrip("%")) for text in rates]
+    floor = next(floor for floor in _FLOORS if floor <= min(shares))
+    heights = [int((share - floor) * _PLOT / (100 - floor)) for share in shares]
+    lowest = rates[shares.index(min(shares))]
+    about = f"{rates[-1]} on {run.result.business_date}; the lowest is {lowest}."
+    return Trend("rate", "Match rate", about, rates, heights, "100%", f"{floor}%")
+
+
+def _columns(
+    run: Run, name: str, title: str, numbers: Sequence[int], values: Sequence[str]
+) -> Trend:
+    most = max(numbers)
+    heights = [max(n * _PLOT // most, 2 if n else 0) if most else 0 for n in numbers]
+    highest = values[numbers.index(most)]
+    about = f"{values[-1]} on {run.result.business_date}; the most is {highest}."
+    fits = len(values) <= _VALUES_MAX and len(highest) <= _FITTING
+    return Trend(name, title, about, values, heights, "" if fits else highest)
 
 
 def _escape_foreign(value: object) -> object:
@@ -114,27 +172,23 @@ def _percent(part: int, whole: int) -> str:
     return f"{hundredths // 100}.{hundredths % 100:02d}%"
 
 
-def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_escape_foreign,
-    )
-    made.filters |= {
-        "amounts": _amounts,
-        "long_date": words.long_date,
-        "moment": _moment,
-        "money": _money,
-        "percent": _percent,
-        "points": words.points,
-        "rate": words.rate,
-        "seconds": words.seconds,
-        "signed": _signed,
-    }
-    return made
-
-
-_PAGE: Final = _environment().get_template("page.html")
+_ENVIRONMENT: Final = Environment(
+    loader=FileSystemLoader(_HERE),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=_escape_foreign,
+)
+_ENVIRONMENT.filters |= {
+    "amounts": _amounts,
+    "long_date": words.long_date,
+    "moment": _moment,
+    "money": _money,
+    "percent": _percent,
+    "points": words.points,
+    "rate": words.rate,
+    "seconds": words.seconds,
+    "signed": _signed,
+}
+_PAGE: Final = _ENVIRONMENT.get_template("page.html")

@@ -12,11 +12,9 @@ from zoneinfo import ZoneInfo
 from txmq.reconcile.summary import Verdict
 
 __all__ = [
-    "HIDDEN",
     "MASK_RULE",
     "VERDICTS",
     "amount",
-    "exact",
     "long_date",
     "mask",
     "mask_sides",
@@ -28,9 +26,6 @@ __all__ = [
 ]
 
 _FINEST: Final = Decimal("0.001")
-
-HIDDEN: Final = "…"
-"""The replacement of all hidden characters, regardless of their number."""
 
 MASK_RULE: Final = (
     "Account numbers of 12 or more characters show their first 2 and last 4, those of 8 to 11 "
@@ -56,22 +51,13 @@ VERDICTS: Final[dict[Verdict, Headline]] = {
 
 def amount(minor: int, digits: int) -> str:
     """An amount in major units: 1,234,567 with two digits is ``12,345.67``."""
-    return f"{_major(minor, digits):,f}"
-
-
-def exact(minor: int, digits: int) -> str:
-    """An amount for programs: without commas."""
-    return f"{_major(minor, digits):f}"
+    # Made from text, a Decimal has all digits; its arithmetic would round to 28 of them.
+    return f"{Decimal(f'{minor}E-{digits}'):,f}"
 
 
 def signed(minor: int, digits: int = 0) -> str:
     """A difference with its sign; ``±0`` for zero."""
     return f"{'+' if minor > 0 else ''}{amount(minor, digits)}" if minor else "±0"
-
-
-def _major(minor: int, digits: int) -> Decimal:
-    # Made from text, a Decimal has all digits; its arithmetic would round to 28 of them.
-    return Decimal(f"{minor}E-{digits}")
 
 
 def rate(share: float) -> str:
@@ -128,7 +114,7 @@ def mask(account: str) -> str:
     bare = "".join(account.split())
     for least, head, end in _SHOWN:
         if len(bare) >= least:
-            return f"{bare[:head]}{HIDDEN}{bare[-end:]}"
+            return f"{bare[:head]}…{bare[-end:]}"
     return bare
 
 

@@ -112,13 +112,10 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
 
     def window(self, day: date) -> DayWindow:
         """The moments of a date."""
-        hour, minute = (int(part) for part in self.cut_off.split(":"))
-        at, zone = time(hour, minute), ZoneInfo(self.zone)
-        last = day if (hour, minute) != (0, 0) else day + timedelta(days=1)
-        start, end = (
-            datetime.combine(end_date, at, zone) for end_date in (last - timedelta(days=1), last)
-        )
-        return DayWindow(_ms(start), _ms(end))
+        at, zone = time.fromisoformat(self.cut_off), ZoneInfo(self.zone)
+        last = day + timedelta(days=1) if at == time.min else day
+        ends = (datetime.combine(end, at, zone) for end in (last - timedelta(days=1), last))
+        return DayWindow(*(round(end.timestamp() * 1000) for end in ends))
 
     def of(self, ms: int) -> date:
         """The business date of a moment."""
@@ -135,8 +132,8 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
 
     def age(self, first: date, today: date) -> int:
         """The number of business days between two dates; 0 on the same day."""
-        days = (today - first).days
-        return sum(self.is_business(first + timedelta(days=days)) for days in range(1, days + 1))
+        days = range(1, (today - first).days + 1)
+        return sum(self.is_business(first + timedelta(days=number)) for number in days)
 
 
 class Money(Struct, frozen=True, forbid_unknown_fields=True):
@@ -417,7 +414,3 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
 
 def _digest(plain: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
-
-
-def _ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from zoneinfo import ZoneInfo, available_timezones
 
-import msgspec
+from msgspec.structs import replace
 
 from txmq.config import did_you_mean
 from txmq.config_tree import load_tree
@@ -27,8 +27,6 @@ from txmq.reconcile.rules import (
     Bank,
     BankFiles,
     Constant,
-    LogRules,
-    Namespaces,
     Rules,
 )
 
@@ -59,16 +57,20 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
     """
     held = os.environ if environ is None else environ
     rules = load_tree(Rules, path, held, complaint="the rules cannot be read:")
-    _check(rules, path)
-    here, recon = path.resolve().parent, rules.recon
-    if recon is not None:
-        recon = msgspec.structs.replace(recon, database=_locate(recon.database, here))
-    return msgspec.structs.replace(
+    checks = _check_places, _check_day, _check_banks, _check_log, _check_namespaces, _check_money
+    for error in chain.from_iterable(check(rules) for check in checks):
+        raise ConfigError(f"{path}: {error}")
+    here, log, recon = path.resolve().parent, rules.log, rules.recon
+    return replace(
         rules,
-        directory=_local_path(rules.directory, here),
-        log=_locate_log(rules.log, here),
+        directory=_local_path(rules.directory or ".", here),
+        log=replace(
+            log,
+            directory=_local_path(log.directory, here),
+            directories=tuple(_local_path(directory, here) for directory in log.directories),
+        ),
         bank=tuple(_complete(bank, here) for bank in rules.bank),
-        recon=recon,
+        recon=recon and replace(recon, database=_locate(recon.database, here)),
     )
 
 
@@ -78,7 +80,7 @@ def _local_path(place: str, here: Path) -> str:
     The URI of another file system stays as it is.
     """
     scheme = _URI.match(place)
-    if scheme is not None and scheme[1] in SCHEMES:
+    if not place or (scheme is not None and scheme[1] in SCHEMES):
         return place
     path = place if scheme is None else place[scheme.end() :].removeprefix("//")
     return str(here / path)
@@ -94,46 +96,22 @@ def _locate(database: str, here: Path) -> str:
 
 def _complete(bank: Bank, here: Path) -> Bank:
     """Make a bank's paths relative to the rules' directory, and fill in a statement's fields."""
-    files = bank.files
+    files, entries = bank.files, bank.entries
     if files is None:
-        return msgspec.structs.replace(bank, database=_locate(bank.database, here))
-    balances = files.balances and _local_path(files.balances, here)
-    located = msgspec.structs.replace(files, path=_local_path(files.path, here), balances=balances)
+        return replace(bank, database=_locate(bank.database, here))
+    path, balances = _local_path(files.path, here), _local_path(files.balances, here)
+    bank = replace(bank, files=replace(files, path=path, balances=balances))
     if not files.is_statement:
-        return msgspec.structs.replace(bank, files=located)
-    given = bank.entries
-    missing = {
-        name: _STATEMENT_DEFAULTS[name] for name in _STATEMENT_DEFAULTS if not getattr(given, name)
-    }
-    return msgspec.structs.replace(
-        bank,
-        files=located,
-        entries=msgspec.structs.replace(given, **missing, units="major"),
-        accounts=AccountColumns("", "account", "currency", "closing", "opening"),
-    )
+        return bank
+    missing = {name: of for name, of in _STATEMENT_DEFAULTS.items() if not getattr(entries, name)}
+    accounts = AccountColumns("", "account", "currency", "closing", "opening")
+    return replace(bank, entries=replace(entries, **missing, units="major"), accounts=accounts)
 
 
-def _locate_log(log: LogRules, here: Path) -> LogRules:
-    one = log.directory and _local_path(log.directory, here)
-    several = tuple(_local_path(directory, here) for directory in log.directories)
-    return msgspec.structs.replace(log, directory=one, directories=several)
+# What types cannot express. Each check yields errors, of which the first is reported.
 
 
-def _check(rules: Rules, path: Path) -> None:
-    """Check what types cannot express.
-
-    Raises:
-        ConfigError: The rules cannot work.
-    """
-    seen = (
-        *(_of_the_places, _of_the_day, _of_the_banks, _of_the_sources, _of_the_log),
-        *(_of_the_flows, _of_the_namespaces, _of_the_money),
-    )
-    for error in chain.from_iterable(check(rules) for check in seen):
-        raise ConfigError(f"{path}: {error}")
-
-
-def _of_the_places(rules: Rules) -> Iterator[str]:
+def _check_places(rules: Rules) -> Iterator[str]:
     """Find locations that cannot be reached, which would otherwise be taken for local folders."""
     places = [("directory", rules.directory), ("log.directory", rules.log.directory)]
     places += [("log.directories", directory) for directory in rules.log.directories]
@@ -163,9 +141,8 @@ def _of_the_places(rules: Rules) -> Iterator[str]:
             yield f"{name} {place!r} names no bucket or container: write {scheme}://NAME/FOLDER"
 
 
-def _of_the_day(rules: Rules) -> Iterator[str]:
-    zones = {"day": rules.day.zone} | {bank.name: bank.zone for bank in rules.bank}
-    for where, zone in zones.items():
+def _check_day(rules: Rules) -> Iterator[str]:
+    for where, zone in [("day", rules.day.zone), *((bank.name, bank.zone) for bank in rules.bank)]:
         try:
             ZoneInfo(zone)
         except (OSError, ValueError, KeyError):
@@ -179,48 +156,52 @@ def _of_the_day(rules: Rules) -> Iterator[str]:
         yield f"grace {rules.day.grace!r} is invalid: write {error}"
 
 
-def _of_the_banks(rules: Rules) -> Iterator[str]:
+def _check_banks(rules: Rules) -> Iterator[str]:
     names = {bank.name.casefold() for bank in rules.bank}
     if len(names) < len(rules.bank) or "log" in names:
         yield "every bank has a name of its own, and none is called log"
     for bank in rules.bank:
-        for kind in bank.entries.kinds.keys() - set(TRANSFER_KINDS):
-            hint = did_you_mean(kind, TRANSFER_KINDS)
-            yield f"{bank.name}: kinds are {', '.join(TRANSFER_KINDS)}, not {kind}{hint}"
-        entries = bank.entries
-        for word in _duplicates(chain.from_iterable(map(set, entries.kinds.values()))):
-            yield f"{bank.name}: {word!r} is of one of kinds and not of two"
-        roles = (entries.clearing, entries.suspense, entries.capital)
-        for account in _duplicates(chain.from_iterable(map(set, roles))):
-            yield f"{bank.name}: {account!r} is one of clearing, suspense and capital and not two"
-        if entries.gapless and not entries.id:
-            yield f"{bank.name}: gapless is about ids, so id has to name their column"
-
-
-def _of_the_sources(rules: Rules) -> Iterator[str]:
-    for bank in rules.bank:
-        entries, accounts, files = bank.entries, bank.accounts, bank.files
-        errors: list[str] = []
-        if bool(bank.database) == (files is not None):
-            errors.append("write either database or [bank.files]")
-        needed = {"entries": ["namespace"], "accounts": ["account", "currency", "balance"]}
-        if files is None or not files.is_statement:
-            needed["entries"] += ["key", "account", "amount", "booked", "currency", "kind"]
-        for name, columns in (("entries", entries), ("accounts", accounts)):
-            if columns is not None:
-                keys = [*needed[name], *(["table"] if files is None else [])]
-                errors += [f"{name}.{key} is missing" for key in keys if not getattr(columns, key)]
-                if files is not None and (columns.table or columns.where):
-                    errors.append(f"{name}.table and {name}.where are for databases: remove them")
-        if files is None and accounts is not None and accounts.opening:
-            errors.append("accounts.opening is for [bank.files]: a database has all entries")
+        files = bank.files
+        checks = [_check_entries(bank), _check_source(bank)]
         if files is not None:
-            checks = _of_the_statements if files.is_statement else _of_the_balances
-            errors += [*_of_the_files(files, entries.time), *checks(bank, files)]
-        yield from (f"{bank.name}: {error}" for error in errors)
+            check = _check_statements if files.is_statement else _check_balances
+            checks += [_check_files(files, bank.entries.time), check(bank, files)]
+        yield from (f"{bank.name}: {error}" for error in chain.from_iterable(checks))
 
 
-def _of_the_files(files: BankFiles, time: str) -> Iterator[str]:
+def _check_entries(bank: Bank) -> Iterator[str]:
+    entries = bank.entries
+    for kind in entries.kinds.keys() - set(TRANSFER_KINDS):
+        hint = did_you_mean(kind, TRANSFER_KINDS)
+        yield f"kinds are {', '.join(TRANSFER_KINDS)}, not {kind}{hint}"
+    for word in _duplicates(*entries.kinds.values()):
+        yield f"{word!r} is of one of kinds and not of two"
+    for account in _duplicates(entries.clearing, entries.suspense, entries.capital):
+        yield f"{account!r} is one of clearing, suspense and capital and not two"
+    if entries.gapless and not entries.id:
+        yield "gapless is about ids, so id has to name their column"
+
+
+def _check_source(bank: Bank) -> Iterator[str]:
+    files, accounts = bank.files, bank.accounts
+    if bool(bank.database) == (files is not None):
+        yield "write either database or [bank.files]"
+    table = ["table"] if files is None else []
+    needed = {"entries": ["namespace"], "accounts": ["account", "currency", "balance", *table]}
+    if files is None or not files.is_statement:
+        needed["entries"] += ["key", "account", "amount", "booked", "currency", "kind", *table]
+    for name, columns in (("entries", bank.entries), ("accounts", accounts)):
+        if columns is not None:
+            yield from (
+                f"{name}.{key} is missing" for key in needed[name] if not getattr(columns, key)
+            )
+            if files is not None and (columns.table or columns.where):
+                yield f"{name}.table and {name}.where are for databases: remove them"
+    if files is None and accounts is not None and accounts.opening:
+        yield "accounts.opening is for [bank.files]: a database has all entries"
+
+
+def _check_files(files: BankFiles, time: str) -> Iterator[str]:
     for name, path in (("path", files.path), ("balances", files.balances)):
         try:
             path.format(date=date(2024, 1, 1))
@@ -237,7 +218,7 @@ def _of_the_files(files: BankFiles, time: str) -> Iterator[str]:
         yield f'files.moments is for texts: write time = "timestamp", not {time!r}'
 
 
-def _of_the_statements(bank: Bank, files: BankFiles) -> Iterator[str]:
+def _check_statements(bank: Bank, files: BankFiles) -> Iterator[str]:
     if bank.accounts is not None or files.balances:
         yield f"{files.format} has balances: remove [bank.accounts] and files.balances"
     if not files.is_dated:
@@ -249,7 +230,7 @@ def _of_the_statements(bank: Bank, files: BankFiles) -> Iterator[str]:
             yield f"entries.{name} {value!r} is not one of {', '.join(fields)}"
 
 
-def _of_the_balances(bank: Bank, files: BankFiles) -> Iterator[str]:
+def _check_balances(bank: Bank, files: BankFiles) -> Iterator[str]:
     if (bank.accounts is None) == bool(files.balances):
         yield "[bank.accounts] and files.balances need each other"
     elif files.balances and ("{date" in files.balances) != files.is_dated:
@@ -258,7 +239,7 @@ def _of_the_balances(bank: Bank, files: BankFiles) -> Iterator[str]:
         yield f"accounts.opening {bank.accounts.opening!r} needs {{date}} in files.path"
 
 
-def _of_the_log(rules: Rules) -> Iterator[str]:
+def _check_log(rules: Rules) -> Iterator[str]:
     log = rules.log
     given = [place for place in LOG_PLACES if getattr(log, place)]
     if len(given) != 1:
@@ -266,25 +247,24 @@ def _of_the_log(rules: Rules) -> Iterator[str]:
             f"log has {' and '.join(given) or 'no place'}: give exactly one of directory, "
             "directories and cluster"
         )
-    for directory in _duplicates(log.directories):
+    for directory in _duplicates(*((directory,) for directory in log.directories)):
         yield f"log: directories has {directory!r} twice, so its transfers would count twice"
     for address in log.cluster.split(";") if log.cluster else ():
         if _ADDRESS.fullmatch(address.strip()) is None:
             yield f"log: cluster has {address!r}; write host:port of the name servers"
-
-
-def _of_the_flows(rules: Rules) -> Iterator[str]:
-    groups = dict[str, set[str]]()
-    for flow in rules.log.flow:
-        groups.setdefault(flow.topic, set()).add(flow.group)
-    for topic, found in groups.items():
-        if len(found) > 1:
-            named = " and ".join(repr(group) for group in sorted(found))
+    for topic in dict.fromkeys(flow.topic for flow in log.flow):
+        groups = sorted({flow.group for flow in log.flow if flow.topic == topic})
+        if len(groups) > 1:
+            named = " and ".join(map(repr, groups))
             yield f"the flows of the topic {topic} have to have one group, and have {named}"
 
 
-def _of_the_namespaces(rules: Rules) -> Iterator[str]:
-    named = [(bank.name, name) for bank in rules.bank for name in _names(bank.entries.namespace)]
+def _check_namespaces(rules: Rules) -> Iterator[str]:
+    named = []
+    for bank in rules.bank:
+        given = bank.entries.namespace
+        several = [given] if isinstance(given, str) else sorted(set(given.names.values()))
+        named += [(bank.name, namespace) for namespace in several]
     named += [(f"the flow of {flow.topic}", flow.namespace) for flow in rules.log.flow]
     ledgers = Counter(namespace for _, namespace in named)
     for where, namespace in named:
@@ -295,17 +275,7 @@ def _of_the_namespaces(rules: Rules) -> Iterator[str]:
             )
 
 
-def _names(namespace: str | Namespaces) -> list[str]:
-    if isinstance(namespace, str):
-        return [namespace]
-    return sorted(set(namespace.names.values()))
-
-
-def _duplicates(names: Iterable[str]) -> list[str]:
-    return sorted(name for name, count in Counter(names).items() if count > 1)
-
-
-def _of_the_money(rules: Rules) -> Iterator[str]:
+def _check_money(rules: Rules) -> Iterator[str]:
     charges, most = rules.outcomes.charges, rules.outcomes.charges_max
     for currency in (*rules.money, *most):
         if _CURRENCY.fullmatch(currency) is None:
@@ -318,12 +288,17 @@ def _of_the_money(rules: Rules) -> Iterator[str]:
         )
     for currency in most.keys() - rules.money.keys() if rules.money else ():
         yield f"outcomes.charges_max has {currency}, which is not one of {', '.join(rules.money)}"
-    sources = [(f"the flow of {flow.topic}", flow.currency) for flow in rules.log.flow]
-    for bank in rules.bank:
-        sources.append((bank.name, bank.entries.currency))
-        if bank.accounts is not None:
-            sources.append((bank.name, bank.accounts.currency))
+    sources: list[tuple[str, Any]]
+    sources = [(f"the flow of {flow.topic}", flow) for flow in rules.log.flow]
+    sources += [(bank.name, of) for bank in rules.bank for of in (bank.entries, bank.accounts)]
     for where, source in sources if rules.money else ():
-        if isinstance(source, Constant) and source.value not in rules.money:
-            known, hint = ", ".join(sorted(rules.money)), did_you_mean(source.value, rules.money)
-            yield f"{where}: the currency {source.value} is not one of {known}{hint}"
+        given = source and source.currency
+        if isinstance(given, Constant) and given.value not in rules.money:
+            known, hint = ", ".join(sorted(rules.money)), did_you_mean(given.value, rules.money)
+            yield f"{where}: the currency {given.value} is not one of {known}{hint}"
+
+
+def _duplicates(*groups: Iterable[str]) -> list[str]:
+    """The names that are in several groups."""
+    counts = Counter(chain.from_iterable(map(set, groups)))
+    return sorted(name for name, count in counts.items() if count > 1)

@@ -73,18 +73,18 @@ def _table(run: Run, rows: Iterable[Total]) -> Table:
     for heading in ("transfers", *_AMOUNTS):
         drawn.add_column(heading.replace("_", " "), justify="right")
     drawn.add_column("")
-
-    def add(name: str, group: Text, total: Total, style: str = "") -> None:
-        places = run.result.places(total.currency)
-        worth = (amount(getattr(total, name), places) for name in _AMOUNTS)
-        currency = Text(printable(total.currency))
-        drawn.add_row(name, group, f"{total.transfers:,}", *worth, currency, style=style)
-
-    for total in rows:
-        add(total.class_, Text(total.group, style=_GROUPS[total.group]), total)
-    drawn.add_section()
-    for sum_ in sum_totals(run.result.totals):
-        add("all", Text(), sum_, "bold")
+    for totals, style in ((rows, ""), (sum_totals(run.result.totals), "bold")):
+        for total in totals:
+            places = run.result.places(total.currency)
+            drawn.add_row(
+                total.class_,
+                Text(total.group, style=_GROUPS.get(total.group, "")),
+                f"{total.transfers:,}",
+                *(amount(getattr(total, name), places) for name in _AMOUNTS),
+                Text(printable(total.currency)),
+                style=style,
+            )
+        drawn.add_section()
     return drawn
 
 
@@ -108,16 +108,14 @@ def _proofs(run: Run, console: Console) -> None:
     unexplained = [proof for proof in result.proofs if proof.is_open]
     shown = sorted(unexplained, key=lambda proof: -abs(proof.rest))[:_PROOFS]
     for proof in shown:
-        places = result.places(proof.currency)
+        places, unit = result.places(proof.currency), f" {proof.currency or ''}".rstrip()
         where = ", ".join(filter(None, (proof.bank, proof.account)))
+        name = f"{proof.proof} of {where}" if where else proof.proof
         expected, found = amount(proof.expected, places), amount(proof.found, places)
-        off, unit = signed(proof.difference, places), f" {proof.currency or ''}".rstrip()
-        rest = f", {signed(proof.rest, places)}{unit} unexplained"
-        _say(
-            console,
-            f"  - {proof.proof}{f' of {where}' if where else ''}: {expected} expected, "
-            f"{found} found, {off}{unit}{rest if proof.rest != proof.difference else ''}",
-        )
+        off = f"{signed(proof.difference, places)}{unit}"
+        if proof.rest != proof.difference:
+            off += f", {signed(proof.rest, places)}{unit} unexplained"
+        _say(console, f"  - {name}: {expected} expected, {found} found, {off}")
     if result.broken_proofs > len(shown):
         _say(console, f"  and {result.broken_proofs - len(shown):,} more")
 

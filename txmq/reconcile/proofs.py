@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,9 @@ from txmq.reconcile.tables import PROOFS
 from txmq.reconcile.written_table import sum_groups
 
 __all__ = ["proofs_of"]
+
+_Row: TypeAlias = tuple[str, str | None, str | None, str | None, int, int, bool, str]
+"""A row of ``PROOFS``."""
 
 _IDS: Final = (("rows", "sum"), ("closed_id", "max"), ("first_id", "min"), ("last_id", "max"))
 """Of the entries of a bank: their number, and the range of their ids."""
@@ -55,25 +58,10 @@ def proofs_of(
     books.add_quarantine(sources)
     rows = [*books.added_up(), *books.of_all_banks(day.sums), *books.gapless(day.sums)]
     if isinstance(day.broken, pa.Table):
-        rows += day.broken.to_pylist()
-        rows.sort(key=lambda row: [row[name] or "" for name in PROOFS.names[:4]])
-        return _arrow(rows)
-    found = day.broken.sparkSession.createDataFrame(_arrow(rows), PROOFS.ddl)
+        rows += (tuple(row.values()) for row in day.broken.to_pylist())
+        return arrow_table(PROOFS, sorted(rows, key=lambda row: [name or "" for name in row[:4]]))
+    found = day.broken.sparkSession.createDataFrame(arrow_table(PROOFS, rows), PROOFS.ddl)
     return union(day.broken, found)
-
-
-def _arrow(rows: list[dict[str, Any]]) -> pa.Table:
-    return arrow_table(PROOFS, [[row[name] for name in PROOFS.names] for row in rows])
-
-
-class _AccountProof(NamedTuple):
-    """A proof of each account: the expected sum of columns, and the one that is found."""
-
-    name: str
-    expected: str
-    found: tuple[str, ...]
-    where: pc.Expression | None = None
-    has_currency: bool = True
 
 
 class _Books:
@@ -81,24 +69,13 @@ class _Books:
 
     def __init__(self, rules: Rules, *, was_closed: bool) -> None:
         self._rules = rules
+        self._was_closed = was_closed
         self._by_role: defaultdict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
         """The sums of columns, by bank, role and currency."""
         self._sums: defaultdict[Place, Counter[str]] = defaultdict(Counter)
         """The values ``expected`` and ``found`` of an account or a transfer that differs. Without
         one, of the whole proof, with its number of ``rows`` and of those that are ``wrong``."""
         self._ids: list[pa.Table] = []
-        self._proofs: list[_AccountProof] = []
-        if was_closed:
-            # Materiality does not apply to a count.
-            opening = "roll-forward-rows", "closed_rows", ("opening_rows",)
-            self._proofs = [
-                _AccountProof("roll-forward", "closed", ("opening",)),
-                _AccountProof(*opening, has_currency=False),
-            ]
-        if named := self._banks(lambda bank: bank.accounts):
-            is_listed = (pc.field("role") == "customer") | pc.field("told").is_valid()
-            where = pc.field("bank").isin(named) & is_listed
-            self._proofs.append(_AccountProof("account-table", "told", ("closing", "later"), where))
 
     def _banks(self, has: Callable[[Bank], object]) -> list[str]:
         """The names of the banks whose rules have a property."""
@@ -117,28 +94,33 @@ class _Books:
             )
         numbers = (*KINDS, "moved")
         sums = sum_groups([piece], ("bank", "role", "currency"), numbers)
-        for (bank, role, currency), (_, *values) in sums.items():
-            self._by_role[bank, role, currency].update(dict(zip(numbers, values, strict=True)))
-        for proof in self._proofs:
-            self._add_proof(proof, piece if proof.where is None else piece.filter(proof.where))
+        for place, (_, *values) in sums.items():
+            self._by_role[place].update(dict(zip(numbers, values, strict=True)))
         self._ids.append(piece.group_by("bank").aggregate(list(_IDS)))
+        if self._was_closed:
+            self._compare("roll-forward", piece, ("closed",), ("opening",))
+            self._compare("roll-forward-rows", piece, ("closed_rows",), ("opening_rows",))
+        if named := self._banks(lambda bank: bank.accounts):
+            is_listed = (pc.field("role") == "customer") | pc.field("told").is_valid()
+            listed = piece.filter(pc.field("bank").isin(named) & is_listed)
+            self._compare("account-table", listed, ("told",), ("closing", "later"))
 
-    def _add_proof(self, proof: _AccountProof, piece: pa.Table) -> None:
-        of_none = pa.nulls(len(piece), pa.string())
-        rows = pa.table({
-            "bank": piece["bank"],
-            "account": piece["account"],
-            "currency": piece["currency"] if proof.has_currency else of_none,
-            "expected": _sum_columns(piece, (proof.expected,)),
-            "found": _sum_columns(piece, proof.found),
-        })  # fmt: skip
+    def _compare(
+        self, proof: str, accounts: pa.Table, expected: tuple[str, ...], found: tuple[str, ...]
+    ) -> None:
+        """Add a proof that two sums of columns are equal in each account."""
+        rows = accounts.select(["bank", "account", "currency"])
+        if proof == "roll-forward-rows":  # A count has no currency, so materiality does not apply.
+            rows = rows.set_column(2, "currency", pa.nulls(len(rows), pa.string()))
+        rows = rows.append_column("expected", _sum_columns(accounts, expected))
+        rows = rows.append_column("found", _sum_columns(accounts, found))
         sums = sum_groups([rows], ("bank", "currency"), ("expected", "found"))
-        for (bank, currency), (count, expected, found) in sums.items():
-            whole = self._sums[proof.name, bank, None, currency]
-            whole.update(rows=count, expected=expected, found=found)
+        for (bank, currency), (count, expected_, found_) in sums.items():
+            whole = self._sums[proof, bank, None, currency]
+            whole.update(rows=count, expected=expected_, found=found_)
         for row in rows.filter(pc.field("expected") != pc.field("found")).to_pylist():
-            bank, account, currency, expected, found = row.values()
-            self._add_wrong((proof.name, bank, account, currency), int(expected), int(found))
+            *place, expected_, found_ = row.values()
+            self._add_wrong((proof, *place), int(expected_), int(found_))
 
     def _add_wrong(self, place: Place, expected: int, found: int) -> None:
         proof, bank, _, currency = place
@@ -171,29 +153,28 @@ class _Books:
                 whole = self._sums["readable-rows", bank, None, None]
                 whole.update(rows=taken + count, expected=taken + count, found=taken)
 
-    def added_up(self) -> Iterator[dict[str, Any]]:
+    def added_up(self) -> Iterator[_Row]:
         """The proofs of accounts and bookings: those that differ, and each proof as a whole."""
-        for place, one in self._sums.items():
-            row = _row(*place, one["expected"], one["found"])
-            if place[2] is None:
-                row["holds"] = not one["wrong"]
-            if one["wrong"]:
-                row["about"] = f"{one['wrong']} of {one['rows']} do not: {row['about']}"
+        for place, of in self._sums.items():
+            row = _row(place, of["expected"], of["found"])
+            if wrong := of["wrong"]:
+                # The differences of its accounts may add up to zero.
+                row = (*row[:-2], False, f"{wrong} of {of['rows']} do not: {row[-1]}")
             yield row
 
-    def of_all_banks(self, sums: Sums) -> Iterator[dict[str, Any]]:
+    def of_all_banks(self, sums: Sums) -> Iterator[_Row]:
         """The proofs of all banks together, in each currency."""
         clears = len(self._banks(lambda bank: bank.entries.clearing)) == len(self._rules.bank)
         for currency, of in sorted(self._by_currency(sums).items()):
             transit = of["debited"] - of["returned"] - of["credited"]
             transit += sum(of[f"earlier {kind}"] for kind, _, _ in _CLASSED)
-            yield _row("conservation", None, None, currency, of["outside"] - transit, of["held"])
+            where = None, None, currency
+            yield _row(("conservation", *where), of["outside"] - transit, of["held"])
             for kind, name, sign in _CLASSED:
                 booked = (of[kind] + of[f"earlier {kind}"]) * sign
-                yield _row(f"classes-{kind}", None, None, currency, booked, of[name])
+                yield _row((f"classes-{kind}", *where), booked, of[name])
             if clears:
-                due = transit + of["settled"]
-                yield _row("clearing-total", None, None, currency, due, of["cleared"])
+                yield _row(("clearing-total", *where), transit + of["settled"], of["cleared"])
 
     def _by_currency(self, sums: Sums) -> dict[str, Counter[str]]:
         """The sums over all banks, the totals of all classes, and the money that was in flight
@@ -220,7 +201,7 @@ class _Books:
                 total["outside"] += of_role["other"] if bank not in named else 0
         return found
 
-    def gapless(self, sums: Sums) -> Iterator[dict[str, Any]]:
+    def gapless(self, sums: Sums) -> Iterator[_Row]:
         """The proofs that a bank's ids have no gaps."""
         named = self._banks(lambda bank: bank.entries.gapless)
         if not self._ids or not named:
@@ -235,7 +216,7 @@ class _Books:
                 # A row that is there twice must not make up for one that is missing.
                 ids = sums["ids", row["bank"], ""]
                 found = count if ids >= expected else ids
-                yield _row("gapless", row["bank"], None, None, expected, found)
+                yield _row(("gapless", row["bank"], None, None), expected, found)
 
 
 def _sum_columns(piece: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
@@ -246,13 +227,5 @@ def _sum_columns(piece: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
     return first
 
 
-def _row(
-    proof: str,
-    bank: str | None,
-    account: str | None,
-    currency: str | None,
-    expected: int,
-    found: int,
-) -> dict[str, Any]:
-    values = proof, bank, account, currency, expected, found, expected == found, ABOUT_PROOFS[proof]
-    return dict(zip(PROOFS.names, values, strict=True))
+def _row(place: Place, expected: int, found: int) -> _Row:
+    return (*place, expected, found, expected == found, ABOUT_PROOFS[place[0]])

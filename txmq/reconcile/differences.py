@@ -70,9 +70,12 @@ _TOTAL: Final = "clearing-total"
 
 
 class Cover(NamedTuple):
-    """What explains a difference."""
+    """A difference, and what explains it."""
 
-    by_items: int = 0
+    difference: Difference
+    """Without the part of a whole proof that items explain."""
+    by_items: int | None
+    """The part that items explain; ``None`` if they explain nothing of a single row."""
     person: ProofExplanation | None = None
 
 
@@ -86,8 +89,8 @@ class ProofDay(NamedTuple):
     people: Explanations | None
 
 
-def covers_of(day: ProofDay) -> dict[Place, Cover]:
-    """What explains the differences of a day; without those that nothing explains."""
+def covers_of(day: ProofDay, *, is_complete: bool = False) -> dict[Place, Cover]:
+    """What explains the differences of a day; without those that nothing explains, or all."""
     items, found = _explaining_items(day), dict[Place, Cover]()
     people = {
         (note.difference.id, note.difference.amounts): note
@@ -97,18 +100,19 @@ def covers_of(day: ProofDay) -> dict[Place, Cover]:
     named = {note.difference.account or "" for note in people.values()} | items.keys()
     breaks = day.people.in_force() if day.people else ()
     seen = {explanation.break_id: explanation.proofs for explanation in breaks}
-    for place, difference in _singles(day, named).items():
-        item = items.get(difference.account or "")
-        if item is not None and _is_of_item(difference, item, seen.get(item["break_id"], {})):
-            found[place] = Cover(sum(difference.amounts))
-        elif person := people.get((difference.id, difference.amounts)):
-            found[place] = Cover(0, person)
+    for place, one in _singles(day, None if is_complete else named).items():
+        item = items.get(one.account or "")
+        if item is not None and _is_of_item(one, item, seen.get(item["break_id"], {})):
+            found[place] = Cover(one, sum(one.amounts))
+        elif (person := people.get((one.id, one.amounts))) or is_complete:
+            found[place] = Cover(one, None, person)
     of_items = _of_items_today(day, found)
     for place, off in _wholes(day).items():
         by_items = of_items.get(place[3] or "", 0) if place[0] == _TOTAL else 0
-        whole = people.get((_id(day, place), (off - by_items,)))
-        if by_items or whole:
-            found[place] = Cover(by_items, whole)
+        one = _difference(day, place, off - by_items)
+        person = people.get((one.id, one.amounts))
+        if by_items or person or is_complete:
+            found[place] = Cover(one, by_items, person)
     return found
 
 
@@ -139,30 +143,19 @@ def differences_in(
         for item in items_of(directory, run, is_complete=True, is_masked=False)
         for side in ("payer", "payee")
     }
-    covers, found = covers_of(day), _singles(day, None)
-    for place, off in _wholes(day).items():
-        if left := off - covers.get(place, Cover()).by_items:
-            found[place] = Difference(_id(day, place), *place, (left,))
     rows = []
-    for place, one in sorted(
-        found.items(), key=lambda pair: (pair[0][0], -sum(map(abs, pair[1].amounts)))
-    ):
-        cover = covers.get(place, Cover())
-        # What items explain of a whole proof is not in its difference any more. The amounts of a
-        # single row that they explain may add up to zero.
-        by_items = place in covers and cover.person is None and place[2] is not None
-        is_wanted = is_complete or ids or not (cover.person or by_items)
+    for one, by_items, person in covers_of(day, is_complete=True).values():
+        # What items explain of a whole proof is not in its difference any more.
+        of_items = "items" if by_items is not None and one.account is not None else None
+        explained_by = person.by if person else of_items
         pairs = (proof, one.proof), (bank, one.bank), (account, one.account)
+        is_wanted = any(one.amounts) and (is_complete or ids or explained_by is None)
         if is_wanted and all(only in {None, has} for only, has in pairs):
-            rows.append({
-                **msgspec.to_builtins(one),
-                "explained_by": cover.person.by if cover.person else "items" if by_items else None,
-                "explanation": cover.person and cover.person.reason,
-                "until": cover.person and cover.person.last,
-                "hint": None if cover.person else hints.get(
-                    (one.proof, one.account, one.currency, abs(one.amounts[0]))
-                ),
-            })  # fmt: skip
+            hint = hints.get((one.proof, one.account, one.currency, abs(one.amounts[0])))
+            row = {**msgspec.to_builtins(one), "explained_by": explained_by}
+            row |= {"explanation": person and person.reason, "until": person and person.last}
+            rows.append(row | {"hint": None if person else hint})
+    rows.sort(key=lambda row: (row["proof"], -sum(map(abs, row["amounts"]))))
     chosen = {row["id"]: row for row in (find_item(rows, id_, "id") for id_ in ids)}
     return list(chosen.values()) if ids else rows
 
@@ -182,8 +175,9 @@ def place_of(row: Mapping[str, Any]) -> Place:
     return row["proof"], row["bank"], row["account"], row["currency"]
 
 
-def _id(day: ProofDay, place: Place) -> str:
-    return hashlib.sha256(msgspec.json.encode([day.source.name, *place])).hexdigest()[:16]
+def _difference(day: ProofDay, place: Place, *amounts: int) -> Difference:
+    named = msgspec.json.encode([day.source.name, *place])
+    return Difference(hashlib.sha256(named).hexdigest()[:16], *place, tuple(sorted(amounts)))
 
 
 def _with(table: pa.Table, column: str, values: Iterable[str] | pa.ChunkedArray) -> pa.Table:
@@ -198,10 +192,7 @@ def _singles(day: ProofDay, accounts: set[str] | None) -> dict[Place, Difference
     for piece in single_rows(day.tables["proofs"]):
         for row in (piece if accounts is None else _with(piece, "account", accounts)).to_pylist():
             found[place_of(row)].append(int(row["off"]))
-    return {
-        place: Difference(_id(day, place), *place, tuple(sorted(amounts)))
-        for place, amounts in found.items()
-    }
+    return {place: _difference(day, place, *amounts) for place, amounts in found.items()}
 
 
 def _wholes(day: ProofDay) -> dict[Place, int]:
@@ -249,7 +240,11 @@ def _of_items_today(day: ProofDay, covers: Mapping[Place, Cover]) -> dict[str, i
     ``clearing`` fails and is explained. The rows of all others add up to nothing there.
     """
     found: defaultdict[str, int] = defaultdict(int)
-    explained = {place[2:] for place in covers if place[0] == "clearing"}
+    explained = {
+        place[2:]
+        for place, (_, by_items, person) in covers.items()
+        if place[0] == "clearing" and (by_items is not None or person)
+    }
     keys, at = {key or "" for key, _ in explained}, pc.field("recorded_ms")
     is_today = (at >= day.source.start_ms) & (at < day.source.end_ms)
     for piece in day.tables["entries"].pieces("key", "currency", "amount", "recorded_ms"):

@@ -22,7 +22,7 @@ from txmq.reconcile.differences import (
     place_of,
     single_rows,
 )
-from txmq.reconcile.explanations import Explanations, ProofExplanation
+from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Money, Rules
@@ -155,15 +155,16 @@ def _proofs(
             )
         # If single accounts or transfers have rows, the whole proof is only their sum.
         if row["proof"] not in single:
-            by_items, person = covers.get(place_of(row), Cover())
-            by_person = off - by_items if person else 0
+            cover = covers.get(place_of(row))
+            by_items = (cover and cover.by_items) or 0
+            by_person = off - by_items if cover and cover.person else 0
             rest = off - by_items - by_person
             sums[group] = [1, int(rest != 0), abs(rest), by_items, by_person]
         shown.append(row | dict(zip(numbers, sums.get(group, [0] * 5)[1:], strict=True)))
     left = Counter[tuple[str, str]]()
     for (proof, _, currency), (_, _, size, *_) in sums.items():
         left[proof, currency or ""] += size
-    found = [_proof(row, covers.get(place_of(row), Cover()).person) for row in shown]
+    found = [_proof(row, covers.get(place_of(row))) for row in shown]
     found.sort(key=lambda proof: (
         proof.proof, proof.account is not None, proof.bank or "", proof.currency or "",
         not proof.is_open, -abs(proof.difference), proof.account or "",
@@ -173,35 +174,30 @@ def _proofs(
 
 def _singles(proofs: WrittenTable, covers: Mapping[Place, Cover]) -> Iterator[pa.Table]:
     """The rows of single accounts or transfers that do not hold, with what explains them."""
-    by_items, by_person = (
-        pa.array(
-            ["\0".join(name or "" for name in place) for place, cover in covers.items()
-             if (cover.person is not None) is is_person],
-            pa.string(),
-        )
-        for is_person in (False, True)
-    )  # fmt: skip
+    names = pa.array(["\0".join(name or "" for name in place) for place in covers], pa.string())
+    are_persons = pa.array([cover.person is not None for cover in covers.values()], pa.bool_())
     for piece in single_rows(proofs):
         places = pc.binary_join_element_wise(
             *(piece[name] for name in ("proof", "bank", "account", "currency")), "\0",
             null_handling="replace", null_replacement="",
         )  # fmt: skip
-        nothing = pa.scalar(0, piece["off"].type)
-        is_items, is_person = pc.is_in(places, by_items), pc.is_in(places, by_person)
-        is_open = pc.invert(pc.or_(is_items, is_person))
+        # NULL if nothing explains the row.
+        is_person = pc.take(are_persons, pc.index_in(places, names))
+        off, nothing = piece["off"], pa.scalar(0, piece["off"].type)
+        is_open = is_person.is_null()
         more = {
             "is_open": is_open.cast(pa.int64()),
-            "size": pc.if_else(is_open, pc.abs(piece["off"]), nothing),
-            "by_items": pc.if_else(is_items, piece["off"], nothing),
-            "by_person": pc.if_else(is_person, piece["off"], nothing),
+            "size": pc.if_else(is_open, pc.abs(off), nothing),
+            "by_items": pc.if_else(is_person.fill_null(True), nothing, off),
+            "by_person": pc.if_else(is_person.fill_null(False), off, nothing),
         }
         yield pa.table({name: piece[name] for name in piece.column_names} | more)
 
 
-def _proof(row: dict[str, Any], person: ProofExplanation | None) -> Proof:
+def _proof(row: dict[str, Any], cover: Cover | None) -> Proof:
     more: dict[str, Any] = {name: int(row[name]) for name in ("by_items", "by_person")}
     more["is_open"] = bool(row["is_open"])
-    if person is not None:
+    if cover and (person := cover.person):
         more |= {"explained_by": person.by, "explanation": person.reason, "until": person.last}
     if row["proof"] in OF_ACCOUNTS and row["account"] is not None:
         more["account"] = mask(row["account"])

@@ -12,8 +12,8 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from txmq.reconcile.lone_bookings import LONE
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
+from txmq.reconcile.transfer import LONE
 
 __all__ = [
     "as_known",
@@ -36,7 +36,7 @@ def entries_of(entries: DataFrame, window: DayWindow) -> DataFrame:
 
 def transfers_of(entries: DataFrame) -> DataFrame:
     """The entries of transfers. All entries without a key that a bank wrote at one moment have one
-    key (:mod:`txmq.reconcile.lone_bookings`).
+    key (:mod:`txmq.reconcile.transfer`).
     """
     alone = f.concat_ws(LONE, "bank", f.col("recorded_ms").cast("string"))
     return entries.where(f.col("kind").isin(*TRANSFER_KINDS)).withColumn(

@@ -23,7 +23,6 @@ from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.lifecycle import BreakLife
 from txmq.reconcile.log.flows import FailureRow, MessageRow
-from txmq.reconcile.lone_bookings import is_lone, split_bookings
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import (
     BOOKED,
@@ -35,7 +34,15 @@ from txmq.reconcile.tables import (
     Column,
     TableSchema,
 )
-from txmq.reconcile.transfer import ARRIVED, Consumers, EntryRow, TransferFacts, TransferRows
+from txmq.reconcile.transfer import (
+    ARRIVED,
+    Consumers,
+    EntryRow,
+    TransferFacts,
+    TransferRows,
+    is_lone,
+    split_bookings,
+)
 
 __all__ = [
     "CARRIED",

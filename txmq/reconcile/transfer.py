@@ -2,25 +2,40 @@
 
 The second pass assembles each transfer that does not plainly agree. These are few on most days, so
 texts are compared as texts, and sets hold the values that should be single.
+
+A row that names no transfer has no number of its booking. All such rows that a bank wrote at one
+moment meet first, under :func:`~txmq.reconcile.rows.transfers_of`. Here each becomes a transfer of
+its own, together with the row on the clearing account that has the opposite amount.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final, NamedTuple, TypeVar
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field
 
 from txmq.reconcile.log.flows import FailureRow, MessageRow
 from txmq.reconcile.rules import TRANSFER_KINDS, Day, Rules
 
-__all__ = ["ARRIVED", "VISIBLE", "Consumers", "EntryRow", "TransferFacts", "TransferRows"]
+__all__ = [
+    "ARRIVED",
+    "LONE",
+    "VISIBLE",
+    "Consumers",
+    "EntryRow",
+    "TransferFacts",
+    "TransferRows",
+    "is_lone",
+    "split_bookings",
+]
 
+LONE: Final = "/@"
+"""Between the bank and the moment of rows that name no transfer."""
 VISIBLE: Final = ("sent", "committed")
 """States of messages that are visible to consumers."""
-UNDECIDED: Final = ("prepared", "parked")
-_Name = TypeVar("_Name", str, str | None)
 ARRIVED: Final = ("credit", "recall", "fee")
 """The kinds of entries whose sum is the money that arrived."""
 _BY_PROGRESS: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
@@ -42,6 +57,33 @@ class EntryRow(NamedTuple):
     booked_ms: int
     recorded_ms: int
     bank: str
+
+
+def is_lone(entry: EntryRow) -> bool:
+    """True if a row names no transfer."""
+    return entry.key == f"{entry.bank}{LONE}{entry.recorded_ms}"
+
+
+def split_bookings(entries: Iterable[EntryRow]) -> Iterator[EntryRow]:
+    """Rows that a bank wrote at one moment, with the keys of their bookings.
+
+    Which of several clearing rows with one amount belongs to which booking makes no difference.
+    """
+    alike: defaultdict[tuple[str, str, int], tuple[list[EntryRow], list[EntryRow]]]
+    alike = defaultdict(lambda: ([], []))
+    for entry in sorted(entries, key=_number):
+        is_clearing = entry.role == "clearing"
+        amount = -entry.amount if is_clearing else entry.amount
+        alike[entry.kind, entry.currency, amount][is_clearing].append(entry)
+    for legs, clearing in alike.values():
+        for pair in zip_longest(legs, clearing):
+            booking = [entry for entry in pair if entry is not None]
+            for entry in booking:
+                yield entry._replace(key=f"{entry.bank}/#{_number(booking[0])}")
+
+
+def _number(entry: EntryRow) -> int:
+    return entry.recorded_ms if entry.id is None else entry.id
 
 
 class Consumers(NamedTuple):
@@ -177,21 +219,14 @@ class TransferFacts:
         failures: Iterable[FailureRow],
     ) -> None:
         visible = [message for message in messages if message.state in VISIBLE]
-        ids = {message.id for message in visible}
-        undecided = {message.id for message in messages if message.state in UNDECIDED}
+        of = {state: {row.id for row in messages if row.state == state} for state in _BY_EFFECT}
+        ids, undecided = of["sent"] | of["committed"], of["prepared"] | of["parked"]
         self.messages = len(ids)
-        self.has_commit = any(message.state == "committed" for message in visible)
+        self.has_commit = bool(of["committed"])
         self.is_undecided = bool(undecided - ids)
-        self.is_parked = any(
-            message.state == "parked" and message.id not in ids for message in messages
-        )
-        self.is_rolled_back = any(
-            message.state == "rolled_back" and message.id not in ids | undecided
-            for message in messages
-        )
-        self.is_unread = any(
-            message.amount is None or message.currency is None for message in visible
-        )
+        self.is_parked = bool(of["parked"] - ids)
+        self.is_rolled_back = bool(of["rolled_back"] - ids - undecided)
+        self.is_unread = any(row.amount is None or row.currency is None for row in visible)
         # Every copy counts, so that a changed copy with the same id is found too.
         known = [message for message in messages if message.state != "rolled_back"]
         orders = {(row.id, row.amount, row.payer, row.payee) for row in visible}
@@ -202,10 +237,10 @@ class TransferFacts:
         self.ordered_to = _by_name((payee, amount) for _, amount, _, payee in orders)
         self.ordered = max((row.amount for row in known if row.amount is not None), default=0)
         self.ordered_currency = max((message.currency or "" for message in known), default="")
-        self.payers |= {message.payer for message in visible if message.payer is not None}
-        self.payees |= {message.payee for message in visible if message.payee is not None}
-        self.currencies |= {message.currency for message in visible if message.currency is not None}
-        self.amounts |= {message.amount for message in visible if message.amount is not None}
+        self.payers |= {row.payer for row in visible if row.payer is not None}
+        self.payees |= {row.payee for row in visible if row.payee is not None}
+        self.currencies |= {row.currency for row in visible if row.currency is not None}
+        self.amounts |= {row.amount for row in visible if row.amount is not None}
         self.moments += [message.stored_ms for message in messages]
         self.first_ms = min(self.moments)
         decided = [message.decided_ms for message in messages if message.decided_ms is not None]
@@ -224,13 +259,13 @@ class TransferFacts:
             self.reason = failure.reason
 
 
-def _by_account(legs: Iterable[EntryRow]) -> Counter[str]:
+def _by_account(legs: Iterable[EntryRow]) -> Counter[Any]:
     """The money on each account, without its sign."""
     return _by_name((leg.account, abs(leg.amount)) for leg in legs if leg.role != "suspense")
 
 
-def _by_name(amounts: Iterable[tuple[_Name, int | None]]) -> Counter[_Name]:
-    found: Counter[_Name] = Counter()
+def _by_name(amounts: Iterable[tuple[str | None, int | None]]) -> Counter[Any]:
+    found: Counter[Any] = Counter()
     for name, amount in amounts:
         found[name] += amount or 0
     return found

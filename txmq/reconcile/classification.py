@@ -26,13 +26,9 @@ _OWN: Final = (
 def classify(
     facts: TransferFacts, rules: Rules, as_of_ms: int, *, is_unseen: bool = False
 ) -> Class:
-    """The class of a transfer.
+    """The class of a transfer at the end of the day, or when the ledgers were read before it.
 
-    Args:
-        facts: Its facts.
-        rules: The tolerances, the grace, and the agreed outcomes.
-        as_of_ms: The end of the day, or the time of reading if that was earlier.
-        is_unseen: True if it was backdated on an earlier day, and nobody has explained it yet.
+    ``is_unseen``: it was backdated on an earlier day, and nobody has explained it yet.
 
     Raises:
         ReconcileRefused: No class fits, which is an error in txmq.
@@ -189,8 +185,7 @@ def _spread(facts: TransferFacts) -> int:
 
 
 def _tolerance(facts: TransferFacts, rules: Rules) -> int:
-    money = rules.money.get(_currency(facts))
-    return money.tolerance if money else 0
+    return rules.money_of(_currency(facts)).tolerance
 
 
 def _open(facts: TransferFacts) -> int:
@@ -201,11 +196,9 @@ def _open(facts: TransferFacts) -> int:
 def _at_risk(facts: TransferFacts, class_: Class) -> int:
     """The amount that the banks or their customers may lose."""
     whole = max(facts.ordered, *facts.amounts, 0)
-    if class_ is Class.CURRENCY_MISMATCH:
-        return whole
     if class_ is Class.FEE_TOO_HIGH:
         return facts.fees
-    if _open(facts):
+    if _open(facts) and class_ is not Class.CURRENCY_MISMATCH:
         return abs(_open(facts))
     return (class_ is Class.AMOUNT_MISMATCH and _spread(facts)) or whole
 

@@ -385,6 +385,10 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     recon: Recon | None = None
 
+    def money_of(self, currency: str) -> Money:
+        """The rules of a currency, also of one that they do not name."""
+        return self.money.get(currency, Money())
+
     @property
     def digest(self) -> str:
         """A hash of the rules, without the places of the ledgers."""

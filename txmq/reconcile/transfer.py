@@ -98,13 +98,22 @@ class Consumers(NamedTuple):
         """The consumers that the rules name."""
         return cls({flow.topic: flow.group for flow in reversed(rules.log.flow)}, offsets)
 
-    def has_taken(self, message: MessageRow) -> bool | None:
-        """True if its group has acknowledged the message; ``None`` if the group has no offset."""
-        place = (self.groups.get(message.topic, ""), message.topic, message.queue)
-        reached = self.offsets.get(place)
-        if reached is None or message.queue_offset is None:
-            return None
-        return reached > message.queue_offset
+    def delivery(self, messages: Collection[MessageRow], failure: FailureRow | None) -> str | None:
+        """How far visible messages have come. The log does not record deliveries, but the offset of
+        each group.
+        """
+        if failure is not None:
+            return failure.state
+        has_taken = set()
+        for row in messages:
+            reached = self.offsets.get((self.groups.get(row.topic, ""), row.topic, row.queue))
+            if reached is not None and row.queue_offset is not None:
+                has_taken.add(reached > row.queue_offset)
+        if True in has_taken:
+            return "consumed"
+        if has_taken:
+            return "unacknowledged"
+        return "undelivered" if messages else None
 
 
 class TransferRows(Struct):
@@ -143,21 +152,14 @@ class TransferRows(Struct):
         self.was_agreed = bool(self.histories or self.agreed_entries or self.agreed_messages)
         self.entries += self.agreed_entries
         self.messages += self.agreed_messages
-        known: dict[tuple[str, int], MessageRow] = {}
-        for message in self.messages:
-            place = (message.id, message.position)
-            if place not in known or _is_later(message, known[place]):
-                known[place] = message
+        by_progress = sorted(self.messages, key=lambda row: -_BY_PROGRESS.index(row.state))
+        known = {(row.id, row.position): row for row in reversed(by_progress)}
         self.messages = [known[place] for place in sorted(known)]
         failures = {(failure.position, failure.group): failure for failure in self.failures}
         self.failures = [failures[place] for place in sorted(failures)]
         self.entries.sort(
             key=lambda entry: (entry.bank, entry.recorded_ms, entry.id or 0, *entry[2:8])
         )
-
-
-def _is_later(message: MessageRow, other: MessageRow) -> bool:
-    return _BY_PROGRESS.index(message.state) > _BY_PROGRESS.index(other.state)
 
 
 class TransferFacts:
@@ -253,7 +255,7 @@ class TransferFacts:
         failure = max(
             failed, key=lambda row: (row.stored_ms, row.position, row.state), default=None
         )
-        self.delivery = _delivery(visible, failure, consumers)
+        self.delivery = consumers.delivery(visible, failure)
         self.reason = self.message and self.message.reason
         if failure is not None and failure.state == "dead" and failure.reason is not None:
             self.reason = failure.reason
@@ -269,19 +271,3 @@ def _by_name(amounts: Iterable[tuple[str | None, int | None]]) -> Counter[Any]:
     for name, amount in amounts:
         found[name] += amount or 0
     return found
-
-
-def _delivery(
-    visible: Collection[MessageRow], failure: FailureRow | None, consumers: Consumers
-) -> str | None:
-    """How far the messages have come. The log does not record deliveries, but the offset of each
-    group.
-    """
-    if not visible:
-        return None
-    if failure is not None:
-        return failure.state
-    taken = {consumers.has_taken(message) for message in visible}
-    if True in taken:
-        return "consumed"
-    return "unacknowledged" if False in taken else "undelivered"

@@ -25,7 +25,7 @@ from txmq.reconcile.differences import (
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
-from txmq.reconcile.rules import Money, Rules
+from txmq.reconcile.rules import Rules
 from txmq.reconcile.summary import (
     BUCKETS,
     Aged,
@@ -92,7 +92,7 @@ def judge(
         closed=tables["closed"].rows,
         decisions=_decisions(tables["by_hand"], rules),
         decided_by_hand=tables["by_hand"].rows,
-        digits={name: _money(rules, name).digits for name in sorted(filter(None, currencies))},
+        digits={name: rules.money_of(name).digits for name in sorted(filter(None, currencies))},
         contents=dict(contents),
         oldest_days=oldest,
         zone=rules.day.zone,
@@ -102,10 +102,6 @@ def judge(
     if within := tuple(_reasons(found)):
         return msgspec.structs.replace(found, verdict="within limits", why=within)
     return found
-
-
-def _money(rules: Rules, currency: str) -> Money:
-    return rules.money.get(currency) or Money()
 
 
 def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
@@ -255,7 +251,7 @@ def _exceeded_limits(
             f"{quantity(limits.age_days, 'is', 'are')} allowed"
         )
     for currency, sum_ in found.at_risk.items():
-        money = _money(rules, currency)
+        money = rules.money_of(currency)
         if sum_ > money.materiality:
             most = amount(money.materiality, money.digits)
             yield (
@@ -263,7 +259,7 @@ def _exceeded_limits(
                 "material"
             )
     for (proof, currency), sum_ in sorted(off.items()):
-        money = _money(rules, currency)
+        money = rules.money_of(currency)
         if sum_ > money.materiality:
             off_by = f"{amount(sum_, money.digits)} {currency}" if currency else f"{sum_}"
             yield f"the proof {proof} does not hold: it is off by {off_by}"

@@ -10,8 +10,6 @@ from txmq.reconcile.report.words import mask
 from txmq.reconcile.summary import (
     Aged,
     Control,
-    HandDecision,
-    Item,
     Past,
     Proof,
     Result,
@@ -97,7 +95,7 @@ def item(
     plain = {
         "break_id": seen[:12],
         "key": f"icbc/{int(seen[:9], 16)}",
-        "class_": name.value,
+        "class": name.value,
         "status": "new",
         "amount": worth,
         "currency": currency,
@@ -119,6 +117,7 @@ def item(
         "age_days": age_days,
         "bucket": bucket,
         "is_late": False,
+        **dict.fromkeys(("was", "explained_by", "explanation", "id_doubt", "suggestion")),
     }
     if name is Class.AMOUNT_MISMATCH:
         plain["credited"] = worth * 10
@@ -131,7 +130,7 @@ def item(
             "explained_by": "Wang Min",
             "explanation": "credited by hand on 12 November, voucher 77120",
         }
-    return Item(**plain | more)
+    return plain | more
 
 
 def proofs(*, broken=True):
@@ -227,7 +226,9 @@ def busy(*, evidence=4, **more):
         for bucket, count in zip(reversed(AGES), reversed(ages), strict=True)
         for at in range(min(count, evidence))
     ]
-    kept = [value for name in Class for value in [i for i in items if i.class_ == name][:evidence]]
+    kept = [
+        value for name in Class for value in [i for i in items if i["class"] == name][:evidence]
+    ]
     return result(
         verdict="over limits",
         why=WHY,
@@ -247,17 +248,17 @@ def busy(*, evidence=4, **more):
 def decisions():
     """Two of those that operators have made."""
     return tuple(
-        HandDecision(
-            key=f"icbc/T20261120-{value}",
-            message_id=digest(f"decided {value}")[:32].upper(),
-            state=state,
-            payer=mask("62220200011112222"),
-            payee=mask("62170001300077120045"),
-            amount=8_800_00,
-            currency="CNY",
-            decided_ms=END_MS - 3_600_000 * value,
-            reason=reason,
-        )
+        {
+            "key": f"icbc/T20261120-{value}",
+            "message_id": digest(f"decided {value}")[:32].upper(),
+            "state": state,
+            "payer": mask("62220200011112222"),
+            "payee": mask("62170001300077120045"),
+            "amount": 8_800_00,
+            "currency": "CNY",
+            "decided_ms": END_MS - 3_600_000 * value,
+            "reason": reason,
+        }
         for value, state, reason in (
             (1, "committed", "li.na: the debit is in the books, ticket 4711"),
             (2, "rolled_back", "li.na: the customer called it off, ticket 4708"),
@@ -349,20 +350,9 @@ def with_texts(text):
         controls=(Control(text, text, 1, {text: 1}),),
         proofs=(Proof(text, text, text, "CNY", 1, 2, False, text),),
         contents={text: text},
-        items=tuple(
-            msgspec.structs.replace(item_, **dict.fromkeys(fields, text)) for item_ in day.items
-        ),
+        items=tuple(item_ | dict.fromkeys(fields, text) for item_ in day.items),
         decisions=tuple(
-            msgspec.structs.replace(
-                decision,
-                key=text,
-                message_id=text,
-                state=text,
-                payer=text,
-                payee=text,
-                currency=text,
-                reason=text,
-            )
+            decision | dict.fromkeys(decision.keys() - {"amount", "decided_ms"}, text)
             for decision in day.decisions
         ),
     )

@@ -97,7 +97,7 @@ def test_no_amount_is_cut_at_1280_pixels(opened, busy):
     replace = msgspec.structs.replace
     result = replace(
         busy.result,
-        items=tuple(replace(item, **amounts) for item in busy.result.items),
+        items=tuple(item | amounts for item in busy.result.items),
         proofs=tuple(replace(proof, found=-huge, by_items=huge) for proof in busy.result.proofs),
         totals=tuple(
             replace(total, debited=huge, returned=huge, credited=huge, ordered=huge, at_risk=huge)
@@ -121,10 +121,10 @@ def test_each_item_and_each_moment_say_where_they_are(opened, busy):
     shown = opened(busy)
     item = busy.result.items[0]
 
-    shown.get_by_role("link", name=item.break_id).click()
+    shown.get_by_role("link", name=item["break_id"]).click()
 
-    assert shown.url.endswith(f"#break-{item.break_id}")
-    expect(shown.locator(":target")).to_contain_text(item.key)
+    assert shown.url.endswith(f"#break-{item['break_id']}")
+    expect(shown.locator(":target")).to_contain_text(item["key"])
     expect(shown.get_by_role("contentinfo")).to_contain_text("All moments are in the zone UTC")
 
 

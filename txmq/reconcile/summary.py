@@ -22,8 +22,6 @@ __all__ = [
     "FIGURES",
     "Aged",
     "Control",
-    "HandDecision",
-    "Item",
     "Past",
     "Proof",
     "Result",
@@ -129,55 +127,6 @@ class Aged(Struct, frozen=True):
     at_risk: int
 
 
-class Item(Struct, frozen=True):
-    """A transfer that is shown as evidence; account numbers are masked."""
-
-    break_id: str
-    key: str
-    class_: str = msgspec.field(name="class")
-    status: str
-    amount: int
-    currency: str
-    holder: str
-    payer: str | None
-    payee: str | None
-    debited: int
-    returned: int
-    credited: int
-    ordered: int
-    messages: int
-    message_id: str | None
-    message_state: str | None
-    delivery: str | None
-    decided_by: str | None
-    reason: str | None
-    first_ms: int
-    first_seen: str
-    age_days: int
-    bucket: str
-    is_late: bool
-    explained_by: str | None = None
-    explanation: str | None = None
-    was: str | None = None
-    id_doubt: str | None = None
-    suggestion: str | None = None
-    """The key of the item that may be the other part of this transfer."""
-
-
-class HandDecision(Struct, frozen=True):
-    """A transaction that an operator decided; account numbers are masked."""
-
-    key: str
-    message_id: str
-    state: str
-    payer: str | None
-    payee: str | None
-    amount: int | None
-    currency: str | None
-    decided_ms: int
-    reason: str | None
-
-
 FIGURES: Final = (
     *("amount", "currency", "debit_bank", "credit_bank", "payer", "payee"),
     *("debits", "debited", "returns", "returned", "credits", "credited", "messages", "ordered"),
@@ -211,13 +160,13 @@ class Result(Struct, frozen=True):
     not, up to a number that the rules give."""
     broken_proofs: int
     """The number of proofs that do not hold and are not explained, shown or not."""
-    items: tuple[Item, ...]
-    """A sample of each class that is not agreed."""
+    items: tuple[dict[str, Any], ...]
+    """A sample of each class that is not agreed: columns of ``ITEMS``, with masked accounts."""
     closed: int
     """The number of items of earlier days that were agreed on this one."""
-    decisions: tuple[HandDecision, ...]
+    decisions: tuple[dict[str, Any], ...]
     """The operators' decisions of the day, the latest first, up to a number that the rules give;
-    most of their transfers are agreed by now."""
+    most of their transfers are agreed by now. Columns of ``MESSAGES``, with masked accounts."""
     decided_by_hand: int
     """The number of these decisions, shown or not."""
     digits: dict[str, int]

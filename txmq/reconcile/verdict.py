@@ -26,15 +26,7 @@ from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
-from txmq.reconcile.summary import (
-    BUCKETS,
-    Aged,
-    HandDecision,
-    Item,
-    Proof,
-    Result,
-    Total,
-)
+from txmq.reconcile.summary import BUCKETS, Aged, Proof, Result, Total
 from txmq.reconcile.tables import ENTRIES
 from txmq.reconcile.written_table import Order, WrittenTable, sum_groups, top_rows
 
@@ -49,6 +41,15 @@ _BY_DIFFERENCE: Final[Order] = (
 )
 _BY_AGE: Final[Order] = (("age_days", "descending"), ("amount", "descending"), ("key", "ascending"))
 _BY_TIME: Final[Order] = (("decided_ms", "descending"), ("position", "ascending"))
+_NOT_SHOWN: Final = (
+    *("group", "debit_bank", "credit_bank", "debits", "returns", "credits"),
+    *("last_ms", "history"),
+)
+"""Columns of ``ITEMS`` that no report has."""
+_DECISION: Final = (
+    *("key", "message_id", "state", "payer", "payee", "amount", "currency"),
+    *("decided_ms", "reason"),
+)
 
 
 def judge(
@@ -88,9 +89,9 @@ def judge(
         aging=aging,
         proofs=proofs,
         broken_proofs=broken,
-        items=_items(tables["items"], rules),
+        items=tuple(_items(tables["items"], rules)),
         closed=tables["closed"].rows,
-        decisions=_decisions(tables["by_hand"], rules),
+        decisions=tuple(_decisions(tables["by_hand"], rules)),
         decided_by_hand=tables["by_hand"].rows,
         digits={name: rules.money_of(name).digits for name in sorted(filter(None, currencies))},
         contents=dict(contents),
@@ -200,19 +201,19 @@ def _proof(row: dict[str, Any], cover: Cover | None) -> Proof:
     return msgspec.convert(row | more, Proof)
 
 
-def _items(items: WrittenTable, rules: Rules) -> tuple[Item, ...]:
+def _items(items: WrittenTable, rules: Rules) -> Iterator[dict[str, Any]]:
     """A sample of each class: the oldest items, the largest first."""
     shown = top_rows(items.pieces(), rules.limits.evidence, _BY_AGE, by="class")
     # The sort is stable, so rows of one class keep their order.
-    shown.sort(key=lambda row: _CLASSES.index(row["class"]))
-    return tuple(msgspec.convert(mask_sides(row), Item) for row in shown)
+    for row in sorted(shown, key=lambda row: _CLASSES.index(row["class"])):
+        yield {name: value for name, value in mask_sides(row).items() if name not in _NOT_SHOWN}
 
 
-def _decisions(by_hand: WrittenTable, rules: Rules) -> tuple[HandDecision, ...]:
+def _decisions(by_hand: WrittenTable, rules: Rules) -> Iterator[dict[str, Any]]:
     """The latest decisions."""
-    shown = top_rows(by_hand.pieces(), rules.limits.evidence, _BY_TIME)
-    rows = (mask_sides(row) | {"message_id": row["id"]} for row in shown)
-    return tuple(msgspec.convert(row, HandDecision) for row in rows)
+    for row in top_rows(by_hand.pieces(), rules.limits.evidence, _BY_TIME):
+        named = mask_sides(row) | {"message_id": row["id"]}
+        yield {name: named[name] for name in _DECISION}
 
 
 def _aging(items: WrittenTable) -> tuple[tuple[Aged, ...], int]:

@@ -6,12 +6,12 @@ import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
-from jinja2.runtime import Context
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from txmq.printable import printable
@@ -56,6 +56,15 @@ def page(run: Run) -> bytes:
     """
     style = (_HERE / "page.css").read_text()
     result = run.result
+
+    def money(minor: int, currency: str | None) -> str:
+        return words.amount(minor, result.places(currency))
+
+    def amounts(sums: Mapping[str, int]) -> list[tuple[str, str]]:
+        """The sums with their currencies, without those of zero."""
+        found = [(money(sum_, name), name) for name, sum_ in sorted(sums.items()) if sum_]
+        return found or [("0", "")]
+
     cells = sorted(result.aging, key=lambda cell: cell.currency)
     together = [msgspec.structs.replace(cell, class_="All") for cell in cells]
     shown = {
@@ -75,6 +84,10 @@ def page(run: Run) -> bytes:
         "proofs": _proofs(result.proofs),
         "mask_rule": words.MASK_RULE,
         "plot": _PLOT,
+        "money": money,
+        "amounts": amounts,
+        "moment": partial(words.moment, zone=result.zone),
+        "signed": lambda minor, currency: words.signed(minor, result.places(currency)),
     }
     return _PAGE.render(shown).encode()
 
@@ -144,28 +157,6 @@ def _escape_foreign(value: object) -> object:
     return printable(str(value)) if is_foreign else value
 
 
-@pass_context
-def _money(context: Context, minor: int, currency: str | None) -> str:
-    return words.amount(minor, context["result"].places(currency))
-
-
-@pass_context
-def _amounts(context: Context, sums: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The sums with their currencies, without those of zero."""
-    found = ((_money(context, sums[name], name), name) for name in sorted(sums) if sums[name])
-    return list(found) or [("0", "")]
-
-
-@pass_context
-def _moment(context: Context, at_ms: int) -> str:
-    return words.moment(at_ms, context["result"].zone)
-
-
-@pass_context
-def _signed(context: Context, minor: int, currency: str | None) -> str:
-    return words.signed(minor, context["result"].places(currency))
-
-
 def _percent(part: int, whole: int) -> str:
     """A part in percent, as a place in a chart that fills its width."""
     hundredths = part * 10_000 // whole
@@ -181,14 +172,10 @@ _ENVIRONMENT: Final = Environment(
     finalize=_escape_foreign,
 )
 _ENVIRONMENT.filters |= {
-    "amounts": _amounts,
     "long_date": words.long_date,
-    "moment": _moment,
-    "money": _money,
     "percent": _percent,
     "points": words.points,
     "rate": words.rate,
     "seconds": words.seconds,
-    "signed": _signed,
 }
 _PAGE: Final = _ENVIRONMENT.get_template("page.html")

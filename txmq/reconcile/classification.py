@@ -18,7 +18,7 @@ __all__ = ["classify", "facts_of_item"]
 
 _OWN: Final = (
     *("key", "debits", "debited", "returns", "returned", "credits", "credited", "messages"),
-    *("ordered", "delivery", "reason", "is_late", "first_ms", "last_ms"),
+    *("ordered", "currency", "delivery", "reason", "is_late", "first_ms", "last_ms"),
 )
 """The facts that are columns of an item as they are."""
 
@@ -45,7 +45,6 @@ def facts_of_item(facts: TransferFacts, class_: Class) -> dict[str, Any]:
     return {name: getattr(facts, name) for name in _OWN} | {
         "class": class_.value,
         "amount": _at_risk(facts, class_),
-        "currency": _currency(facts),
         "holder": _holder(facts),
         "debit_bank": _joined(facts.debit_banks),
         "credit_bank": _joined(facts.credit_banks),
@@ -75,7 +74,7 @@ def _table(
     yield Class.DUPLICATE_MESSAGE, facts.messages > 1
     yield Class.DOUBLE_CREDIT, facts.credits > 1 or (credited and returned)
     yield Class.CURRENCY_MISMATCH, len(facts.currencies) > 1
-    is_off = _spread(facts) > _tolerance(facts, rules) or facts.fees != 0
+    is_off = facts.spread > rules.money_of(facts.currency).tolerance or facts.fees != 0
     yield Class.AMOUNT_MISMATCH, is_off or facts.is_unread or facts.is_odd
     is_elsewhere = len(facts.payers) > 1 or len(facts.payees) > 1 or facts.is_overdrawn
     yield Class.ACCOUNT_MISMATCH, is_elsewhere
@@ -102,13 +101,11 @@ def _table(
 def _of_the_rules(
     facts: TransferFacts, rules: Rules, earliest: int, *, is_late: bool
 ) -> Iterator[tuple[Class, bool]]:
-    """Outcomes that only some rules know: money that went back after the credit, parts, and
-    charges.
-    """
+    """Outcomes that only some rules know: money that went back after the credit, parts, charges."""
     is_odd = facts.is_unread or facts.is_odd or facts.has_copies or facts.has_changed_copy
     if is_odd or not facts.messages or len(facts.currencies) > 1:
         return
-    outcomes, tolerance = rules.outcomes, _tolerance(facts, rules)
+    outcomes, tolerance = rules.outcomes, rules.money_of(facts.currency).tolerance
     charge = facts.fees if outcomes.charges == "payer" else 0
     sent = facts.debited - charge
     # A part that the payee's bank refuses is paid back without a credit, and so without a recall.
@@ -133,7 +130,7 @@ def _of_the_rules(
     yield Class.ACCOUNT_MISMATCH, outcomes.parts and adds_up and not has_accounts
     if not has_accounts:
         return
-    fees_max = min(outcomes.charges_max.get(_currency(facts), 0), ordered)
+    fees_max = min(outcomes.charges_max.get(facts.currency, 0), ordered)
     yield Class.FEE_TOO_HIGH, facts.fees > fees_max and done <= sent
 
     is_settled = adds_up and facts.credits + facts.returns > 0
@@ -157,8 +154,8 @@ def _of_the_rules(
 def _fits(
     amounts: Mapping[str, int], most: Mapping[str, int] | Mapping[str | None, int], open_: int = 0
 ) -> bool:
-    """True if no account has more than the most for it, but for an amount that any account may
-    have: of orders that leave their account open, and of fees.
+    """True if accounts have no more than the most for each, but for an amount that any may have:
+    of orders that leave their account open, and of fees.
     """
     return sum(max(amount - most.get(name, 0), 0) for name, amount in amounts.items()) <= open_
 
@@ -180,35 +177,18 @@ def _incomplete(facts: TransferFacts) -> Iterator[tuple[Class, bool]]:
     yield Class.RECALLED_UNRETURNED, facts.recalled != 0
 
 
-def _spread(facts: TransferFacts) -> int:
-    return max(facts.amounts, default=0) - min(facts.amounts, default=0)
-
-
-def _tolerance(facts: TransferFacts, rules: Rules) -> int:
-    return rules.money_of(_currency(facts)).tolerance
-
-
-def _open(facts: TransferFacts) -> int:
-    """Money taken from a payer and not given to anyone; negative for money given and not taken."""
-    return facts.debited - facts.returned - facts.credited
-
-
 def _at_risk(facts: TransferFacts, class_: Class) -> int:
     """The amount that the banks or their customers may lose."""
     whole = max(facts.ordered, *facts.amounts, 0)
     if class_ is Class.FEE_TOO_HIGH:
         return facts.fees
-    if _open(facts) and class_ is not Class.CURRENCY_MISMATCH:
-        return abs(_open(facts))
-    return (class_ is Class.AMOUNT_MISMATCH and _spread(facts)) or whole
-
-
-def _currency(facts: TransferFacts) -> str:
-    return min(facts.currencies, default=facts.ordered_currency)
+    if facts.missing and class_ is not Class.CURRENCY_MISMATCH:
+        return abs(facts.missing)
+    return (class_ is Class.AMOUNT_MISMATCH and facts.spread) or whole
 
 
 def _holder(facts: TransferFacts) -> str:
-    if _open(facts) > 0:
+    if facts.missing > 0:
         return "transit"
     if facts.credits:
         return "both" if facts.returns else "payee"

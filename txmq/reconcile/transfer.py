@@ -99,9 +99,7 @@ class Consumers(NamedTuple):
         return cls({flow.topic: flow.group for flow in reversed(rules.log.flow)}, offsets)
 
     def delivery(self, messages: Collection[MessageRow], failure: FailureRow | None) -> str | None:
-        """How far visible messages have come. The log does not record deliveries, but the offset of
-        each group.
-        """
+        """How far visible messages have come, by the offset of each group: no log has deliveries."""
         if failure is not None:
             return failure.state
         has_taken = set()
@@ -141,9 +139,7 @@ class TransferRows(Struct):
         return [entry for entry in self.entries if entry.role != "clearing"]
 
     def settle(self) -> None:
-        """Join the rows of all days: the latest known state of each message, each failure once, all
-        in order.
-        """
+        """Join the rows of all days in order, with the latest known state of each message."""
         begins = self.messages and any(leg.kind == "debit" for leg in self.legs)
         # An open transfer has carried the rows of the days on which it was agreed along, and an id
         # whose orders were only rolled back begins anew.
@@ -163,20 +159,17 @@ class TransferRows(Struct):
 
 
 class TransferFacts:
-    """The facts of a transfer.
+    """The facts in the rows of a transfer that are settled.
 
-    Args:
-        rows: Its rows, without outdated ones.
-        consumers: The consumers that credit.
-        day: The calendar of business dates.
-        start_ms: The beginning of the day: an entry booked before it and recorded in it is late.
+    An entry is late if it was booked before ``start_ms``, the beginning of the day, and not
+    recorded before it.
     """
 
     def __init__(self, rows: TransferRows, consumers: Consumers, day: Day, start_ms: int) -> None:
         self.key = rows.key
         self.was_open = rows.was_open
         self._read_entries(rows.legs, start_ms)
-        self._read_messages(rows.messages, consumers, rows.failures)
+        self._read_messages(rows, consumers)
         self.is_used_again = (
             self.debits > 1
             and self.messages > 1
@@ -185,9 +178,7 @@ class TransferFacts:
         )
 
     def _read_entries(self, legs: Collection[EntryRow], start_ms: int) -> None:
-        of: dict[str, list[EntryRow]] = {kind: [] for kind in TRANSFER_KINDS}
-        for leg in legs:
-            of[leg.kind].append(leg)
+        of = {kind: [leg for leg in legs if leg.kind == kind] for kind in TRANSFER_KINDS}
         sums = {kind: sum(leg.amount for leg in some) for kind, some in of.items()}
         self.debits, self.credits, self.returns = (
             len(of[kind]) for kind in ("debit", "credit", "return")
@@ -195,12 +186,17 @@ class TransferFacts:
         self.debited, self.returned = -sums["debit"], sums["return"]
         self.given, self.recalled, self.fees = sums["credit"], -sums["recall"], sums["fee"]
         self.credited = sum(sums[kind] for kind in ARRIVED)
+        self.missing = self.debited - self.returned - self.credited
+        """Money taken from a payer and not given to anyone; negative if given and not taken."""
         ids = [(leg.bank, leg.kind, leg.id) for leg in legs if leg.id is not None]
         self.has_copies = len(set(ids)) < len(ids)
         self.debit_banks = {leg.bank for leg in of["debit"]}
         self.credit_banks = {leg.bank for leg in of["credit"]}
         # Money on a suspense account has arrived; on any other account it must be meant for it.
-        self.moved = {kind: _by_account(some) for kind, some in of.items()}
+        self.moved = {
+            kind: _by_name((leg.account, abs(leg.amount)) for leg in some if leg.role != "suspense")
+            for kind, some in of.items()
+        }
         kept = _by_name((leg.account, leg.amount) for leg in [*of["credit"], *of["recall"]])
         self.is_overdrawn = min(kept.values(), default=0) < 0
         """True if more was taken back from an account than it had."""
@@ -214,12 +210,8 @@ class TransferFacts:
         self.is_late = any(leg.booked_ms < start_ms <= leg.recorded_ms for leg in legs)
         self.moments = [leg.recorded_ms for leg in legs]
 
-    def _read_messages(
-        self,
-        messages: Collection[MessageRow],
-        consumers: Consumers,
-        failures: Iterable[FailureRow],
-    ) -> None:
+    def _read_messages(self, rows: TransferRows, consumers: Consumers) -> None:
+        messages = rows.messages
         visible = [message for message in messages if message.state in VISIBLE]
         of = {state: {row.id for row in messages if row.state == state} for state in _BY_EFFECT}
         ids, undecided = of["sent"] | of["committed"], of["prepared"] | of["parked"]
@@ -238,11 +230,13 @@ class TransferFacts:
         self.ordered_from = _by_name((payer, amount) for _, amount, payer, _ in orders)
         self.ordered_to = _by_name((payee, amount) for _, amount, _, payee in orders)
         self.ordered = max((row.amount for row in known if row.amount is not None), default=0)
-        self.ordered_currency = max((message.currency or "" for message in known), default="")
         self.payers |= {row.payer for row in visible if row.payer is not None}
         self.payees |= {row.payee for row in visible if row.payee is not None}
         self.currencies |= {row.currency for row in visible if row.currency is not None}
         self.amounts |= {row.amount for row in visible if row.amount is not None}
+        self.spread = max(self.amounts, default=0) - min(self.amounts, default=0)
+        ordered_currency = max((row.currency or "" for row in known), default="")
+        self.currency = min(self.currencies, default=ordered_currency)
         self.moments += [message.stored_ms for message in messages]
         self.first_ms = min(self.moments)
         decided = [message.decided_ms for message in messages if message.decided_ms is not None]
@@ -251,7 +245,7 @@ class TransferFacts:
             messages, key=lambda row: (_BY_EFFECT.index(row.state), row.position), default=None
         )
         wanted = {(message.id, consumers.groups.get(message.topic)) for message in visible}
-        failed = [failure for failure in failures if (failure.id, failure.group) in wanted]
+        failed = [failure for failure in rows.failures if (failure.id, failure.group) in wanted]
         failure = max(
             failed, key=lambda row: (row.stored_ms, row.position, row.state), default=None
         )
@@ -259,11 +253,6 @@ class TransferFacts:
         self.reason = self.message and self.message.reason
         if failure is not None and failure.state == "dead" and failure.reason is not None:
             self.reason = failure.reason
-
-
-def _by_account(legs: Iterable[EntryRow]) -> Counter[Any]:
-    """The money on each account, without its sign."""
-    return _by_name((leg.account, abs(leg.amount)) for leg in legs if leg.role != "suspense")
 
 
 def _by_name(amounts: Iterable[tuple[str | None, int | None]]) -> Counter[Any]:

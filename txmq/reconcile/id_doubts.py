@@ -32,10 +32,10 @@ def with_doubts(items: pa.Table) -> pa.Table:
     rows = items.select(_READ).to_pylist()
     groups: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        bank, id_ = _parts(row)
-        groups[bank, _trimmed(id_).casefold()[:LONG]].append(row)
+        bank, _, row["id"] = row["key"].partition("/")
+        groups[bank, _trimmed(row["id"]).casefold()[:LONG]].append(row)
     for group in groups.values():
-        ids = [_parts(row)[1] for row in group]
+        ids = [row["id"] for row in group]
         doubts = [
             ("blanks", any(id_ != id_.strip() for id_ in ids)),
             ("form", any(id_ != unicodedata.normalize("NFC", id_) for id_ in ids)),
@@ -52,12 +52,6 @@ def with_doubts(items: pa.Table) -> pa.Table:
         values = pa.array((row[name] for row in rows), pa.string())
         items = items.set_column(ITEMS.names.index(name), items.field(name), values)
     return items
-
-
-def _parts(row: dict[str, Any]) -> tuple[str, str]:
-    """The bank that issued the id of an item, and the id."""
-    bank, _, id_ = row["key"].partition("/")
-    return bank, id_
 
 
 def _trimmed(id_: str) -> str:

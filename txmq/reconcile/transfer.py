@@ -99,7 +99,7 @@ class Consumers(NamedTuple):
         return cls({flow.topic: flow.group for flow in reversed(rules.log.flow)}, offsets)
 
     def delivery(self, messages: Collection[MessageRow], failure: FailureRow | None) -> str | None:
-        """How far visible messages have come, by the offset of each group: no log has deliveries."""
+        """How far visible messages have come, by each group's offset: no log has deliveries."""
         if failure is not None:
             return failure.state
         has_taken = set()

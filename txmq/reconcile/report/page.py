@@ -82,7 +82,6 @@ def page(run: Run) -> bytes:
         "buckets": BUCKETS,
         "trends": _trends(run),
         "proofs": _proofs(result.proofs),
-        "mask_rule": words.MASK_RULE,
         "plot": _PLOT,
         "money": money,
         "amounts": amounts,

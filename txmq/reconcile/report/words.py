@@ -1,6 +1,4 @@
-"""Verdicts, amounts, moments and masked accounts as text for people. Pure, and money is never a
-float.
-"""
+"""Verdicts, amounts, moments and masked accounts as text for people. Pure; money is no float."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ from zoneinfo import ZoneInfo
 from txmq.reconcile.summary import Verdict
 
 __all__ = [
-    "MASK_RULE",
     "VERDICTS",
     "amount",
     "long_date",
@@ -26,13 +23,6 @@ __all__ = [
 ]
 
 _FINEST: Final = Decimal("0.001")
-
-MASK_RULE: Final = (
-    "Account numbers of 12 or more characters show their first 2 and last 4, those of 8 to 11 "
-    "their first 2 and last 2, and shorter ones, such as a bank's own accounts, all of them."
-)
-_SHOWN: Final = ((12, 2, 4), (8, 2, 2))
-"""The least length, and the characters shown at the head and at the end."""
 
 
 class Headline(NamedTuple):
@@ -112,10 +102,9 @@ def mask(account: str) -> str:
     mask. Spaces are ignored.
     """
     bare = "".join(account.split())
-    for least, head, end in _SHOWN:
-        if len(bare) >= least:
-            return f"{bare[:head]}…{bare[-end:]}"
-    return bare
+    if len(bare) < 8:
+        return bare
+    return f"{bare[:2]}…{bare[-4:] if len(bare) >= 12 else bare[-2:]}"
 
 
 def mask_sides(row: dict[str, Any]) -> dict[str, Any]:

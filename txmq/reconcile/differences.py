@@ -161,11 +161,10 @@ def differences_in(
 
 
 def single_rows(proofs: WrittenTable) -> Iterator[pa.Table]:
-    """The rows of single accounts or transfers that do not hold, with ``off``: found less
-    expected, as decimals with room for the difference of any two numbers.
-    """
+    """The rows of single accounts or transfers that differ, with ``off``: found less expected."""
     for piece in proofs.pieces():
         rows = piece.filter(pc.field("account").is_valid() & ~pc.field("holds"))
+        # These decimals have room for the difference of any two numbers.
         found, expected = (rows[name].cast(pa.decimal128(19, 0)) for name in ("found", "expected"))
         yield rows.append_column("off", pc.subtract(found, expected))
 

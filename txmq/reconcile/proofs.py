@@ -45,11 +45,7 @@ def proofs_of(
 ) -> Rows:
     """All proofs: the accounts and transfers that differ, and each proof as a whole; as ``PROOFS``.
 
-    Args:
-        day: The result of the day.
-        balances: Those of all accounts, in pieces; as ``BALANCES``.
-        rules: The banks, and what their accounts are.
-        sources: The extract, with the rows in quarantine.
+    ``balances`` has all accounts in pieces, as ``BALANCES``; ``sources`` the rows in quarantine.
     """
     books = _Books(rules, was_closed=day.was_closed)
     for piece in balances:
@@ -177,9 +173,7 @@ class _Books:
                 yield _row(("clearing-total", *where), transit + of["settled"], of["cleared"])
 
     def _by_currency(self, sums: Sums) -> dict[str, Counter[str]]:
-        """The sums over all banks, the totals of all classes, and the money that was in flight
-        before.
-        """
+        """The sums over all banks and classes, and the money that was in flight before."""
         found: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for (name, of, currency), value in sums.items():
             # Without money there is no currency.

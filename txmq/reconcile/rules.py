@@ -1,6 +1,4 @@
-"""The rules of a reconciliation: where the three ledgers are, what their columns mean, and the
-limits. They are data from a TOML file; pure but for reading it.
-"""
+"""The rules of a reconciliation: the places of the ledgers, their columns, and the limits; pure."""
 
 from __future__ import annotations
 

@@ -42,9 +42,7 @@ SignatureState: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidat
 
 
 class Control(Struct, frozen=True):
-    """The control totals of one table of one source. Any loss, duplicate or change on the way
-    from the source to the result changes one of them.
-    """
+    """The control totals of a table. Any loss, copy or change on the way changes one of them."""
 
     source: str
     """A bank's name, or ``log``."""

@@ -63,9 +63,7 @@ class TableSchema(NamedTuple):
 
 
 def _table(name: str, text: str) -> TableSchema:
-    """A table from lines of text: columns, their type with ``?`` if they are nullable, and what
-    they hold.
-    """
+    """A table from lines of text: columns, their type (``?`` if nullable), and what they hold."""
     found: list[Column] = []
     for line in text.strip().splitlines():
         names, type_ = re.split(r"  +", line.strip())[:2]

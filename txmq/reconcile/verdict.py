@@ -135,9 +135,7 @@ def _totals(totals: WrittenTable) -> tuple[Total, ...]:
 def _proofs(
     proofs: WrittenTable, covers: Mapping[Place, Cover], rules: Rules
 ) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
-    """The proofs, then single rows that do not hold; the number of those that nothing explains;
-    and what is left of the difference by proof and currency.
-    """
+    """The proofs, with rows that differ; how many are open; the rest by proof and currency."""
     shown = top_rows(_singles(proofs, covers), rules.limits.evidence, _BY_DIFFERENCE, by="proof")
     numbers = ("is_open", "size", "by_items", "by_person")
     sums = sum_groups(_singles(proofs, covers), ("proof", "bank", "currency"), numbers)

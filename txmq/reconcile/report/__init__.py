@@ -1,4 +1,1 @@
-"""The reports of a run: a page, JSON, metrics, and a few lines in a terminal.
-
-All of it is made from :class:`txmq.reconcile.summary.Run` alone, and needs no Spark.
-"""
+"""The reports of a run, made from :class:`txmq.reconcile.summary.Run` alone; without Spark."""

@@ -92,9 +92,7 @@ def page(run: Run) -> bytes:
 
 
 def _aged(cells: Iterable[Aged]) -> Mapping[tuple[str, str], list[tuple[int, int]]]:
-    """The rows of the aging matrix by class and currency: the number of items and their sum, for
-    each bucket and for all of them.
-    """
+    """By class and currency: the number of items and their sum, for each bucket and for all."""
     found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for cell in cells:
         row = found.setdefault((cell.class_, cell.currency), [(0, 0)] * (len(BUCKETS) + 1))
@@ -105,9 +103,7 @@ def _aged(cells: Iterable[Aged]) -> Mapping[tuple[str, str], list[tuple[int, int
 
 
 def _proofs(proofs: Iterable[Proof]) -> Mapping[str, list[Proof]]:
-    """The proofs by currency: those with an open difference, the explained ones, then those that
-    hold. Those of counts have the currency ``""``, and come first.
-    """
+    """The proofs by currency, ``""`` for counts: the open ones first, then the explained ones."""
     ordered = sorted(proofs, key=lambda one: (not one.is_open, one.holds, -abs(one.difference)))
     currencies = sorted({proof.currency or "" for proof in ordered})
     return {name: [one for one in ordered if (one.currency or "") == name] for name in currencies}

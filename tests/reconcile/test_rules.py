@@ -92,8 +92,8 @@ def test_results_may_be_on_another_file_system(tmp_path, uri):
         ),
         ('"recon"', '"file://nas/recon"', "directory 'file://nas/recon' names another machine"),
         (
-            'database = "sqlite:///icbc.db"',
-            'files = { path = "abfss://b@a/{date}.csv", format = "csv" }',
+            'database = "sqlite:///icbc.db"\n[bank.entries]\ntable = "journal"',
+            'files = { path = "abfss://b@a/{date}.csv", format = "csv" }\n[bank.entries]',
             "icbc: files.path 'abfss://b@a/{date}.csv' is on abfss, which txmq",
         ),
     ],

@@ -48,58 +48,76 @@ _STATEMENT_DEFAULTS: Final = {
 def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
     """Read the rules in a file; directories are relative to the file.
 
-    Args:
-        path: The TOML file.
-        environ: The values of ``${VARIABLE}``; the process's environment if left out.
+    ``environ`` has the values of ``${VARIABLE}``; it is the process's environment if left out.
 
     Raises:
         ConfigError: The file does not exist, or a rule is invalid.
     """
     held = os.environ if environ is None else environ
     rules = load_tree(Rules, path, held, complaint="the rules cannot be read:")
-    checks = _check_places, _check_day, _check_banks, _check_log, _check_namespaces, _check_money
+    checks = _check_day, _check_banks, _check_log, _check_namespaces, _check_money
     for error in chain.from_iterable(check(rules) for check in checks):
         raise ConfigError(f"{path}: {error}")
-    here, log, recon = path.resolve().parent, rules.log, rules.recon
+    log, recon = rules.log, rules.recon
+    places = [_local_path(path, "log.directories", place) for place in log.directories]
+    one = log.directory and _local_path(path, "log.directory", log.directory)
     return replace(
         rules,
-        directory=_local_path(rules.directory or ".", here),
-        log=replace(
-            log,
-            directory=_local_path(log.directory, here),
-            directories=tuple(_local_path(directory, here) for directory in log.directories),
-        ),
-        bank=tuple(_complete(bank, here) for bank in rules.bank),
-        recon=recon and replace(recon, database=_locate(recon.database, here)),
+        directory=_local_path(path, "directory", rules.directory),
+        log=replace(log, directory=one, directories=tuple(places)),
+        bank=tuple(_complete(path, bank) for bank in rules.bank),
+        recon=recon and replace(recon, database=_local_database(path, recon.database)),
     )
 
 
-def _local_path(place: str, here: Path) -> str:
-    """A path, or a URI with the scheme ``file``, as a path that begins at the root.
+def _local_path(rules: Path, name: str, place: str) -> str:
+    """A path, or a URI with the scheme ``file``, as a path that begins at the root. The URI of
+    another file system stays as it is.
 
-    The URI of another file system stays as it is.
+    Raises:
+        ConfigError: It cannot be reached, and would otherwise be taken for a local folder.
     """
-    scheme = _URI.match(place)
-    if not place or (scheme is not None and scheme[1] in SCHEMES):
-        return place
-    path = place if scheme is None else place[scheme.end() :].removeprefix("//")
-    return str(here / path)
+    uri, here = _URI.match(place), rules.resolve().parent
+    if uri is None:
+        return str(here / place)
+    scheme, rest, where = uri[1], place[uri.end() :], f"{rules}: {name} {place!r}"
+    has_host = re.match(r"//[^/]", rest) is not None
+    if scheme.lower() == "file":
+        if has_host:
+            raise ConfigError(f"{where} names another machine: write file:///path")
+        return str(here / rest.removeprefix("//"))
+    if name != "directory":
+        raise ConfigError(
+            f"{where} is on {scheme}, which txmq cannot write or read: mount it on this machine "
+            "and on all workers, and write the path"
+        )
+    if scheme not in SCHEMES:
+        raise ConfigError(
+            f"{where} is on {scheme}, which txmq cannot write: write a path, or a URI of "
+            f"{', '.join(SCHEMES)}"
+        )
+    if not has_host and scheme in {"s3a", "gs", "abfss"}:
+        raise ConfigError(f"{where} names no bucket or container: write {scheme}://NAME/FOLDER")
+    return place
 
 
-def _locate(database: str, here: Path) -> str:
+def _local_database(rules: Path, database: str) -> str:
     """Make the path of a database file relative to the rules' directory."""
     scheme, three, file = database.partition(":///")
     if scheme.partition("+")[0] != "sqlite" or not three:
         return database
-    return f"{scheme}:///{here / file}"
+    return f"{scheme}:///{rules.resolve().parent / file}"
 
 
-def _complete(bank: Bank, here: Path) -> Bank:
+def _complete(rules: Path, bank: Bank) -> Bank:
     """Make a bank's paths relative to the rules' directory, and fill in a statement's fields."""
     files, entries = bank.files, bank.entries
     if files is None:
-        return replace(bank, database=_locate(bank.database, here))
-    path, balances = _local_path(files.path, here), _local_path(files.balances, here)
+        return replace(bank, database=_local_database(rules, bank.database))
+    path = _local_path(rules, f"{bank.name}: files.path", files.path)
+    balances = files.balances
+    if balances:
+        balances = _local_path(rules, f"{bank.name}: files.balances", balances)
     bank = replace(bank, files=replace(files, path=path, balances=balances))
     if not files.is_statement:
         return bank
@@ -109,36 +127,6 @@ def _complete(bank: Bank, here: Path) -> Bank:
 
 
 # What types cannot express. Each check yields errors, of which the first is reported.
-
-
-def _check_places(rules: Rules) -> Iterator[str]:
-    """Find locations that cannot be reached, which would otherwise be taken for local folders."""
-    places = [("directory", rules.directory), ("log.directory", rules.log.directory)]
-    places += [("log.directories", directory) for directory in rules.log.directories]
-    for bank in rules.bank:
-        if bank.files is not None:
-            places.append((f"{bank.name}: files.path", bank.files.path))
-            places.append((f"{bank.name}: files.balances", bank.files.balances))
-    for name, place in places:
-        uri = _URI.match(place)
-        if uri is None:
-            continue
-        scheme, has_host = uri[1], bool(re.match(r"//[^/]", place[uri.end() :]))
-        if scheme.lower() == "file":
-            if has_host:
-                yield f"{name} {place!r} names another machine: write file:///path"
-        elif name != "directory":
-            yield (
-                f"{name} {place!r} is on {scheme}, which txmq cannot write or read: mount it "
-                "on this machine and on all workers, and write the path"
-            )
-        elif scheme not in SCHEMES:
-            yield (
-                f"{name} {place!r} is on {scheme}, which txmq cannot write: write a path, or a URI "
-                f"of {', '.join(SCHEMES)}"
-            )
-        elif not has_host and scheme in {"s3a", "gs", "abfss"}:
-            yield f"{name} {place!r} names no bucket or container: write {scheme}://NAME/FOLDER"
 
 
 def _check_day(rules: Rules) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -68,10 +68,14 @@ def judge(
             add up to the banks' bookings, or Spark did not read the whole extract.
     """
     _check_all_was_read(tables["balances"], manifest)
-    totals = _totals(tables["totals"])
+    totals = [msgspec.convert(row, Total) for row in _rows(tables["totals"].pieces())]
     covers = covers_of(ProofDay(manifest, tables, explanations))
     proofs, broken, off = _proofs(tables["proofs"], covers, rules)
     aging, oldest = _aging(tables["items"])
+    most = rules.limits.evidence
+    items = top_rows(tables["items"].pieces(), most, _BY_AGE, by="class")
+    items.sort(key=lambda row: _CLASSES.index(row["class"]))  # Rows of a class keep their order.
+    decisions = top_rows(tables["by_hand"].pieces(), most, _BY_TIME)
     currencies = {total.currency for total in totals} | {proof.currency for proof in proofs}
     found = Result(
         name=rules.name,
@@ -85,13 +89,19 @@ def judge(
         verdict="clean",
         why=(),
         controls=manifest.controls,
-        totals=totals,
+        totals=tuple(sorted(totals, key=lambda one: (_CLASSES.index(one.class_), one.currency))),
         aging=aging,
         proofs=proofs,
         broken_proofs=broken,
-        items=tuple(_items(tables["items"], rules)),
+        items=tuple(
+            {name: value for name, value in row.items() if name not in _NOT_SHOWN}
+            for row in map(mask_sides, items)
+        ),
         closed=tables["closed"].rows,
-        decisions=tuple(_decisions(tables["by_hand"], rules)),
+        decisions=tuple(
+            {name: row["id" if name == "message_id" else name] for name in _DECISION}
+            for row in map(mask_sides, decisions)
+        ),
         decided_by_hand=tables["by_hand"].rows,
         digits={name: rules.money_of(name).digits for name in sorted(filter(None, currencies))},
         contents=dict(contents),
@@ -103,6 +113,10 @@ def judge(
     if within := tuple(_reasons(found)):
         return msgspec.structs.replace(found, verdict="within limits", why=within)
     return found
+
+
+def _rows(pieces: Iterable[pa.Table]) -> Iterator[dict[str, Any]]:
+    return (row for piece in pieces for row in piece.to_pylist())
 
 
 def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
@@ -126,12 +140,6 @@ def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
                 )
 
 
-def _totals(totals: WrittenTable) -> tuple[Total, ...]:
-    rows = (row for piece in totals.pieces() for row in piece.to_pylist())
-    found = [msgspec.convert(row, Total) for row in rows]
-    return tuple(sorted(found, key=lambda total: (_CLASSES.index(total.class_), total.currency)))
-
-
 def _proofs(
     proofs: WrittenTable, covers: Mapping[Place, Cover], rules: Rules
 ) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
@@ -140,8 +148,7 @@ def _proofs(
     numbers = ("is_open", "size", "by_items", "by_person")
     sums = sum_groups(_singles(proofs, covers), ("proof", "bank", "currency"), numbers)
     single = {proof for proof, _, _ in sums}
-    wholes = (piece.filter(pc.field("account").is_null()) for piece in proofs.pieces())
-    for row in (row for piece in wholes for row in piece.to_pylist()):
+    for row in _rows(piece.filter(pc.field("account").is_null()) for piece in proofs.pieces()):
         off, group = row["found"] - row["expected"], (row["proof"], row["bank"], row["currency"])
         if off and row["proof"].startswith("classes-"):
             raise ReconcileRefused(
@@ -197,21 +204,6 @@ def _proof(row: dict[str, Any], cover: Cover | None) -> Proof:
     if row["proof"] in OF_ACCOUNTS and row["account"] is not None:
         more["account"] = mask(row["account"])
     return msgspec.convert(row | more, Proof)
-
-
-def _items(items: WrittenTable, rules: Rules) -> Iterator[dict[str, Any]]:
-    """A sample of each class: the oldest items, the largest first."""
-    shown = top_rows(items.pieces(), rules.limits.evidence, _BY_AGE, by="class")
-    # The sort is stable, so rows of one class keep their order.
-    for row in sorted(shown, key=lambda row: _CLASSES.index(row["class"])):
-        yield {name: value for name, value in mask_sides(row).items() if name not in _NOT_SHOWN}
-
-
-def _decisions(by_hand: WrittenTable, rules: Rules) -> Iterator[dict[str, Any]]:
-    """The latest decisions."""
-    for row in top_rows(by_hand.pieces(), rules.limits.evidence, _BY_TIME):
-        named = mask_sides(row) | {"message_id": row["id"]}
-        yield {name: named[name] for name in _DECISION}
 
 
 def _aging(items: WrittenTable) -> tuple[tuple[Aged, ...], int]:

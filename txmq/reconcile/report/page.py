@@ -17,7 +17,7 @@ from markupsafe import Markup
 from txmq.printable import printable
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report import words
-from txmq.reconcile.summary import BUCKETS, Aged, Proof, Run, sum_totals
+from txmq.reconcile.summary import BUCKETS, Aged, Run, sum_totals
 
 __all__ = ["page"]
 
@@ -65,6 +65,10 @@ def page(run: Run) -> bytes:
         found = [(money(sum_, name), name) for name, sum_ in sorted(sums.items()) if sum_]
         return found or [("0", "")]
 
+    # Open differences come first, then explained ones. Counts have the currency "".
+    proofs = sorted(
+        result.proofs, key=lambda one: (not one.is_open, one.holds, -abs(one.difference))
+    )
     cells = sorted(result.aging, key=lambda cell: cell.currency)
     together = [msgspec.structs.replace(cell, class_="All") for cell in cells]
     shown = {
@@ -81,7 +85,10 @@ def page(run: Run) -> bytes:
         "aged_together": _aged(together),
         "buckets": BUCKETS,
         "trends": _trends(run),
-        "proofs": _proofs(result.proofs),
+        "proofs": {
+            name: [proof for proof in proofs if (proof.currency or "") == name]
+            for name in sorted({proof.currency or "" for proof in proofs})
+        },
         "plot": _PLOT,
         "money": money,
         "amounts": amounts,
@@ -102,18 +109,17 @@ def _aged(cells: Iterable[Aged]) -> Mapping[tuple[str, str], list[tuple[int, int
     return found
 
 
-def _proofs(proofs: Iterable[Proof]) -> Mapping[str, list[Proof]]:
-    """The proofs by currency, ``""`` for counts: the open ones first, then the explained ones."""
-    ordered = sorted(proofs, key=lambda one: (not one.is_open, one.holds, -abs(one.difference)))
-    currencies = sorted({proof.currency or "" for proof in ordered})
-    return {name: [one for one in ordered if (one.currency or "") == name] for name in currencies}
-
-
 def _trends(run: Run) -> tuple[Trend, ...]:
     """The match rate, the breaks, and the value at risk in each currency with breaks."""
+    rates = [words.rate(day.match_rate) for day in run.days]
+    shares = [Decimal(text.rstrip("%")) for text in rates]
+    floor = next(floor for floor in _FLOORS if floor <= min(shares))
+    heights = [int((share - floor) * _PLOT / (100 - floor)) for share in shares]
+    lowest = rates[shares.index(min(shares))]
+    about = f"{rates[-1]} on {run.result.business_date}; the lowest is {lowest}."
     breaks = [day.breaks for day in run.days]
     found = [
-        _rate_trend(run),
+        Trend("rate", "Match rate", about, rates, heights, "100%", f"{floor}%"),
         _columns(run, "breaks", "Breaks", breaks, [f"{count:,}" for count in breaks]),
     ]
     of_breaks = {name for day in run.days for name, sum_ in day.at_risk.items() if sum_}
@@ -123,16 +129,6 @@ def _trends(run: Run) -> tuple[Trend, ...]:
         title = f"Value at risk, {currency}"
         found.append(_columns(run, f"risk-{currency}", title, worth, values))
     return tuple(found)
-
-
-def _rate_trend(run: Run) -> Trend:
-    rates = [words.rate(day.match_rate) for day in run.days]
-    shares = [Decimal(text.rstrip("%")) for text in rates]
-    floor = next(floor for floor in _FLOORS if floor <= min(shares))
-    heights = [int((share - floor) * _PLOT / (100 - floor)) for share in shares]
-    lowest = rates[shares.index(min(shares))]
-    about = f"{rates[-1]} on {run.result.business_date}; the lowest is {lowest}."
-    return Trend("rate", "Match rate", about, rates, heights, "100%", f"{floor}%")
 
 
 def _columns(
@@ -152,12 +148,6 @@ def _escape_foreign(value: object) -> object:
     return printable(str(value)) if is_foreign else value
 
 
-def _percent(part: int, whole: int) -> str:
-    """A part in percent, as a place in a chart that fills its width."""
-    hundredths = part * 10_000 // whole
-    return f"{hundredths // 100}.{hundredths % 100:02d}%"
-
-
 _ENVIRONMENT: Final = Environment(
     loader=FileSystemLoader(_HERE),
     autoescape=True,
@@ -168,7 +158,8 @@ _ENVIRONMENT: Final = Environment(
 )
 _ENVIRONMENT.filters |= {
     "long_date": words.long_date,
-    "percent": _percent,
+    # A place in a chart that fills its width.
+    "percent": lambda part, whole: f"{Decimal(part * 10_000 // whole) / 100:.2f}%",
     "points": words.points,
     "rate": words.rate,
     "seconds": words.seconds,

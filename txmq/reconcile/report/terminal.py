@@ -47,7 +47,13 @@ def show(run: Run, console: Console, report: str = "") -> None:
     if Measurement.get(console, unbounded, table).maximum <= console.width:
         console.print(table)
     else:
-        _print_classes(run, rows, console)
+        for total in rows:
+            line = f"{total.class_}: {total.transfers:,} ({total.group})"
+            _say(console, line, _GROUPS[total.group])
+            if total.at_risk:
+                worth = amount(total.at_risk, result.places(total.currency))
+                _say(console, f"  {worth} {total.currency} at risk")
+        console.print()
     _say(
         console,
         f"{rate(result.match_rate)} of "
@@ -86,15 +92,6 @@ def _table(run: Run, rows: Iterable[Total]) -> Table:
             )
         drawn.add_section()
     return drawn
-
-
-def _print_classes(run: Run, rows: Iterable[Total], console: Console) -> None:
-    for total in rows:
-        worth = amount(total.at_risk, run.result.places(total.currency))
-        _say(console, f"{total.class_}: {total.transfers:,} ({total.group})", _GROUPS[total.group])
-        if total.at_risk:
-            _say(console, f"  {worth} {total.currency} at risk")
-    console.print()
 
 
 def _proofs(run: Run, console: Console) -> None:

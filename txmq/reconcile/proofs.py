@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
 from typing import Final, TypeAlias
 
 import pyarrow as pa
@@ -31,7 +32,6 @@ __all__ = ["proofs_of"]
 
 _Row: TypeAlias = tuple[str, str | None, str | None, str | None, int, int, bool, str]
 """A row of ``PROOFS``."""
-
 _IDS: Final = (("rows", "sum"), ("closed_id", "max"), ("first_id", "min"), ("last_id", "max"))
 """Of the entries of a bank: their number, and the range of their ids."""
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
@@ -94,29 +94,27 @@ class _Books:
             self._by_role[place].update(dict(zip(numbers, values, strict=True)))
         self._ids.append(piece.group_by("bank").aggregate(list(_IDS)))
         if self._was_closed:
-            self._compare("roll-forward", piece, ("closed",), ("opening",))
-            self._compare("roll-forward-rows", piece, ("closed_rows",), ("opening_rows",))
+            self._compare("roll-forward", piece, "closed", "opening")
+            self._compare("roll-forward-rows", piece, "closed_rows", "opening_rows")
         if named := self._banks(lambda bank: bank.accounts):
             is_listed = (pc.field("role") == "customer") | pc.field("told").is_valid()
             listed = piece.filter(pc.field("bank").isin(named) & is_listed)
-            self._compare("account-table", listed, ("told",), ("closing", "later"))
+            self._compare("account-table", listed, "told", "closing", "later")
 
-    def _compare(
-        self, proof: str, accounts: pa.Table, expected: tuple[str, ...], found: tuple[str, ...]
-    ) -> None:
-        """Add a proof that two sums of columns are equal in each account."""
+    def _compare(self, proof: str, accounts: pa.Table, expected: str, *found: str) -> None:
+        """Add a proof that a column equals the sum of others in each account."""
         rows = accounts.select(["bank", "account", "currency"])
         if proof == "roll-forward-rows":  # A count has no currency, so materiality does not apply.
             rows = rows.set_column(2, "currency", pa.nulls(len(rows), pa.string()))
-        rows = rows.append_column("expected", _sum_columns(accounts, expected))
+        rows = rows.append_column("expected", _sum_columns(accounts, [expected]))
         rows = rows.append_column("found", _sum_columns(accounts, found))
         sums = sum_groups([rows], ("bank", "currency"), ("expected", "found"))
-        for (bank, currency), (count, expected_, found_) in sums.items():
+        for (bank, currency), (count, one, other) in sums.items():
             whole = self._sums[proof, bank, None, currency]
-            whole.update(rows=count, expected=expected_, found=found_)
+            whole.update(rows=count, expected=one, found=other)
         for row in rows.filter(pc.field("expected") != pc.field("found")).to_pylist():
-            *place, expected_, found_ = row.values()
-            self._add_wrong((proof, *place), int(expected_), int(found_))
+            *place, one, other = row.values()
+            self._add_wrong((proof, *place), int(one), int(other))
 
     def _add_wrong(self, place: Place, expected: int, found: int) -> None:
         proof, bank, _, currency = place
@@ -215,10 +213,8 @@ class _Books:
 
 def _sum_columns(piece: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
     """The sum of some columns, with room for any; NULL counts as zero."""
-    first, *others = (pc.fill_null(piece[name], 0).cast(pa.decimal128(20, 0)) for name in names)
-    for other in others:
-        first = pc.add(first, other)
-    return first
+    wide = (pc.fill_null(piece[name], 0).cast(pa.decimal128(20, 0)) for name in names)
+    return reduce(pc.add, wide)
 
 
 def _row(place: Place, expected: int, found: int) -> _Row:

@@ -159,8 +159,7 @@ class Outcomes(Struct, frozen=True, forbid_unknown_fields=True):
     too. By default a fee is a break."""
     charges_max: dict[str, Annotated[int, Meta(ge=0)]] = {}
     """The greatest fee of a transfer by currency, in minor units: ``{ CNY = 50_00 }``. Required
-    with ``charges``. More, any fee in another currency, and a fee above the amount of the transfer
-    are a break."""
+    with ``charges``. More, another currency, and more than the transfer's amount are a break."""
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,14 +201,12 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     kinds: dict[str, tuple[str, ...]] = {}
     """What the bank calls a debit, a credit and so on: lists under ``debit``, ``credit``,
     ``return`` (the payer is paid back), ``recall`` (a credit is taken back from the payee) and
-    ``fee`` (a charge for a transfer, on the account that earns it). Any other kind belongs to no
-    transfer."""
+    ``fee`` (a charge for a transfer, on the account that earns it). Others are no transfers."""
     id: str = ""
     """The column with the row's own number; it identifies duplicate rows."""
     recorded: str = ""
     """The column with the moment of writing, which backdating does not change. If it is named, a
-    row counts on the date on which it was written, and a row booked into an earlier date is
-    late."""
+    row counts on the date of writing, and a row booked into an earlier date is late."""
     where: str = ""
     """An SQL condition in the database's dialect; only rows that meet it are read."""
     time: Literal["milliseconds", "seconds", "timestamp", "timestamptz"] = "milliseconds"
@@ -230,8 +227,7 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     double_entry: bool = False
     """The rows of each booking add up to nothing."""
     gapless: bool = False
-    """The ids have no gaps, within a day and from one day to the next. Most databases leave
-    gaps."""
+    """The ids have no gaps, also from one day to the next. Most databases leave gaps."""
 
 
 class AccountColumns(Struct, frozen=True, forbid_unknown_fields=True):
@@ -256,8 +252,7 @@ class BankFiles(Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     """Their path. ``*`` in the name stands for any text, and ``{date}`` for the business date,
-    also as ``{date:%Y%m%d}``. With a date, the files have the entries of one date; without, the
-    whole journal."""
+    also as ``{date:%Y%m%d}``; without it, the files have the whole journal."""
     format: Literal["csv", "json-lines", "parquet", "camt.053", "mt940"]
     """Rows with columns, or bank statements."""
     balances: str = ""
@@ -275,8 +270,7 @@ class BankFiles(Struct, frozen=True, forbid_unknown_fields=True):
     grouping: Annotated[str, Meta(max_length=1)] = ""
     """The character between each three digits of an amount: ``.`` in 1.234,56."""
     moments: str = ""
-    """The format of moments for Python's ``strptime``, such as ``%d.%m.%Y %H:%M:%S``; ISO 8601 if
-    empty."""
+    """The format of moments for ``strptime``: ``%d.%m.%Y %H:%M:%S``; ISO 8601 if empty."""
 
     @property
     def is_dated(self) -> bool:
@@ -319,8 +313,7 @@ class Flow(Struct, frozen=True, forbid_unknown_fields=True):
     tags: tuple[str, ...] = ()
     """Only messages with one of these tags; all messages if empty."""
     key: str = ""
-    """The field with the transfer's id; a dot leads into an object. If empty, the first of the
-    message's keys."""
+    """The field with the transfer's id; a dot leads into an object. The first key if empty."""
     payer: str = "payer"
     """The field with the debited account."""
     payee: str = "payee"
@@ -345,8 +338,7 @@ class LogRules(Struct, frozen=True, forbid_unknown_fields=True):
     """The data directories of several brokers. Add a new one at the end: the positions of open
     items contain the place in this list."""
     cluster: str = ""
-    """The name servers of a RocketMQ cluster, which is read over the wire: ``host:9876``, several
-    separated by ``;``."""
+    """The name servers of a RocketMQ cluster to read: ``host:9876``, several with ``;``."""
 
     @property
     def places(self) -> tuple[str, ...]:

@@ -31,13 +31,12 @@ __all__ = [
     "ABOUT_PROOFS",
     "OF_ACCOUNTS",
     "OF_TRANSFERS",
-    "Cover",
     "Place",
     "ProofDay",
+    "covered_rows",
     "covers_of",
     "differences_in",
     "place_of",
-    "single_rows",
 ]
 
 Place: TypeAlias = tuple[str, str | None, str | None, str | None]
@@ -160,18 +159,40 @@ def differences_in(
     return list(chosen.values()) if ids else rows
 
 
-def single_rows(proofs: WrittenTable) -> Iterator[pa.Table]:
-    """The rows of single accounts or transfers that differ, with ``off``: found less expected."""
-    for piece in proofs.pieces():
-        rows = piece.filter(pc.field("account").is_valid() & ~pc.field("holds"))
-        # These decimals have room for the difference of any two numbers.
-        found, expected = (rows[name].cast(pa.decimal128(19, 0)) for name in ("found", "expected"))
-        yield rows.append_column("off", pc.subtract(found, expected))
+def covered_rows(day: ProofDay, covers: Mapping[Place, Cover]) -> Iterator[pa.Table]:
+    """The rows of single accounts or transfers that differ, with what explains them."""
+    names = pa.array(["\0".join(name or "" for name in place) for place in covers], pa.string())
+    are_persons = pa.array([cover.person is not None for cover in covers.values()], pa.bool_())
+    for piece in _single_rows(day):
+        places = pc.binary_join_element_wise(
+            *(piece[name] for name in ("proof", "bank", "account", "currency")), "\0",
+            null_handling="replace", null_replacement="",
+        )  # fmt: skip
+        # NULL if nothing explains the row.
+        is_person = pc.take(are_persons, pc.index_in(places, names))
+        off, nothing = piece["off"], pa.scalar(0, piece["off"].type)
+        is_open = is_person.is_null()
+        more = {
+            "is_open": is_open.cast(pa.int64()),
+            "size": pc.if_else(is_open, pc.abs(off), nothing),
+            "by_items": pc.if_else(is_person.fill_null(True), nothing, off),
+            "by_person": pc.if_else(is_person.fill_null(False), off, nothing),
+        }
+        yield pa.table({name: piece[name] for name in piece.column_names} | more)
 
 
 def place_of(row: Mapping[str, Any]) -> Place:
     """The place of a row of ``PROOFS``."""
     return row["proof"], row["bank"], row["account"], row["currency"]
+
+
+def _single_rows(day: ProofDay) -> Iterator[pa.Table]:
+    """The rows of single accounts or transfers that differ, with ``off``: found less expected."""
+    for piece in day.tables["proofs"].pieces():
+        rows = piece.filter(pc.field("account").is_valid() & ~pc.field("holds"))
+        # These decimals have room for the difference of any two numbers.
+        found, expected = (rows[name].cast(pa.decimal128(19, 0)) for name in ("found", "expected"))
+        yield rows.append_column("off", pc.subtract(found, expected))
 
 
 def _difference(day: ProofDay, place: Place, *amounts: int) -> Difference:
@@ -188,7 +209,7 @@ def _with(table: pa.Table, column: str, values: Iterable[str] | pa.ChunkedArray)
 def _singles(day: ProofDay, accounts: set[str] | None) -> dict[Place, Difference]:
     """The differences of single accounts or transfers: all, or those of some names."""
     found: defaultdict[Place, list[int]] = defaultdict(list)
-    for piece in single_rows(day.tables["proofs"]):
+    for piece in _single_rows(day):
         for row in (piece if accounts is None else _with(piece, "account", accounts)).to_pylist():
             found[place_of(row)].append(int(row["off"]))
     return {place: _difference(day, place, *amounts) for place, amounts in found.items()}
@@ -196,11 +217,10 @@ def _singles(day: ProofDay, accounts: set[str] | None) -> dict[Place, Difference
 
 def _wholes(day: ProofDay) -> dict[Place, int]:
     """The differences of proofs that have no single rows, also those of zero."""
-    proofs = day.tables["proofs"]
-    single = {name for piece in single_rows(proofs) for name in piece["proof"].unique().to_pylist()}
+    single = {name for piece in _single_rows(day) for name in piece["proof"].unique().to_pylist()}
     return {
         place_of(row): row["found"] - row["expected"]
-        for piece in proofs.pieces()
+        for piece in day.tables["proofs"].pieces()
         for row in piece.filter(pc.field("account").is_null()).to_pylist()
         if row["proof"] not in single
     }
@@ -209,7 +229,7 @@ def _wholes(day: ProofDay) -> dict[Place, int]:
 def _explaining_items(day: ProofDay) -> dict[str, dict[str, Any]]:
     """The explained items and those in flight for which a proof fails, by transfer."""
     # After a mishap most transfers may fail: Arrow has room for all of their keys.
-    pieces = (_with(piece, "proof", OF_TRANSFERS) for piece in single_rows(day.tables["proofs"]))
+    pieces = (_with(piece, "proof", OF_TRANSFERS) for piece in _single_rows(day))
     keys = [chunk for piece in pieces for chunk in piece["account"].chunks]
     failed = pa.chunked_array(keys, pa.string())
     return {

@@ -13,16 +13,8 @@ import pyarrow.compute as pc
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
-from txmq.reconcile.differences import (
-    OF_ACCOUNTS,
-    Cover,
-    Place,
-    ProofDay,
-    covers_of,
-    place_of,
-    single_rows,
-)
-from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.differences import OF_ACCOUNTS, ProofDay, covered_rows, covers_of, place_of
+from txmq.reconcile.explanations import Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
@@ -69,8 +61,7 @@ def judge(
     """
     _check_all_was_read(tables["balances"], manifest)
     totals = [msgspec.convert(row, Total) for row in _rows(tables["totals"].pieces())]
-    covers = covers_of(ProofDay(manifest, tables, explanations))
-    proofs, broken, off = _proofs(tables["proofs"], covers, rules)
+    proofs, broken, off = _proofs(ProofDay(manifest, tables, explanations), rules)
     aging, oldest = _aging(tables["items"])
     most = rules.limits.evidence
     items = top_rows(tables["items"].pieces(), most, _BY_AGE, by="class")
@@ -141,14 +132,16 @@ def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
 
 
 def _proofs(
-    proofs: WrittenTable, covers: Mapping[Place, Cover], rules: Rules
+    day: ProofDay, rules: Rules
 ) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
     """The proofs, with rows that differ; how many are open; the rest by proof and currency."""
-    shown = top_rows(_singles(proofs, covers), rules.limits.evidence, _BY_DIFFERENCE, by="proof")
+    covers, most = covers_of(day), rules.limits.evidence
+    shown = top_rows(covered_rows(day, covers), most, _BY_DIFFERENCE, by="proof")
     numbers = ("is_open", "size", "by_items", "by_person")
-    sums = sum_groups(_singles(proofs, covers), ("proof", "bank", "currency"), numbers)
+    sums = sum_groups(covered_rows(day, covers), ("proof", "bank", "currency"), numbers)
     single = {proof for proof, _, _ in sums}
-    for row in _rows(piece.filter(pc.field("account").is_null()) for piece in proofs.pieces()):
+    pieces = day.tables["proofs"].pieces()
+    for row in _rows(piece.filter(pc.field("account").is_null()) for piece in pieces):
         off, group = row["found"] - row["expected"], (row["proof"], row["bank"], row["currency"])
         if off and row["proof"].startswith("classes-"):
             raise ReconcileRefused(
@@ -166,7 +159,8 @@ def _proofs(
     left = Counter[tuple[str, str]]()
     for (proof, _, currency), (_, _, size, *_) in sums.items():
         left[proof, currency or ""] += size
-    found = [_proof(row, covers.get(place_of(row))) for row in shown]
+    people = {place: cover.person for place, cover in covers.items()}
+    found = [_proof(row, people.get(place_of(row))) for row in shown]
     found.sort(key=lambda proof: (
         proof.proof, proof.account is not None, proof.bank or "", proof.currency or "",
         not proof.is_open, -abs(proof.difference), proof.account or "",
@@ -174,32 +168,10 @@ def _proofs(
     return tuple(found), sum(are_open for _, are_open, *_ in sums.values()), left
 
 
-def _singles(proofs: WrittenTable, covers: Mapping[Place, Cover]) -> Iterator[pa.Table]:
-    """The rows of single accounts or transfers that do not hold, with what explains them."""
-    names = pa.array(["\0".join(name or "" for name in place) for place in covers], pa.string())
-    are_persons = pa.array([cover.person is not None for cover in covers.values()], pa.bool_())
-    for piece in single_rows(proofs):
-        places = pc.binary_join_element_wise(
-            *(piece[name] for name in ("proof", "bank", "account", "currency")), "\0",
-            null_handling="replace", null_replacement="",
-        )  # fmt: skip
-        # NULL if nothing explains the row.
-        is_person = pc.take(are_persons, pc.index_in(places, names))
-        off, nothing = piece["off"], pa.scalar(0, piece["off"].type)
-        is_open = is_person.is_null()
-        more = {
-            "is_open": is_open.cast(pa.int64()),
-            "size": pc.if_else(is_open, pc.abs(off), nothing),
-            "by_items": pc.if_else(is_person.fill_null(True), nothing, off),
-            "by_person": pc.if_else(is_person.fill_null(False), off, nothing),
-        }
-        yield pa.table({name: piece[name] for name in piece.column_names} | more)
-
-
-def _proof(row: dict[str, Any], cover: Cover | None) -> Proof:
+def _proof(row: dict[str, Any], person: ProofExplanation | None) -> Proof:
     more: dict[str, Any] = {name: int(row[name]) for name in ("by_items", "by_person")}
     more["is_open"] = bool(row["is_open"])
-    if cover and (person := cover.person):
+    if person is not None:
         more |= {"explained_by": person.by, "explanation": person.reason, "until": person.last}
     if row["proof"] in OF_ACCOUNTS and row["account"] is not None:
         more["account"] = mask(row["account"])

@@ -52,7 +52,12 @@ def found(rows, outcomes=Outcomes(), *, was_open=False, is_unseen=False, toleran
         was_open=was_open,
     )
     transfer.settle()
-    facts = TransferFacts(transfer, Consumers.of(rules, {}), rules.day, START)
+    facts = TransferFacts(
+        transfer,
+        Consumers({flow.topic: flow.group for flow in rules.log.flow}, {}),
+        rules.day,
+        START,
+    )
     class_ = classify(facts, rules, END, is_unseen=is_unseen)
     return facts_of_item(facts, class_)
 

@@ -140,7 +140,8 @@ class SecondPass:
         self._rules = rules
         self._as_of_ms = as_of_ms
         self._start_ms = rules.day.window(day).start_ms
-        self._consumers = Consumers.of(rules, offsets)
+        groups = {flow.topic: flow.group for flow in rules.log.flow}
+        self._consumers = Consumers(groups, offsets)
         self._life = BreakLife(rules, day, explanations)
         self._both_sides = frozenset(bank.name for bank in rules.bank if bank.entries.double_entry)
         self._proves_clearing = all(bank.entries.clearing for bank in rules.bank)

@@ -15,10 +15,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from txmq.reconcile.log.flows import FailureRow, MessageRow
-from txmq.reconcile.rules import TRANSFER_KINDS, Day, Rules
+from txmq.reconcile.rules import TRANSFER_KINDS, Day
 
 __all__ = [
     "ARRIVED",
@@ -93,11 +93,6 @@ class Consumers(NamedTuple):
     offsets: Mapping[tuple[str, str, int], int]
     """The offset of the first unacknowledged message, by group, topic and queue."""
 
-    @classmethod
-    def of(cls, rules: Rules, offsets: Mapping[tuple[str, str, int], int]) -> Consumers:
-        """The consumers that the rules name."""
-        return cls({flow.topic: flow.group for flow in reversed(rules.log.flow)}, offsets)
-
     def delivery(self, messages: Collection[MessageRow], failure: FailureRow | None) -> str | None:
         """How far visible messages have come, by each group's offset: no log has deliveries."""
         if failure is not None:
@@ -118,17 +113,17 @@ class TransferRows(Struct):
     """All rows of a transfer that the run knows, of this day and of earlier ones."""
 
     key: str
-    entries: list[EntryRow] = field(default_factory=list)
-    messages: list[MessageRow] = field(default_factory=list)
-    failures: list[FailureRow] = field(default_factory=list)
+    entries: list[EntryRow] = []
+    messages: list[MessageRow] = []
+    failures: list[FailureRow] = []
     was_open: bool = False
     """True if the day before left it open."""
-    agreed_entries: list[EntryRow] = field(default_factory=list)
+    agreed_entries: list[EntryRow] = []
     """Those of days on which it was agreed; :meth:`settle` adds them to the others."""
-    agreed_messages: list[MessageRow] = field(default_factory=list)
+    agreed_messages: list[MessageRow] = []
     item: Mapping[str, Any] | None = None
     """Its item when the day before ended."""
-    histories: list[str] = field(default_factory=list)
+    histories: list[str] = []
     """Its history, for each time that it was closed on one of the dates that the rules search."""
     was_agreed: bool = False
     """True if it was agreed on one of these dates."""

@@ -65,7 +65,6 @@ OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs with a row for each account; the others have a row for each transfer, or none."""
 OF_TRANSFERS: Final = ("clearing", "double-entry")
 _ITEM: Final = ("break_id", "key", "class", "amount", "currency", "debits")
-_TOTAL: Final = "clearing-total"
 
 
 class Cover(NamedTuple):
@@ -107,7 +106,7 @@ def covers_of(day: ProofDay, *, is_complete: bool = False) -> dict[Place, Cover]
             found[place] = Cover(one, None, person)
     of_items = _of_items_today(day, found)
     for place, off in _wholes(day).items():
-        by_items = of_items.get(place[3] or "", 0) if place[0] == _TOTAL else 0
+        by_items = of_items.get(place[3] or "", 0) if place[0] == "clearing-total" else 0
         one = _difference(day, place, off - by_items)
         person = people.get((one.id, one.amounts))
         if by_items or person or is_complete:

@@ -22,8 +22,6 @@ __all__ = [
     "signed",
 ]
 
-_FINEST: Final = Decimal("0.001")
-
 
 class Headline(NamedTuple):
     """A verdict in words."""
@@ -63,7 +61,7 @@ def points(share: float, before: float) -> str:
 
 def _percent(share: float) -> Decimal:
     # The shortest text of the float, not all of its 53 bits: 0.29 is 29, not 28.999.
-    return (Decimal(repr(share)) * 100).quantize(_FINEST, ROUND_FLOOR)
+    return (Decimal(repr(share)) * 100).quantize(Decimal("0.001"), ROUND_FLOOR)
 
 
 def moment(at_ms: int, zone: str) -> str:

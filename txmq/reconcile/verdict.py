@@ -114,9 +114,7 @@ def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
     """Check that the accounts' bookings equal the extract, to the row and to the cent."""
     read = balances.pieces("bank", "currency", "rows", "moved")
     sums = sum_groups(read, ("bank", "currency"), ("rows", "moved"))
-    for control in manifest.controls:
-        if control.table != ENTRIES.name:
-            continue
+    for control in (one for one in manifest.controls if one.table == ENTRIES.name):
         place = f"{control.source}/{control.table}"
         now = sum(rows for (bank, _), (_, rows, _) in sums.items() if bank == control.source)
         if now != control.rows:

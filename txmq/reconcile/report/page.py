@@ -117,23 +117,22 @@ def _trends(run: Run) -> tuple[Trend, ...]:
     heights = [int((share - floor) * _PLOT / (100 - floor)) for share in shares]
     lowest = rates[shares.index(min(shares))]
     about = f"{rates[-1]} on {run.result.business_date}; the lowest is {lowest}."
-    breaks = [day.breaks for day in run.days]
     found = [
         Trend("rate", "Match rate", about, rates, heights, "100%", f"{floor}%"),
-        _columns(run, "breaks", "Breaks", breaks, [f"{count:,}" for count in breaks]),
+        _columns(run, None, "breaks", "Breaks", [day.breaks for day in run.days]),
     ]
     of_breaks = {name for day in run.days for name, sum_ in day.at_risk.items() if sum_}
     for currency in sorted(of_breaks):
         worth = [day.at_risk.get(currency, 0) for day in run.days]
-        values = [words.amount(sum_, run.result.places(currency)) for sum_ in worth]
         title = f"Value at risk, {currency}"
-        found.append(_columns(run, f"risk-{currency}", title, worth, values))
+        found.append(_columns(run, currency, f"risk-{currency}", title, worth))
     return tuple(found)
 
 
 def _columns(
-    run: Run, name: str, title: str, numbers: Sequence[int], values: Sequence[str]
+    run: Run, currency: str | None, name: str, title: str, numbers: Sequence[int]
 ) -> Trend:
+    values = [words.amount(number, run.result.places(currency)) for number in numbers]
     most = max(numbers)
     heights = [max(n * _PLOT // most, 2 if n else 0) if most else 0 for n in numbers]
     highest = values[numbers.index(most)]

@@ -194,22 +194,13 @@ def test_a_variable_stands_for_a_secret(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ('"17:00"', '"25:00"', "cut_off"),
-        ('"Asia/Shanghai"', '"Asia/Nowhere"', "zone"),
-        ("[day]", '[day]\ngrace = "soon"', "grace"),
         ("[money.CNY]", "[money.yuan]", "not a currency"),
-        ('name = "icbc"\n', 'name = "log"\n', "none is called log"),
-        ("debit =", "debits =", "kinds"),
         ('topic = "transfers"', "", "topic"),
         ("[day]", "[day]\nfoo = 1", "foo"),
         ('zone = "Asia', 'zoen = "Asia', "`zoen` - at `\\$.day`; did you mean zone"),
-        ("materiality =", "materialty =", "did you mean materiality"),
         ('table = "', 'tabel = "', "did you mean table"),
         ('directory = "data"', 'directry = "data"', "did you mean directory"),
-        ("[day]", "[day", "TOML"),
         ('credit = ["credit"]', 'credit = ["credit", "debit"]', "icbc: 'debit' is of one of kinds"),
-        ("kinds =", 'clearing = ["a"]\nsuspense = ["a"]\nkinds =', "'a' is one of clearing, "),
-        ("kinds =", "gapless = true\nkinds =", "id has to name their column"),
         ("[[log.flow]]", "[[log.flows]]", "flows"),
         (FLOW, FLOW.replace("icbc", "icbk"), "icbc alone has the namespace icbc"),
         (

@@ -89,10 +89,7 @@ def run(
             stage.rows = rows
             outcome = reconcile(ledgers, yesterday, rules, day, manifest.as_of_ms)
         with progress.stage("prove and write"):
-            contents = {
-                table: results.write_table(table, getattr(outcome, table), day, name)
-                for table in outcome.tables
-            }
+            contents = results.write_tables(outcome.tables, day, name)
             balances = results.table("balances", day, name)
             proofs = proofs_of(outcome, balances.pieces(), rules, manifest.sources)
             contents["proofs"] = results.write_table("proofs", proofs, day, name)

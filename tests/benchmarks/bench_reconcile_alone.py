@@ -36,7 +36,7 @@ from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Man
 from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.results import CARRIED_ON, TABLES, Results, open_results
-from txmq.reconcile.spark import open_spark, set_partition_count
+from txmq.reconcile.spark import fit_to_rows, open_spark
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import SOURCES
 from txmq.reconcile.verdict import judge
@@ -149,7 +149,7 @@ def sources(folder, at_ms):
 def of_txmq(plan):
     """A session as a run has it."""
     with open_spark(memory=MEMORY) as spark:
-        set_partition_count(spark, 3 * plan.transfers)
+        fit_to_rows(spark, 3 * plan.transfers)
         yield spark
 
 

@@ -51,7 +51,7 @@ WITH_SPARK = (
     "reconcile/test_extract_jdbc.py",
     "reconcile/test_recon_schema.py",
     "reconcile/test_progress.py",
-    "reconcile/test_partition_count.py",
+    "reconcile/test_fit_to_rows.py",
 )
 # The files that take longest, which start first so that no worker waits at the end for another.
 LONGEST = (

@@ -1,10 +1,12 @@
 """One measurement of reconciliation, in a process and a Java of its own; JSON on stdout.
 
-    python bench_reconcile_alone.py days FOLDER TRANSFERS     write a day
+    python bench_reconcile_alone.py days FOLDER TRANSFERS     write a day, and the day before it
     python bench_reconcile_alone.py bare FOLDER TRANSFERS     join the three ledgers, and add up
     python bench_reconcile_alone.py plain FOLDER TRANSFERS    the same in a session of Spark's own
     python bench_reconcile_alone.py whole FOLDER TRANSFERS    reconcile, write all of it, and judge
     python bench_reconcile_alone.py by_hand FOLDER TRANSFERS  the same tables by a job of our own
+    python bench_reconcile_alone.py before FOLDER TRANSFERS   reconcile the day before
+    python bench_reconcile_alone.py next FOLDER TRANSFERS     the day as the next one, all checked
 
 ``bare`` is the least that anybody has to do: it reads the same Parquet with the same settings of
 Spark, and its result is one small table. What these settings are worth is told by ``plain``, which
@@ -18,6 +20,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from bench_reconcile_by_hand import reconcile_by_hand
@@ -31,8 +35,8 @@ from txmq.reconcile.extract.control_sums import count_files
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
 from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.proofs import proofs_of
-from txmq.reconcile.results import open_results
-from txmq.reconcile.spark import open_spark, set_partition_count
+from txmq.reconcile.results import CARRIED_ON, TABLES, Results, open_results
+from txmq.reconcile.spark import fit_to_rows, open_spark
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import SOURCES
 from txmq.reconcile.verdict import judge
@@ -40,12 +44,14 @@ from txmq.reconcile.verdict import judge
 MEMORY = "6g"
 RUN = "0123456789abcdef"
 LEGS = ("debit", "credit", "return")
+BEFORE = "before"
 
 
 def days(folder, plan):
-    """Write the day."""
+    """Write the day, and the one before."""
     begun = time.perf_counter()
-    day = write_day(folder, plan)
+    before = write_day(folder / BEFORE, day_before(plan))
+    day = write_day(folder, plan, before)
     seconds = time.perf_counter() - begun
     entries = sum(day.rows[f"{bank}/entries"] for bank in BANKS)
     return {
@@ -53,6 +59,11 @@ def days(folder, plan):
         "ledger_rows": entries,
         "log_records": day.rows["log/messages"],
     }
+
+
+def day_before(plan):
+    """As many other transfers."""
+    return replace(plan, day=plan.day - timedelta(days=1), first=plan.transfers)
 
 
 def bare(spark, folder, _):
@@ -74,25 +85,47 @@ def bare(spark, folder, _):
     return {"rows": len(found.collect())}
 
 
-def whole(spark, folder, plan):
+def whole(spark, folder, plan, yesterday=None):
     """All that a run does between its extract and its report, from the control totals on."""
     end_ms = plan.rules.day.window(plan.day).end_ms
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read, spark, folder)
         manifest = Manifest.of(plan.rules, plan.day, tuple(sources(folder, end_ms)))
         ledgers = reading.result()
-    outcome = reconcile(ledgers, EarlierDays(), plan.rules, plan.day, end_ms)
+    outcome = reconcile(ledgers, yesterday or EarlierDays(), plan.rules, plan.day, end_ms)
     with open_results(folder / "out") as results:
-        contents = {
-            name: results.write_table(name, table, plan.day, RUN)
-            for name, table in zip(outcome.tables, outcome, strict=False)
-        }
+        contents = results.write_tables(outcome.tables, plan.day, RUN)
         balances = results.table("balances", plan.day, RUN)
         proofs = proofs_of(outcome, balances.pieces(), plan.rules)
         contents["proofs"] = results.write_table("proofs", proofs, plan.day, RUN)
         tables = {table: results.table(table, plan.day, RUN) for table in contents}
         result = judge(tables, plan.rules, manifest, contents)
     return {"items": sum(each.transfers for each in result.aging)}
+
+
+def before(spark, folder, plan):
+    """The day before, as the first of all days."""
+    return whole(spark, folder / BEFORE, day_before(plan))
+
+
+def next_(spark, folder, plan):
+    """The day after the one before: its open items are carried on, its ids may come again, and the
+    files of the extract are hashed, which a run does before anything else.
+    """
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda place: LocalFolder(place).fingerprint(), folder.glob("*/*/")))
+    results, day = Results(folder / BEFORE / "out"), plan.day - timedelta(days=1)
+
+    def left(name):
+        return spark.read.schema(TABLES[name].ddl).parquet(results.table(name, day, RUN).folder.uri)
+
+    yesterday = EarlierDays(
+        *map(left, CARRIED_ON),
+        history=read(spark, folder / BEFORE),
+        agreed=left("matches").select("key"),
+        closed=left("closed").select("key", "history"),
+    )
+    return whole(spark, folder, plan, yesterday)
 
 
 def by_hand(spark, folder, plan):
@@ -116,7 +149,7 @@ def sources(folder, at_ms):
 def of_txmq(plan):
     """A session as a run has it."""
     with open_spark(memory=MEMORY) as spark:
-        set_partition_count(spark, 3 * plan.transfers)
+        fit_to_rows(spark, 3 * plan.transfers)
         yield spark
 
 
@@ -185,6 +218,8 @@ def main(what, folder, transfers):
         "plain": (of_spark, bare),
         "whole": (of_txmq, whole),
         "by_hand": (of_txmq, by_hand),
+        "before": (of_txmq, before),
+        "next": (of_txmq, next_),
     }
     return measured(*sessions[what], folder, plan)
 

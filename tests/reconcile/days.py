@@ -111,6 +111,8 @@ class Plan:
     altered: int = 0
     """Accounts of each bank whose balance somebody has changed."""
     double_entry: bool = False
+    first: int = 0
+    """The number of the first transfer, for days that follow each other."""
 
     @property
     def rules(self) -> Rules:
@@ -137,21 +139,26 @@ class Written:
     rows: dict[str, int]
     altered: tuple[tuple[str, str], ...]
     """Banks and accounts."""
+    closing: tuple[np.ndarray, np.ndarray, np.ndarray]
+    """The closing balance of each account, its entries, and whether it was ever used."""
 
     def truth(self) -> pa.Table:
         """Each transfer's class and sums."""
         return pq.read_table(self.folder / "truth")
 
 
-def write_day(folder: Path, plan: Plan) -> Written:
-    """Write a day: ``<folder>/<bank or log>/<table>/part-….parquet``, and ``truth`` beside them."""
+def write_day(folder: Path, plan: Plan, before: Written | None = None) -> Written:
+    """Write a day: ``<folder>/<bank or log>/<table>/part-….parquet``, and ``truth`` beside them.
+
+    Its accounts open as the day before has closed them; what that left under way stays there.
+    """
     writer = _Writer(folder)
     books = _Books(plan)
     for number, slice_ in enumerate(_slices(plan)):
         for rows in slice_.rows(books):
             writer.write(number, *rows)
-    altered = books.close(writer)
-    return Written(folder, writer.rows, altered)
+    altered, closing = books.close(writer, before)
+    return Written(folder, writer.rows, altered, closing)
 
 
 def schema_of(table) -> pa.Schema:
@@ -199,15 +206,20 @@ class _Books:
         self.offsets = np.zeros((2, 8), np.int64)
         self.offsets[:, STALLED] = STALLED_AT
         self.moved = np.zeros(2 * self.of_a_bank * len(CURRENCIES), np.int64)
+        self.moved_rows = np.zeros_like(self.moved)
         self.later = np.zeros_like(self.moved)
         self.later_rows = np.zeros_like(self.moved)
 
-    def close(self, writer):
+    def close(self, writer, before):
         """Write what accounts had before, what they have had since, and what they have now."""
         rng, size = self.rng, self.moved.size
         opening = rng.integers(10_000, 100_000_000, size) * (rng.random(size) < 0.9)
+        counts = rng.integers(1, 50, size)
         account, currency = np.divmod(np.arange(size), len(CURRENCIES))
         used = (currency == 0) | (self.moved != 0) | (self.later_rows != 0)
+        if before is not None:
+            opening, counts, was_used = before.closing
+            used |= was_used
         balance = opening + self.moved + self.later
         altered = []
         for bank, name in enumerate(BANKS):
@@ -216,20 +228,19 @@ class _Books:
             for item in rng.choice(chosen, self.plan.altered, replace=False):
                 balance[item] += 1_00
                 altered.append((name, self.names[account[item]].as_py()))
-            rows = rng.integers(1, 50, size)
-            for table, sums, counts in (
-                (OPENING, opening, rows),
+            for table, sums, rows in (
+                (OPENING, opening, counts),
                 (LATER, self.later, self.later_rows),
             ):
-                at = np.flatnonzero(mine & ((counts != 0) if table is LATER else True))
-                held = {"amount": pa.array(sums[at]), "rows": pa.array(counts[at])}
+                at = np.flatnonzero(mine & ((rows != 0) if table is LATER else True))
+                held = {"amount": pa.array(sums[at]), "rows": pa.array(rows[at])}
                 held |= {"role": self.roles.take(account[at])}
                 writer.write(0, name, table, held | self._whose(account[at], currency[at]))
             at = np.flatnonzero(mine)
             held = {"balance": pa.array(balance[at])} | self._whose(account[at], currency[at])
             writer.write(0, name, ACCOUNTS, held)
         self._write_offsets(writer)
-        return tuple(altered)
+        return tuple(altered), (opening + self.moved, counts + self.moved_rows, used)
 
     def _whose(self, account, currency):
         return {"account": self.names.take(account), "currency": _named(CURRENCIES, currency)}
@@ -272,6 +283,7 @@ class _Slice:
 
     def __init__(self, plan, number, first, size, planted, kinds):
         self.plan, self.first, self.size = plan, first, size
+        self.number = plan.first + first
         self.rng = rng = np.random.default_rng([plan.seed, 2, number])
         shares = np.array([shape.share for shape in HONEST])
         self.shape = rng.choice(len(HONEST), size, p=shares / shares.sum())
@@ -320,8 +332,8 @@ class _Slice:
         began = self._began(start, end, self.plan.rules.day.grace_ms)
         keys = pc.if_else(
             pa.array(self.bank == 0),
-            _texts("icbc/T", self.first + np.arange(size)),
-            _texts("ccb/T", self.first + np.arange(size)),
+            _texts("icbc/T", self.number + np.arange(size)),
+            _texts("ccb/T", self.number + np.arange(size)),
         )
         sent = self._has("state", "sent")
         self.stored = began + np.where(sent, rng.integers(5, 900, size), 0)
@@ -405,6 +417,7 @@ class _Slice:
         cell = rows["account"] * len(CURRENCIES) + rows["currency"]
         early = rows["recorded"] < books.end_ms
         books.moved += _summed(cell[early], rows["amount"][early], books.moved.size)
+        books.moved_rows += np.bincount(cell[early], minlength=books.moved.size)
         books.later += _summed(cell[~early], rows["amount"][~early], books.later.size)
         books.later_rows += np.bincount(cell[~early], minlength=books.later.size)
         for bank, name in enumerate(BANKS):
@@ -469,7 +482,7 @@ class _Slice:
         by_hand = pa.array(is_decided & (by == "operator"))
         return {
             "key": keys.take(at),
-            "id": _ids(at + self.first, nth),
+            "id": _ids(at + self.number, nth),
             "payer": books.names.take(pa.array(payer, mask=unread)),
             "payee": books.names.take(pa.array(payee, mask=unread)),
             "amount": pa.array(amount, mask=unread),
@@ -508,7 +521,7 @@ class _Slice:
         books.position += at.size * 512
         return {
             "key": keys.take(at),
-            "id": _ids(at + self.first, np.zeros_like(at)),
+            "id": _ids(at + self.number, np.zeros_like(at)),
             "group": _named([flow.group for flow in RULES.log.flow], self.bank[at]),
             "state": _named(state),
             "attempts": pa.array(np.where(dead, 16, 2).astype(np.int32)),

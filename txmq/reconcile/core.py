@@ -84,6 +84,7 @@ def reconcile(
             count,
             f.count("hash").alias("others"),
             f.count_if(f.col("plain") == SUSPECT).alias("suspects"),
+            f.count_if("is_seen").alias("seen"),
         )
     )
     others = passed.where(f.col("hash").isNotNull()).select("hash", "plain", "is_seen")
@@ -91,6 +92,8 @@ def reconcile(
     if are_sent:
         # Spark cannot know the number in advance, and without a broadcast it sorts the ledgers.
         others = f.broadcast(others)
+    if not count.get["seen"]:
+        yesterday = yesterday._replace(history=None)
     evidence = _evidence(ledgers, yesterday, transfers, messages, others, window)
     offsets = {
         (row["group"], row["topic"], row["queue"]): row["next_offset"]

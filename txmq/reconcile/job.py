@@ -7,6 +7,7 @@ in force.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import date, timedelta
 from functools import partial, reduce
@@ -32,7 +33,7 @@ from txmq.reconcile.report.page import page
 from txmq.reconcile.results import CARRIED_ON, Results, run_id
 from txmq.reconcile.rules import Recon, Rules
 from txmq.reconcile.schema import ReconSchema
-from txmq.reconcile.spark import check_reach, set_partition_count
+from txmq.reconcile.spark import check_reach, fit_to_rows, warm_up
 from txmq.reconcile.summary import Run
 from txmq.reconcile.verdict import judge
 from txmq.reconcile.written_table import WrittenTable
@@ -76,7 +77,7 @@ def run(
     extract = place(results.folder, manifest)
     with progress.stage("check the extract") as stage:
         stage.rows = rows = sum(control.rows for control in manifest.controls)
-        set_partition_count(spark, rows)
+        fit_to_rows(spark, rows)
         ledgers = load(spark, manifest, extract)
     people = Explanations(results.folder)
     explained = people.digest
@@ -88,10 +89,7 @@ def run(
             stage.rows = rows
             outcome = reconcile(ledgers, yesterday, rules, day, manifest.as_of_ms)
         with progress.stage("prove and write"):
-            contents = {
-                table: results.write_table(table, getattr(outcome, table), day, name)
-                for table in outcome.tables
-            }
+            contents = results.write_tables(outcome.tables, day, name)
             balances = results.table("balances", day, name)
             proofs = proofs_of(outcome, balances.pieces(), rules, manifest.sources)
             contents["proofs"] = results.write_table("proofs", proofs, day, name)
@@ -167,6 +165,9 @@ def _extract(
             # Workers that read a cluster write into the draft, which may be only here.
             is_shared = results.folder.local is not None or not rules.log.cluster
             take_log = partial(extract_log, spark=spark if is_shared else None)
+            pool = ThreadPoolExecutor(1)
+            pool.submit(warm_up, spark)
+            pool.shutdown(wait=False)
             return extract_day(rules, day, take_log=take_log, spark=spark, progress=stage.count)
         manifest = read_manifest(results.folder.at("extracts", day.isoformat(), extract_id))
         if manifest.reading_digest != rules.reading_digest:

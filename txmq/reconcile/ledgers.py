@@ -76,6 +76,6 @@ class ReconciledDay(NamedTuple):
     """True if the day before has a result."""
 
     @property
-    def tables(self) -> tuple[str, ...]:
+    def tables(self) -> dict[str, Rows]:
         """The fields that are tables of :mod:`txmq.reconcile.tables`."""
-        return self._fields[:-3]
+        return {name: getattr(self, name) for name in self._fields[:-3]}

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import date, timedelta
 from typing import Final
@@ -138,6 +139,21 @@ class Results:
             self._remove_table(name, day, run, word)
             place.publish(draft)
         return word
+
+    def write_tables(self, tables: Mapping[str, Rows], day: date, run: str) -> dict[str, str]:
+        """Write several tables as :meth:`write_table`; Spark computes one while another is read
+        for its hash.
+        """
+        pool = ThreadPoolExecutor(2)
+        try:
+            written = {
+                name: pool.submit(self.write_table, name, table, day, run)
+                for name, table in tables.items()
+            }
+            return {name: word.result() for name, word in written.items()}
+        finally:
+            # After Ctrl-C, Spark ends at once, and does not finish what it computes.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def table(self, name: str, day: date, run: str) -> WrittenTable:
         """A table of a run, for reading without Spark."""

@@ -30,7 +30,7 @@ from txmq.errors import ConfigError, ReconcileRefused, UsageError
 from txmq.reconcile.causes import SPARK_ERRORS, cause_of, last_words
 from txmq.reconcile.java import check_java
 
-__all__ = ["check_reach", "has_cluster", "open_spark", "set_partition_count"]
+__all__ = ["check_reach", "fit_to_rows", "has_cluster", "open_spark", "warm_up"]
 
 REACH_S: Final = 10.0
 """The limit for connecting to a master of a standalone cluster."""
@@ -45,6 +45,8 @@ ROWS_A_PARTITION: Final = 1_000_000
 at once as the machine has cores.
 """
 PARTITIONS_MAX: Final = 2_000
+FEW_ROWS: Final = 300_000
+"""Up to so many rows, Spark takes longer to compile a query than to interpret it."""
 
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[kmgt]", re.IGNORECASE)
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
@@ -73,6 +75,16 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost"})
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """PySpark writes whole stacks to standard error with these, and then raises the same error."""
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
+_NOT_COMPILED: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+_FITTED: Final = {
+    _PARTITIONS: "64",
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
+"""Settings that depend on the size of a day, as they are before it is known."""
 
 _SAME_EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -94,7 +106,7 @@ _SAME_EVERYWHERE: Final = {
     "spark.ui.showConsoleProgress": "false",
     # It records where Python named each column, with several calls to Java, for nothing.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    _PARTITIONS: "64",
+    **_FITTED,
 }
 
 _LOG4J: Final = """\
@@ -178,16 +190,23 @@ def has_cluster(spark: SparkSession) -> bool:
     return _LOCAL.match(spark.conf.get("spark.master") or "") is None
 
 
-def set_partition_count(spark: SparkSession, rows: int) -> None:
-    """Set the partitions of a shuffle by the number of rows, unless the user has set them.
-
-    Results do not depend on it.
+def fit_to_rows(spark: SparkSession, rows: int) -> None:
+    """Set what depends on the size of a day, where the user has not set it. Results do not depend
+    on it.
     """
-    if spark.conf.get(_PARTITIONS) != _SAME_EVERYWHERE[_PARTITIONS]:
-        return
     cores = spark.sparkContext.defaultParallelism
     parts = max(cores, min(PARTITIONS_MAX, -(-rows // ROWS_A_PARTITION)))
-    spark.conf.set(_PARTITIONS, str(-(-parts // cores) * cores))
+    fitting = {_PARTITIONS: str(-(-parts // cores) * cores)}
+    if rows <= FEW_ROWS:
+        fitting |= _NOT_COMPILED
+    for name, value in fitting.items():
+        if spark.conf.get(name) == _FITTED[name]:
+            spark.conf.set(name, value)
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Have Java load what every query needs, in time that it would spend waiting."""
+    spark.range(2).repartition(2).groupBy("id").count().collect()
 
 
 class _Plan(NamedTuple):

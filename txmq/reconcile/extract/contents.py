@@ -7,20 +7,28 @@ to another account changes none of them. This hash is computed only here, on who
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.reconcile.tables import TableSchema
 
 __all__ = ["ContentHash"]
 
-_START: Final = np.uint64(0x9E3779B97F4A7C15)
+_Words: TypeAlias = npt.NDArray[np.uint64]
+_WORD: Final = 8
+"""The bytes of a word."""
+_STEP: Final = 0x9E3779B97F4A7C15
+_START: Final = np.uint64(_STEP)
 _NONE: Final = np.uint64(0xD1B54A32D192ED03)
 """The hash of NULL."""
 _ROWS_AT_ONCE: Final = 1 << 14
 """Small enough to stay in the processor's cache."""
+_WORDS_AT_ONCE: Final = 1 << 20
+"""The most words of texts, each as long as the longest, in memory."""
 
 
 class ContentHash:
@@ -31,10 +39,6 @@ class ContentHash:
     """
 
     def __init__(self, table: TableSchema) -> None:
-        # Most commands import this module and hash nothing, and pandas takes long to import.
-        from pandas.util import hash_array  # type: ignore[import-untyped]  # it has no types
-
-        self._hash: Any = hash_array
         self._names = sorted(table.names)
         self._sums: list[tuple[int, int]] = []
 
@@ -48,24 +52,46 @@ class ContentHash:
             some = batch.slice(first, _ROWS_AT_ONCE)
             rows = np.full(some.num_rows, _START)
             for name in self._names:
-                # Hashed again, so that a value counts in its own column only.
-                rows = self._hash(rows ^ self._hashes(some.column(name)))
+                # Mixed again, so that a value counts in its own column only.
+                rows = _mix(rows ^ _hash_column(some.column(name)))
             self._sums.append((some.num_rows, int(rows.sum())))
-
-    def _hashes(self, column: pa.Array) -> Any:
-        if pa.types.is_string(column.type):
-            # Each text once: many columns have few.
-            coded = column.dictionary_encode()
-            known, places = coded.dictionary, coded.indices.fill_null(0)
-            found = self._hash(known.to_numpy(zero_copy_only=False), categorize=False)
-            found = found[places] if len(known) else np.full(len(column), _NONE)
-        else:
-            found = self._hash(column.cast(pa.int64()).fill_null(0).to_numpy())
-        found[column.is_null().to_numpy(zero_copy_only=False)] = _NONE
-        return found
 
     @property
     def word(self) -> str:
         """The hash of the rows so far."""
         count, total = (sum(pair[at] for pair in self._sums) for at in (0, 1))
         return f"{count}-{total % (1 << 64):016x}"
+
+
+def _hash_column(column: pa.Array) -> _Words:
+    if pa.types.is_string(column.type):
+        found = _hash_texts(column.fill_null(""))
+    else:
+        found = _mix(column.cast(pa.int64()).fill_null(0).to_numpy().view(np.uint64))
+    if column.null_count:
+        found[column.is_null().to_numpy(zero_copy_only=False)] = _NONE
+    return found
+
+
+def _hash_texts(texts: pa.Array) -> _Words:
+    """Hash texts word by word, all of them at once; the padding of shorter ones is ignored."""
+    lengths = pc.binary_length(texts).to_numpy()
+    words = -(-int(lengths.max()) // _WORD)
+    if len(texts) > 1 and len(texts) * words > _WORDS_AT_ONCE:
+        half = len(texts) // 2
+        return np.concatenate([_hash_texts(texts[:half]), _hash_texts(texts[half:])])
+    padded = pc.ascii_rpad(texts, words * _WORD, padding="\0").buffers()[-1]
+    table = np.frombuffer(padded, "<u8", len(texts) * words).reshape(len(texts), words)
+    found = lengths.astype(np.uint64)
+    for place in range(words):
+        word = _mix(table[:, place] ^ np.uint64((place + 1) * _STEP % (1 << 64)))
+        found += np.where(lengths > place * _WORD, word, np.uint64(0))
+    return _mix(found)
+
+
+def _mix(words: _Words) -> _Words:
+    """Spread each bit of a word over all of its bits; different words stay different."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: _Words = words ^ (words >> np.uint64(31))
+    return mixed

@@ -15,11 +15,11 @@ from txmq.reconcile.differences import differences_in
 from txmq.reconcile.explanations import BreakNote, Difference, Explanations
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.item_list import table_of
 from txmq.reconcile.rules import Money
 from txmq.reconcile.summary import Run
 from txmq.reconcile.tables import BALANCES, ENTRIES, ITEMS, MESSAGES, PROOFS, TOTALS, TableSchema
 from txmq.reconcile.verdict import judge
+from txmq.reconcile.written_table import WrittenTable
 
 DATES = "2026-03-31", "2026-04-01", "2026-04-02"
 OPEN = breaks.rules(money={"CNY": Money(materiality=50)})
@@ -80,7 +80,7 @@ class Nights:
             written = pa.Table.from_pylist(list(rows), arrow_schema(SCHEMAS[name]))
             parquet.write_table(written, place / "part-00000.parquet", row_group_size=2)
         kept = {
-            name: table_of(self.home, date.fromisoformat(DATES[night]), run_id, name)
+            name: WrittenTable.of_run(self.home, date.fromisoformat(DATES[night]), run_id, name)
             for name in tables
         }
         result = judge(kept, self.rules, manifest, {}, self.people)

@@ -11,10 +11,10 @@ from sqlalchemy import create_engine, inspect, select, text
 from tests.reconcile import breaks
 from tests.reconcile.test_rules import RULES
 from txmq.errors import ConfigError, DatabaseFailed
+from txmq.reconcile.results import Results
 from txmq.reconcile.rules import Recon
 from txmq.reconcile.rules_file import read_rules
 from txmq.reconcile.schema import ReconSchema
-from txmq.reconcile.signatures import Signatures
 from txmq.reconcile.summary import Proof
 
 DAY = date(2026, 11, 20)
@@ -159,10 +159,10 @@ def test_items_are_taken_from_where_they_are_a_batch_at_a_time(schema, rows):
 
 
 def test_names_are_written_under_results_and_outlive_runs(schema, rows, tmp_path):
-    run, signatures = breaks.run(DAY), Signatures(tmp_path)
+    run, results = breaks.run(DAY), Results(tmp_path)
     schema.write(run, [])
     for role, name in (("preparer", "Ann"), ("reviewer", "Bo")):
-        signed = signatures.sign(role, run, name, 5, "seen")
+        signed = results.sign(role, run, name, 5, "seen")
         schema.sign(msgspec.structs.replace(run, sign_off=signed))
     schema.write(breaks.run(DAY, "b" * 16, parked=1), [])
     schema.write(run, [])

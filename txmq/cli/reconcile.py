@@ -185,7 +185,6 @@ def _run_all(
     json: bool,
 ) -> list["Verdict"]:
     """Run the days in their order; the verdict of each."""
-    from txmq.reconcile.item_list import latest_extract
     from txmq.reconcile.job import run
     from txmq.reconcile.progress import show_progress
     from txmq.reconcile.results import open_results
@@ -200,7 +199,7 @@ def _run_all(
             note(f"txmq: Spark's pages: {pages}")
         stack.enter_context(progress.tracking(session))
         for day in wanted.days:
-            extract_id = latest_extract(rules.directory, day) if reuse else extract
+            extract_id = results.latest_extract(day) if reuse else extract
             done = run(rules, day, session, results, progress, extract_id=extract_id)
             _show_run(done, f"{results.folder_of(done)}/report.html", json=json)
             verdicts.append(done.result.verdict)

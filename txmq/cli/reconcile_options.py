@@ -225,10 +225,8 @@ def warn_of_later_days(results: "Results") -> None:
     """After a rerun, name the later days that are outdated: the next night would be refused for
     them.
     """
-    from txmq.reconcile.chain import why_outdated
-
     newest = results.current(results.days()[-1])
-    if newest is not None and (why := why_outdated(results.folder, newest)) is not None:
+    if newest is not None and (why := results.why_outdated(newest)) is not None:
         note(f"txmq: {why}")
 
 

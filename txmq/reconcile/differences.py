@@ -23,7 +23,7 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.file_systems import Directory
-from txmq.reconcile.item_list import find_item, items_of, table_of
+from txmq.reconcile.item_list import find_item, items_of
 from txmq.reconcile.summary import Result, Run
 from txmq.reconcile.written_table import WrittenTable
 
@@ -132,7 +132,7 @@ def differences_in(
         UsageError: No difference matches an id, or several do.
     """
     names = ("proofs", "items", "entries")
-    tables = {name: table_of(directory, run.day, run.run_id, name) for name in names}
+    tables = {name: WrittenTable.of_run(directory, run.day, run.run_id, name) for name in names}
     day = ProofDay(run.result, tables, Explanations(directory))
     hints = {
         ("account-table", item[side], item["currency"], item["amount"]): f"like {item['break_id']}"

@@ -12,7 +12,7 @@ from msgspec import Struct
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.signatures import lock_signatures
-from txmq.reconcile.summary import FIGURES, Figures
+from txmq.reconcile.summary import Figures
 
 __all__ = ["BreakNote", "Difference", "Explanation", "Explanations", "ProofExplanation"]
 
@@ -111,18 +111,14 @@ class Explanations:
         Raises:
             UsageError: The name or the reason is missing.
         """
-        return self._explain([
-            Explanation(
-                item["break_id"],
-                item["was"] or item["class"],  # An explained break has its own class in `was`.
-                by.strip(),
-                reason.strip(),
-                now_ms,
-                figures=Figures(**{name: item[name] for name in FIGURES}),
-                proofs={one.id: one.amounts for one in differences if one.account == item["key"]},
-            )
-            for item in items
-        ])  # fmt: skip
+        who = by.strip(), reason.strip(), now_ms
+        made = []
+        for item in items:
+            class_ = item["was"] or item["class"]  # An explained break has its own class in `was`.
+            figures = msgspec.convert(item, Figures)
+            proofs = {one.id: one.amounts for one in differences if one.account == item["key"]}
+            made.append(Explanation(item["break_id"], class_, *who, figures=figures, proofs=proofs))
+        return self._explain(made)
 
     def explain_proofs(
         self,
@@ -166,7 +162,7 @@ class Explanations:
 
     def annotate(self, notes: Sequence[BreakNote]) -> None:
         """Write notes about breaks: all of them, or none."""
-        self._add(BreakNote, notes)
+        self._add(notes)
 
     def notes(self) -> dict[str, tuple[BreakNote, list[BreakNote]]]:
         """For each break its owner, ticket and due date, and the comments, oldest first."""
@@ -178,17 +174,13 @@ class Explanations:
             found[note.break_id] = latest, [*comments, *([note] if note.comment else [])]
         return found
 
-    def all(self) -> list[Explanation]:
-        """All explanations of breaks and their withdrawals, oldest first.
+    def in_force(self) -> list[Explanation]:
+        """The valid explanations of breaks, by break id.
 
         Raises:
             ReconcileRefused: The file cannot be read; it was changed by hand.
         """
-        return self._read(Explanation)
-
-    def in_force(self) -> list[Explanation]:
-        """The valid explanations of breaks, by break id."""
-        valid = _valid(self.all(), lambda one: one.break_id)
+        valid = _valid(self._read(Explanation), lambda one: one.break_id)
         return [one for one in valid if one.figures is not None]
 
     def proofs_in_force(self) -> list[ProofExplanation]:
@@ -208,14 +200,12 @@ class Explanations:
             raise UsageError(
                 "an explanation needs a name and a reason: give them with --by and --reason"
             )
-        if made:
-            self._add(type(made[0]), made)
+        self._add(made)
         return made
 
     def _read(self, type_: type[Record]) -> list[Record]:
         try:
-            lines = self._folder.read(type_.FILE).splitlines()
-            return [msgspec.json.decode(line, type=type_) for line in lines if line.strip()]
+            return msgspec.json.Decoder(type_).decode_lines(self._folder.read(type_.FILE))
         except FileNotFoundError:
             return []
         except msgspec.DecodeError as error:
@@ -224,10 +214,11 @@ class Explanations:
                 f"{self._folder}/{type_.FILE} is not a file of {noun}: {error}"
             ) from error
 
-    def _add(self, type_: type[Record], made: Sequence[Record]) -> None:
-        with lock_signatures(self._folder):
-            lines = [msgspec.json.encode(one) + b"\n" for one in (*self._read(type_), *made)]
-            self._folder.replace(type_.FILE, b"".join(lines))
+    def _add(self, made: Sequence[Record]) -> None:
+        if made:
+            with lock_signatures(self._folder):
+                records = [*self._read(type(made[0])), *made]
+                self._folder.replace(made[0].FILE, msgspec.json.Encoder().encode_lines(records))
 
 
 def _valid(every: list[Explained], key: Callable[[Explained], Any]) -> list[Explained]:

@@ -6,7 +6,6 @@ in force.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from datetime import date, timedelta
 from functools import partial, reduce
@@ -17,7 +16,6 @@ import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.chain import why_outdated
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.extraction import extract_day
@@ -31,15 +29,14 @@ from txmq.reconcile.report.metrics import exposition
 from txmq.reconcile.report.page import page
 from txmq.reconcile.report.summary_json import as_json
 from txmq.reconcile.results import CARRIED_ON, Results, run_id
-from txmq.reconcile.rules import Recon, Rules
+from txmq.reconcile.rules import Rules
 from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.spark import check_reach, set_partition_count
 from txmq.reconcile.summary import Run
 from txmq.reconcile.verdict import judge
-from txmq.reconcile.written_table import WrittenTable
 from txmq.runtime.clock import Clock, SystemClock
 
-__all__ = ["run"]
+__all__ = ["earlier_days", "run"]
 
 TREND: Final = 30
 """The number of earlier days that the report shows."""
@@ -80,14 +77,13 @@ def run(
         set_partition_count(spark, rows)
         ledgers = load(spark, manifest, extract)
     people = Explanations(results.folder)
-    explained = people.digest
     before_this = past.result_digest if past else None
-    name = run_id(day, rules.digest, manifest.extract_id, before_this, explained)
+    name = run_id(day, rules.digest, manifest.extract_id, before_this, people.digest)
     try:
-        yesterday = _yesterday(rules, day, spark, results, past)
+        earlier = earlier_days(rules, day, spark, results, past, people)
         with progress.stage("match") as stage:
             stage.rows = rows
-            outcome = reconcile(ledgers, yesterday, rules, day, manifest.as_of_ms)
+            outcome = reconcile(ledgers, earlier, rules, day, manifest.as_of_ms)
         with progress.stage("prove and write"):
             contents = {
                 table: results.write_table(table, getattr(outcome, table), day, name)
@@ -115,21 +111,17 @@ def run(
             spark_version=pyspark.__version__,
             previous_run_id=past.run_id if past else None,
             previous_digest=before_this,
-            files=results.fingerprints(day, name, found.contents),
             notes=manifest.notes,
         )
         done = results.with_sign_off(done)
-        results.publish(
-            done,
-            {
-                "report.html": page(done),
-                "metrics.prom": exposition(done).encode(),
-                "summary.json": as_json(done),
-            },
-        )
+        metrics = exposition(done).encode()
+        files = {"report.html": page(done), "metrics.prom": metrics, "summary.json": as_json(done)}
+        results.publish(done, files)
         done = results.current(day) or done
         if rules.recon is not None:
-            _write_back(rules.recon, done, tables["items"])
+            items = (row for piece in tables["items"].pieces() for row in piece.to_pylist())
+            with closing(ReconSchema(rules.recon)) as schema:
+                schema.write(done, items)
     return done
 
 
@@ -144,7 +136,7 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     if past is None:
         return None
     if past.result.end_ms >= rules.day.window(day).start_ms:
-        if (why := why_outdated(results.folder, past, day)) is not None:
+        if (why := results.why_outdated(past, day)) is not None:
             raise ReconcileRefused(why)
         results.verify(past, CARRIED_ON)
         return past
@@ -178,32 +170,39 @@ def _extract(
         return manifest
 
 
-def _yesterday(
-    rules: Rules, day: date, spark: SparkSession, results: Results, past: Run | None
+def earlier_days(
+    rules: Rules,
+    day: date,
+    spark: SparkSession,
+    results: Results,
+    past: Run | None,
+    people: Explanations,
 ) -> EarlierDays:
     """The state that earlier days left, with the history of ``day.history`` dates."""
     runs = results.chain(past, day - timedelta(days=rules.day.history))
-    closed, agreed = (results.of_runs(spark, name, runs) for name in ("closed", "matches"))
-    return results.earlier_days(spark, rules.day.window(day), past)._replace(
-        history=_history(results, spark, runs),
+    closed, agreed = (results.read_table(spark, name, *runs) for name in ("closed", "matches"))
+    left = {name: results.read_table(spark, name, past) for name in CARRIED_ON} if past else {}
+    if past is None or past.result.end_ms != rules.day.window(day).start_ms:
+        left["balances"] = None
+    return EarlierDays(
+        **left,
+        history=_history(spark, results, runs),
         agreed=None if agreed is None else agreed.select("key"),
         closed=None if closed is None else closed.select("key", "history"),
+        explanations={one.break_id: one for one in people.in_force()},
     )
 
 
-def _history(results: Results, spark: SparkSession, runs: Sequence[Run]) -> Ledgers | None:
+def _history(spark: SparkSession, results: Results, runs: list[Run]) -> Ledgers | None:
     """The extracts of these runs, as far as they still exist."""
-    some: list[Ledgers] = []
-    for earlier in runs:
-        day = earlier.result.business_date
-        folder = results.folder.at("extracts", day, earlier.extract_id)
-        if folder.exists(FILE):
-            some.append(load_unchecked(spark, read_manifest(folder), folder))
+    folders = [
+        results.folder.at("extracts", run.result.business_date, run.extract_id) for run in runs
+    ]
+    some = [
+        load_unchecked(spark, read_manifest(folder), folder)
+        for folder in folders
+        if folder.exists(FILE)
+    ]
     if not some:
         return None
     return Ledgers(*(reduce(DataFrame.unionByName, tables) for tables in zip(*some, strict=True)))
-
-
-def _write_back(recon: Recon, done: Run, items: WrittenTable) -> None:
-    with closing(ReconSchema(recon)) as schema:
-        schema.write(done, (row for piece in items.pieces() for row in piece.to_pylist()))

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.storage import Folder
 
 __all__ = ["Order", "WrittenTable", "sum_groups", "top_rows"]
@@ -36,42 +37,36 @@ class WrittenTable(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows, from the files' footers.
+        """The number of rows.
 
         Raises:
-            ReconcileRefused: A file cannot be read.
+            ReconcileRefused: A file cannot be read, or none exists.
         """
-        try:
-            return sum(map(self._rows, self.parts))
-        except (OSError, pa.ArrowException) as error:
-            raise self._refused(error) from error
+        return sum(len(piece) for piece in self.pieces("key"))
 
     def pieces(self, *columns: str) -> Iterator[pa.Table]:
         """The rows in pieces, with all columns or some.
 
         Raises:
-            ReconcileRefused: A file cannot be read.
+            ReconcileRefused: A file cannot be read, or none exists.
         """
+        if not (parts := self.parts):
+            raise ReconcileRefused(
+                f"the {self.name} are missing in {self.folder}: run the day again"
+            )
         try:
-            for part in self.parts:
+            for part in parts:
                 with self.folder.parquet(part) as file:
                     for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns) or None):
                         yield pa.Table.from_batches([batch])
         except (OSError, pa.ArrowException) as error:
-            raise self._refused(error) from error
+            raise ReconcileRefused(f"the {self.name} cannot be read: {error}") from error
 
     @classmethod
-    def of_run(cls, results: Folder, day: date, run_id: str, name: str) -> WrittenTable:
+    def of_run(cls, results: Directory, day: date, run_id: str, name: str) -> WrittenTable:
         """A table of a run, in a directory of results."""
-        folder = results.at("results", name, f"business_date={day}", f"run={run_id}")
+        folder = open_folder(results).at("results", name, f"business_date={day}", f"run={run_id}")
         return cls(f"{name} of {day}", folder)
-
-    def _rows(self, part: str) -> int:
-        with self.folder.parquet(part) as file:
-            return int(file.metadata.num_rows)
-
-    def _refused(self, error: Exception) -> ReconcileRefused:
-        return ReconcileRefused(f"the {self.name} cannot be read: {error}")
 
 
 def sum_groups(

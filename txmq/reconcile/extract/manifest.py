@@ -16,9 +16,8 @@ from msgspec import Struct
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.file_systems import Directory, open_folder
-from txmq.reconcile.parquet_files import sync
 from txmq.reconcile.rules import DayWindow, Rules
-from txmq.reconcile.storage import Folder
+from txmq.reconcile.storage import Folder, sync
 from txmq.reconcile.summary import Control
 
 __all__ = [

@@ -20,7 +20,7 @@ from txmq.reconcile.core import reconcile
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.loader import load, load_unchecked
-from txmq.reconcile.extract.manifest import FILE, Manifest, place, read_manifest
+from txmq.reconcile.extract.manifest import FILE, Manifest, read_manifest
 from txmq.reconcile.ledgers import EarlierDays, Ledgers
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.progress import Progress
@@ -54,14 +54,7 @@ def run(
 ) -> Run:
     """Reconcile a day, and publish the result.
 
-    Args:
-        rules: The places of the ledgers, the meaning of their columns, and the limits.
-        day: The business date.
-        spark: The session that does the work.
-        results: The target of the result.
-        progress: Receives the stages.
-        extract_id: An earlier extract to use; a new one is taken if left out.
-        clock: Stamps the run.
+    ``extract_id`` names an earlier extract to use; a new one is taken if left out.
 
     Raises:
         ReconcileRefused: The run failed; nothing was published.
@@ -70,8 +63,15 @@ def run(
     began_ms, before = clock.wall_ms(), len(progress.stages)
     check_reach(spark, results.folder.uri)
     past = _day_before(rules, day, results)
-    manifest = _extract(rules, day, spark, results, progress, extract_id)
-    extract = place(results.folder, manifest)
+    with progress.stage("extract") as stage:
+        if extract_id is None:
+            # Workers that read a cluster write into the draft, which may be only here.
+            is_shared = results.folder.local is not None or not rules.log.cluster
+            take_log = partial(extract_log, spark=spark if is_shared else None)
+            manifest = extract_day(rules, day, take_log=take_log, spark=spark, progress=stage.count)
+        else:
+            manifest = _known_extract(rules, day, results, extract_id)
+    extract = results.folder.at("extracts", day.isoformat(), manifest.extract_id)
     with progress.stage("check the extract") as stage:
         stage.rows = rows = sum(control.rows for control in manifest.controls)
         set_partition_count(spark, rows)
@@ -147,27 +147,14 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     )
 
 
-def _extract(
-    rules: Rules,
-    day: date,
-    spark: SparkSession,
-    results: Results,
-    progress: Progress,
-    extract_id: str | None,
-) -> Manifest:
-    with progress.stage("extract") as stage:
-        if extract_id is None:
-            # Workers that read a cluster write into the draft, which may be only here.
-            is_shared = results.folder.local is not None or not rules.log.cluster
-            take_log = partial(extract_log, spark=spark if is_shared else None)
-            return extract_day(rules, day, take_log=take_log, spark=spark, progress=stage.count)
-        manifest = read_manifest(results.folder.at("extracts", day.isoformat(), extract_id))
-        if manifest.reading_digest != rules.reading_digest:
-            raise ReconcileRefused(
-                f"extract {extract_id} was taken by rules that read the ledgers differently: "
-                "take a new one, without --extract"
-            )
-        return manifest
+def _known_extract(rules: Rules, day: date, results: Results, extract_id: str) -> Manifest:
+    manifest = read_manifest(results.folder.at("extracts", day.isoformat(), extract_id))
+    if manifest.reading_digest != rules.reading_digest:
+        raise ReconcileRefused(
+            f"extract {extract_id} was taken by rules that read the ledgers differently: "
+            "take a new one, without --extract"
+        )
+    return manifest
 
 
 def earlier_days(
@@ -178,31 +165,26 @@ def earlier_days(
     past: Run | None,
     people: Explanations,
 ) -> EarlierDays:
-    """The state that earlier days left, with the history of ``day.history`` dates."""
+    """The state that earlier days left.
+
+    The history has the extracts of the last ``day.history`` dates, as far as they still exist.
+    """
     runs = results.chain(past, day - timedelta(days=rules.day.history))
     closed, agreed = (results.read_table(spark, name, *runs) for name in ("closed", "matches"))
     left = {name: results.read_table(spark, name, past) for name in CARRIED_ON} if past else {}
     if past is None or past.result.end_ms != rules.day.window(day).start_ms:
         left["balances"] = None
+    extracts = [
+        load_unchecked(spark, read_manifest(folder), folder)
+        for run in runs
+        for folder in [results.folder.at("extracts", run.result.business_date, run.extract_id)]
+        if folder.exists(FILE)
+    ]
+    history = (reduce(DataFrame.unionByName, tables) for tables in zip(*extracts, strict=True))
     return EarlierDays(
         **left,
-        history=_history(spark, results, runs),
+        history=Ledgers(*history) if extracts else None,
         agreed=None if agreed is None else agreed.select("key"),
         closed=None if closed is None else closed.select("key", "history"),
         explanations={one.break_id: one for one in people.in_force()},
     )
-
-
-def _history(spark: SparkSession, results: Results, runs: list[Run]) -> Ledgers | None:
-    """The extracts of these runs, as far as they still exist."""
-    folders = [
-        results.folder.at("extracts", run.result.business_date, run.extract_id) for run in runs
-    ]
-    some = [
-        load_unchecked(spark, read_manifest(folder), folder)
-        for folder in folders
-        if folder.exists(FILE)
-    ]
-    if not some:
-        return None
-    return Ledgers(*(reduce(DataFrame.unionByName, tables) for tables in zip(*some, strict=True)))

@@ -361,9 +361,9 @@ def test_the_differences_that_are_left_are_shown_first(tmp_path):
 
 def test_notes_keep_the_latest_owner_and_all_comments(tmp_path):
     people = Explanations(tmp_path)
-    people.annotate([BreakNote("a", "Li", 1, "Wu", "", "2026-04-01", "asked the bank")])
-    people.annotate([BreakNote("a", "Wu", 2, comment="no answer"), BreakNote("b", "Wu", 2, "Wu")])
-    people.annotate([BreakNote("a", "Wu", 3, due="2026-04-09")])
+    people.add([BreakNote("a", "Li", 1, "Wu", "", "2026-04-01", "asked the bank")])
+    people.add([BreakNote("a", "Wu", 2, comment="no answer"), BreakNote("b", "Wu", 2, "Wu")])
+    people.add([BreakNote("a", "Wu", 3, due="2026-04-09")])
 
     latest, comments = people.notes()["a"]
 

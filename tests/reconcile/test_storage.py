@@ -101,11 +101,11 @@ def test_a_table_in_force_that_was_damaged_is_written_again_after_any_death(stor
 def test_what_people_write_is_the_old_or_the_new_after_any_death(store):
     run = work(store.folder(), "a", 1)
     people = Explanations(store.folder())
-    people.annotate([BreakNote("0" * 16, "Ann", 1, owner="Bo")])
+    people.add([BreakNote("0" * 16, "Ann", 1, owner="Bo")])
 
     def write():
         Results(store.folder()).sign("preparer", run, "Ann", 5, despite="known")
-        Explanations(store.folder()).annotate([BreakNote("0" * 16, "Cy", 2, owner="Di")])
+        Explanations(store.folder()).add([BreakNote("0" * 16, "Cy", 2, owner="Di")])
 
     seen = []
     for _ in deaths(store, write):
@@ -115,7 +115,7 @@ def test_what_people_write_is_the_old_or_the_new_after_any_death(store):
         seen.append((*signed, owner))
         if not signed:
             write()
-        people.annotate([BreakNote("0" * 16, "Eve", 3, owner="Flo")])
+        people.add([BreakNote("0" * 16, "Eve", 3, owner="Flo")])
         assert people.notes()["0" * 16][0].owner == "Flo"
     assert set(seen) == {("Bo",), ("Ann", "Bo"), ("Ann", "Di")}
 

@@ -23,7 +23,7 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.file_systems import Directory
-from txmq.reconcile.item_list import find_item, items_of
+from txmq.reconcile.item_list import find_items, items_of
 from txmq.reconcile.summary import Result, Run
 from txmq.reconcile.written_table import WrittenTable
 
@@ -136,7 +136,7 @@ def differences_in(
     day = ProofDay(run.result, tables, Explanations(directory))
     hints = {
         ("account-table", item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
-        for item in items_of(directory, run, is_complete=True, is_masked=False)
+        for item in items_of(directory, run, is_complete=True)
         for side in ("payer", "payee")
     }
     covers, found = covers_of(day), _singles(day, None)
@@ -163,8 +163,7 @@ def differences_in(
                     (one.proof, one.account, one.currency, abs(one.amounts[0]))
                 ),
             })  # fmt: skip
-    chosen = {row["id"]: row for row in (find_item(rows, id_, "id") for id_ in ids)}
-    return list(chosen.values()) if ids else rows
+    return find_items(rows, ids, "id") if ids else rows
 
 
 def single_rows(proofs: WrittenTable) -> Iterator[pa.Table]:

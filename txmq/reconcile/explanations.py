@@ -160,10 +160,6 @@ class Explanations:
         self._explain([msgspec.structs.replace(one, **news) for one in breaks])
         self._explain([msgspec.structs.replace(one, **news) for one in proofs])
 
-    def annotate(self, notes: Sequence[BreakNote]) -> None:
-        """Write notes about breaks: all of them, or none."""
-        self._add(notes)
-
     def notes(self) -> dict[str, tuple[BreakNote, list[BreakNote]]]:
         """For each break its owner, ticket and due date, and the comments, oldest first."""
         found: dict[str, tuple[BreakNote, list[BreakNote]]] = {}
@@ -200,7 +196,7 @@ class Explanations:
             raise UsageError(
                 "an explanation needs a name and a reason: give them with --by and --reason"
             )
-        self._add(made)
+        self.add(made)
         return made
 
     def _read(self, type_: type[Record]) -> list[Record]:
@@ -214,7 +210,8 @@ class Explanations:
                 f"{self._folder}/{type_.FILE} is not a file of {noun}: {error}"
             ) from error
 
-    def _add(self, made: Sequence[Record]) -> None:
+    def add(self, made: Sequence[Record]) -> None:
+        """Write records of one kind, such as notes about breaks: all of them, or none."""
         if made:
             with lock_signatures(self._folder):
                 records = [*self._read(type(made[0])), *made]

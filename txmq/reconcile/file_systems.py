@@ -93,10 +93,14 @@ def _link(uri: str, table: str, path: str, settings: Mapping[str, str]) -> str:
         ConfigError: No link covers the path.
     """
     before = f"fs.viewfs.mounttable.{table}.link."
-    links = {key.removeprefix(before): key for key in settings if key.startswith(before)}
+    links = {
+        key.removeprefix(before).rstrip("/"): target.rstrip("/")
+        for key, target in settings.items()
+        if key.startswith(before)
+    }
     for link in sorted(links, key=len, reverse=True):
-        if f"{path}/".startswith(f"{link.rstrip('/')}/"):
-            return settings[links[link]].rstrip("/") + path[len(link.rstrip("/")) :]
+        if f"{path}/".startswith(f"{link}/"):
+            return links[link] + path.removeprefix(link)
     raise ConfigError(
         f"directory {uri!r}: no link of the mount table {table!r} covers {path}; add "
         f"{before}/... to {_SITE} of HADOOP_CONF_DIR"

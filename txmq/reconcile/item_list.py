@@ -10,11 +10,10 @@ from msgspec import Struct
 from txmq.errors import UsageError
 from txmq.reconcile.classes import Class
 from txmq.reconcile.file_systems import Directory
-from txmq.reconcile.report.words import mask_sides
 from txmq.reconcile.summary import Run
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["ItemFilter", "find_item", "items_of"]
+__all__ = ["ItemFilter", "find_items", "items_of"]
 
 
 class ItemFilter(Struct, frozen=True):
@@ -44,12 +43,7 @@ class ItemFilter(Struct, frozen=True):
 
 
 def items_of(
-    directory: Directory,
-    run: Run,
-    wanted: ItemFilter | None = None,
-    *,
-    is_complete: bool = False,
-    is_masked: bool = True,
+    directory: Directory, run: Run, wanted: ItemFilter | None = None, *, is_complete: bool = False
 ) -> list[dict[str, Any]]:
     """The items of a run that are not agreed: the oldest first, then the largest.
 
@@ -69,22 +63,26 @@ def items_of(
         if (takes_all or Class(item["class"]).group == "break") and wanted.takes(item)
     ]
     if wanted.ids:
-        chosen = {item["break_id"]: item for item in (find_item(found, id_) for id_ in wanted.ids)}
-        found = list(chosen.values())
-    if is_masked:
-        found = list(map(mask_sides, found))
+        found = find_items(found, wanted.ids)
     return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
 
 
-def find_item(items: list[dict[str, Any]], id_: str, name: str = "break_id") -> dict[str, Any]:
-    """The item whose id begins with ``id_``.
+def find_items(
+    items: list[dict[str, Any]], ids: Sequence[str], name: str = "break_id"
+) -> list[dict[str, Any]]:
+    """The items whose ids begin as given, each once.
 
     Raises:
         UsageError: No item matches, or several do.
     """
-    found = [item for item in items if item[name].startswith(id_)]
-    if len(found) != 1 or not id_:
-        noun, command = ("break", "breaks") if name == "break_id" else ("difference", "proofs")
-        many = f"several {noun}s" if found else f"no {noun}"
-        raise UsageError(f"{id_!r} matches {many} of this day; see txmq reconcile {command} --all")
-    return found[0]
+    found: dict[str, dict[str, Any]] = {}
+    for id_ in ids:
+        fit = [item for item in items if item[name].startswith(id_)]
+        if len(fit) != 1 or not id_:
+            noun, command = ("break", "breaks") if name == "break_id" else ("difference", "proofs")
+            many = f"several {noun}s" if fit else f"no {noun}"
+            raise UsageError(
+                f"{id_!r} matches {many} of this day; see txmq reconcile {command} --all"
+            )
+        found[fit[0][name]] = fit[0]
+    return list(found.values())

@@ -103,10 +103,11 @@ class Results:
 
     # Runs
 
-    def days(self) -> list[date]:
-        """The days that have a run in force, oldest first."""
+    def days(self, before: date = date.max) -> list[date]:
+        """The days before a day that have a run in force, oldest first."""
         found = self.folder.at("runs").files("????-??-??/current")
-        return [date.fromisoformat(name.partition("/")[0]) for name in found]
+        days = (date.fromisoformat(name.partition("/")[0]) for name in found)
+        return [day for day in days if day < before]
 
     def current(self, day: date) -> Run | None:
         """The day's run in force, with its signatures; ``None`` before the first run.
@@ -119,13 +120,12 @@ class Results:
 
     def previous(self, day: date) -> Run | None:
         """The current run of the latest earlier day; days between may have no run."""
-        before = [earlier for earlier in self.days() if earlier < day]
+        before = self.days(day)
         return self.current(before[-1]) if before else None
 
     def trend(self, day: date, most: int) -> tuple[Past, ...]:
         """The latest days before this one, oldest first, up to a number."""
-        before = [earlier for earlier in self.days() if earlier < day]
-        runs = [self._in_force(earlier) for earlier in before[len(before) - most :] if most]
+        runs = map(self._in_force, self.days(day)[::-1][:most][::-1])
         return tuple(run.result.past for run in runs if run is not None)
 
     def chain(self, run: Run | None, since: date) -> list[Run]:
@@ -139,7 +139,8 @@ class Results:
         found: list[Run] = []
         while run is not None and run.day >= since:
             found.append(run)
-            before = self._folder(run.day - timedelta(days=1), run.previous_run_id or "")
+            day = run.day - timedelta(days=1)
+            before = self.folder.at("runs", day.isoformat(), run.previous_run_id or "")
             run = _read_run(before) if before.exists("run.json") else None
         return found[::-1]
 
@@ -155,8 +156,8 @@ class Results:
         """
         day = own = run.day
         first: tuple[date, date] | None = None
-        for earlier in reversed(self.days()):
-            if earlier >= own or (before := self._in_force(earlier)) is None:
+        for earlier in reversed(self.days(own)):
+            if (before := self._in_force(earlier)) is None:
                 continue
             if before.result.end_ms < run.result.start_ms:
                 break  # Days between have no run: the chain begins here.
@@ -186,7 +187,7 @@ class Results:
 
     def folder_of(self, run: Run) -> Folder:
         """The folder of a run's files."""
-        return self._folder(run.day, run.run_id)
+        return self.folder.at("runs", run.result.business_date, run.run_id)
 
     def publish(self, run: Run, files: Mapping[str, bytes]) -> None:
         """Write a run's files, such as ``report.html``, and make it the run that is in force.
@@ -324,9 +325,6 @@ class Results:
                     "them: run the day again"
                 )
 
-    def _folder(self, day: date, run: str) -> Folder:
-        return self.folder.at("runs", day.isoformat(), run)
-
     def _in_force(self, day: date) -> Run | None:
         """A day's run in force, without signatures."""
         place = self.folder.at("runs", day.isoformat())
@@ -353,16 +351,16 @@ class Results:
         Raises:
             ReconcileRefused: The run is signed, and the new table differs.
         """
-        place = self.table(name, day, run).folder
+        place, of_day = self.table(name, day, run).folder, self.folder.at("runs", day.isoformat())
         if not place.files("*"):
             return
         if run in self._signed_runs(day.isoformat()):
-            signed = _read_run(self._folder(day, run))
+            signed = _read_run(of_day.at(run))
             if signed.result.contents.get(name) != content:
                 raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
         current = self._in_force(day)
         if current is not None and current.run_id == run:
-            self.folder.at("runs", day.isoformat()).remove("current")
+            of_day.remove("current")
         place.remove_all()
 
 

@@ -312,23 +312,15 @@ class LocalFolder(Folder):
         """See :meth:`Folder.remove`."""
         LocalDisk(self._local).remove(name)
 
-    def remove_all(self) -> None:
-        """See :meth:`Folder.remove_all`."""
-        if self._local.exists():
-            shutil.rmtree(self._local)
-
     def publish(self, draft: Folder) -> None:
         """See :meth:`Folder.publish`; Spark's other files are removed, and all is synced."""
         if draft.local is None:
             super().publish(draft)
             return
-        parts = []
-        for path in sorted(draft.local.iterdir()):
-            if path.name.startswith("part-"):
-                parts.append(path)
-            else:
+        for path in list(draft.local.iterdir()):
+            if not path.name.startswith("part-"):
                 path.unlink()
-        for number, part in enumerate(parts):
+        for number, part in enumerate(sorted(draft.local.iterdir())):
             sync(part.rename(part.with_name(_part_name(number))))
         sync(draft.local)
         self._local.parent.mkdir(parents=True, exist_ok=True)

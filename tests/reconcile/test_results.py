@@ -406,7 +406,7 @@ def test_what_was_said_of_a_signed_run_stays_as_it_was_signed(results, tmp_path)
         ("current", "{}", "does not name a run"),
         ("current", "no", "does not name a run"),
         (f"{'a' * 16}/run.json", "{}", "is not the file of a run"),
-        (f"{'a' * 16}/run.json", None, "No such file"),
+        (f"{'a' * 16}/run.json", None, "run.json does not exist"),
     ],
 )
 def test_what_cannot_be_read_is_told(results, tmp_path, name, text, told):

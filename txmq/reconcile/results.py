@@ -125,7 +125,8 @@ class Results:
 
     def trend(self, day: date, most: int) -> tuple[Past, ...]:
         """The latest days before this one, oldest first, up to a number."""
-        runs = map(self._in_force, self.days(day)[::-1][:most][::-1])
+        before = self.days(day)
+        runs = map(self._in_force, before[max(len(before) - most, 0) :])
         return tuple(run.result.past for run in runs if run is not None)
 
     def chain(self, run: Run | None, since: date) -> list[Run]:

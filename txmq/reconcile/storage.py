@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem, copy_files
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, copy_files
 
 from txmq.errors import ReconcileRefused
 from txmq.runtime.disk import LocalDisk
@@ -77,8 +77,10 @@ class Folder:
         In a pattern such as ``????-??-??/current`` each name fits one name. A folder that does not
         exist has no files.
         """
-        infos = self._infos(recursive=pattern is None or "/" in pattern)
-        names = {_NEW.sub(r"\1", info.path.removeprefix(f"{self._path}/")) for info in infos}
+        is_deep = pattern is None or "/" in pattern
+        below = FileSelector(self._path, allow_not_found=True, recursive=is_deep)
+        paths = [info.path for info in self._system.get_file_info(below) if info.is_file]
+        names = {_NEW.sub(r"\1", path.removeprefix(f"{self._path}/")) for path in paths}
         return sorted(name for name in names if pattern is None or _fits(name, pattern))
 
     def exists(self, name: str) -> bool:
@@ -87,21 +89,21 @@ class Folder:
 
     def size(self, name: str) -> int:
         """The number of bytes of a file."""
-        if (size := self._info(name).size) is None:
+        if (size := self._system.get_file_info(self._at(name)).size) is None:
             raise FileNotFoundError(f"{self}/{name} does not exist")
         return int(size)
 
     def read(self, name: str) -> bytes:
         """The bytes of a file."""
         # A file that is being replaced may move between two attempts.
-        for one in (*self._names(name), name)[:-1]:
-            with suppress(FileNotFoundError):
-                return self._read(one)
-        return self._read(name)
+        for one in (*self._names(name), name):
+            with suppress(FileNotFoundError), self._open(one) as file:
+                return bytes(file.read())
+        raise FileNotFoundError(f"{self}/{name} does not exist")
 
     def sha256(self, name: str) -> str:
         """The SHA-256 of a file, in hexadecimal."""
-        with self._system.open_input_stream(self._at(name)) as file:
+        with self._open(name) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def parquet(self, name: str) -> pq.ParquetFile:
@@ -171,7 +173,7 @@ class Folder:
         if not self._has_objects:
             self._system.create_dir(self._path, recursive=True)
         for number, part in enumerate(draft.files("part-*")):
-            path, new = draft._at(part), self._at(_part_name(number))
+            path, new = draft._at(part), self._at(f"part-{number:05d}.parquet")
             if draft._system == self._system:
                 self._system.move(path, new)
             else:
@@ -258,11 +260,9 @@ class Folder:
         """The names under which the latest state of a small file may be."""
         return (name,) if self._has_objects else (name, _new(name))
 
-    def _info(self, name: str) -> FileInfo:
-        return self._system.get_file_info(self._at(name))
-
     def _is_there(self, name: str) -> bool:
-        return bool(self._info(name).type != FileType.NotFound)
+        info = self._system.get_file_info(self._at(name))
+        return bool(info.type != FileType.NotFound)
 
     def _move(self, name: str, new: str) -> None:
         self._system.move(self._at(name), self._at(new))
@@ -271,13 +271,8 @@ class Folder:
         if self._is_there(name):
             self._system.delete_file(self._at(name))
 
-    def _infos(self, *, recursive: bool) -> list[FileInfo]:
-        where = FileSelector(self._path, allow_not_found=True, recursive=recursive)
-        return [info for info in self._system.get_file_info(where) if info.is_file]
-
-    def _read(self, name: str) -> bytes:
-        with self._system.open_input_stream(self._at(name)) as file:
-            return bytes(file.read())
+    def _open(self, name: str) -> pa.NativeFile:
+        return self._system.open_input_stream(self._at(name))
 
     def _put(self, name: str, data: bytes) -> None:
         with self.create(name) as file:
@@ -321,7 +316,7 @@ class LocalFolder(Folder):
             if not path.name.startswith("part-"):
                 path.unlink()
         for number, part in enumerate(sorted(draft.local.iterdir())):
-            sync(part.rename(part.with_name(_part_name(number))))
+            sync(part.rename(part.with_name(f"part-{number:05d}.parquet")))
         sync(draft.local)
         self._local.parent.mkdir(parents=True, exist_ok=True)
         draft.local.rename(self._local)
@@ -411,10 +406,6 @@ def _try_lock(folder: Path, how: int = 0) -> Iterator[bool]:
             yield True
     finally:
         os.close(descriptor)
-
-
-def _part_name(number: int) -> str:
-    return f"part-{number:05d}.parquet"
 
 
 def _new(name: str) -> str:

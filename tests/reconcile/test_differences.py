@@ -12,7 +12,13 @@ from pyarrow import parquet
 from tests.reconcile import breaks
 from txmq.errors import UsageError
 from txmq.reconcile.differences import differences_in
-from txmq.reconcile.explanations import BreakNote, Difference, Explanations
+from txmq.reconcile.explanations import (
+    BreakNote,
+    Difference,
+    Explanation,
+    Explanations,
+    ProofExplanation,
+)
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.rules import Money
@@ -103,11 +109,13 @@ class Nights:
 
     def explain(self, *items):
         rows = differences_in(self.home, self.run, is_complete=True)
-        self.people.explain(items, "Li", "a fee", 1, msgspec.convert(rows, list[Difference]))
+        differences = msgspec.convert(rows, list[Difference])
+        self.people.add([Explanation.of(item, "Li", "a fee", 1, differences) for item in items])
 
     def explain_proofs(self, last):
         day = self.run.result.business_date
-        self.people.explain_proofs(self.differences(), "Wu", "edited by hand", 1, day, last)
+        said = "Wu", "edited by hand", 1, day, last
+        self.people.add([ProofExplanation.of(one, *said) for one in self.differences()])
 
 
 def totals(items):

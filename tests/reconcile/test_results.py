@@ -13,7 +13,7 @@ import pytest
 
 from tests.reconcile import breaks, dying_run
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.job import earlier_days
 from txmq.reconcile.results import Results, open_results, run_id
 from txmq.reconcile.tables import BALANCES, BOOKED, FAILURES, ITEMS, MESSAGES
@@ -195,7 +195,7 @@ def test_what_is_looked_back_is_what_the_day_before_went_on_from(spark, results)
 def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path):
     known = breaks.transfer("icbc/1", "parked") | {"break_id": "0" * 16, "was": None}
     people = Explanations(tmp_path)
-    people.explain([known], "Ann", "known", 1)
+    people.add([Explanation.of(known, "Ann", "known", 1)])
     rules = breaks.rules()
     window = rules.day.window(DAY)
     first = earlier_days(rules, DAY, spark, results, None, people)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.reconcile import breaks
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.results import Results
 from txmq.reconcile.signatures import lock_signatures, same_person
 from txmq.reconcile.storage import LocalFolder
@@ -224,7 +224,7 @@ def test_two_people_do_not_write_at_the_same_moment(results, tmp_path):
     with lock_signatures(LocalFolder(tmp_path)), pytest.raises(UsageError, match="try again"):
         results.sign("preparer", breaks.run(DAY), "Ann", 5)
     with lock_signatures(LocalFolder(tmp_path)), pytest.raises(UsageError, match="try again"):
-        Explanations(tmp_path).explain([item("0", "parked")], "Ann", "known", 1)
+        Explanations(tmp_path).add([Explanation.of(item("0", "parked"), "Ann", "known", 1)])
 
     results.sign("preparer", breaks.run(DAY), "Ann", 5)
 
@@ -234,9 +234,9 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(tmp_path):
     assert explanations.in_force() == []
     assert explanations.digest == ""
 
-    explanations.explain([item("b", "parked")], "Ann", "the service was down", 1)
-    explanations.explain([item("a", "double-credit")], "Ann", "a fee", 2)
-    explanations.explain([item("b", "dead-letter")], " Bo ", "a new\nreason", 3)
+    explanations.add([Explanation.of(item("b", "parked"), "Ann", "the service was down", 1)])
+    explanations.add([Explanation.of(item("a", "double-credit"), "Ann", "a fee", 2)])
+    explanations.add([Explanation.of(item("b", "dead-letter"), " Bo ", "a new\nreason", 3)])
 
     held = explanations.in_force()
     assert [(one.break_id, one.class_, one.by, one.reason) for one in held] == [
@@ -261,23 +261,23 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(tmp_path):
 
 def test_the_digest_of_explanations_is_about_what_holds(tmp_path):
     explanations = Explanations(tmp_path)
-    explanations.explain([item("a", "parked")], "Ann", "known", 1)
+    explanations.add([Explanation.of(item("a", "parked"), "Ann", "known", 1)])
     one = explanations.digest
-    explanations.explain([item("b", "parked")], "Ann", "known", 2)
+    explanations.add([Explanation.of(item("b", "parked"), "Ann", "known", 2)])
     both = explanations.digest
     explanations.withdraw("b" * 16, "Ann", "not known", 3)
 
     assert one != both
     assert explanations.digest == one
 
-    explanations.explain([item("a", "parked", ordered=7)], "Ann", "known", 4)
+    explanations.add([Explanation.of(item("a", "parked", ordered=7), "Ann", "known", 4)])
     assert explanations.digest not in {one, both}
 
 
 @pytest.mark.parametrize(("by", "reason"), [(" ", "known"), ("Ann", "\n")])
 def test_an_explanation_has_a_name_and_a_reason(tmp_path, by, reason):
     with pytest.raises(UsageError, match="needs a name and a reason"):
-        Explanations(tmp_path).explain([item("a", "parked")], by, reason, 1)
+        Explanations(tmp_path).add([Explanation.of(item("a", "parked"), by, reason, 1)])
 
 
 def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(tmp_path):
@@ -287,7 +287,7 @@ def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(tmp_pa
 
     assert (explanations.in_force(), explanations.digest) == ([], "")
 
-    explanations.explain([item("a", "parked")], "Ann", "known", 2)
+    explanations.add([Explanation.of(item("a", "parked"), "Ann", "known", 2)])
     assert [value.at_ms for value in explanations.in_force()] == [2]
 
 

@@ -33,7 +33,7 @@ from tests.soak import only_in_soak
 from txmq.cli.root import app
 from txmq.errors import ReconcileRefused
 from txmq.reconcile import job
-from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.extract import loader
 from txmq.reconcile.extract.manifest import FILE, Manifest, read_manifest
 from txmq.reconcile.report.summary_json import as_json
@@ -88,7 +88,7 @@ def told_of(stage, done):
 
 def explain(stage, item):
     people = Explanations(stage.directory)
-    people.explain([item], "Li Na", "the payee's bank books it on Monday", 1)
+    people.add([Explanation.of(item, "Li Na", "the payee's bank books it on Monday", 1)])
 
 
 # An honest day

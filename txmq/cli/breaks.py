@@ -136,15 +136,17 @@ def explain(
     """
     with report_failures():
         from txmq.reconcile.differences import differences_in
-        from txmq.reconcile.explanations import Difference, Explanations
+        from txmq.reconcile.explanations import Difference, Explanation, Explanations
 
         chosen = _filter(class_, bank, account, older_than, file, ids)
         rules, run = run_of(config, day)
         items = _choose(rules, run, chosen, yes=yes)
         rows = differences_in(rules.directory, run, is_complete=True)
         differences = msgspec.convert(rows, list[Difference])
-        now_ms = SystemClock().wall_ms()
-        for done in Explanations(rules.directory).explain(items, by, reason, now_ms, differences):
+        said = by, reason, SystemClock().wall_ms(), differences
+        made = [Explanation.of(item, *said) for item in items]
+        Explanations(rules.directory).add(made)
+        for done in made:
             say(
                 f"{done.break_id} counts as explained from the next run on, as long as it is "
                 f"{done.class_} and its facts do not change"

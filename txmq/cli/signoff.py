@@ -85,17 +85,9 @@ def _show_signatures(run: "Run", results: "Results", *, json: bool) -> None:
         return
     from txmq.reconcile.report.words import moment
 
-    table(
-        ("as", "by", "at", "result", "note", "despite"),
-        (
-            (
-                signature.role,
-                signature.by,
-                moment(signature.at_ms, run.result.zone),
-                "this one" if signature.result_digest == run.result_digest else "another one",
-                signature.note,
-                signature.despite,
-            )
-            for signature in given
-        ),
-    )
+    rows = []
+    for one in given:
+        which = "this one" if one.result_digest == run.result_digest else "another one"
+        at = moment(one.at_ms, run.result.zone)
+        rows.append([one.role, one.by, at, which, one.note, one.despite])
+    table(("as", "by", "at", "result", "note", "despite"), rows)

@@ -54,10 +54,11 @@ class Folder:
             part, and a move replaces nothing.
     """
 
+    local: Path | None = None
+    """The path on this machine; ``None`` if the folder is elsewhere."""
+
     def __init__(self, system: FileSystem, path: str, uri: str, *, has_objects: bool) -> None:
         self.uri = uri
-        self.local: Path | None = None
-        """The path on this machine; ``None`` if the folder is elsewhere."""
         self._system = system
         self._path = path
         self._has_objects = has_objects
@@ -286,26 +287,27 @@ class LocalFolder(Folder):
     remote.
     """
 
+    local: Path
+
     def __init__(self, path: str | Path, uri: str | None = None) -> None:
-        self._local = Path(path)
-        name = uri or f"file://{self._local.resolve()}"
-        super().__init__(LocalFileSystem(), str(self._local), name, has_objects=False)
-        self.local = self._local
+        self.local = Path(path)
+        uri = uri or f"file://{self.local.resolve()}"
+        super().__init__(LocalFileSystem(), str(self.local), uri, has_objects=False)
 
     def __str__(self) -> str:
-        return str(self._local)
+        return str(self.local)
 
     def at(self, *names: str) -> Folder:
         """See :meth:`Folder.at`."""
-        return LocalFolder(self._local.joinpath(*names), "/".join((self.uri, *names)))
+        return LocalFolder(self.local.joinpath(*names), "/".join((self.uri, *names)))
 
     def replace(self, name: str, data: bytes) -> None:
         """See :meth:`Folder.replace`."""
-        LocalDisk(self._local).replace(name, data)
+        LocalDisk(self.local).replace(name, data)
 
     def remove(self, name: str) -> None:
         """See :meth:`Folder.remove`."""
-        LocalDisk(self._local).remove(name)
+        LocalDisk(self.local).remove(name)
 
     def publish(self, draft: Folder) -> None:
         """See :meth:`Folder.publish`; Spark's other files are removed, and all is synced."""
@@ -318,14 +320,14 @@ class LocalFolder(Folder):
         for number, part in enumerate(sorted(draft.local.iterdir())):
             sync(part.rename(part.with_name(f"part-{number:05d}.parquet")))
         sync(draft.local)
-        self._local.parent.mkdir(parents=True, exist_ok=True)
-        draft.local.rename(self._local)
-        sync(self._local.parent)
+        self.local.parent.mkdir(parents=True, exist_ok=True)
+        draft.local.rename(self.local)
+        sync(self.local.parent)
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """See :meth:`Folder.staging`; the folder is hidden in this one."""
-        with _draft_folder(self._local) as draft:
+        with _draft_folder(self.local) as draft:
             yield draft
 
     def take(self, staged: Path, last: str) -> bool:
@@ -333,19 +335,19 @@ class LocalFolder(Folder):
         if self.exists(last):
             return False
         try:
-            staged.rename(self._local)
+            staged.rename(self.local)
         except OSError:
             # Another process was faster; only a complete folder can be in the way.
             if not self.exists(last):
                 raise
             return False
-        sync(self._local.parent)
+        sync(self.local.parent)
         return True
 
     @contextmanager
     def lock(self) -> Iterator[Callable[[], None]]:
         """See :meth:`Folder.lock`; the death of the process releases it."""
-        lock = LocalDisk(self._local).lock()
+        lock = LocalDisk(self.local).lock()
         try:
             yield lambda: None
         finally:

@@ -119,6 +119,16 @@ def test_tables_that_were_changed_since_are_told(spark, results, tmp_path):
             results.verify(run, [name])
 
 
+def test_a_table_of_an_older_version_with_fewer_columns_is_not_taken_for_a_changed_one(results):
+    older = items(3).drop_columns(["suggestion"])
+    run = whole({"items": results.write_table("items", older, DAY, "a" * 16)})
+    results.verify(run)
+
+    assert results.write_table("items", items(3), DAY, "a" * 16) != run.result.contents["items"]
+    with pytest.raises(ReconcileRefused, match="items of 2026-11-20 changed since"):
+        results.verify(run)
+
+
 def test_a_run_is_in_force_once_it_is_published(results, tmp_path):
     assert results.current(DAY) is None
     first, second = breaks.run(DAY), breaks.run(DAY, "b" * 16, parked=1)

@@ -87,11 +87,7 @@ def _s3(settings: Mapping[str, str]) -> FileSystem:
 
 
 def _link(uri: str, table: str, path: str, settings: Mapping[str, str]) -> str:
-    """The target of a path in the mount table of a view.
-
-    Raises:
-        ConfigError: No link covers the path.
-    """
+    """The target of a path in the mount table of a view."""
     before = f"fs.viewfs.mounttable.{table}.link."
     links = {
         key.removeprefix(before).rstrip("/"): target.rstrip("/")
@@ -108,11 +104,7 @@ def _link(uri: str, table: str, path: str, settings: Mapping[str, str]) -> str:
 
 
 def _hadoop_settings() -> dict[str, str]:
-    """The settings in Hadoop's file; without one there are none.
-
-    Raises:
-        ConfigError: The file is not XML.
-    """
+    """The settings in Hadoop's file; without one there are none."""
     home = os.environ.get("HADOOP_CONF_DIR")
     path = Path(home or "", _SITE)
     if not home or not path.exists():

@@ -23,11 +23,7 @@ HISTORY: Final = 32
 class BreakLife:
     """Carries the items of the day before into this one.
 
-    Args:
-        rules: The name, the weekends and the holidays.
-        day: The business date.
-        explanations: The valid explanations, by break id. Each is valid while the break keeps its
-            class and figures.
+    An explanation, found by its break id, is valid while the break keeps its class and figures.
     """
 
     def __init__(self, rules: Rules, day: date, explanations: Mapping[str, Explanation]) -> None:
@@ -38,12 +34,9 @@ class BreakLife:
     def item(self, today: Mapping[str, Any] | None, rows: TransferRows) -> dict[str, Any] | None:
         """An item's row of ``ITEMS``; ``None`` if the transfer is agreed and was not open.
 
-        An item without news stays the same, a day older: money must not vanish because a day has
-        passed.
-
-        Args:
-            today: The columns of an item that come from its own day; ``None`` without news.
-            rows: The transfer, with what earlier days left of it.
+        ``today`` has the columns of an item that come from its own day, and ``rows`` what earlier
+        days left of the transfer. An item without news stays the same, a day older: money must not
+        vanish because a day has passed.
         """
         before = rows.item
         if today is None:

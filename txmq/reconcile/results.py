@@ -92,9 +92,7 @@ def open_results(directory: Directory) -> Iterator[Results]:
 class Results:
     """The results of runs. Reading is always safe; writers use :func:`open_results`.
 
-    Args:
-        directory: The one that the rules name.
-        check_lock: Raises if another run may write there.
+    ``check_lock`` raises if another run may write there.
     """
 
     def __init__(self, directory: Directory, check_lock: Callable[[], None] = lambda: None) -> None:
@@ -348,9 +346,6 @@ class Results:
         The same inputs give the same rows, unless txmq or Spark has changed. Then the run is not
         in force until it is complete again. A signed table stays, unless it was damaged and the
         new one equals the signed one.
-
-        Raises:
-            ReconcileRefused: The run is signed, and the new table differs.
         """
         place, of_day = self.table(name, day, run).folder, self.folder.at("runs", day.isoformat())
         if not place.files("*"):

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -92,21 +91,12 @@ def top_rows(
     pieces: Iterable[pa.Table], most: int, order: Order, *, by: str | None = None
 ) -> list[dict[str, Any]]:
     """The first rows in an order, up to a number: of all rows, or of each group."""
-    kept: pa.Table | None = None
+    kept: dict[str | None, pa.Table] = {}
     for piece in pieces:
-        rows = piece if kept is None else pa.concat_tables([kept, piece])
-        groups: Order = () if by is None else ((by, "ascending"),)
-        at = pc.sort_indices(rows, sort_keys=[*groups, *order]).to_numpy()
-        if by is None:
-            kept = rows.take(at[:most])
-        else:
-            kept = rows.take(at[_places(rows[by].take(at)) < most])
-    return [] if kept is None else kept.to_pylist()
-
-
-def _places(names: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The rank of each row in its group; rows of a group are adjacent."""
-    codes = names.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    starts = np.flatnonzero(np.diff(codes, prepend=-1))
-    sizes = np.diff(starts, append=len(codes))
-    return np.arange(len(codes)) - np.repeat(starts, sizes)
+        for group in piece[by].unique().to_pylist() if by else [None]:
+            rows = piece.filter(pc.field(by) == group) if by else piece
+            if group in kept:
+                rows = pa.concat_tables([kept[group], rows])
+            kept[group] = rows.take(pc.sort_indices(rows, sort_keys=list(order))[:most])
+    groups = sorted(kept, key=lambda group: group or "")
+    return [row for group in groups for row in kept[group].to_pylist()]

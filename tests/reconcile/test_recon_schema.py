@@ -98,8 +98,8 @@ def test_a_run_is_written_with_all_that_belongs_to_it(spark, schema, rows):
 
 
 def test_tables_are_where_they_are_looked_for(schema, url):
-    schema.create()
-    schema.create()
+    schema.write(breaks.run(DAY), [])
+    schema.write(breaks.run(DAY), [])
 
     engine = create_engine(url)
     there = inspect(engine)
@@ -187,7 +187,7 @@ def test_who_may_make_no_schema_uses_the_one_that_is_there(postgres):
         try:
             books.write(breaks.run(DAY), [row(1)])
             with pytest.raises(DatabaseFailed, match="permission denied"):
-                others.create()
+                others.write(breaks.run(DAY), [])
         finally:
             books.close()
             others.close()
@@ -242,7 +242,7 @@ def test_rules_say_where_it_is_and_are_the_same_rules(tmp_path):
 
 
 def test_a_table_of_an_older_version_says_which_column_it_lacks(schema, url):
-    schema.create()
+    schema.write(breaks.run(DAY), [])
     engine = create_engine(url)
     name = "recon.proofs" if engine.dialect.name == "postgresql" else "recon_proofs"
     with engine.begin() as connection:

@@ -32,7 +32,14 @@ from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.ledgers import Rows
 from txmq.reconcile.second_pass import RESULTS
-from txmq.reconcile.signatures import Role, Signature, lock_signatures, objections, sign_offs
+from txmq.reconcile.signatures import (
+    Role,
+    Signature,
+    lock_signatures,
+    objections,
+    plain_name,
+    sign_offs,
+)
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Past, Run, SignatureState, SignOff
 from txmq.reconcile.tables import BALANCES, RECURRING, TOTALS, TableSchema
@@ -232,7 +239,8 @@ class Results:
                 before has a newer one; this part is signed already, or the first one is not; one
                 person signs twice; the name is empty; or ``despite`` is missing or not needed.
         """
-        day, signed = run.result.business_date, Signature.of(role, run, name, now_ms, note, despite)
+        day, of_run = run.result.business_date, (run.run_id, run.result_digest)
+        signed = Signature(role, plain_name(name), now_ms, *of_run, note.strip(), despite.strip())
         with lock_signatures(self.folder):
             given, outdated = self.signatures(day), self.why_outdated(run)
             if why := next(objections(signed, run, sign_offs(given), outdated), None):

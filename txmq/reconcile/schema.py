@@ -79,38 +79,13 @@ class ReconSchema:
         signed = _columns_of(SignOff)[1:]
         self.signoffs = table("signoffs", _key("result_digest"), *about, *signed)
 
-    def create(self) -> None:
-        """Create the missing tables.
-
-        Raises:
-            DatabaseFailed: The database refuses, or does not answer; or a table of an older txmq
-                has fewer columns.
-        """
-        with self._transaction() as connection:
-            schema = self._metadata.schema
-            # A user without the right to create a schema may still use an existing one.
-            if schema is not None and not sa.inspect(connection).has_schema(schema):
-                connection.execute(CreateSchema(schema, if_not_exists=True))
-            self._metadata.create_all(connection, checkfirst=True)
-            there = sa.inspect(connection)
-            for table in self._metadata.sorted_tables:
-                names = {column["name"] for column in there.get_columns(table.name, schema)}
-                for column in table.columns:
-                    if column.name not in names:
-                        type_ = column.type.compile(connection.dialect)
-                        raise DatabaseFailed(
-                            f"the table {table} was created by an older txmq and has no column "
-                            f"{column.name}: add it with ALTER TABLE {table} ADD COLUMN "
-                            f"{column.name} {type_}, and run the date again"
-                        )
-
     def write(self, run: Run, items: Iterable[Mapping[str, Any]]) -> None:
         """Write a run with its items, and make it the day's current one.
 
         Raises:
-            DatabaseFailed: The database refuses, or does not answer; it is unchanged.
+            DatabaseFailed: The database refuses, or does not answer, and is unchanged; or a table
+                of an older txmq has fewer columns.
         """
-        self.create()
         result, of_run = run.result, {"run_id": run.run_id}
         why = {"is_current": True, "why": "\n".join(result.why)}
         figures = {
@@ -137,9 +112,8 @@ class ReconSchema:
         """Write the signatures of a run's result.
 
         Raises:
-            DatabaseFailed: The database refuses, or does not answer.
+            DatabaseFailed: As for :meth:`write`.
         """
-        self.create()
         with self._transaction() as connection:
             self._sign(connection, run)
 
@@ -158,13 +132,33 @@ class ReconSchema:
 
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
+        """A transaction in which all tables exist."""
         try:
             with self._engine.begin() as connection:
+                self._create_tables(connection)
                 yield connection
         except SQLAlchemyError as error:
             raise DatabaseFailed(
                 f"the tables of {self._name} could not be written: {words(error)}"
             ) from error
+
+    def _create_tables(self, connection: sa.Connection) -> None:
+        schema = self._metadata.schema
+        # A user without the right to create a schema may still use an existing one.
+        if schema is not None and not sa.inspect(connection).has_schema(schema):
+            connection.execute(CreateSchema(schema, if_not_exists=True))
+        self._metadata.create_all(connection, checkfirst=True)
+        there = sa.inspect(connection)
+        for table in self._metadata.sorted_tables:
+            names = {column["name"] for column in there.get_columns(table.name, schema)}
+            for column in table.columns:
+                if column.name not in names:
+                    type_ = column.type.compile(connection.dialect)
+                    raise DatabaseFailed(
+                        f"the table {table} was created by an older txmq and has no column "
+                        f"{column.name}: add it with ALTER TABLE {table} ADD COLUMN "
+                        f"{column.name} {type_}, and run the date again"
+                    )
 
 
 def _key(name: str) -> sa.Column[Any]:

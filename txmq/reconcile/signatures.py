@@ -19,7 +19,7 @@ from txmq.errors import UsageError
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Run, SignOff
 
-__all__ = ["Role", "Signature", "lock_signatures", "objections", "same_person", "sign_offs"]
+__all__ = ["Role", "Signature", "lock_signatures", "objections", "plain_name", "sign_offs"]
 
 Role: TypeAlias = Literal["preparer", "reviewer"]
 
@@ -36,16 +36,10 @@ class Signature(Struct, frozen=True):
     despite: str = ""
     """Why it is given although there are breaks or failed proofs."""
 
-    @classmethod
-    def of(cls, role: Role, run: Run, name: str, now_ms: int, note: str, despite: str) -> Signature:
-        """Make a signature from what a person has typed."""
-        of_run = run.run_id, run.result_digest
-        return cls(role, _plain(name), now_ms, *of_run, note.strip(), despite.strip())
 
-
-def same_person(one: str, other: str) -> bool:
-    """True if two names belong to one person, ignoring case, width and spaces."""
-    return _plain(one).casefold() == _plain(other).casefold()
+def plain_name(name: str) -> str:
+    """A person's name as signatures have it, without differences in width and spaces."""
+    return " ".join(unicodedata.normalize("NFKC", name).split())
 
 
 @contextmanager
@@ -105,7 +99,8 @@ def objections(
         )
     if found is not None and found.is_complete:
         yield f"{found.preparer} and {found.reviewer} have signed this result already"
-    if found is not None and (wanted.role == "preparer" or same_person(found.preparer, wanted.by)):
+    is_preparer = found is not None and found.preparer.casefold() == wanted.by.casefold()
+    if found is not None and (wanted.role == "preparer" or is_preparer):
         yield f"{found.preparer} has prepared this result: another person must review it"
     if not wanted.by:
         yield f"the name of the {wanted.role} is missing: give it with --by"
@@ -116,7 +111,3 @@ def objections(
         )
     if wanted.despite and not result.unsolved:
         yield f"the result of {day} has no breaks and no failed proofs: omit --despite"
-
-
-def _plain(name: str) -> str:
-    return " ".join(unicodedata.normalize("NFKC", name).split())

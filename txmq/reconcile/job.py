@@ -126,12 +126,7 @@ def run(
 
 
 def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
-    """The run of the day before, whose open items this run continues.
-
-    Raises:
-        ReconcileRefused: A day in between was not reconciled, an earlier day was run again, or a
-            table was changed.
-    """
+    """The run of the day before, whose open items this run continues."""
     past = results.previous(day)
     if past is None:
         return None

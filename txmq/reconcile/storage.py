@@ -40,18 +40,13 @@ _NEW: Final = re.compile(r"\.([^/]+)\.new$")
 
 
 class Folder:
-    """A folder on a remote file system.
+    """A folder on a remote file system; its URI names it for Spark, and in messages.
+
+    A store that has objects has no folders: a file appears when it is closed, and replaces an older
+    one. On other file systems files appear in part, and a move replaces nothing.
 
     Every method raises ``OSError`` if the file system fails, and ``FileNotFoundError`` if a file
     that it needs does not exist.
-
-    Args:
-        system: Arrow's file system.
-        path: The folder's path there.
-        uri: The folder's name for Spark, and in messages.
-        has_objects: True for a store of objects: it has no folders, a file appears when it is
-            closed, and it replaces an older one. False for a file system on which files appear in
-            part, and a move replaces nothing.
     """
 
     local: Path | None = None

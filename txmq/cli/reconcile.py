@@ -22,6 +22,7 @@ from txmq.cli.reconcile_options import (
     report_failures,
     requested_days,
     stop_on_signals,
+    warn_of_later_days,
 )
 from txmq.cli.signoff import signoff
 from txmq.errors import ConfigError
@@ -192,10 +193,7 @@ def _run_all(
             done = run(rules, day, session, results, progress, extract_id=extract_id)
             _show_run(done, f"{results.folder_of(done)}/report.html", json=json)
             verdicts.append(done.result.verdict)
-        # After a rerun the next night would be refused for later days that are outdated.
-        newest = results.current(results.days()[-1])
-        if newest is not None and (why := results.why_outdated(newest)) is not None:
-            note(f"txmq: {why}")
+        warn_of_later_days(results)
     return verdicts
 
 

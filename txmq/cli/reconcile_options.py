@@ -19,6 +19,7 @@ from txmq.errors import ConfigError, ReconcileRefused, ResourceError, StoreError
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    from txmq.reconcile.results import Results
     from txmq.reconcile.rules import Rules
     from txmq.reconcile.summary import Run
 
@@ -43,6 +44,7 @@ __all__ = [
     "rules_of",
     "run_of",
     "stop_on_signals",
+    "warn_of_later_days",
 ]
 
 NOT_RUN: Final = 3
@@ -207,6 +209,15 @@ def confirm_rows(count: int, nouns: str, day: str, lines: Iterable[str], *, yes:
         for line in lines:
             note(line)
         confirm(f"Write this for all {count} {nouns}?", yes=yes, code=NOT_RUN)
+
+
+def warn_of_later_days(results: "Results") -> None:
+    """After a rerun, name the later days that are outdated: the next night would be refused for
+    them.
+    """
+    newest = results.current(results.days()[-1])
+    if newest is not None and (why := results.why_outdated(newest)) is not None:
+        note(f"txmq: {why}")
 
 
 @contextmanager

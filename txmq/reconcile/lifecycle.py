@@ -90,7 +90,7 @@ class BreakLife:
 
 @cache
 def _age(calendar: Day, first_seen: str, today: date) -> int:
-    """An age in business days; most items of a day have few different ones."""
+    """An age in business days, computed once for all items that were first seen on a day."""
     return calendar.age(date.fromisoformat(first_seen), today)
 
 

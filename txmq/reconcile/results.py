@@ -109,7 +109,7 @@ class Results:
     # Runs
 
     def days(self, before: date = date.max) -> list[date]:
-        """The days before a day that have a run in force, oldest first."""
+        """The days that have a run in force, oldest first: all of them, or those before a day."""
         found = self.folder.at("runs").files("????-??-??/current")
         days = (date.fromisoformat(name.partition("/")[0]) for name in found)
         return [day for day in days if day < before]

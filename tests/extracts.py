@@ -2,6 +2,7 @@
 
 import contextlib
 from datetime import date
+from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -9,7 +10,6 @@ import pyarrow.parquet as pq
 from sqlalchemy import NullPool, create_engine, text
 
 from txmq.reconcile.extract.extraction import ExtractedLog, extract_day
-from txmq.reconcile.extract.manifest import place
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
@@ -116,7 +116,7 @@ def no_log(rules, window, directory):
 def taken(rules, day=DAY, **more):
     """An extract's manifest, and where it is."""
     manifest = extract_day(rules, day, take_log=no_log, **more)
-    return manifest, place(rules.directory, manifest).local
+    return manifest, Path(rules.directory, "extracts", day.isoformat(), manifest.extract_id)
 
 
 def rows_of(folder, bank="icbc", table="entries"):

@@ -111,7 +111,7 @@ def _jdbc(rules, folder, spark):
 
     from txmq.reconcile.extract.jdbc import SparkDialect, options
     from txmq.reconcile.extract.statements import EntryStatements
-    from txmq.reconcile.parquet_files import parquet_options
+    from txmq.reconcile.results import parquet_options
 
     (bank,) = rules.bank
     given = options(bank, bank.entries) | {"url": _jdbc_url(bank.database)}

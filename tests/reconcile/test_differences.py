@@ -12,14 +12,20 @@ from pyarrow import parquet
 from tests.reconcile import breaks
 from txmq.errors import UsageError
 from txmq.reconcile.differences import differences_in
-from txmq.reconcile.explanations import BreakNote, Difference, Explanations
+from txmq.reconcile.explanations import (
+    BreakNote,
+    Difference,
+    Explanation,
+    Explanations,
+    ProofExplanation,
+)
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.item_list import table_of
 from txmq.reconcile.rules import Money
 from txmq.reconcile.summary import Run
 from txmq.reconcile.tables import BALANCES, ENTRIES, ITEMS, MESSAGES, PROOFS, TOTALS
 from txmq.reconcile.verdict import judge
+from txmq.reconcile.written_table import WrittenTable
 
 DATES = "2026-03-31", "2026-04-01", "2026-04-02"
 OPEN = breaks.rules(money={"CNY": Money(materiality=50)})
@@ -80,7 +86,7 @@ class Nights:
             written = pa.Table.from_pylist(list(rows), arrow_schema(SCHEMAS[name]))
             parquet.write_table(written, place / "part-00000.parquet", row_group_size=2)
         kept = {
-            name: table_of(self.home, date.fromisoformat(DATES[night]), run_id, name)
+            name: WrittenTable.of_run(self.home, date.fromisoformat(DATES[night]), run_id, name)
             for name in tables
         }
         result = judge(kept, self.rules, manifest, {}, self.people)
@@ -103,11 +109,13 @@ class Nights:
 
     def explain(self, *items):
         rows = differences_in(self.home, self.run, is_complete=True)
-        self.people.explain(items, "Li", "a fee", 1, msgspec.convert(rows, list[Difference]))
+        differences = msgspec.convert(rows, list[Difference])
+        self.people.add([Explanation.of(item, "Li", "a fee", 1, differences) for item in items])
 
     def explain_proofs(self, last):
         day = self.run.result.business_date
-        self.people.explain_proofs(self.differences(), "Wu", "edited by hand", 1, day, last)
+        said = "Wu", "edited by hand", 1, day, last
+        self.people.add([ProofExplanation.of(one, *said) for one in self.differences()])
 
 
 def totals(items):
@@ -361,9 +369,9 @@ def test_the_differences_that_are_left_are_shown_first(tmp_path):
 
 def test_notes_keep_the_latest_owner_and_all_comments(tmp_path):
     people = Explanations(tmp_path)
-    people.annotate([BreakNote("a", "Li", 1, "Wu", "", "2026-04-01", "asked the bank")])
-    people.annotate([BreakNote("a", "Wu", 2, comment="no answer"), BreakNote("b", "Wu", 2, "Wu")])
-    people.annotate([BreakNote("a", "Wu", 3, due="2026-04-09")])
+    people.add([BreakNote("a", "Li", 1, "Wu", "", "2026-04-01", "asked the bank")])
+    people.add([BreakNote("a", "Wu", 2, comment="no answer"), BreakNote("b", "Wu", 2, "Wu")])
+    people.add([BreakNote("a", "Wu", 3, due="2026-04-09")])
 
     latest, comments = people.notes()["a"]
 

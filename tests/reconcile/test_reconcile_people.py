@@ -89,7 +89,6 @@ def publish(directory, run_id, found):
         ended_ms=1,
         txmq_version="",
         spark_version="",
-        files=Results(directory).fingerprints(DAY, run_id, found.contents),
     )
     Results(directory).publish(run, {"summary.json": run.as_json()})
     return run
@@ -101,15 +100,16 @@ def home(tmp_path):
     (tmp_path / "recon.toml").write_text(RULES)
     results = tmp_path / "results"
     rows = [item(**value) for value in (SMALL, WAITING, WORTHY, KNOWN, OLD)]
+    items = pa.Table.from_pylist(rows, arrow_schema(ITEMS))
+    contents = {"items": Results(results).write_table("items", items, DAY, "one")}
     for name, schema, content in (
-        ("items", ITEMS, rows), ("closed", ITEMS, []), ("entries", ENTRIES, []),
-        ("proofs", PROOFS, PROVED),
+        ("closed", ITEMS, []), ("entries", ENTRIES, []), ("proofs", PROOFS, PROVED),
     ):  # fmt: skip
         place = results / "results" / name / f"business_date={DAY}" / "run=one"
         place.mkdir(parents=True)
         table = pa.Table.from_pylist(content, arrow_schema(schema))
         parquet.write_table(table, place / "part-0.parquet")
-    publish(results, "one", result(contents={"items": "5-0"}))
+    publish(results, "one", result(contents=contents))
     return tmp_path
 
 
@@ -193,7 +193,7 @@ def test_breaks_are_chosen_by_bank_account_age_and_a_file(asking, tmp_path):
 def test_many_breaks_are_explained_together_or_not_at_all(asking, home):
     many = "breaks", "explain", "--account", "6222020200011112222", "--by", "Li", "--reason", "so"
     refused = asking(*many)
-    assert (refused.exit_code, Explanations(home / "results").all()) == (3, [])
+    assert (refused.exit_code, Explanations(home / "results").in_force()) == (3, [])
     assert "3 breaks: 52.00 CNY at risk" in refused.stderr
     assert "add --yes" in refused.stderr
 
@@ -223,7 +223,7 @@ def test_who_explains_nothing_hears_why(asking, home, more, why):
 
     assert (found.exit_code, found.stdout) == (3, "")
     assert why in found.stderr
-    assert Explanations(home / "results").all() == []
+    assert Explanations(home / "results").in_force() == []
 
 
 def test_a_break_has_an_owner_and_an_overdue_date(asking):
@@ -337,7 +337,7 @@ def test_a_break_that_cannot_be_meant_is_not_explained(asking, home, named, why)
 
     assert found.exit_code == 3
     assert why in found.stderr
-    assert Explanations(home / "results").all() == []
+    assert Explanations(home / "results").in_force() == []
 
 
 def test_an_explanation_is_taken_back(asking, home):

@@ -13,9 +13,9 @@ import pytest
 
 from tests.reconcile import breaks, dying_run
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.explanations import Explanation, Explanations
+from txmq.reconcile.job import earlier_days
 from txmq.reconcile.results import Results, open_results, run_id
-from txmq.reconcile.signatures import Signatures
 from txmq.reconcile.tables import BALANCES, BOOKED, FAILURES, ITEMS, MESSAGES
 
 DAY = date(2026, 11, 20)
@@ -45,12 +45,11 @@ def items(count):
     return breaks.items({f"icbc/{index}": "parked" for index in range(count)}, DAY)
 
 
-def whole(results, contents):
+def whole(contents):
     """A run that has written these tables."""
     plain = breaks.run(DAY)
     result = msgspec.structs.replace(plain.result, contents=contents)
-    files = results.fingerprints(DAY, plain.run_id, contents)
-    return msgspec.structs.replace(plain, result=result, result_digest=result.digest, files=files)
+    return msgspec.structs.replace(plain, result=result, result_digest=result.digest)
 
 
 def test_a_run_is_named_after_all_that_goes_in():
@@ -99,7 +98,7 @@ def test_what_was_written_is_read_the_same(spark, results):
 def test_tables_that_were_changed_since_are_told(spark, results, tmp_path):
     hashed = results.write_table("items", items(3), DAY, "a" * 16)
     results.write_table("closed", items(3), DAY, "a" * 16)
-    run = whole(results, {"items": hashed})
+    run = whole({"items": hashed})
     results.verify(run)
     (tmp_path / f"results/items/business_date={DAY}/run={'a' * 16}/_SUCCESS").touch()
     results.verify(run)
@@ -110,9 +109,24 @@ def test_tables_that_were_changed_since_are_told(spark, results, tmp_path):
     told = f"items of 2026-11-20 changed since run {'a' * 16} wrote them"
     with pytest.raises(ReconcileRefused, match=told):
         results.verify(run)
+    results.write_table("items", items(3), DAY, "a" * 16)
+    results.verify(run)
+    (tmp_path / f"results/items/business_date={DAY}/run={'a' * 16}/more.parquet").touch()
+    with pytest.raises(ReconcileRefused, match=told):  # Spark would read it too.
+        results.verify(run)
     for name in ("closed", "totals"):  # Of one the run says nothing, and one is not there.
         with pytest.raises(ReconcileRefused, match=f"{name} of 2026-11-20 changed since run"):
             results.verify(run, [name])
+
+
+def test_a_table_of_an_older_version_with_fewer_columns_is_not_taken_for_a_changed_one(results):
+    older = items(3).drop_columns(["suggestion"])
+    run = whole({"items": results.write_table("items", older, DAY, "a" * 16)})
+    results.verify(run)
+
+    assert results.write_table("items", items(3), DAY, "a" * 16) != run.result.contents["items"]
+    with pytest.raises(ReconcileRefused, match="items of 2026-11-20 changed since"):
+        results.verify(run)
 
 
 def test_a_run_is_in_force_once_it_is_published(results, tmp_path):
@@ -133,16 +147,16 @@ def test_a_run_is_in_force_once_it_is_published(results, tmp_path):
 def test_a_run_comes_with_the_names_under_it(results, tmp_path):
     run = breaks.run(DAY)
     results.publish(run, {})
-    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
+    results.sign("preparer", run, "Ann", 5)
 
     assert results.current(DAY).sign_off.preparer == "Ann"
     results.publish(breaks.run(DAY, "b" * 16, parked=1), {})
     assert results.current(DAY).signature == "invalidated"
     assert results.current(DAY).sign_off.result_digest == run.result_digest
-    Signatures(tmp_path).sign("preparer", results.current(DAY), "Bo", 6, despite="known")
+    results.sign("preparer", results.current(DAY), "Bo", 6, despite="known")
     assert results.current(DAY).signature == "prepared"
     assert results.current(DAY).sign_off.preparer == "Bo"
-    assert len(Signatures(tmp_path).all("2026-11-20")) == 2
+    assert len(results.signatures("2026-11-20")) == 2
 
 
 def test_the_day_before_is_the_last_that_has_a_result(results):
@@ -180,9 +194,9 @@ def test_what_is_looked_back_is_what_the_day_before_went_on_from(spark, results)
     assert results.chain(runs[-1], days[0]) == runs
     assert results.chain(runs[-1], days[1]) == runs[1:]
     assert results.chain(runs[-1], DAY) == results.chain(None, days[0]) == []
-    known = results.of_runs(spark, "closed", runs[1:]).select("key", "history").collect()
+    known = results.read_table(spark, "closed", *runs[1:]).select("key", "history").collect()
     assert sorted(map(tuple, known)) == [("icbc/0", "b"), ("icbc/0", "c")]
-    assert results.of_runs(spark, "closed", []) is None
+    assert results.read_table(spark, "closed") is None
 
     results.folder_of(runs[1]).remove("run.json")
     assert results.chain(runs[-1], days[0]) == runs[2:]
@@ -190,9 +204,11 @@ def test_what_is_looked_back_is_what_the_day_before_went_on_from(spark, results)
 
 def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path):
     known = breaks.transfer("icbc/1", "parked") | {"break_id": "0" * 16, "was": None}
-    Explanations(tmp_path).explain([known], "Ann", "known", 1)
-    window = breaks.rules().day.window(DAY)
-    first = results.earlier_days(spark, window, None)
+    people = Explanations(tmp_path)
+    people.add([Explanation.of(known, "Ann", "known", 1)])
+    rules = breaks.rules()
+    window = rules.day.window(DAY)
+    first = earlier_days(rules, DAY, spark, results, None, people)
     assert (first.items, first.entries, len(first.explanations)) == (None, None, 1)
 
     before = DAY - timedelta(days=1)
@@ -211,12 +227,12 @@ def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path
     result = msgspec.structs.replace(run.result, end_ms=window.start_ms)
     run = msgspec.structs.replace(run, result=result, result_digest=result.digest)
 
-    found = results.earlier_days(spark, window, run)
+    found = earlier_days(rules, DAY, spark, results, run, people)
     assert found.items.count() == 3
     for name, row in left.items():
         assert [tuple(row) for row in getattr(found, name).collect()] == [row]
     late = msgspec.structs.replace(run, result=msgspec.structs.replace(result, end_ms=1))
-    assert results.earlier_days(spark, window, late).balances is None
+    assert earlier_days(rules, DAY, spark, results, late, people).balances is None
 
 
 def test_a_second_run_at_the_same_time_is_refused(results, tmp_path):
@@ -302,7 +318,7 @@ def test_a_signed_run_is_never_replaced(spark, results, tmp_path):
     run = breaks.run(DAY)
     results.write_table("items", items(3), DAY, run.run_id)
     results.publish(run, {})
-    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
+    results.sign("preparer", run, "Ann", 5)
     before = files(tmp_path / "results")
 
     with pytest.raises(ReconcileRefused, match="is signed, and items would change"):
@@ -316,9 +332,9 @@ def test_a_signed_run_is_never_replaced(spark, results, tmp_path):
 
 def test_a_signed_table_that_was_damaged_is_put_back(spark, results, tmp_path):
     hashed = results.write_table("items", items(3), DAY, "a" * 16)
-    run = whole(results, {"items": hashed})
+    run = whole({"items": hashed})
     results.publish(run, {})
-    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
+    results.sign("preparer", run, "Ann", 5)
     (path,) = (tmp_path / "results").rglob("part-*.parquet")
     before = path.read_bytes()
     path.write_bytes(b"no rows")
@@ -333,19 +349,17 @@ def test_a_signed_table_that_was_damaged_is_put_back(spark, results, tmp_path):
     results.verify(results.current(DAY))
 
 
-def test_a_signed_run_whose_rows_lie_in_other_files_now_says_which(spark, results, tmp_path):
+def test_a_signed_run_whose_rows_lie_in_other_files_now_is_the_same(spark, results, tmp_path):
     matches = dying_run.tables(spark, DAY)["matches"]
     hashed = results.write_table("matches", matches, DAY, "a" * 16)
-    run = whole(results, {"matches": hashed})
+    run = whole({"matches": hashed})
     results.publish(run, {})
-    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
+    results.sign("preparer", run, "Ann", 5)
     shutil.rmtree(tmp_path / "results")
 
     results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)
-    again = whole(results, {"matches": hashed})
-    results.publish(again, {})
+    results.publish(whole({"matches": hashed}), {})
 
-    assert again.files != run.files
     assert results.current(DAY).sign_off.preparer == "Ann"
     results.verify(results.current(DAY))
 
@@ -355,7 +369,7 @@ def test_a_run_with_more_cores_is_the_same_run(spark, results, tmp_path):
     hashed = results.write_table("matches", matches, DAY, "a" * 16)
     run = breaks.run(DAY)
     results.publish(run, {})
-    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
+    results.sign("preparer", run, "Ann", 5)
     before = files(tmp_path / "results")
 
     again = results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)
@@ -382,7 +396,7 @@ def test_a_run_that_comes_to_something_else_is_not_in_force_until_it_is_whole(sp
 def test_what_was_said_of_a_signed_run_stays_as_it_was_signed(results, tmp_path):
     run = breaks.run(DAY)
     results.publish(run, {"report.html": b"signed"})
-    Signatures(tmp_path).sign("preparer", run, "Ann", 5)
+    results.sign("preparer", run, "Ann", 5)
 
     results.publish(breaks.run(DAY, "b" * 16), {})
     later = msgspec.structs.replace(run, began_ms=7)
@@ -402,7 +416,7 @@ def test_what_was_said_of_a_signed_run_stays_as_it_was_signed(results, tmp_path)
         ("current", "{}", "does not name a run"),
         ("current", "no", "does not name a run"),
         (f"{'a' * 16}/run.json", "{}", "is not the file of a run"),
-        (f"{'a' * 16}/run.json", None, "No such file"),
+        (f"{'a' * 16}/run.json", None, "run.json does not exist"),
     ],
 )
 def test_what_cannot_be_read_is_told(results, tmp_path, name, text, told):

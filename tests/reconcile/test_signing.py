@@ -8,10 +8,9 @@ import pytest
 
 from tests.reconcile import breaks
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.chain import why_outdated
-from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.results import Results
-from txmq.reconcile.signatures import Signatures, lock_signatures, same_person
+from txmq.reconcile.signatures import lock_signatures
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.summary import FIGURES
 
@@ -24,20 +23,20 @@ def item(letter, class_, **more):
 
 
 @pytest.fixture
-def signatures(tmp_path):
-    return Signatures(tmp_path)
+def results(tmp_path):
+    return Results(tmp_path)
 
 
-def test_one_prepares_and_another_one_reviews(signatures):
+def test_one_prepares_and_another_one_reviews(results):
     run = breaks.run(DAY)
-    assert signatures.state(run) == "unsigned"
+    assert results.signature_state(run) == "unsigned"
 
-    prepared = signatures.sign("preparer", run, " Ann  Li ", 5, "all explained")
-    assert signatures.state(run) == "prepared"
+    prepared = results.sign("preparer", run, " Ann  Li ", 5, "all explained")
+    assert results.signature_state(run) == "prepared"
     assert (prepared.preparer, prepared.is_complete) == ("Ann Li", False)
 
-    signed = signatures.sign("reviewer", run, "Bo", 7)
-    assert signatures.state(run) == "signed"
+    signed = results.sign("reviewer", run, "Bo", 7)
+    assert results.signature_state(run) == "signed"
     assert signed.is_complete
     assert (signed.preparer, signed.prepared_ms, signed.prepared_note) == (
         "Ann Li", 5, "all explained",
@@ -47,86 +46,88 @@ def test_one_prepares_and_another_one_reviews(signatures):
 
 
 @pytest.mark.parametrize("name", ["ann li", "  ANN LI ", "Ann\tLi", "Ａnn Li"])
-def test_nobody_reviews_their_own_work(signatures, name):
+def test_nobody_reviews_their_own_work(results, name):
     run = breaks.run(DAY)
-    signatures.sign("preparer", run, "Ann Li", 5)
+    results.sign("preparer", run, "Ann Li", 5)
 
     with pytest.raises(UsageError, match="another person must review it"):
-        signatures.sign("reviewer", run, name, 6)
-    assert signatures.state(run) == "prepared"
+        results.sign("reviewer", run, name, 6)
+    assert results.signature_state(run) == "prepared"
 
 
-def test_different_names_are_different_people():
-    assert not same_person("Ann Li", "Anna Li")
+def test_different_names_are_different_people(results):
+    run = breaks.run(DAY)
+    results.sign("preparer", run, "Ann Li", 5)
+    assert results.sign("reviewer", run, "Anna Li", 6).is_complete
 
 
-def test_a_day_that_is_not_over_is_not_signed(signatures):
+def test_a_day_that_is_not_over_is_not_signed(results):
     with pytest.raises(UsageError, match="2026-11-20 was not over"):
-        signatures.sign("preparer", breaks.run(DAY, is_final=False), "Ann", 5)
+        results.sign("preparer", breaks.run(DAY, is_final=False), "Ann", 5)
 
 
-def test_there_is_nothing_to_review_before_somebody_has_prepared(signatures):
+def test_there_is_nothing_to_review_before_somebody_has_prepared(results):
     with pytest.raises(UsageError, match="is not prepared yet"):
-        signatures.sign("reviewer", breaks.run(DAY), "Bo", 5)
+        results.sign("reviewer", breaks.run(DAY), "Bo", 5)
 
 
 @pytest.mark.parametrize("name", ["", "  "])
-def test_a_signature_is_a_name(signatures, name):
+def test_a_signature_is_a_name(results, name):
     with pytest.raises(UsageError, match="is missing: give it with --by"):
-        signatures.sign("preparer", breaks.run(DAY), name, 5)
+        results.sign("preparer", breaks.run(DAY), name, 5)
 
 
-def test_a_result_is_prepared_and_reviewed_once(signatures):
+def test_a_result_is_prepared_and_reviewed_once(results):
     run = breaks.run(DAY)
-    signatures.sign("preparer", run, "Ann", 5)
+    results.sign("preparer", run, "Ann", 5)
     with pytest.raises(UsageError, match="Ann has prepared this result: another person must"):
-        signatures.sign("preparer", run, "Bo", 6)
+        results.sign("preparer", run, "Bo", 6)
 
-    signatures.sign("reviewer", run, "Bo", 7)
+    results.sign("reviewer", run, "Bo", 7)
     for role in ("reviewer", "preparer"):
         with pytest.raises(UsageError, match="Ann and Bo have signed this result already"):
-            signatures.sign(role, run, "Cy", 8)
+            results.sign(role, run, "Cy", 8)
 
 
-def test_a_result_with_breaks_is_signed_in_spite_of_them_with_a_reason(signatures):
+def test_a_result_with_breaks_is_signed_in_spite_of_them_with_a_reason(results):
     run = breaks.run(DAY, parked=2)
     for role, name in (("preparer", "Ann"), ("reviewer", "Bo")):
         with pytest.raises(UsageError, match="has 2 breaks: .* sign with --despite REASON"):
-            signatures.sign(role, run, name, 5, despite=" ")
-        signed = signatures.sign(role, run, name, 5, despite=f"{name} knows them")
+            results.sign(role, run, name, 5, despite=" ")
+        signed = results.sign(role, run, name, 5, despite=f"{name} knows them")
 
     assert (signed.prepared_despite, signed.reviewed_despite) == ("Ann knows them", "Bo knows them")
     off = msgspec.structs.replace(run.result, totals=(), broken_proofs=1)
     assert off.unsolved == "1 failed proof"
     with pytest.raises(UsageError, match="no breaks and no failed proofs: omit --despite"):
-        signatures.sign("preparer", breaks.run(DAY), "Ann", 5, despite="so")
+        results.sign("preparer", breaks.run(DAY), "Ann", 5, despite="so")
 
 
 @pytest.mark.parametrize("is_reviewed", [False, True])
-def test_another_result_invalidates_what_was_signed(signatures, is_reviewed):
+def test_another_result_invalidates_what_was_signed(results, is_reviewed):
     first, second = breaks.run(DAY), breaks.run(DAY, "b" * 16, parked=1)
-    signatures.sign("preparer", first, "Ann", 5)
+    results.sign("preparer", first, "Ann", 5)
     if is_reviewed:
-        signatures.sign("reviewer", first, "Bo", 6)
+        results.sign("reviewer", first, "Bo", 6)
 
-    assert signatures.state(second) == "invalidated"
-    assert signatures.of(second) is None
+    assert results.signature_state(second) == "invalidated"
+    assert results.with_sign_off(second).sign_off.result_digest == first.result_digest
     with pytest.raises(UsageError, match="has a new result: a preparer must sign"):
-        signatures.sign("reviewer", second, "Bo", 7)
+        results.sign("reviewer", second, "Bo", 7)
 
-    signatures.sign("preparer", second, "Bo", 8, despite="known")
-    signatures.sign("reviewer", second, "Ann", 9, despite="known")
-    assert signatures.state(second) == "signed"
-    assert signatures.state(first) == ("signed" if is_reviewed else "prepared")
+    results.sign("preparer", second, "Bo", 8, despite="known")
+    results.sign("reviewer", second, "Ann", 9, despite="known")
+    assert results.signature_state(second) == "signed"
+    assert results.signature_state(first) == ("signed" if is_reviewed else "prepared")
 
 
-def test_the_same_result_of_another_run_is_signed(signatures):
+def test_the_same_result_of_another_run_is_signed(results):
     first, again = breaks.run(DAY), breaks.run(DAY, "b" * 16)
-    signatures.sign("preparer", first, "Ann", 5)
-    signatures.sign("reviewer", first, "Bo", 6)
+    results.sign("preparer", first, "Ann", 5)
+    results.sign("reviewer", first, "Bo", 6)
 
-    assert signatures.state(again) == "signed"
-    assert signatures.signed_runs(DAY.isoformat()) == {first.run_id}
+    assert results.signature_state(again) == "signed"
+    assert [one.run_id for one in results.signatures(DAY.isoformat())] == [first.run_id] * 2
 
 
 def days(results, *parked, run_ids=("a" * 16,) * 9):
@@ -147,68 +148,65 @@ def not_from(day, before, last):
     )
 
 
-def test_a_result_holds_as_long_as_the_one_that_it_was_made_from(signatures, tmp_path):
-    results = Results(tmp_path)
+def test_a_result_holds_as_long_as_the_one_that_it_was_made_from(results):
     first, second, third = days(results, 0, 0, 0)
-    signatures.sign("preparer", second, "Ann", 5)
-    signatures.sign("reviewer", second, "Bo", 6)
-    signatures.sign("preparer", third, "Ann", 7)
+    results.sign("preparer", second, "Ann", 5)
+    results.sign("reviewer", second, "Bo", 6)
+    results.sign("preparer", third, "Ann", 7)
 
     results.publish(breaks.run(DAY, "b" * 16), {})  # It is the same.
-    assert [signatures.state(value) for value in (second, third)] == ["signed", "prepared"]
+    assert [results.signature_state(value) for value in (second, third)] == ["signed", "prepared"]
     results.publish(breaks.run(DAY, "b" * 16, parked=1), {})
 
-    assert [signatures.state(value) for value in (second, third)] == ["invalidated"] * 2
-    assert signatures.state(first) == "unsigned"
+    assert [results.signature_state(value) for value in (second, third)] == ["invalidated"] * 2
+    assert results.signature_state(first) == "unsigned"
     with pytest.raises(UsageError) as refused:
-        signatures.sign("reviewer", third, "Bo", 8)
+        results.sign("reviewer", third, "Bo", 8)
     assert str(refused.value) == not_from(21, 20, 22)
     again = msgspec.structs.replace(second, previous_digest="of that one")
     with pytest.raises(UsageError) as refused:
-        signatures.sign("preparer", again, "Cy", 9)
+        results.sign("preparer", again, "Cy", 9)
     assert str(refused.value) == not_from(21, 20, 21)
 
     results.publish(first, {})
-    assert [signatures.state(value) for value in (second, third)] == ["signed", "prepared"]
+    assert [results.signature_state(value) for value in (second, third)] == ["signed", "prepared"]
 
 
-def test_the_first_day_that_does_not_hold_is_told(tmp_path):
-    results = Results(tmp_path)
+def test_the_first_day_that_does_not_hold_is_told(results):
     *_, last = days(results, 0, 0, 0, 0)
-    assert why_outdated(LocalFolder(tmp_path), last) is None
+    assert results.why_outdated(last) is None
     for parked, day in ((1, DAY + timedelta(days=2)), (2, DAY)):
         results.publish(breaks.run(day, parked=parked), {})
 
-    assert why_outdated(LocalFolder(tmp_path), last) == not_from(21, 20, 23)
+    assert results.why_outdated(last) == not_from(21, 20, 23)
 
 
-def test_a_day_that_begins_anew_hangs_on_none(tmp_path):
-    results = Results(tmp_path)
+def test_a_day_that_begins_anew_hangs_on_none(results):
     days(results, 0)
     begun = breaks.run(DAY + timedelta(days=9))
     later = msgspec.structs.replace(begun.result, start_ms=9, end_ms=10)
     begun = msgspec.structs.replace(begun, result=later, result_digest=later.digest)
 
-    assert why_outdated(LocalFolder(tmp_path), begun) is None
+    assert results.why_outdated(begun) is None
     at_once = breaks.run(DAY + timedelta(days=1))
-    assert why_outdated(LocalFolder(tmp_path), at_once) == not_from(21, 20, 21)
+    assert results.why_outdated(at_once) == not_from(21, 20, 21)
 
 
-def test_a_result_that_was_edited_is_not_signed(signatures):
+def test_a_result_that_was_edited_is_not_signed(results):
     run = breaks.run(DAY, parked=1)
     nicer = msgspec.structs.replace(run.result, verdict="clean")
 
     with pytest.raises(UsageError, match="changed since"):
-        signatures.sign("preparer", msgspec.structs.replace(run, result=nicer), "Ann", 5)
+        results.sign("preparer", msgspec.structs.replace(run, result=nicer), "Ann", 5)
 
 
-def test_every_signature_stays_in_the_file(signatures, tmp_path):
+def test_every_signature_stays_in_the_file(results, tmp_path):
     for parked, at in ((1, 1), (2, 2), (1, 3)):
         run = breaks.run(DAY, parked=parked)
-        if signatures.of(run) is None:
-            signatures.sign("preparer", run, "Ann", at, despite="known")
+        if results.signature_state(run) != "prepared":
+            results.sign("preparer", run, "Ann", at, despite="known")
         else:
-            signatures.sign("reviewer", run, "Bo", at, despite="known")
+            results.sign("reviewer", run, "Bo", at, despite="known")
 
     kept = json.loads((tmp_path / "runs" / "2026-11-20" / "signoffs.json").read_text())
     assert [(row["role"], row["at_ms"]) for row in kept] == [
@@ -216,21 +214,21 @@ def test_every_signature_stays_in_the_file(signatures, tmp_path):
     ]  # fmt: skip
 
 
-def test_a_file_that_is_none_is_told(signatures, tmp_path):
+def test_a_file_that_is_none_is_told(results, tmp_path):
     (tmp_path / "runs" / "2026-11-20").mkdir(parents=True)
     (tmp_path / "runs" / "2026-11-20" / "signoffs.json").write_text("[{}]")
 
     with pytest.raises(ReconcileRefused, match=r"signoffs\.json is not a file of signatures"):
-        signatures.state(breaks.run(DAY))
+        results.signature_state(breaks.run(DAY))
 
 
-def test_two_people_do_not_write_at_the_same_moment(signatures, tmp_path):
+def test_two_people_do_not_write_at_the_same_moment(results, tmp_path):
     with lock_signatures(LocalFolder(tmp_path)), pytest.raises(UsageError, match="try again"):
-        signatures.sign("preparer", breaks.run(DAY), "Ann", 5)
+        results.sign("preparer", breaks.run(DAY), "Ann", 5)
     with lock_signatures(LocalFolder(tmp_path)), pytest.raises(UsageError, match="try again"):
-        Explanations(tmp_path).explain([item("0", "parked")], "Ann", "known", 1)
+        Explanations(tmp_path).add([Explanation.of(item("0", "parked"), "Ann", "known", 1)])
 
-    signatures.sign("preparer", breaks.run(DAY), "Ann", 5)
+    results.sign("preparer", breaks.run(DAY), "Ann", 5)
 
 
 def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(tmp_path):
@@ -238,9 +236,9 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(tmp_path):
     assert explanations.in_force() == []
     assert explanations.digest == ""
 
-    explanations.explain([item("b", "parked")], "Ann", "the service was down", 1)
-    explanations.explain([item("a", "double-credit")], "Ann", "a fee", 2)
-    explanations.explain([item("b", "dead-letter")], " Bo ", "a new\nreason", 3)
+    explanations.add([Explanation.of(item("b", "parked"), "Ann", "the service was down", 1)])
+    explanations.add([Explanation.of(item("a", "double-credit"), "Ann", "a fee", 2)])
+    explanations.add([Explanation.of(item("b", "dead-letter"), " Bo ", "a new\nreason", 3)])
 
     held = explanations.in_force()
     assert [(one.break_id, one.class_, one.by, one.reason) for one in held] == [
@@ -255,30 +253,31 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(tmp_path):
     assert [value.break_id for value in explanations.in_force()] == ["b" * 16]
     with pytest.raises(UsageError, match="has no explanation"):
         explanations.withdraw("a" * 16, "Cy", "again", 5)
-    assert [(node.at_ms, node.is_withdrawn) for node in explanations.all()] == [
+    kept = map(json.loads, (tmp_path / "explanations.jsonl").read_text().splitlines())
+    assert [(line["at_ms"], line["is_withdrawn"]) for line in kept] == [
         (1, False), (2, False), (3, False), (4, True),
     ]  # fmt: skip
 
 
 def test_the_digest_of_explanations_is_about_what_holds(tmp_path):
     explanations = Explanations(tmp_path)
-    explanations.explain([item("a", "parked")], "Ann", "known", 1)
+    explanations.add([Explanation.of(item("a", "parked"), "Ann", "known", 1)])
     one = explanations.digest
-    explanations.explain([item("b", "parked")], "Ann", "known", 2)
+    explanations.add([Explanation.of(item("b", "parked"), "Ann", "known", 2)])
     both = explanations.digest
     explanations.withdraw("b" * 16, "Ann", "not known", 3)
 
     assert one != both
     assert explanations.digest == one
 
-    explanations.explain([item("a", "parked", ordered=7)], "Ann", "known", 4)
+    explanations.add([Explanation.of(item("a", "parked", ordered=7), "Ann", "known", 4)])
     assert explanations.digest not in {one, both}
 
 
 @pytest.mark.parametrize(("by", "reason"), [(" ", "known"), ("Ann", "\n")])
 def test_an_explanation_has_a_name_and_a_reason(tmp_path, by, reason):
     with pytest.raises(UsageError, match="needs a name and a reason"):
-        Explanations(tmp_path).explain([item("a", "parked")], by, reason, 1)
+        Explanations(tmp_path).add([Explanation.of(item("a", "parked"), by, reason, 1)])
 
 
 def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(tmp_path):
@@ -286,10 +285,9 @@ def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(tmp_pa
     (tmp_path / "explanations.jsonl").write_text(json.dumps(line) + "\n")
     explanations = Explanations(tmp_path)
 
-    assert [node.by for node in explanations.all()] == ["Ann"]
     assert (explanations.in_force(), explanations.digest) == ([], "")
 
-    explanations.explain([item("a", "parked")], "Ann", "known", 2)
+    explanations.add([Explanation.of(item("a", "parked"), "Ann", "known", 2)])
     assert [value.at_ms for value in explanations.in_force()] == [2]
 
 

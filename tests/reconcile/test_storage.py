@@ -12,7 +12,6 @@ from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.explanations import BreakNote, Explanations
 from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.results import Results, open_results
-from txmq.reconcile.signatures import Signatures
 from txmq.reconcile.storage import LEASE_S, Folder, LocalFolder
 
 DAY = date(2026, 11, 20)
@@ -41,8 +40,7 @@ def work(folder, letter, count):
             for name, table in tables.items()
         }
         result = msgspec.structs.replace(run.result, contents=contents)
-        files = results.fingerprints(DAY, run.run_id, contents)
-        run = msgspec.structs.replace(run, result=result, result_digest=result.digest, files=files)
+        run = msgspec.structs.replace(run, result=result, result_digest=result.digest)
         results.publish(run, {"report.html": letter.encode()})
     return run
 
@@ -103,21 +101,21 @@ def test_a_table_in_force_that_was_damaged_is_written_again_after_any_death(stor
 def test_what_people_write_is_the_old_or_the_new_after_any_death(store):
     run = work(store.folder(), "a", 1)
     people = Explanations(store.folder())
-    people.annotate([BreakNote("0" * 16, "Ann", 1, owner="Bo")])
+    people.add([BreakNote("0" * 16, "Ann", 1, owner="Bo")])
 
     def write():
-        Signatures(store.folder()).sign("preparer", run, "Ann", 5, despite="known")
-        Explanations(store.folder()).annotate([BreakNote("0" * 16, "Cy", 2, owner="Di")])
+        Results(store.folder()).sign("preparer", run, "Ann", 5, despite="known")
+        Explanations(store.folder()).add([BreakNote("0" * 16, "Cy", 2, owner="Di")])
 
     seen = []
     for _ in deaths(store, write):
-        signed = [one.by for one in Signatures(store.folder()).all(DAY.isoformat())]
+        signed = [one.by for one in Results(store.folder()).signatures(DAY.isoformat())]
         owner = Explanations(store.folder()).notes()["0" * 16][0].owner
         assert (signed, owner) in [([], "Bo"), (["Ann"], "Bo"), (["Ann"], "Di")]
         seen.append((*signed, owner))
         if not signed:
             write()
-        people.annotate([BreakNote("0" * 16, "Eve", 3, owner="Flo")])
+        people.add([BreakNote("0" * 16, "Eve", 3, owner="Flo")])
         assert people.notes()["0" * 16][0].owner == "Flo"
     assert set(seen) == {("Bo",), ("Ann", "Bo"), ("Ann", "Di")}
 
@@ -158,19 +156,19 @@ def test_of_two_writers_one_is_refused_until_the_other_is_dead(store):
     assert folder.at("claims").files() == []
 
 
-def test_a_view_is_the_folder_that_it_links_to(tmp_path):
+def test_a_view_is_the_folder_that_it_links_to(monkeypatch, tmp_path):
     (tmp_path / "core-site.xml").write_text(SITE.format(home=tmp_path))
-    environ = {"HADOOP_CONF_DIR": str(tmp_path)}
-    folder = open_folder("viewfs://bank/recon/nightly/", environ)
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    folder = open_folder("viewfs://bank/recon/nightly/")
 
     with open_results(folder):
         pass
     assert isinstance(folder, LocalFolder)
     assert os.listdir(tmp_path / "far" / "nightly") == ["lock"]
     assert folder.at("runs").uri == "viewfs://bank/recon/nightly/runs"
-    assert str(open_folder("viewfs://bank/recon/old/x", environ)) == "/old/x"
+    assert str(open_folder("viewfs://bank/recon/old/x")) == "/old/x"
     with pytest.raises(ConfigError, match="no link of the mount table 'bank' covers /recons"):
-        open_folder("viewfs://bank/recons", environ)
+        open_folder("viewfs://bank/recons")
 
 
 def test_a_store_is_reached_by_hadoops_settings(monkeypatch, tmp_path):
@@ -192,7 +190,8 @@ def test_a_store_is_reached_by_hadoops_settings(monkeypatch, tmp_path):
         for name, value in names.items()
     )
     (tmp_path / "core-site.xml").write_text(f"<configuration>{rows}</configuration>")
-    folder = open_folder("s3a://bank/recon", {"HADOOP_CONF_DIR": str(tmp_path)})
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    folder = open_folder("s3a://bank/recon")
 
     assert isinstance(folder, Folder)
     assert (folder.local, folder.uri) == (None, "s3a://bank/recon")
@@ -207,5 +206,6 @@ def test_a_store_is_reached_by_hadoops_settings(monkeypatch, tmp_path):
 def test_a_file_system_without_its_library_is_one_line(monkeypatch):
     monkeypatch.setattr("pyarrow.fs.S3FileSystem", None)
     monkeypatch.delattr("pyarrow.fs.S3FileSystem")
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     with pytest.raises(ConfigError, match="'s3a://b/r' cannot be reached from Python: [^\n]*$"):
-        open_folder("s3a://b/r", {})
+        open_folder("s3a://b/r")

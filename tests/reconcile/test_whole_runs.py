@@ -33,10 +33,9 @@ from tests.soak import only_in_soak
 from txmq.cli.root import app
 from txmq.errors import ReconcileRefused
 from txmq.reconcile import job
-from txmq.reconcile.explanations import Explanations
+from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.extract import loader
 from txmq.reconcile.extract.manifest import FILE, Manifest, read_manifest
-from txmq.reconcile.signatures import Signatures
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.verdict import judge
 
@@ -70,10 +69,10 @@ def proofs_of(done, name):
 
 
 def sign(stage, done):
-    signatures = Signatures(stage.directory)
+    results = stage.results()
     why = done.result.unsolved and "known"
-    signatures.sign("preparer", done, "Li Na", 1, despite=why)
-    return signatures.sign("reviewer", done, "Wang Wei", 2, despite=why)
+    results.sign("preparer", done, "Li Na", 1, despite=why)
+    return results.sign("reviewer", done, "Wang Wei", 2, despite=why)
 
 
 def told_of(stage, done):
@@ -88,7 +87,7 @@ def told_of(stage, done):
 
 def explain(stage, item):
     people = Explanations(stage.directory)
-    people.explain([item], "Li Na", "the payee's bank books it on Monday", 1)
+    people.add([Explanation.of(item, "Li Na", "the payee's bank books it on Monday", 1)])
 
 
 # An honest day
@@ -287,17 +286,20 @@ def test_what_was_closed_comes_again_with_its_history_and_more_of_it_is_a_break_
 @pytest.mark.soak
 def test_a_day_goes_on_from_nothing_but_what_is_in_force(spark, second, tmp_path):
     stage, thursday = second[0].copy(tmp_path / "chain"), second[1]
-    signatures = Signatures(stage.directory)
+    results = stage.results()
     sign(stage, thursday)
     first = stage.results().current(WEDNESDAY)
     same = stage.run(spark, WEDNESDAY, extract_id=first.extract_id)
-    assert (same.result_digest, signatures.state(thursday)) == (first.result_digest, "signed")
+    assert (same.result_digest, results.signature_state(thursday)) == (
+        first.result_digest,
+        "signed",
+    )
     which = "transfer = 'T3' AND account = ?"
     stage.sql("icbc", f"UPDATE journal SET amount = amount + 60000 WHERE {which}", PAYER)
     again = stage.run(spark, WEDNESDAY)
     assert stage.rows(spark, again)["T3"]["class"] == "amount-mismatch"
 
-    assert signatures.state(thursday) == "invalidated"
+    assert results.signature_state(thursday) == "invalidated"
     why = (
         f"{THURSDAY} was not made from the result of {WEDNESDAY} that is in force: run it again, "
         f"and all after it, with --from {THURSDAY} --to "
@@ -349,7 +351,7 @@ def test_a_table_that_was_changed_is_made_again_without_a_signature(spark, first
 @pytest.mark.fault("R3", "R4", "P22")
 def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark, first, tmp_path):
     stage, signed = first[0].copy(tmp_path / "fraud"), first[1]
-    signatures = Signatures(stage.directory)
+    results = stage.results()
     sign(stage, signed)
     stage.second_day()
     noon, booked = at(THURSDAY, "12:00"), at(WEDNESDAY, "15:00")
@@ -389,7 +391,7 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
     assert (twice["class"], twice["status"]) == ("double-credit", "reopened")
     assert (twice["debited"], twice["credited"]) == (100_00, 200_00)
     assert all(item.holds for item in proofs_of(next_, "conservation"))
-    assert signatures.state(stage.results().current(WEDNESDAY)) == "signed"
+    assert results.signature_state(stage.results().current(WEDNESDAY)) == "signed"
     sign(stage, next_)
 
     # The day is run again, and dies before it is published.
@@ -409,15 +411,18 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
     assert (again.run_id, stage.bytes_of(died)) == (died, left)
     assert again.result_digest != signed.result_digest
     current = stage.results().current(WEDNESDAY)
-    assert (current.run_id, current.sign_off) == (again.run_id, signatures.of(signed))
-    assert signatures.state(current) == "invalidated"
+    assert (current.run_id, current.sign_off) == (
+        again.run_id,
+        results.with_sign_off(signed).sign_off,
+    )
+    assert results.signature_state(current) == "invalidated"
     assert told_of(stage, again) == ("invalidated", "Li Na", signed.result_digest)
     assert stage.recon("SELECT run_id FROM recon_signoffs") == []
-    assert signatures.state(signed) == "signed"
+    assert results.signature_state(signed) == "signed"
     assert stage.rows(spark, again)["T3"]["class"] == "amount-mismatch"
 
     # Thursday was made from the former result, and no day goes on from it.
-    assert signatures.state(next_) == "invalidated"
+    assert results.signature_state(next_) == "invalidated"
     with pytest.raises(ReconcileRefused, match="was not made from the result of"):
         stage.run(spark, FRIDAY)
 

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow.parquet as pq
 
 from tests.reconcile.days import Plan, write_day
-from txmq.reconcile.extract.manifest import ExtractedSource, Manifest, place, write_manifest
+from txmq.reconcile.extract.manifest import ExtractedSource, Manifest, write_manifest
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.job import run
 from txmq.reconcile.progress import Progress
@@ -43,7 +43,7 @@ def extracted(directory, folder):
     )
     manifest = Manifest.of(rules, PLAN.day, sources)
     write_manifest(early, manifest)
-    final = place(rules.directory, manifest).local
+    final = Path(rules.directory, "extracts", manifest.business_date, manifest.extract_id)
     final.parent.mkdir(parents=True)
     early.rename(final)
     return manifest.extract_id

@@ -88,14 +88,12 @@ def breaks(
         return
     with report_failures():
         from txmq.reconcile.item_list import items_of
-        from txmq.reconcile.report.words import amount
+        from txmq.reconcile.report.words import amount, mask_sides
 
         chosen = _filter(class_, bank, account, older_than, file, status=status)
         rules, run = run_of(config, day)
-        found = _with_notes(
-            items_of(rules.directory, run, chosen, is_complete=everything, is_masked=not unmasked),
-            rules,
-        )
+        items = items_of(rules.directory, run, chosen, is_complete=everything)
+        found = _with_notes(items if unmasked else list(map(mask_sides, items)), rules)
         if export is not None:
             _export(found, run, export)
             return
@@ -138,15 +136,17 @@ def explain(
     """
     with report_failures():
         from txmq.reconcile.differences import differences_in
-        from txmq.reconcile.explanations import Difference, Explanations
+        from txmq.reconcile.explanations import Difference, Explanation, Explanations
 
         chosen = _filter(class_, bank, account, older_than, file, ids)
         rules, run = run_of(config, day)
         items = _choose(rules, run, chosen, yes=yes)
         rows = differences_in(rules.directory, run, is_complete=True)
         differences = msgspec.convert(rows, list[Difference])
-        now_ms = SystemClock().wall_ms()
-        for done in Explanations(rules.directory).explain(items, by, reason, now_ms, differences):
+        said = by, reason, SystemClock().wall_ms(), differences
+        made = [Explanation.of(item, *said) for item in items]
+        Explanations(rules.directory).add(made)
+        for done in made:
             say(
                 f"{done.break_id} counts as explained from the next run on, as long as it is "
                 f"{done.class_} and its facts do not change"
@@ -202,7 +202,7 @@ def assign(
         rules, run = run_of(config, day)
         items = _choose(rules, run, chosen, yes=yes)
         now_ms = SystemClock().wall_ms()
-        Explanations(rules.directory).annotate(
+        Explanations(rules.directory).add(
             [BreakNote(item["break_id"], by.strip(), now_ms, *news) for item in items]
         )
         say(f"noted for {quantity(len(items), 'break')}")
@@ -230,7 +230,7 @@ def _choose(rules: "Rules", run: "Run", chosen: "ItemFilter", *, yes: bool) -> l
 
     if chosen == ItemFilter():
         raise ConfigError("name breaks by their ids, or choose them with --class, --bank, …")
-    items = items_of(rules.directory, run, chosen, is_masked=False)
+    items = items_of(rules.directory, run, chosen)
     day = run.result.business_date
     confirm_rows(len(items), "breaks", day, _lines(items, run), yes=yes)
     return items

@@ -122,7 +122,7 @@ def explain(
     """
     with report_failures():
         from txmq.reconcile.differences import ABOUT_PROOFS, differences_in
-        from txmq.reconcile.explanations import Difference, Explanations
+        from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 
         check_name("proof", proof, ABOUT_PROOFS)
         wanted = proof, bank, account, ids_of(ids, file)
@@ -135,8 +135,10 @@ def explain(
         confirm_rows(len(rows), "differences", first, lines, yes=yes)
         last = until.isoformat() if until else first
         chosen = msgspec.convert(rows, list[Difference])
-        people = Explanations(rules.directory)
-        for done in people.explain_proofs(chosen, by, reason, now_ms, first, last):
+        said = by, reason, now_ms, first, last
+        made = [ProofExplanation.of(difference, *said) for difference in chosen]
+        Explanations(rules.directory).add(made)
+        for done in made:
             say(
                 f"{done.difference.id} counts as explained from the next run on, for the dates "
                 f"{done.first} to {done.last}, as long as its amount does not change"

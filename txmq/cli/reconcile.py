@@ -18,7 +18,6 @@ from txmq.cli.reconcile_options import (
     Config,
     Day,
     ReconcileGroup,
-    RequestedDays,
     date_of,
     report_failures,
     requested_days,
@@ -98,8 +97,8 @@ def reconcile(
     if ctx.invoked_subcommand is not None:
         return
     with report_failures(), stop_on_signals():
-        wanted = requested_days(config, day, first, last)
-        if extract is not None and (reuse or len(wanted.days) > 1):
+        rules, days = requested_days(config, day, first, last)
+        if extract is not None and (reuse or len(days) > 1):
             raise ConfigError("--extract names the one extract of one date")
         settings = dict(_setting(setting) for setting in spark or [])
         from txmq.reconcile.spark import open_spark
@@ -107,7 +106,7 @@ def reconcile(
         start = partial(
             open_spark, master, memory=memory, cores=cores, jars=jar or [], settings=settings, ui=ui
         )
-        verdicts = _run_all(wanted, start, extract, reuse=reuse, quiet=quiet, json=json)
+        verdicts = _run_all(rules, days, start, extract, reuse=reuse, quiet=quiet, json=json)
     raise typer.Exit(max(_CODES[verdict] for verdict in verdicts))
 
 
@@ -122,38 +121,28 @@ def extract_(
 ) -> None:
     """Take the extract of a business date and nothing more, and print its control totals."""
     with report_failures(), stop_on_signals():
-        wanted = requested_days(config, day)
-        manifest = _take(wanted, jar or [], quiet=quiet)
+        rules, (wanted,) = requested_days(config, day)
+        manifest = _take(rules, wanted, jar or [], quiet=quiet)
         if json:
             as_json(manifest)
             return
         say(f"extract {manifest.extract_id} of {manifest.business_date}")
         for line in manifest.notes:
             say(f"note: {line}")
-        table(
-            ("source", "table", "rows", "amounts", "least id", "most", "hash total"),
-            (
-                (
-                    control.source,
-                    control.table,
-                    control.rows,
-                    ", ".join(f"{sum_} {name}" for name, sum_ in sorted(control.amounts.items())),
-                    "" if control.least is None else control.least,
-                    "" if control.most is None else control.most,
-                    control.hash_total,
-                )
-                for control in manifest.controls
-            ),
-        )
+        rows = []
+        for one in manifest.controls:
+            amounts = ", ".join(f"{sum_} {name}" for name, sum_ in sorted(one.amounts.items()))
+            ends = ("" if end is None else end for end in (one.least, one.most))
+            rows.append([one.source, one.table, one.rows, amounts, *ends, one.hash_total])
+        table(("source", "table", "rows", "amounts", "least id", "most", "hash total"), rows)
 
 
-def _take(wanted: RequestedDays, jars: list[Path], *, quiet: bool) -> "Manifest":
+def _take(rules: "Rules", day: date, jars: list[Path], *, quiet: bool) -> "Manifest":
     """Take the extract of a day; Spark is started only where a bank is read by it."""
     from txmq.reconcile.extract.extraction import extract_day
     from txmq.reconcile.log.log_extract import extract_log
     from txmq.reconcile.progress import show_progress
 
-    rules, day = wanted.rules, wanted.days[0]
     session = None
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(quiet=quiet))
@@ -176,7 +165,8 @@ def _log(rules: "Rules", day: date) -> Path | None:
 
 
 def _run_all(
-    wanted: RequestedDays,
+    rules: "Rules",
+    days: list[date],
     start: Callable[..., AbstractContextManager[Any]],
     extract: str | None,
     *,
@@ -185,22 +175,21 @@ def _run_all(
     json: bool,
 ) -> list["Verdict"]:
     """Run the days in their order; the verdict of each."""
-    from txmq.reconcile.item_list import latest_extract
     from txmq.reconcile.job import run
     from txmq.reconcile.progress import show_progress
     from txmq.reconcile.results import open_results
 
-    rules, verdicts = wanted.rules, []
+    verdicts = []
     with ExitStack() as stack:
         progress = stack.enter_context(show_progress(quiet=quiet))
         results = stack.enter_context(open_results(rules.directory))
         with progress.stage("start Spark"):
-            session = stack.enter_context(start(log=_log(rules, wanted.days[0])))
+            session = stack.enter_context(start(log=_log(rules, days[0])))
         if not quiet and (pages := session.sparkContext.uiWebUrl):
             note(f"txmq: Spark's pages: {pages}")
         stack.enter_context(progress.tracking(session))
-        for day in wanted.days:
-            extract_id = latest_extract(rules.directory, day) if reuse else extract
+        for day in days:
+            extract_id = results.latest_extract(day) if reuse else extract
             done = run(rules, day, session, results, progress, extract_id=extract_id)
             _show_run(done, f"{results.folder_of(done)}/report.html", json=json)
             verdicts.append(done.result.verdict)

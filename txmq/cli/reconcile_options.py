@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -34,7 +34,6 @@ __all__ = [
     "Ids",
     "Reason",
     "ReconcileGroup",
-    "RequestedDays",
     "Unmasked",
     "check_name",
     "confirm_rows",
@@ -127,17 +126,10 @@ Account = Annotated[
 Unmasked = Annotated[bool, typer.Option("--unmasked", help="Show account numbers as they are.")]
 
 
-class RequestedDays(NamedTuple):
-    """The days to run, and their rules."""
-
-    rules: "Rules"
-    days: list[date]
-
-
 def requested_days(
     config: Path | None, day: date | None, first: date | None = None, last: date | None = None
-) -> RequestedDays:
-    """The days to run, and their rules; the last finished day if none is named.
+) -> tuple["Rules", list[date]]:
+    """The rules, and the days to run; the last finished day if none is named.
 
     Raises:
         ConfigError: The options contradict each other.
@@ -148,10 +140,8 @@ def requested_days(
     if first is not None and last is not None:
         if last < first:
             raise ConfigError(f"--to {last} is before --from {first}")
-        return RequestedDays(
-            rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
-        )
-    return RequestedDays(rules, [day or rules.day.of(SystemClock().wall_ms()) - timedelta(days=1)])
+        return rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
+    return rules, [day or rules.day.of(SystemClock().wall_ms()) - timedelta(days=1)]
 
 
 def rules_of(config: Path | None) -> "Rules":
@@ -225,10 +215,8 @@ def warn_of_later_days(results: "Results") -> None:
     """After a rerun, name the later days that are outdated: the next night would be refused for
     them.
     """
-    from txmq.reconcile.chain import why_outdated
-
     newest = results.current(results.days()[-1])
-    if newest is not None and (why := why_outdated(results.folder, newest)) is not None:
+    if newest is not None and (why := results.why_outdated(newest)) is not None:
         note(f"txmq: {why}")
 
 

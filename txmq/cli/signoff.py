@@ -13,8 +13,8 @@ from txmq.errors import ConfigError
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    from txmq.reconcile.results import Results
     from txmq.reconcile.rules import Rules
-    from txmq.reconcile.signatures import Signatures
     from txmq.reconcile.summary import Run
 
 __all__ = ["signoff"]
@@ -44,26 +44,24 @@ def signoff(
     """Sign a day's result: one person prepares it, another one reviews it."""
     with report_failures():
         from txmq.reconcile.results import Results
-        from txmq.reconcile.signatures import Role, Signatures
+        from txmq.reconcile.signatures import Role
 
         roles: dict[str | None, Role] = {"preparer": "preparer", "reviewer": "reviewer"}
         rules, run = run_of(config, day)
-        signatures = Signatures(rules.directory)
+        results = Results(rules.directory)
         if not show:
             if role not in roles:
                 raise ConfigError("choose a role: --as preparer or --as reviewer, or only --show")
-            Results(rules.directory).verify(run)
-            signed = signatures.sign(roles[role], run, by, SystemClock().wall_ms(), note, despite)
-            _publish(rules, msgspec.structs.replace(run, sign_off=signed))
-        _show_signatures(run, signatures, json=json)
+            results.verify(run)
+            signed = results.sign(roles[role], run, by, SystemClock().wall_ms(), note, despite)
+            _publish(rules, results, msgspec.structs.replace(run, sign_off=signed))
+        _show_signatures(run, results, json=json)
 
 
-def _publish(rules: "Rules", run: "Run") -> None:
+def _publish(rules: "Rules", results: "Results", run: "Run") -> None:
     """Add the names wherever the result is kept."""
     from txmq.reconcile.report.page import page
-    from txmq.reconcile.results import Results
 
-    results = Results(rules.directory)
     results.write_files(run, {"report.html": page(run), "summary.json": run.as_json()})
     if rules.recon is not None:
         from txmq.reconcile.schema import ReconSchema
@@ -72,9 +70,9 @@ def _publish(rules: "Rules", run: "Run") -> None:
             schema.sign(run)
 
 
-def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> None:
-    state, given = signatures.state(run), signatures.all(run.result.business_date)
-    outdated = signatures.outdated(run)
+def _show_signatures(run: "Run", results: "Results", *, json: bool) -> None:
+    state, given = results.signature_state(run), results.signatures(run.result.business_date)
+    outdated = results.why_outdated(run)
     if json:
         about = {"state": state, "outdated": outdated, "result_digest": run.result_digest}
         as_json({**about, "signatures": given})
@@ -86,17 +84,9 @@ def _show_signatures(run: "Run", signatures: "Signatures", *, json: bool) -> Non
         return
     from txmq.reconcile.report.words import moment
 
-    table(
-        ("as", "by", "at", "result", "note", "despite"),
-        (
-            (
-                signature.role,
-                signature.by,
-                moment(signature.at_ms, run.result.zone),
-                "this one" if signature.result_digest == run.result_digest else "another one",
-                signature.note,
-                signature.despite,
-            )
-            for signature in given
-        ),
-    )
+    rows = []
+    for one in given:
+        which = "this one" if one.result_digest == run.result_digest else "another one"
+        at = moment(one.at_ms, run.result.zone)
+        rows.append([one.role, one.by, at, which, one.note, one.despite])
+    table(("as", "by", "at", "result", "note", "despite"), rows)

@@ -23,7 +23,7 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.file_systems import Directory
-from txmq.reconcile.item_list import find_item, items_of, table_of
+from txmq.reconcile.item_list import find_items, items_of
 from txmq.reconcile.summary import Result, Run
 from txmq.reconcile.written_table import WrittenTable
 
@@ -134,11 +134,11 @@ def differences_in(
         UsageError: No difference matches an id, or several do.
     """
     names = ("proofs", "items", "entries")
-    tables = {name: table_of(directory, run.day, run.run_id, name) for name in names}
+    tables = {name: WrittenTable.of_run(directory, run.day, run.run_id, name) for name in names}
     day = ProofDay(run.result, tables, Explanations(directory))
     hints = {
         ("account-table", item[side], item["currency"], item["amount"]): f"like {item['break_id']}"
-        for item in items_of(directory, run, is_complete=True, is_masked=False)
+        for item in items_of(directory, run, is_complete=True)
         for side in ("payer", "payee")
     }
     rows = []
@@ -154,8 +154,7 @@ def differences_in(
             row |= {"explanation": person and person.reason, "until": person and person.last}
             rows.append(row | {"hint": None if person else hint})
     rows.sort(key=lambda row: (row["proof"], -sum(map(abs, row["amounts"]))))
-    chosen = {row["id"]: row for row in (find_item(rows, id_, "id") for id_ in ids)}
-    return list(chosen.values()) if ids else rows
+    return find_items(rows, ids, "id") if ids else rows
 
 
 def covered_rows(day: ProofDay, covers: Mapping[Place, Cover]) -> Iterator[pa.Table]:

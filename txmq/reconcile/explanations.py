@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
@@ -55,6 +55,29 @@ class Explanation(Struct, frozen=True):
     proofs: dict[str, tuple[int, ...]] = {}
     """The differences that its transfer had in proofs at that time: the amounts of each id."""
 
+    @classmethod
+    def of(
+        cls,
+        item: Mapping[str, Any],
+        by: str,
+        reason: str,
+        now_ms: int,
+        differences: Iterable[Difference] = (),
+    ) -> Explanation:
+        """Explain a break. It stops counting as one from the next run until its facts change.
+
+        The break is a row of ``ITEMS`` without masks. Differences of proofs that name its transfer
+        are explained with it.
+
+        Raises:
+            UsageError: The name or the reason is missing.
+        """
+        class_ = item["was"] or item["class"]  # An explained break has its own class in `was`.
+        proofs = {one.id: one.amounts for one in differences if one.account == item["key"]}
+        figures = {name: item[name] for name in FIGURES}
+        by, reason = _words(by, reason)
+        return cls(item["break_id"], class_, by, reason, now_ms, figures=figures, proofs=proofs)
+
 
 class ProofExplanation(Struct, frozen=True):
     """An explanation of a proof's difference, or the withdrawal of one."""
@@ -69,6 +92,23 @@ class ProofExplanation(Struct, frozen=True):
     last: str
     """The business dates between which it counts, as long as the amounts are the same."""
     is_withdrawn: bool = False
+
+    @classmethod
+    def of(
+        cls, difference: Difference, by: str, reason: str, now_ms: int, first: str, last: str
+    ) -> ProofExplanation:
+        """Explain a difference from a business date to a last one.
+
+        A difference that does not last is explained on the first of them only: the same amount
+        on another day is another difference.
+
+        Raises:
+            UsageError: The name or the reason is missing, or the last date is before the first.
+        """
+        if last < first:
+            raise UsageError(f"--until {last} is before {first}, the date of the difference")
+        last = last if difference.is_lasting else first
+        return cls(difference, *_words(by, reason), now_ms, first, last)
 
 
 class BreakNote(Struct, frozen=True):
@@ -95,58 +135,12 @@ class Explanations:
     def __init__(self, directory: Directory) -> None:
         self._folder = open_folder(directory)
 
-    def explain(
-        self,
-        items: Sequence[Mapping[str, Any]],
-        by: str,
-        reason: str,
-        now_ms: int,
-        differences: Sequence[Difference] = (),
-    ) -> list[Explanation]:
-        """Explain breaks. They stop counting as such from the next run until their facts change.
-
-        The breaks are rows of ``ITEMS`` without masks. Differences of proofs that name a break's
-        transfer are explained with it.
-
-        Raises:
-            UsageError: The name or the reason is missing.
-        """
-        return self._explain([
-            Explanation(
-                item["break_id"],
-                item["was"] or item["class"],  # An explained break has its own class in `was`.
-                by.strip(),
-                reason.strip(),
-                now_ms,
-                figures={name: item[name] for name in FIGURES},
-                proofs={one.id: one.amounts for one in differences if one.account == item["key"]},
-            )
-            for item in items
-        ])  # fmt: skip
-
-    def explain_proofs(
-        self,
-        differences: Sequence[Difference],
-        by: str,
-        reason: str,
-        now_ms: int,
-        first: str,
-        last: str,
-    ) -> list[ProofExplanation]:
-        """Explain differences of proofs from a business date to a last one.
-
-        A difference that does not last is explained on the first of them only: the same amount
-        on another day is another difference.
-
-        Raises:
-            UsageError: The name or the reason is missing, or the last date is before the first.
-        """
-        if last < first:
-            raise UsageError(f"--until {last} is before {first}, the date of the difference")
-        who = by.strip(), reason.strip(), now_ms, first
-        return self._explain(
-            [ProofExplanation(one, *who, last if one.is_lasting else first) for one in differences]
-        )
+    def add(self, made: Sequence[Record]) -> None:
+        """Write records of one kind: all of them, or none."""
+        if made:
+            with lock_signatures(self._folder):
+                records = [*self._read(type(made[0])), *made]
+                self._folder.replace(made[0].FILE, msgspec.json.Encoder().encode_lines(records))
 
     def withdraw(self, id_: str, by: str, reason: str, now_ms: int) -> None:
         """Withdraw the explanation of a break, or those of a proof's difference.
@@ -160,13 +154,10 @@ class Explanations:
             raise UsageError(
                 f"{id_} has no explanation; see txmq reconcile breaks --all, or proofs --all"
             )
-        news = {"by": by.strip(), "reason": reason.strip(), "at_ms": now_ms, "is_withdrawn": True}
-        self._explain([msgspec.structs.replace(one, **news) for one in breaks])
-        self._explain([msgspec.structs.replace(one, **news) for one in proofs])
-
-    def annotate(self, notes: Sequence[BreakNote]) -> None:
-        """Write notes about breaks: all of them, or none."""
-        self._add(BreakNote, notes)
+        by, reason = _words(by, reason)
+        news = {"by": by, "reason": reason, "at_ms": now_ms, "is_withdrawn": True}
+        self.add([msgspec.structs.replace(one, **news) for one in breaks])
+        self.add([msgspec.structs.replace(one, **news) for one in proofs])
 
     def notes(self) -> dict[str, tuple[BreakNote, list[BreakNote]]]:
         """For each break its owner, ticket and due date, and the comments, oldest first."""
@@ -178,17 +169,13 @@ class Explanations:
             found[note.break_id] = latest, [*comments, *([note] if note.comment else [])]
         return found
 
-    def all(self) -> list[Explanation]:
-        """All explanations of breaks and their withdrawals, oldest first.
+    def in_force(self) -> list[Explanation]:
+        """The valid explanations of breaks, by break id.
 
         Raises:
             ReconcileRefused: The file cannot be read; it was changed by hand.
         """
-        return self._read(Explanation)
-
-    def in_force(self) -> list[Explanation]:
-        """The valid explanations of breaks, by break id."""
-        valid = _valid(self.all(), lambda one: one.break_id)
+        valid = _valid(self._read(Explanation), lambda one: one.break_id)
         return [one for one in valid if one.figures is not None]
 
     def proofs_in_force(self) -> list[ProofExplanation]:
@@ -203,19 +190,9 @@ class Explanations:
         held = [msgspec.structs.replace(one, at_ms=0) for one in valid]
         return hashlib.sha256(msgspec.json.encode(held, order="sorted")).hexdigest() if held else ""
 
-    def _explain(self, made: list[Explained]) -> list[Explained]:
-        if not all(one.by and one.reason for one in made):
-            raise UsageError(
-                "an explanation needs a name and a reason: give them with --by and --reason"
-            )
-        if made:
-            self._add(type(made[0]), made)
-        return made
-
     def _read(self, type_: type[Record]) -> list[Record]:
         try:
-            lines = self._folder.read(type_.FILE).splitlines()
-            return [msgspec.json.decode(line, type=type_) for line in lines if line.strip()]
+            return msgspec.json.Decoder(type_).decode_lines(self._folder.read(type_.FILE))
         except FileNotFoundError:
             return []
         except msgspec.DecodeError as error:
@@ -224,12 +201,15 @@ class Explanations:
                 f"{self._folder}/{type_.FILE} is not a file of {noun}: {error}"
             ) from error
 
-    def _add(self, type_: type[Record], made: Sequence[Record]) -> None:
-        with lock_signatures(self._folder):
-            lines = [msgspec.json.encode(one) + b"\n" for one in (*self._read(type_), *made)]
-            self._folder.replace(type_.FILE, b"".join(lines))
-
 
 def _valid(every: list[Explained], key: Callable[[Explained], Any]) -> list[Explained]:
     last = {key(one): one for one in every}
     return [last[name] for name in sorted(last) if not last[name].is_withdrawn]
+
+
+def _words(by: str, reason: str) -> tuple[str, str]:
+    if not by.strip() or not reason.strip():
+        raise UsageError(
+            "an explanation needs a name and a reason: give them with --by and --reason"
+        )
+    return by.strip(), reason.strip()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NoReturn, TypeAlias
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
@@ -35,13 +35,8 @@ _HINTS: Final = {
 }
 
 
-def open_folder(directory: Directory, environ: Mapping[str, str] | None = None) -> Folder:
-    """Open the ``directory`` of the rules.
-
-    Args:
-        directory: A path or a URI; an open folder is returned as it is.
-        environ: Names the folder of Hadoop's settings, ``HADOOP_CONF_DIR``; the process's
-            environment if left out.
+def open_folder(directory: Directory) -> Folder:
+    """Open the ``directory`` of the rules; an open folder is returned as it is.
 
     Raises:
         ConfigError: Python has no such file system, or a setting is invalid.
@@ -53,11 +48,12 @@ def open_folder(directory: Directory, environ: Mapping[str, str] | None = None) 
     place = urlsplit(uri)
     if place.scheme not in SCHEMES:
         return LocalFolder(directory)
-    settings = _hadoop_settings(os.environ if environ is None else environ)
+    settings = _hadoop_settings()
     if place.scheme == "viewfs":
         target = _link(uri, place.netloc or "default", place.path, settings)
-        found = open_folder(target.removeprefix("file://"), environ)
-        return found.named(uri)
+        folder = open_folder(target.removeprefix("file://"))
+        folder.uri = uri
+        return folder
     try:
         if place.scheme == "s3a":
             system, path = _s3(settings), f"{place.netloc}{place.path}"
@@ -65,18 +61,11 @@ def open_folder(directory: Directory, environ: Mapping[str, str] | None = None) 
             system, path = FileSystem.from_uri(uri)
         # A wrong name or password is an error of the first question, and not in the middle.
         system.get_file_info(path)
-    except (ImportError, ValueError, NotImplementedError, pa.ArrowException) as error:
-        _refuse(ConfigError, uri, error)
-    except OSError as error:
-        _refuse(ReconcileRefused, uri, error)
+    except (ImportError, ValueError, NotImplementedError, pa.ArrowException, OSError) as error:
+        kind = ReconcileRefused if isinstance(error, OSError) else ConfigError
+        why, hint = str(error).partition("\n")[0], _HINTS[place.scheme]
+        raise kind(f"directory {uri!r} cannot be reached from Python: {why}; {hint}") from error
     return Folder(system, path, uri, has_objects=system.type_name in {"s3", "gcs"})
-
-
-def _refuse(kind: type[ConfigError | ReconcileRefused], uri: str, error: Exception) -> NoReturn:
-    """Raise an error of one line."""
-    why = str(error).partition("\n")[0]
-    hint = _HINTS[urlsplit(uri).scheme]
-    raise kind(f"directory {uri!r} cannot be reached from Python: {why}; {hint}") from error
 
 
 def _s3(settings: Mapping[str, str]) -> FileSystem:
@@ -98,30 +87,27 @@ def _s3(settings: Mapping[str, str]) -> FileSystem:
 
 
 def _link(uri: str, table: str, path: str, settings: Mapping[str, str]) -> str:
-    """The target of a path in the mount table of a view.
-
-    Raises:
-        ConfigError: No link covers the path.
-    """
+    """The target of a path in the mount table of a view."""
     before = f"fs.viewfs.mounttable.{table}.link."
-    links = {key.removeprefix(before): key for key in settings if key.startswith(before)}
+    links = {
+        key.removeprefix(before).rstrip("/"): target.rstrip("/")
+        for key, target in settings.items()
+        if key.startswith(before)
+    }
     for link in sorted(links, key=len, reverse=True):
-        if f"{path}/".startswith(f"{link.rstrip('/')}/"):
-            return settings[links[link]].rstrip("/") + path[len(link.rstrip("/")) :]
+        if f"{path}/".startswith(f"{link}/"):
+            return links[link] + path.removeprefix(link)
     raise ConfigError(
         f"directory {uri!r}: no link of the mount table {table!r} covers {path}; add "
         f"{before}/... to {_SITE} of HADOOP_CONF_DIR"
     )
 
 
-def _hadoop_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings in Hadoop's file; without one there are none.
-
-    Raises:
-        ConfigError: The file is not XML.
-    """
-    path = Path(environ.get("HADOOP_CONF_DIR", ""), _SITE)
-    if not environ.get("HADOOP_CONF_DIR") or not path.exists():
+def _hadoop_settings() -> dict[str, str]:
+    """The settings in Hadoop's file; without one there are none."""
+    home = os.environ.get("HADOOP_CONF_DIR")
+    path = Path(home or "", _SITE)
+    if not home or not path.exists():
         return {}
     try:
         found = ET.parse(path)  # noqa: S314 - its author may run Spark

@@ -1,22 +1,19 @@
-"""The items and the extracts of a day, read without Spark."""
+"""The items of a day, read without Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date
 from typing import Any
 
 from msgspec import Struct
 
-from txmq.errors import ReconcileRefused, UsageError
+from txmq.errors import UsageError
 from txmq.reconcile.classes import Class
-from txmq.reconcile.extract.manifest import FILE, read_manifest
-from txmq.reconcile.file_systems import Directory, open_folder
-from txmq.reconcile.report.words import mask_sides
+from txmq.reconcile.file_systems import Directory
 from txmq.reconcile.summary import Run
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["ItemFilter", "find_item", "items_of", "latest_extract", "table_of"]
+__all__ = ["ItemFilter", "find_items", "items_of"]
 
 
 class ItemFilter(Struct, frozen=True):
@@ -46,12 +43,7 @@ class ItemFilter(Struct, frozen=True):
 
 
 def items_of(
-    directory: Directory,
-    run: Run,
-    wanted: ItemFilter | None = None,
-    *,
-    is_complete: bool = False,
-    is_masked: bool = True,
+    directory: Directory, run: Run, wanted: ItemFilter | None = None, *, is_complete: bool = False
 ) -> list[dict[str, Any]]:
     """The items of a run that are not agreed: the oldest first, then the largest.
 
@@ -62,60 +54,35 @@ def items_of(
         ReconcileRefused: The items cannot be read.
         UsageError: No item matches an id, or several do.
     """
-    wanted, day = wanted or ItemFilter(), run.day
+    wanted = wanted or ItemFilter()
     takes_all = is_complete or wanted.class_ or wanted.status or wanted.ids
     found = [
         item
-        for piece in table_of(directory, day, run.run_id, "items").pieces()
+        for piece in WrittenTable.of_run(directory, run.day, run.run_id, "items").pieces()
         for item in piece.to_pylist()
         if (takes_all or Class(item["class"]).group == "break") and wanted.takes(item)
     ]
     if wanted.ids:
-        chosen = {item["break_id"]: item for item in (find_item(found, id_) for id_ in wanted.ids)}
-        found = list(chosen.values())
-    if is_masked:
-        found = list(map(mask_sides, found))
+        found = find_items(found, wanted.ids)
     return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
 
 
-def find_item(items: list[dict[str, Any]], id_: str, name: str = "break_id") -> dict[str, Any]:
-    """The item whose id begins with ``id_``.
+def find_items(
+    items: list[dict[str, Any]], ids: Sequence[str], name: str = "break_id"
+) -> list[dict[str, Any]]:
+    """The items whose ids begin as given, each once.
 
     Raises:
         UsageError: No item matches, or several do.
     """
-    found = [item for item in items if item[name].startswith(id_)]
-    if len(found) != 1 or not id_:
-        noun, command = ("break", "breaks") if name == "break_id" else ("difference", "proofs")
-        many = f"several {noun}s" if found else f"no {noun}"
-        raise UsageError(f"{id_!r} matches {many} of this day; see txmq reconcile {command} --all")
-    return found[0]
-
-
-def latest_extract(directory: Directory, day: date) -> str:
-    """The id of the latest extract of a day.
-
-    Raises:
-        ReconcileRefused: The day has no extract.
-    """
-    home = open_folder(directory).at("extracts", day.isoformat())
-    found = home.files(f"[!.]*/{FILE}")
-    manifests = [read_manifest(home.at(name.removesuffix(f"/{FILE}"))) for name in found]
-    if not manifests:
-        raise ReconcileRefused(f"{day} has no extract yet: omit --reuse-extract")
-    return max(
-        (max(source.taken_ms for source in manifest.sources), manifest.extract_id)
-        for manifest in manifests
-    )[1]
-
-
-def table_of(directory: Directory, day: date, run_id: str, name: str) -> WrittenTable:
-    """A table of a run.
-
-    Raises:
-        ReconcileRefused: It has no file.
-    """
-    table = WrittenTable.of_run(open_folder(directory), day, run_id, name)
-    if not table.parts:
-        raise ReconcileRefused(f"the {table.name} are missing in {table.folder}: run the day again")
-    return table
+    found: dict[str, dict[str, Any]] = {}
+    for id_ in ids:
+        fit = [item for item in items if item[name].startswith(id_)]
+        if len(fit) != 1 or not id_:
+            noun, command = ("break", "breaks") if name == "break_id" else ("difference", "proofs")
+            many = f"several {noun}s" if fit else f"no {noun}"
+            raise UsageError(
+                f"{id_!r} matches {many} of this day; see txmq reconcile {command} --all"
+            )
+        found[fit[0][name]] = fit[0]
+    return list(found.values())

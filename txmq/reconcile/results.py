@@ -16,7 +16,7 @@ force, and the rerun writes it again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from datetime import date, timedelta
@@ -26,28 +26,33 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from txmq.errors import ReconcileRefused
-from txmq.reconcile.chain import current_run, days_with_run, read_run_file
-from txmq.reconcile.explanations import Explanations
+from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.extract.contents import ContentHash
+from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.file_systems import Directory, open_folder
-from txmq.reconcile.ledgers import EarlierDays, Rows
-from txmq.reconcile.parquet_files import parquet_options
-from txmq.reconcile.rules import DayWindow
+from txmq.reconcile.ledgers import Rows
 from txmq.reconcile.second_pass import RESULTS
-from txmq.reconcile.signatures import Signatures
+from txmq.reconcile.signatures import (
+    Role,
+    Signature,
+    lock_signatures,
+    objections,
+    plain_name,
+    sign_offs,
+)
 from txmq.reconcile.storage import Folder
-from txmq.reconcile.summary import Past, Run
-from txmq.reconcile.tables import BALANCES, TOTALS, TableSchema
+from txmq.reconcile.summary import Past, Run, SignatureState, SignOff
+from txmq.reconcile.tables import BALANCES, RECURRING, TOTALS, TableSchema
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["CARRIED_ON", "TABLES", "Results", "open_results", "run_id"]
+__all__ = ["CARRIED_ON", "TABLES", "Results", "open_results", "parquet_options", "run_id"]
 
 CARRIED_ON: Final = ("items", "entries", "messages", "failures", "balances")
 """The tables that a day reads of the run of the day before."""
 TABLES: Final[Mapping[str, TableSchema]] = {**RESULTS, "balances": BALANCES, "totals": TOTALS}
 _DRAFTS: Final = "results/.drafts"
+_SIGNATURES: Final = "signoffs.json"
 _SIGNED_ERROR: Final = (
     "run {run} of {day} is signed, and {what} would change: raise `version` in the rules to get a "
     "separate run"
@@ -59,12 +64,8 @@ def run_id(
 ) -> str:
     """A run's id: the same for the same date, rules and inputs.
 
-    Args:
-        day: The business date.
-        rules_digest: The digest of the rules.
-        extract_id: The extract that was read.
-        previous: The digest of the result whose items this run continues.
-        explained: The digest of the explanations that hold.
+    ``previous`` is the digest of the result whose items this run continues, and ``explained`` that
+    of the explanations that hold.
     """
     named = [day.isoformat(), rules_digest, extract_id, previous or "", explained]
     return hashlib.sha256(msgspec.json.encode(named)).hexdigest()[:16]
@@ -99,46 +100,187 @@ def open_results(directory: Directory) -> Iterator[Results]:
 class Results:
     """The results of runs. Reading is always safe; writers use :func:`open_results`.
 
-    Args:
-        directory: The one that the rules name.
-        check_lock: Raises if another run may write there.
+    ``check_lock`` raises if another run may write there.
     """
 
     def __init__(self, directory: Directory, check_lock: Callable[[], None] = lambda: None) -> None:
         self.folder = open_folder(directory)
         self._check_lock = check_lock
-        self._signatures = Signatures(self.folder)
 
-    def write_table(self, name: str, table: Rows, day: date, run: str) -> str:
-        """Write a table of a run; returns a hash of its rows, in any order and any files.
+    # Runs
 
-        Args:
-            name: The table.
-            table: Its rows, in an order that depends only on them.
-            day: The business date.
-            run: The run.
+    def days(self, before: date = date.max) -> list[date]:
+        """The days that have a run in force, oldest first: all of them, or those before a day."""
+        found = self.folder.at("runs").files("????-??-??/current")
+        days = (date.fromisoformat(name.partition("/")[0]) for name in found)
+        return [day for day in days if day < before]
+
+    def current(self, day: date) -> Run | None:
+        """The day's run in force, with its signatures; ``None`` before the first run.
 
         Raises:
-            ReconcileRefused: The run is signed, and this differs from what was signed.
+            ReconcileRefused: The file ``current`` or that of the run cannot be read.
         """
-        place = self.table(name, day, run).folder
-        draft = self.folder.at(_DRAFTS, name, f"run={run}")
-        draft.remove_all()
-        if isinstance(table, pa.Table):
-            with (
-                draft.create("part-00000.parquet") as file,
-                parquet_writer(file, table.schema) as writer,
-            ):
-                writer.write_table(table)
+        run = self._in_force(day)
+        return None if run is None else self.with_sign_off(run)
+
+    def previous(self, day: date) -> Run | None:
+        """The current run of the latest earlier day; days between may have no run."""
+        before = self.days(day)
+        return self.current(before[-1]) if before else None
+
+    def trend(self, day: date, most: int) -> tuple[Past, ...]:
+        """The latest days before this one, oldest first, up to a number."""
+        before = self.days(day)
+        runs = map(self._in_force, before[max(len(before) - most, 0) :])
+        return tuple(run.result.past for run in runs if run is not None)
+
+    def chain(self, run: Run | None, since: date) -> list[Run]:
+        """A run and the runs that it continues, back to a date, oldest first.
+
+        Later reruns do not change this chain, so results made from it stay reproducible.
+
+        Raises:
+            ReconcileRefused: The file of a run cannot be read.
+        """
+        found: list[Run] = []
+        while run is not None and run.day >= since:
+            found.append(run)
+            day = run.day - timedelta(days=1)
+            before = self.folder.at("runs", day.isoformat(), run.previous_run_id or "")
+            run = _read_run(before) if before.exists("run.json") else None
+        return found[::-1]
+
+    def why_outdated(self, run: Run, last: date | None = None) -> str | None:
+        """The reason why a run, or an earlier one in its chain, is outdated; ``None`` if none is.
+
+        A day that was run again may leave other items to the next day, which no later report would
+        show. All earlier days are checked: the day before may itself be outdated. The reason names
+        ``last`` as the last day to run again; the run's own day if left out.
+
+        Raises:
+            ReconcileRefused: The file of an earlier run cannot be read.
+        """
+        day = own = run.day
+        first: tuple[date, date] | None = None
+        for earlier in reversed(self.days(own)):
+            if (before := self._in_force(earlier)) is None:
+                continue
+            if before.result.end_ms < run.result.start_ms:
+                break  # Days between have no run: the chain begins here.
+            if run.previous_digest != before.result_digest:
+                first = day, earlier
+            day, run = earlier, before
+        if first is None:
+            return None
+        return (
+            f"{first[0]} was not made from the result of {first[1]} that is in force: run it "
+            f"again, and all after it, with --from {first[0]} --to {last or own}"
+        )
+
+    def latest_extract(self, day: date) -> str:
+        """The id of the latest extract of a day.
+
+        Raises:
+            ReconcileRefused: The day has no extract.
+        """
+        home = self.folder.at("extracts", day.isoformat())
+        found = home.files(f"[!.]*/{FILE}")
+        manifests = [read_manifest(home.at(name.removesuffix(f"/{FILE}"))) for name in found]
+        if not manifests:
+            raise ReconcileRefused(f"{day} has no extract yet: omit --reuse-extract")
+        taken = ((max(one.taken_ms for one in it.sources), it.extract_id) for it in manifests)
+        return max(taken)[1]
+
+    def folder_of(self, run: Run) -> Folder:
+        """The folder of a run's files."""
+        return self.folder.at("runs", run.result.business_date, run.run_id)
+
+    def publish(self, run: Run, files: Mapping[str, bytes]) -> None:
+        """Write a run's files, such as ``report.html``, and make it the run that is in force.
+
+        Its signatures are stored separately. The files of a signed run stay as they were when it
+        was signed.
+
+        Raises:
+            ReconcileRefused: The run is signed, and this result differs.
+        """
+        assert run.result_digest == run.result.digest
+        day = run.result.business_date
+        if run.run_id in self._signed_runs(day):
+            if _read_run(self.folder_of(run)).result_digest != run.result_digest:
+                raise ReconcileRefused(
+                    _SIGNED_ERROR.format(run=run.run_id, day=day, what="its result")
+                )
         else:
-            table.write.options(**parquet_options(table.columns)).parquet(draft.uri)
-        word = content_of(TABLES[name], draft)
-        if _has_content(name, place, word):
-            draft.remove_all()
-        else:
-            self._remove_table(name, day, run, word)
-            place.publish(draft)
-        return word
+            plain = msgspec.json.encode(msgspec.structs.replace(run, sign_off=None))
+            self.write_files(run, {**files, "run.json": msgspec.json.format(plain) + b"\n"})
+        self._check_lock()
+        # The last step: before it no reader sees the run.
+        named = msgspec.json.encode({"run_id": run.run_id})
+        self.folder.at("runs", day).replace("current", named + b"\n")
+
+    def write_files(self, run: Run, files: Mapping[str, bytes]) -> None:
+        """Write files of a run again, for example after a signature; its result stays."""
+        folder = self.folder_of(run)
+        for name, data in files.items():
+            folder.replace(name, data)
+
+    # Signatures
+
+    def sign(
+        self, role: Role, run: Run, name: str, now_ms: int, note: str = "", despite: str = ""
+    ) -> SignOff:
+        """Sign the result of a run, first as its preparer and then as its reviewer.
+
+        ``despite`` says why the signer signs although there are breaks or failed proofs.
+
+        Raises:
+            UsageError: The result was changed, was made before the day was over, or the day
+                before has a newer one; this part is signed already, or the first one is not; one
+                person signs twice; the name is empty; or ``despite`` is missing or not needed.
+        """
+        day, of_run = run.result.business_date, (run.run_id, run.result_digest)
+        signed = Signature(role, plain_name(name), now_ms, *of_run, note.strip(), despite.strip())
+        with lock_signatures(self.folder):
+            given, outdated = self.signatures(day), self.why_outdated(run)
+            if why := next(objections(signed, run, sign_offs(given), outdated), None):
+                raise UsageError(why)
+            text = msgspec.json.format(msgspec.json.encode([*given, signed]))
+            self.folder.at("runs", day).replace(_SIGNATURES, text + b"\n")
+        return sign_offs([*given, signed])[run.result_digest]
+
+    def signatures(self, day: str) -> list[Signature]:
+        """All signatures of a day, oldest first.
+
+        Raises:
+            ReconcileRefused: The file cannot be read; it was changed by hand.
+        """
+        folder = self.folder.at("runs", day)
+        try:
+            return msgspec.json.decode(folder.read(_SIGNATURES), type=list[Signature])
+        except FileNotFoundError:
+            return []
+        except msgspec.DecodeError as error:
+            raise ReconcileRefused(
+                f"{folder}/{_SIGNATURES} is not a file of signatures: {error}"
+            ) from error
+
+    def signature_state(self, run: Run) -> SignatureState:
+        """The state of a result's sign-off; ``invalidated`` if another result was signed, or if
+        the day before has a newer result.
+        """
+        state = self.with_sign_off(run).signature
+        is_outdated = state != "unsigned" and self.why_outdated(run) is not None
+        return "invalidated" if is_outdated else state
+
+    def with_sign_off(self, run: Run) -> Run:
+        """A run with its signatures, or else the last ones of another result of the day."""
+        found = sign_offs(self.signatures(run.result.business_date))
+        last = next(reversed(found.values()), None)
+        return msgspec.structs.replace(run, sign_off=found.get(run.result_digest, last))
+
+    # Tables
 
     def write_tables(self, tables: Mapping[str, Rows], day: date, run: str) -> dict[str, str]:
         """Write several tables as :meth:`write_table`; Spark computes one while another is read
@@ -159,183 +301,122 @@ class Results:
         """A table of a run, for reading without Spark."""
         return WrittenTable.of_run(self.folder, day, run, name)
 
-    def fingerprints(self, day: date, run: str, names: Iterable[str]) -> dict[str, str]:
-        """The fingerprints of the files of a run's tables."""
-        return {name: self.table(name, day, run).folder.fingerprint() for name in names}
-
-    def publish(self, run: Run, files: Mapping[str, bytes]) -> None:
-        """Write a run's files, and make it the run that is in force.
-
-        Args:
-            run: The run; its signatures are stored separately.
-            files: Other files by name, such as ``report.html``. Those of a signed run stay as they
-                were when it was signed.
-
-        Raises:
-            ReconcileRefused: The run is signed, and this result differs.
-        """
-        assert run.result_digest == run.result.digest
-        day = run.result.business_date
-        if run.run_id in self._signatures.signed_runs(day):
-            signed = read_run_file(self.folder_of(run))
-            if signed.result_digest != run.result_digest:
-                raise ReconcileRefused(
-                    _SIGNED_ERROR.format(run=run.run_id, day=day, what="its result")
-                )
-            # The same rows may be in other files now.
-            run, files = msgspec.structs.replace(signed, files=run.files), {}
-        text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(run, sign_off=None)))
-        self.write_files(run, {**files, "run.json": text + b"\n"})
-        self._check_lock()
-        # The last step: before it no reader sees the run.
-        named = msgspec.json.encode({"run_id": run.run_id})
-        self.folder.at("runs", day).replace("current", named + b"\n")
-
-    def write_files(self, run: Run, files: Mapping[str, bytes]) -> None:
-        """Write files of a run again, for example after a signature; its result stays."""
-        folder = self.folder_of(run)
-        for name, data in files.items():
-            folder.replace(name, data)
-
-    def current(self, day: date) -> Run | None:
-        """The day's run in force, with its signatures; ``None`` before the first run.
-
-        Raises:
-            ReconcileRefused: The file of the run cannot be read.
-        """
-        run = current_run(self.folder, day)
-        return None if run is None else self.with_sign_off(run)
-
-    def with_sign_off(self, run: Run) -> Run:
-        """A run with its signatures."""
-        return msgspec.structs.replace(run, sign_off=self._signatures.last(run))
-
-    def days(self) -> list[date]:
-        """The days that have a run in force, oldest first."""
-        return days_with_run(self.folder)
-
-    def previous(self, day: date) -> Run | None:
-        """The current run of the latest earlier day; days between may have no run."""
-        before = [earlier for earlier in self.days() if earlier < day]
-        return self.current(before[-1]) if before else None
-
-    def chain(self, run: Run | None, since: date) -> list[Run]:
-        """A run and the runs that it continues, back to a date, oldest first.
-
-        Later reruns do not change this chain, so results made from it stay reproducible.
-
-        Raises:
-            ReconcileRefused: The file of a run cannot be read.
-        """
-        found: list[Run] = []
-        while run is not None and run.day >= since:
-            found.append(run)
-            before = self.folder.at(
-                "runs", f"{run.day - timedelta(days=1)}", run.previous_run_id or ""
-            )
-            run = read_run_file(before) if before.exists("run.json") else None
-        return found[::-1]
-
-    def folder_of(self, run: Run) -> Folder:
-        """The folder of a run's files."""
-        return self.folder.at("runs", run.result.business_date, run.run_id)
-
-    def trend(self, day: date, most: int) -> tuple[Past, ...]:
-        """The latest days before this one, oldest first, up to a number."""
-        before = [earlier for earlier in self.days() if earlier < day]
-        runs = [self.current(earlier) for earlier in before[len(before) - most :] if most]
-        return tuple(run.result.past for run in runs if run is not None)
-
-    def read_table(self, spark: SparkSession, name: str, run: Run) -> DataFrame:
-        """A table of a run."""
-        return self._read(spark, name, self.table(name, run.day, run.run_id))
-
-    def earlier_days(self, spark: SparkSession, window: DayWindow, run: Run | None) -> EarlierDays:
-        """The state that the run of the day before left, without the history."""
-        explanations = {one.break_id: one for one in Explanations(self.folder).in_force()}
-        if run is None:
-            return EarlierDays(explanations=explanations)
-        items, entries, messages, failures, balances = (
-            self.read_table(spark, name, run) for name in CARRIED_ON
-        )
-        is_next = run.result.end_ms == window.start_ms
-        return EarlierDays(
-            items,
-            entries,
-            messages,
-            failures,
-            balances if is_next else None,
-            explanations=explanations,
-        )
-
-    def of_runs(self, spark: SparkSession, name: str, runs: Sequence[Run]) -> DataFrame | None:
-        """A table of several runs, as far as it still exists."""
+    def read_table(self, spark: SparkSession, name: str, *runs: Run) -> DataFrame | None:
+        """A table of some runs, as far as it still exists."""
         tables = [self.table(name, run.day, run.run_id) for run in runs]
-        found = [table for table in tables if table.parts]
-        return self._read(spark, name, *found) if found else None
+        uris = [table.folder.uri for table in tables if table.parts]
+        return spark.read.schema(TABLES[name].ddl).parquet(*uris) if uris else None
 
-    def verify(self, run: Run, names: Iterable[str] | None = None) -> None:
-        """Check that the files of a run's tables are unchanged.
+    def write_table(self, name: str, table: Rows, day: date, run: str) -> str:
+        """Write a table of a run; returns a hash of its rows, in any order and any files.
 
-        It hashes files and not rows, which needs no Spark and takes less than a second.
+        The order of the rows must depend only on them.
 
-        Args:
-            run: The run.
-            names: The tables; all if left out.
+        Raises:
+            ReconcileRefused: The run is signed, and this differs from what was signed.
+        """
+        place = self.table(name, day, run).folder
+        draft = self.folder.at(_DRAFTS, name, f"run={run}")
+        draft.remove_all()
+        if isinstance(table, pa.Table):
+            with (
+                draft.create("part-00000.parquet") as file,
+                parquet_writer(file, table.schema) as writer,
+            ):
+                writer.write_table(table)
+        else:
+            table.write.options(**parquet_options(table.columns)).parquet(draft.uri)
+        content = _content_of(name, draft)
+        if _has_content(name, place, content):
+            draft.remove_all()
+        else:
+            self._remove_table(name, day, run, content)
+            place.publish(draft)
+        return content
+
+    def verify(self, run: Run, names: Iterable[str] = ()) -> None:
+        """Check that the rows of a run's tables are those that it wrote: of all tables or some.
 
         Raises:
             ReconcileRefused: A table was changed.
         """
-        wanted = run.result.contents if names is None else names
-        for name, found in self.fingerprints(run.day, run.run_id, wanted).items():
-            if found != run.files.get(name):
+        for name in names or run.result.contents:
+            place = self.table(name, run.day, run.run_id).folder
+            if not _has_content(name, place, run.result.contents.get(name)):
                 raise ReconcileRefused(
                     f"{name} of {run.day} changed since run {run.run_id} wrote "
                     "them: run the day again"
                 )
 
-    def _read(self, spark: SparkSession, name: str, *tables: WrittenTable) -> DataFrame:
-        uris = (table.folder.uri for table in tables)
-        return spark.read.schema(TABLES[name].ddl).parquet(*uris)
+    def _in_force(self, day: date) -> Run | None:
+        """A day's run in force, without signatures."""
+        place = self.folder.at("runs", day.isoformat())
+        try:
+            named = msgspec.json.decode(place.read("current"), type=dict[str, str])
+            run = named["run_id"]
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, KeyError) as error:
+            raise ReconcileRefused(f"{place}/current does not name a run: {error}") from error
+        return _read_run(place.at(run))
 
-    def _remove_table(self, name: str, day: date, run: str, word: str) -> None:
+    def _signed_runs(self, day: str) -> set[str]:
+        """The signed runs of a day; none of their files is ever replaced."""
+        return {signature.run_id for signature in self.signatures(day)}
+
+    def _remove_table(self, name: str, day: date, run: str, content: str) -> None:
         """Remove a table that differs from the new one.
 
         The same inputs give the same rows, unless txmq or Spark has changed. Then the run is not
         in force until it is complete again. A signed table stays, unless it was damaged and the
         new one equals the signed one.
-
-        Raises:
-            ReconcileRefused: The run is signed, and the new table differs.
         """
-        place = self.table(name, day, run).folder
+        place, of_day = self.table(name, day, run).folder, self.folder.at("runs", day.isoformat())
         if not place.files("*"):
             return
-        if run in self._signatures.signed_runs(day.isoformat()):
-            signed = read_run_file(self.folder.at("runs", day.isoformat(), run))
-            if signed.result.contents.get(name) != word:
+        if run in self._signed_runs(day.isoformat()):
+            signed = _read_run(of_day.at(run))
+            if signed.result.contents.get(name) != content:
                 raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
-        current = self.current(day)
+        current = self._in_force(day)
         if current is not None and current.run_id == run:
-            self.folder.at("runs", day.isoformat()).remove("current")
+            of_day.remove("current")
         place.remove_all()
 
 
-def content_of(table: TableSchema, folder: Folder) -> str:
-    """A hash of the rows in a folder's files, in any order.
+def parquet_options(names: Iterable[str]) -> dict[str, str]:
+    """Spark's write options for a table with these columns."""
+    layout: dict[str, str] = {}
+    for option in ("parquet.enable.dictionary", "parquet.column.statistics.enabled"):
+        layout[option] = "false"
+        layout |= {f"{option}#{name}": "true" for name in names if name in RECURRING}
+    return layout
 
-    Raises:
-        OSError: A file cannot be read.
-        pyarrow.ArrowException: A file is not Parquet, or has other columns.
-    """
-    contents = ContentHash(table)
-    folder.read_rows(folder.files("part-*"), contents.add)
+
+def _read_run(folder: Folder) -> Run:
+    try:
+        return msgspec.json.decode(folder.read("run.json"), type=Run)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ReconcileRefused(f"{folder}/run.json is not the file of a run: {error}") from error
+
+
+def _content_of(name: str, folder: Folder) -> str:
+    """A hash of the rows in a folder's files, in any order; without files that Spark ignores."""
+    files = [file for file in folder.files("*") if not file.startswith((".", "_"))]
+    table, names = TABLES[name], list[str]()
+    for file in files[:1]:
+        with folder.parquet(file) as opened:
+            names = opened.schema_arrow.names
+    # An older txmq may have written fewer columns.
+    columns = tuple(column for column in table.columns if column.name in names)
+    contents = ContentHash(table._replace(columns=columns))
+    folder.read_rows(files, contents.add)
     return contents.word
 
 
-def _has_content(name: str, place: Folder, word: str) -> bool:
-    """True if a table has the same rows already, perhaps cut into other files."""
+def _has_content(name: str, place: Folder, content: str | None) -> bool:
+    """True if the files of a table have these rows, perhaps cut into other files."""
     try:
-        return bool(place.files("*")) and content_of(TABLES[name], place) == word
-    except (OSError, pa.ArrowException):
+        return bool(place.files("*")) and _content_of(name, place) == content
+    except (OSError, KeyError, pa.ArrowException):
         return False  # An unreadable table is not the same.

@@ -12,23 +12,9 @@ from itertools import islice
 from types import NoneType
 from typing import Any, Final, get_args
 
+import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import asdict, fields
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Connection,
-    Double,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    delete,
-    insert,
-    inspect,
-    update,
-)
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
@@ -47,29 +33,26 @@ _BATCH: Final = 1_000
 """The number of rows in one insert."""
 
 _TYPES: Final[Mapping[Any, Any]] = {
-    "string": Text, "long": BigInteger, "int": Integer, "boolean": Boolean,
-    str: Text, int: BigInteger, bool: Boolean,
+    "string": sa.Text, "long": sa.BigInteger, "int": sa.Integer, "boolean": sa.Boolean,
+    str: sa.Text, int: sa.BigInteger, bool: sa.Boolean, float: sa.Double,
 }  # fmt: skip
 """The SQL types of the types in Parquet files, and of those of fields."""
 _RENAMED: Final[Mapping[str, str]] = {"group": "group_", "class_": "class"}
 """Names that are reserved words: of columns in SQL, and of fields in Python."""
-
-_RUN: Final = (
-    "name", "business_date", "is_current", "is_final", "verdict", "why", "transfers", "match_rate",
-    "breaks", "closed", "broken_proofs", "start_ms", "end_ms", "as_of_ms", "began_ms", "ended_ms",
-    "result_digest", "rules_version", "rules_digest", "extract_id", "txmq_version",
-    "previous_run_id",
-)  # fmt: skip
-_COUNTS: Final = ("transfers", "breaks", "closed", "broken_proofs")
+_RUN: Final[Mapping[str, type]] = {
+    "name": str, "business_date": str, "is_current": bool, "is_final": bool, "verdict": str,
+    "why": str, "transfers": int, "match_rate": float, "breaks": int, "closed": int,
+    "broken_proofs": int, "start_ms": int, "end_ms": int, "as_of_ms": int, "began_ms": int,
+    "ended_ms": int, "result_digest": str, "rules_version": str, "rules_digest": str,
+    "extract_id": str, "txmq_version": str, "previous_run_id": str,
+}  # fmt: skip
+"""The columns of a run."""
 
 
 class ReconSchema:
     """The tables runs, items, proofs, totals and signoffs.
 
     In a database without schemas, such as SQLite, their names are ``recon_runs`` and so on.
-
-    Args:
-        recon: The database and the schema.
 
     Raises:
         ConfigError: The database is unknown, or its driver is missing.
@@ -80,85 +63,57 @@ class ReconSchema:
         self._engine = engine_of(recon.database)
         self._name = recon.schema
         has_schemas = kind_of(self._engine.dialect.name) == "postgresql"
-        self._metadata = MetaData(schema=recon.schema if has_schemas else None)
+        self._metadata = sa.MetaData(schema=recon.schema if has_schemas else None)
         prefix = "" if has_schemas else f"{recon.schema}_"
 
-        def table(name: str, *columns: Column[Any]) -> Table:
-            return Table(f"{prefix}{name}", self._metadata, *columns)
+        def table(name: str, *columns: sa.Column[Any]) -> sa.Table:
+            return sa.Table(f"{prefix}{name}", self._metadata, *columns)
 
-        self.runs = table("runs", _key("run_id"), *map(_run_column, _RUN))
-        self.items = table("items", _key("run_id"), _key("break_id"), *_item_columns())
+        run = [_column(name, type_, name == "previous_run_id") for name, type_ in _RUN.items()]
+        self.runs = table("runs", _key("run_id"), *run)
+        items = [_column(*column[:3]) for column in ITEMS.columns[1:]]
+        self.items = table("items", _key("run_id"), _key("break_id"), *items)
         self.proofs = table("proofs", _key("run_id"), _number(), *_columns_of(Proof))
         self.totals = table("totals", _key("run_id"), _number(), *_columns_of(Total))
-        self.signoffs = table(
-            "signoffs",
-            _key("result_digest"),
-            *map(_run_column, ("name", "business_date", "run_id")),
-            *_columns_of(SignOff)[1:],
-        )
+        about = [_column(name, str) for name in ("name", "business_date", "run_id")]
+        signed = _columns_of(SignOff)[1:]
+        self.signoffs = table("signoffs", _key("result_digest"), *about, *signed)
 
-    def create(self) -> None:
-        """Create the missing tables.
+    def write(self, run: Run, items: Iterable[Mapping[str, Any]]) -> None:
+        """Write a run with its items, and make it the day's current one.
 
         Raises:
-            DatabaseFailed: The database refuses, or does not answer; or a table of an older txmq
-                has fewer columns.
+            DatabaseFailed: The database refuses, or does not answer, and is unchanged; or a table
+                of an older txmq has fewer columns.
         """
-        with self._transaction() as connection:
-            there, schema = inspect(connection), self._metadata.schema
-            # A user without the right to create a schema may still use an existing one.
-            if schema is not None and not there.has_schema(schema):
-                connection.execute(CreateSchema(schema, if_not_exists=True))
-            self._metadata.create_all(connection, checkfirst=True)
-            for table in self._metadata.sorted_tables:
-                names = {
-                    column["name"] for column in inspect(connection).get_columns(table.name, schema)
-                }
-                for column in table.columns:
-                    if column.name not in names:
-                        type_ = column.type.compile(connection.dialect)
-                        raise DatabaseFailed(
-                            f"the table {table} was created by an older txmq and has no column "
-                            f"{column.name}: add it with ALTER TABLE {table} ADD COLUMN "
-                            f"{column.name} {type_}, and run the date again"
-                        )
-
-    def write(self, run: Run, items: Iterable[Mapping[str, Any]]) -> int:
-        """Write a run, and make it the day's current one.
-
-        Args:
-            run: The run; its totals, proofs and signatures are written too.
-            items: The rows of its table ``items``.
-
-        Returns:
-            The number of items.
-
-        Raises:
-            DatabaseFailed: The database refuses, or does not answer; it is unchanged.
-        """
-        self.create()
         result, of_run = run.result, {"run_id": run.run_id}
+        why = {"is_current": True, "why": "\n".join(result.why)}
+        figures = {
+            name: getattr(run if hasattr(run, name) else result, name) for name in _RUN.keys() - why
+        }
+        rows: dict[sa.Table, Iterable[Mapping[str, Any]]] = {
+            self.runs: [figures | why],
+            self.proofs: ({"number": n} | asdict(part) for n, part in enumerate(result.proofs)),
+            self.totals: ({"number": n} | asdict(part) for n, part in enumerate(result.totals)),
+            self.items: items,
+        }
         with self._transaction() as connection:
-            for table in (self.items, self.proofs, self.totals, self.runs):
-                connection.execute(delete(table).where(table.c.run_id == run.run_id))
             of_day = self.runs.c.business_date == result.business_date
-            former = update(self.runs).where(of_day, self.runs.c.name == result.name)
+            former = sa.update(self.runs).where(of_day, self.runs.c.name == result.name)
             connection.execute(former.values(is_current=False))
-            connection.execute(insert(self.runs), [of_run | _run_row(run)])
-            for table, parts in ((self.proofs, result.proofs), (self.totals, result.totals)):
-                numbered = enumerate(map(asdict, parts))
-                _put(connection, table, (of_run | {"number": n} | part for n, part in numbered))
-            written = _put(connection, self.items, (of_run | dict(item) for item in items))
+            for table, new in rows.items():
+                connection.execute(sa.delete(table).where(table.c.run_id == run.run_id))
+                some = (of_run | dict(row) for row in new)
+                while batch := list(islice(some, _BATCH)):
+                    connection.execute(sa.insert(table), batch)
             self._sign(connection, run)
-        return written
 
     def sign(self, run: Run) -> None:
         """Write the signatures of a run's result.
 
         Raises:
-            DatabaseFailed: The database refuses, or does not answer.
+            DatabaseFailed: As for :meth:`write`.
         """
-        self.create()
         with self._transaction() as connection:
             self._sign(connection, run)
 
@@ -166,69 +121,60 @@ class ReconSchema:
         """Close the connections."""
         self._engine.dispose()
 
-    def _sign(self, connection: Connection, run: Run) -> None:
+    def _sign(self, connection: sa.Connection, run: Run) -> None:
         if run.sign_off is None or run.signature == "invalidated":
             return
         of_result = self.signoffs.c.result_digest == run.result_digest
-        connection.execute(delete(self.signoffs).where(of_result))
+        connection.execute(sa.delete(self.signoffs).where(of_result))
         about = {"name": run.result.name, "business_date": run.result.business_date}
         row = asdict(run.sign_off) | about | {"run_id": run.run_id}
-        connection.execute(insert(self.signoffs), [row])
+        connection.execute(sa.insert(self.signoffs), [row])
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
+    def _transaction(self) -> Iterator[sa.Connection]:
+        """A transaction in which all tables exist."""
         try:
             with self._engine.begin() as connection:
+                self._create_tables(connection)
                 yield connection
         except SQLAlchemyError as error:
             raise DatabaseFailed(
                 f"the tables of {self._name} could not be written: {words(error)}"
             ) from error
 
-
-def _key(name: str) -> Column[Any]:
-    return Column(name, any_text(64), primary_key=True)
-
-
-def _number() -> Column[Any]:
-    return Column("number", Integer, primary_key=True, autoincrement=False)
-
-
-def _run_column(name: str) -> Column[Any]:
-    """A figure of a run; its name tells its type."""
-    is_number = name in _COUNTS or name.endswith("_ms")
-    type_: Any = Boolean if name.startswith("is_") else BigInteger if is_number else Text
-    type_ = Double if name == "match_rate" else type_
-    return Column(name, type_, nullable=name == "previous_run_id")
-
-
-def _item_columns() -> list[Column[Any]]:
-    return [_column(name, type_, is_optional) for name, type_, is_optional in ITEMS.columns[1:]]
+    def _create_tables(self, connection: sa.Connection) -> None:
+        schema = self._metadata.schema
+        # A user without the right to create a schema may still use an existing one.
+        if schema is not None and not sa.inspect(connection).has_schema(schema):
+            connection.execute(CreateSchema(schema, if_not_exists=True))
+        self._metadata.create_all(connection, checkfirst=True)
+        there = sa.inspect(connection)
+        for table in self._metadata.sorted_tables:
+            names = {column["name"] for column in there.get_columns(table.name, schema)}
+            for column in table.columns:
+                if column.name not in names:
+                    type_ = column.type.compile(connection.dialect)
+                    raise DatabaseFailed(
+                        f"the table {table} was created by an older txmq and has no column "
+                        f"{column.name}: add it with ALTER TABLE {table} ADD COLUMN "
+                        f"{column.name} {type_}, and run the date again"
+                    )
 
 
-def _columns_of(part: type[Struct]) -> list[Column[Any]]:
+def _key(name: str) -> sa.Column[Any]:
+    return sa.Column(name, any_text(64), primary_key=True)
+
+
+def _number() -> sa.Column[Any]:
+    return sa.Column("number", sa.Integer, primary_key=True, autoincrement=False)
+
+
+def _columns_of(part: type[Struct]) -> list[sa.Column[Any]]:
     """The columns for the fields of a part of a run."""
     types = {field.name: get_args(field.type) or (field.type,) for field in fields(part)}
     return [_column(name, some[0], NoneType in some) for name, some in types.items()]
 
 
-def _column(name: str, type_: object, is_optional: bool) -> Column[Any]:
+def _column(name: str, type_: object, is_optional: bool = False) -> sa.Column[Any]:
     """A column; its key is the name in rows."""
-    return Column(_RENAMED.get(name, name), _TYPES[type_], key=name, nullable=is_optional)
-
-
-def _run_row(run: Run) -> dict[str, Any]:
-    known = {"why": "\n".join(run.result.why), "is_current": True}
-    sources = {
-        name: run if hasattr(run, name) else run.result for name in _RUN if name not in known
-    }
-    return known | {name: getattr(source, name) for name, source in sources.items()}
-
-
-def _put(connection: Connection, table: Table, rows: Iterator[Mapping[str, Any]]) -> int:
-    """Insert rows in batches; returns their number."""
-    written = 0
-    while batch := list(islice(rows, _BATCH)):
-        connection.execute(insert(table), batch)
-        written += len(batch)
-    return written
+    return sa.Column(_RENAMED.get(name, name), _TYPES[type_], key=name, nullable=is_optional)

@@ -7,6 +7,7 @@ and one small file, written last, puts them in force.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -16,7 +17,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import gettempdir
@@ -24,21 +25,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.fs import (
-    FileInfo,
-    FileSelector,
-    FileSystem,
-    FileType,
-    LocalFileSystem,
-    copy_files,
-)
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, copy_files
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.drafts import draft_folder
-from txmq.reconcile.parquet_files import sync
 from txmq.runtime.disk import LocalDisk
 
-__all__ = ["LEASE_S", "Folder", "LocalFolder"]
+__all__ = ["LEASE_S", "Folder", "LocalFolder", "sha256_of", "sync"]
 
 LEASE_S: Final = 120
 """The process that wrote a claim counts as dead if it has not renewed the claim for so long."""
@@ -48,19 +40,17 @@ _NEW: Final = re.compile(r"\.([^/]+)\.new$")
 
 
 class Folder:
-    """A folder on a remote file system.
+    """A folder on a remote file system; its URI names it for Spark, and in messages.
+
+    A store that has objects has no folders: a file appears when it is closed, and replaces an older
+    one. On other file systems files appear in part, and a move replaces nothing.
 
     Every method raises ``OSError`` if the file system fails, and ``FileNotFoundError`` if a file
     that it needs does not exist.
-
-    Args:
-        system: Arrow's file system.
-        path: The folder's path there.
-        uri: The folder's name for Spark, and in messages.
-        has_objects: True for a store of objects: it has no folders, a file appears when it is
-            closed, and it replaces an older one. False for a file system on which files appear in
-            part, and a move replaces nothing.
     """
+
+    local: Path | None = None
+    """The path on this machine; ``None`` if the folder is elsewhere."""
 
     def __init__(self, system: FileSystem, path: str, uri: str, *, has_objects: bool) -> None:
         self.uri = uri
@@ -71,19 +61,11 @@ class Folder:
     def __str__(self) -> str:
         return self.uri
 
-    @property
-    def local(self) -> Path | None:
-        """The path on this machine; ``None`` if the folder is elsewhere."""
-        return None
-
     def at(self, *names: str) -> Folder:
         """A folder below."""
         tail = "/".join(names)
-        return self._other(self._at(tail), f"{self.uri}/{tail}")
-
-    def named(self, uri: str) -> Folder:
-        """The same folder under another name for Spark."""
-        return self._other(self._path, uri)
+        uri = f"{self.uri}/{tail}"
+        return Folder(self._system, self._at(tail), uri, has_objects=self._has_objects)
 
     def files(self, pattern: str | None = None) -> list[str]:
         """The paths of the files below, sorted: all of them, or those that fit a pattern.
@@ -91,36 +73,33 @@ class Folder:
         In a pattern such as ``????-??-??/current`` each name fits one name. A folder that does not
         exist has no files.
         """
-        infos = self._infos(recursive=pattern is None or "/" in pattern)
-        names = {_NEW.sub(r"\1", info.path.removeprefix(f"{self._path}/")) for info in infos}
+        is_deep = pattern is None or "/" in pattern
+        below = FileSelector(self._path, allow_not_found=True, recursive=is_deep)
+        paths = [info.path for info in self._system.get_file_info(below) if info.is_file]
+        names = {_NEW.sub(r"\1", path.removeprefix(f"{self._path}/")) for path in paths}
         return sorted(name for name in names if pattern is None or _fits(name, pattern))
 
     def exists(self, name: str) -> bool:
         """True if a file exists."""
         return any(map(self._is_there, self._names(name)))
 
-    def times(self) -> dict[str, float]:
-        """The files, with the seconds at which they were written, by the file system's clock."""
-        return {info.base_name: info.mtime_ns / 1e9 for info in self._infos(recursive=False)}
-
     def size(self, name: str) -> int:
         """The number of bytes of a file."""
-        info = self._info(name)
-        if info.size is None:
+        if (size := self._system.get_file_info(self._at(name)).size) is None:
             raise FileNotFoundError(f"{self}/{name} does not exist")
-        return int(info.size)
+        return int(size)
 
     def read(self, name: str) -> bytes:
         """The bytes of a file."""
         # A file that is being replaced may move between two attempts.
-        for one in (*self._names(name), name)[:-1]:
-            with suppress(FileNotFoundError):
-                return self._read(one)
-        return self._read(name)
+        for one in (*self._names(name), name):
+            with suppress(FileNotFoundError), self._open(one) as file:
+                return bytes(file.read())
+        raise FileNotFoundError(f"{self}/{name} does not exist")
 
     def sha256(self, name: str) -> str:
         """The SHA-256 of a file, in hexadecimal."""
-        with self._system.open_input_stream(self._at(name)) as file:
+        with self._open(name) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def parquet(self, name: str) -> pq.ParquetFile:
@@ -139,10 +118,7 @@ class Folder:
     ) -> None:
         """Read Parquet files in parallel, one for each core.
 
-        Args:
-            names: The files.
-            take: Receives the rows in pieces, in any order and from several threads.
-            columns: The columns to read; all if left out.
+        ``take`` receives the rows in pieces, in any order and from several threads.
 
         Raises:
             pyarrow.ArrowException: A file is not Parquet, or lacks a column.
@@ -155,14 +131,6 @@ class Folder:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(read, names))
-
-    def fingerprint(self) -> str:
-        """A hash of the files and their names, without those that Spark ignores."""
-        parts = [name for name in self.files("*") if not name.startswith((".", "_"))]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            hashes = pool.map(self.sha256, parts)
-            lines = [f"{part} {hash_}\n" for part, hash_ in zip(parts, hashes, strict=True)]
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     @contextmanager
     def create(self, name: str) -> Iterator[Any]:
@@ -201,7 +169,7 @@ class Folder:
         if not self._has_objects:
             self._system.create_dir(self._path, recursive=True)
         for number, part in enumerate(draft.files("part-*")):
-            path, new = draft._at(part), self._at(_part_name(number))
+            path, new = draft._at(part), self._at(f"part-{number:05d}.parquet")
             if draft._system == self._system:
                 self._system.move(path, new)
             else:
@@ -215,7 +183,7 @@ class Folder:
         Raises:
             BlockingIOError: Another process does the same elsewhere, and would get in the way.
         """
-        with self.lock(), draft_folder(Path(gettempdir()), mode=0o700) as draft:
+        with self.lock(), _draft_folder(Path(gettempdir()), mode=0o700) as draft:
             yield draft
 
     def take(self, staged: Path, last: str) -> bool:
@@ -239,28 +207,58 @@ class Folder:
         Raises:
             BlockingIOError: Another process writes there.
         """
-        claim = FolderClaim(self)
-        claim.acquire()
+        # Arrow can neither lock a file nor create one only if it does not exist. But all of these
+        # file systems list a file as soon as it is written: of two processes that write claims and
+        # then list them, one at least sees the other's. So both never go on; perhaps none does.
+        # A killed process leaves its claim. The file system's clock alone decides how old it is.
+        own, ended = f"claims/{secrets.token_hex(8)}", threading.Event()
+        author = f"{socket.gethostname()} {os.getpid()}\n".encode()
+
+        def renew() -> None:
+            while not ended.wait(_RENEW_S):
+                with suppress(OSError):  # A store that does not answer may answer the next time.
+                    if self._is_there(own):
+                        self._put(own, author)
+
+        def check() -> None:
+            if not self._is_there(own):
+                raise ReconcileRefused(
+                    f"{self}/{own} is gone: this process did not renew its claim for {LEASE_S} "
+                    f"seconds, and another one may write into {self}; run it again"
+                )
+
+        self._put(own, author)
+        infos = self._system.get_file_info(FileSelector(self._at("claims")))
+        times = {f"claims/{info.base_name}": info.mtime_ns / 1e9 for info in infos}
+        now = times.pop(own, 0)
+        for other, time in times.items():
+            if now - time < LEASE_S:
+                self._delete(own)
+                raise BlockingIOError(
+                    f"{self}/{other} claims {self}; the claim of a process that was killed is "
+                    f"void after {LEASE_S} seconds"
+                )
+            self._delete(other)
+        renewal = threading.Thread(target=renew, name="txmq-claim", daemon=True)
+        renewal.start()
         try:
-            yield claim.check
+            yield check
         finally:
-            claim.release()
+            ended.set()
+            renewal.join()  # It would write the claim once more.
+            with suppress(OSError):  # Otherwise it becomes void.
+                self._delete(own)
 
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}"
-
-    def _other(self, path: str, uri: str) -> Folder:
-        return Folder(self._system, path, uri, has_objects=self._has_objects)
 
     def _names(self, name: str) -> tuple[str, ...]:
         """The names under which the latest state of a small file may be."""
         return (name,) if self._has_objects else (name, _new(name))
 
-    def _info(self, name: str) -> FileInfo:
-        return self._system.get_file_info(self._at(name))
-
     def _is_there(self, name: str) -> bool:
-        return bool(self._info(name).type != FileType.NotFound)
+        info = self._system.get_file_info(self._at(name))
+        return bool(info.type != FileType.NotFound)
 
     def _move(self, name: str, new: str) -> None:
         self._system.move(self._at(name), self._at(new))
@@ -269,13 +267,8 @@ class Folder:
         if self._is_there(name):
             self._system.delete_file(self._at(name))
 
-    def _infos(self, *, recursive: bool) -> list[FileInfo]:
-        where = FileSelector(self._path, allow_not_found=True, recursive=recursive)
-        return [info for info in self._system.get_file_info(where) if info.is_file]
-
-    def _read(self, name: str) -> bytes:
-        with self._system.open_input_stream(self._at(name)) as file:
-            return bytes(file.read())
+    def _open(self, name: str) -> pa.NativeFile:
+        return self._system.open_input_stream(self._at(name))
 
     def _put(self, name: str, data: bytes) -> None:
         with self.create(name) as file:
@@ -285,65 +278,51 @@ class Folder:
 class LocalFolder(Folder):
     """A folder on this machine.
 
-    Args:
-        path: Its path.
-        uri: Its name for Spark; one of the scheme ``file`` if left out, since Spark's default file
-            system may be remote.
+    Its name for Spark has the scheme ``file`` if left out, since Spark's default file system may be
+    remote.
     """
 
+    local: Path
+
     def __init__(self, path: str | Path, uri: str | None = None) -> None:
-        self._local = Path(path)
-        name = uri or f"file://{self._local.resolve()}"
-        super().__init__(LocalFileSystem(), str(self._local), name, has_objects=False)
+        self.local = Path(path)
+        uri = uri or f"file://{self.local.resolve()}"
+        super().__init__(LocalFileSystem(), str(self.local), uri, has_objects=False)
 
     def __str__(self) -> str:
-        return str(self._local)
+        return str(self.local)
 
-    @property
-    def local(self) -> Path:
-        """The path on this machine."""
-        return self._local
-
-    def files(self, pattern: str | None = None) -> list[str]:
-        """See :meth:`Folder.files`."""
-        paths = self._local.rglob("*") if pattern is None else self._local.glob(pattern)
-        return sorted(path.relative_to(self._local).as_posix() for path in paths if path.is_file())
+    def at(self, *names: str) -> Folder:
+        """See :meth:`Folder.at`."""
+        return LocalFolder(self.local.joinpath(*names), "/".join((self.uri, *names)))
 
     def replace(self, name: str, data: bytes) -> None:
         """See :meth:`Folder.replace`."""
-        LocalDisk(self._local).replace(name, data)
+        LocalDisk(self.local).replace(name, data)
 
     def remove(self, name: str) -> None:
         """See :meth:`Folder.remove`."""
-        LocalDisk(self._local).remove(name)
-
-    def remove_all(self) -> None:
-        """See :meth:`Folder.remove_all`."""
-        if self._local.exists():
-            shutil.rmtree(self._local)
+        LocalDisk(self.local).remove(name)
 
     def publish(self, draft: Folder) -> None:
         """See :meth:`Folder.publish`; Spark's other files are removed, and all is synced."""
         if draft.local is None:
             super().publish(draft)
             return
-        parts = []
-        for path in sorted(draft.local.iterdir()):
-            if path.name.startswith("part-"):
-                parts.append(path)
-            else:
+        for path in list(draft.local.iterdir()):
+            if not path.name.startswith("part-"):
                 path.unlink()
-        for number, part in enumerate(parts):
-            sync(part.rename(part.with_name(_part_name(number))))
+        for number, part in enumerate(sorted(draft.local.iterdir())):
+            sync(part.rename(part.with_name(f"part-{number:05d}.parquet")))
         sync(draft.local)
-        self._local.parent.mkdir(parents=True, exist_ok=True)
-        draft.local.rename(self._local)
-        sync(self._local.parent)
+        self.local.parent.mkdir(parents=True, exist_ok=True)
+        draft.local.rename(self.local)
+        sync(self.local.parent)
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """See :meth:`Folder.staging`; the folder is hidden in this one."""
-        with draft_folder(self._local) as draft:
+        with _draft_folder(self.local) as draft:
             yield draft
 
     def take(self, staged: Path, last: str) -> bool:
@@ -351,102 +330,79 @@ class LocalFolder(Folder):
         if self.exists(last):
             return False
         try:
-            staged.rename(self._local)
+            staged.rename(self.local)
         except OSError:
             # Another process was faster; only a complete folder can be in the way.
             if not self.exists(last):
                 raise
             return False
-        sync(self._local.parent)
+        sync(self.local.parent)
         return True
 
     @contextmanager
     def lock(self) -> Iterator[Callable[[], None]]:
         """See :meth:`Folder.lock`; the death of the process releases it."""
-        lock = LocalDisk(self._local).lock()
+        lock = LocalDisk(self.local).lock()
         try:
             yield lambda: None
         finally:
             lock.release()
 
-    def _other(self, path: str, uri: str) -> Folder:
-        return LocalFolder(path, uri)
-
     def _names(self, name: str) -> tuple[str, ...]:
         return (name,)
 
 
-class FolderClaim:
-    """A file that says that this process writes into a folder; it is renewed while that is so.
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
-    Arrow can neither lock a file nor create one only if it does not exist. But all of these file
-    systems list a file as soon as it is written: of two processes that write claims and then list
-    them, one at least sees the other's. So both never go on; perhaps none does.
 
-    A killed process leaves its claim. The file system's clock alone decides how old it is.
+def sync(path: Path) -> None:
+    """Sync a file or a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
-    Args:
-        folder: The folder.
+
+@contextmanager
+def _draft_folder(home: Path, mode: int = 0o777) -> Iterator[Path]:
+    """Make an empty folder; it is removed at the end of the block unless it was renamed.
+
+    A process locks its draft. One without a lock was left by a process that died; the next writer
+    removes it.
     """
-
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self._claims = folder.at("claims")
-        self._name = secrets.token_hex(8)
-        self._released = threading.Event()
-        self._renewal = threading.Thread(target=self._renew, name="txmq-claim", daemon=True)
-
-    def acquire(self) -> None:
-        """Claim the folder.
-
-        Raises:
-            BlockingIOError: Another process claims it.
-        """
-        self._write()
-        times = self._claims.times()
-        mine = times.pop(self._name, 0)
-        for name, time in times.items():
-            if mine - time < LEASE_S:
-                self._claims.remove(self._name)
-                raise BlockingIOError(
-                    f"{self._claims}/{name} claims {self._folder}; the claim of a process that was "
-                    f"killed is void after {LEASE_S} seconds"
-                )
-            self._claims.remove(name)
-        self._renewal.start()
-
-    def check(self) -> None:
-        """Check that nobody has taken the folder over.
-
-        Raises:
-            ReconcileRefused: The claim is gone.
-        """
-        if not self._claims.exists(self._name):
-            raise ReconcileRefused(
-                f"{self._claims}/{self._name} is gone: this process did not renew its claim for "
-                f"{LEASE_S} seconds, and another one may write into {self._folder}; run it again"
-            )
-
-    def release(self) -> None:
-        """Remove the claim."""
-        self._released.set()
-        self._renewal.join()  # It would write the claim once more.
-        with suppress(OSError):  # Otherwise it becomes void.
-            self._claims.remove(self._name)
-
-    def _write(self) -> None:
-        with self._claims.create(self._name) as file:
-            file.write(f"{socket.gethostname()} {os.getpid()}\n".encode())
-
-    def _renew(self) -> None:
-        while not self._released.wait(_RENEW_S):
-            with suppress(OSError):  # A store that does not answer may answer the next time.
-                if self._claims.exists(self._name):
-                    self._write()
+    home.mkdir(parents=True, exist_ok=True)
+    draft = home / f".txmq-{secrets.token_hex(8)}.writing"
+    with ExitStack() as stack:
+        # This lock keeps other processes from cleaning up between mkdir and the folder's lock.
+        with _try_lock(home):
+            for path in home.glob(".txmq-*.writing"):
+                # It may be renamed at this moment, or belong to another user.
+                with suppress(OSError), _try_lock(path, fcntl.LOCK_NB) as is_left:
+                    if is_left:
+                        shutil.rmtree(path, ignore_errors=True)
+            draft.mkdir(mode)
+            stack.enter_context(_try_lock(draft))
+        stack.callback(shutil.rmtree, draft, ignore_errors=True)
+        yield draft
 
 
-def _part_name(number: int) -> str:
-    return f"part-{number:05d}.parquet"
+@contextmanager
+def _try_lock(folder: Path, how: int = 0) -> Iterator[bool]:
+    """Try to lock a folder; on file systems without locks this fails and nothing is cleaned up."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
 
 
 def _new(name: str) -> str:

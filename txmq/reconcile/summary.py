@@ -299,9 +299,6 @@ class Run(Struct, frozen=True):
     previous_run_id: str | None = None
     previous_digest: str | None = None
     """The digest of the result that this run continues, of the day before."""
-    files: dict[str, str] = {}
-    """A hash of each table's files; not part of the result, since the number of files depends on
-    the number of cores."""
     sign_off: SignOff | None = None
     """The signatures of the result; if it has none, the latest of another result of the day."""
     notes: tuple[str, ...] = ()

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.storage import Folder
 
 __all__ = ["Order", "WrittenTable", "sum_groups", "top_rows"]
@@ -36,42 +36,36 @@ class WrittenTable(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The number of rows, from the files' footers.
+        """The number of rows.
 
         Raises:
-            ReconcileRefused: A file cannot be read.
+            ReconcileRefused: A file cannot be read, or none exists.
         """
-        try:
-            return sum(map(self._rows, self.parts))
-        except (OSError, pa.ArrowException) as error:
-            raise self._refused(error) from error
+        return sum(len(piece) for piece in self.pieces("key"))
 
     def pieces(self, *columns: str) -> Iterator[pa.Table]:
         """The rows in pieces, with all columns or some.
 
         Raises:
-            ReconcileRefused: A file cannot be read.
+            ReconcileRefused: A file cannot be read, or none exists.
         """
+        if not (parts := self.parts):
+            raise ReconcileRefused(
+                f"the {self.name} are missing in {self.folder}: run the day again"
+            )
         try:
-            for part in self.parts:
+            for part in parts:
                 with self.folder.parquet(part) as file:
                     for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns) or None):
                         yield pa.Table.from_batches([batch])
         except (OSError, pa.ArrowException) as error:
-            raise self._refused(error) from error
+            raise ReconcileRefused(f"the {self.name} cannot be read: {error}") from error
 
     @classmethod
-    def of_run(cls, results: Folder, day: date, run_id: str, name: str) -> WrittenTable:
+    def of_run(cls, results: Directory, day: date, run_id: str, name: str) -> WrittenTable:
         """A table of a run, in a directory of results."""
-        folder = results.at("results", name, f"business_date={day}", f"run={run_id}")
+        folder = open_folder(results).at("results", name, f"business_date={day}", f"run={run_id}")
         return cls(f"{name} of {day}", folder)
-
-    def _rows(self, part: str) -> int:
-        with self.folder.parquet(part) as file:
-            return int(file.metadata.num_rows)
-
-    def _refused(self, error: Exception) -> ReconcileRefused:
-        return ReconcileRefused(f"the {self.name} cannot be read: {error}")
 
 
 def sum_groups(
@@ -97,21 +91,12 @@ def top_rows(
     pieces: Iterable[pa.Table], most: int, order: Order, *, by: str | None = None
 ) -> list[dict[str, Any]]:
     """The first rows in an order, up to a number: of all rows, or of each group."""
-    kept: pa.Table | None = None
+    kept: dict[str | None, pa.Table] = {}
     for piece in pieces:
-        rows = piece if kept is None else pa.concat_tables([kept, piece])
-        groups: Order = () if by is None else ((by, "ascending"),)
-        at = pc.sort_indices(rows, sort_keys=[*groups, *order]).to_numpy()
-        if by is None:
-            kept = rows.take(at[:most])
-        else:
-            kept = rows.take(at[_places(rows[by].take(at)) < most])
-    return [] if kept is None else kept.to_pylist()
-
-
-def _places(names: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The rank of each row in its group; rows of a group are adjacent."""
-    codes = names.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    starts = np.flatnonzero(np.diff(codes, prepend=-1))
-    sizes = np.diff(starts, append=len(codes))
-    return np.arange(len(codes)) - np.repeat(starts, sizes)
+        for group in piece[by].unique().to_pylist() if by else [None]:
+            rows = piece.filter(pc.field(by) == group) if by else piece
+            if group in kept:
+                rows = pa.concat_tables([kept[group], rows])
+            kept[group] = rows.take(pc.sort_indices(rows, sort_keys=list(order))[:most])
+    groups = sorted(kept, key=lambda group: group or "")
+    return [row for group in groups for row in kept[group].to_pylist()]

@@ -38,9 +38,9 @@ from txmq.reconcile.extract.mt940 import read_mt940
 from txmq.reconcile.extract.sqlite import SqliteReader
 from txmq.reconcile.extract.statements import column_names, halves, roles_of
 from txmq.reconcile.extract.table_writer import arrow_table
-from txmq.reconcile.parquet_files import sha256_of
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import AccountColumns, BankFiles, EntryColumns, Rules
+from txmq.reconcile.storage import sha256_of
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
 from txmq.runtime.clock import Clock
 

@@ -15,10 +15,8 @@ from msgspec import Struct
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
-from txmq.reconcile.file_systems import Directory, open_folder
-from txmq.reconcile.parquet_files import sync
 from txmq.reconcile.rules import DayWindow, Rules
-from txmq.reconcile.storage import Folder
+from txmq.reconcile.storage import Folder, sync
 from txmq.reconcile.summary import Control
 
 __all__ = [
@@ -29,7 +27,6 @@ __all__ = [
     "Part",
     "QuarantinedRow",
     "extract_id",
-    "place",
     "read_manifest",
     "write_manifest",
 ]
@@ -169,16 +166,6 @@ def extract_id(
     ]
     text = msgspec.json.encode((reading_digest, window, as_of_ms, held), order="sorted")
     return hashlib.sha256(text).hexdigest()[:16]
-
-
-def place(directory: Directory, manifest: Manifest) -> Folder:
-    """The folder of an extract.
-
-    Args:
-        directory: The one that the rules name.
-        manifest: The extract's manifest.
-    """
-    return open_folder(directory).at("extracts", manifest.business_date, manifest.extract_id)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -22,8 +22,8 @@ from txmq.reconcile.extract.contents import ContentHash
 from txmq.reconcile.extract.control_sums import ControlSums
 from txmq.reconcile.extract.controls import LIMIT
 from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
-from txmq.reconcile.parquet_files import sha256_of, sync
 from txmq.reconcile.report.words import mask, mask_sides
+from txmq.reconcile.storage import sha256_of, sync
 from txmq.reconcile.tables import RECURRING, TableSchema
 
 __all__ = ["TableWriter", "arrow_schema", "arrow_table", "parquet_writer"]

@@ -75,15 +75,15 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost"})
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """PySpark writes whole stacks to standard error with these, and then raises the same error."""
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
-_NOT_COMPILED: Final = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-_FITTED: Final = {
-    _PARTITIONS: "64",
+_COMPILED: Final = {
     "spark.sql.codegen.wholeStage": "true",
     "spark.sql.codegen.factoryMode": "FALLBACK",
 }
+_INTERPRETED: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+_UNFITTED: Final = {_PARTITIONS: "64", **_COMPILED}
 """Settings that depend on the size of a day, as they are before it is known."""
 
 _SAME_EVERYWHERE: Final = {
@@ -106,7 +106,7 @@ _SAME_EVERYWHERE: Final = {
     "spark.ui.showConsoleProgress": "false",
     # It records where Python named each column, with several calls to Java, for nothing.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    **_FITTED,
+    **_UNFITTED,
 }
 
 _LOG4J: Final = """\
@@ -191,16 +191,16 @@ def has_cluster(spark: SparkSession) -> bool:
 
 
 def fit_to_rows(spark: SparkSession, rows: int) -> None:
-    """Set what depends on the size of a day, where the user has not set it. Results do not depend
-    on it.
+    """Set what depends on the size of a day, unless the user has set it. Results do not depend on
+    it.
     """
     cores = spark.sparkContext.defaultParallelism
     parts = max(cores, min(PARTITIONS_MAX, -(-rows // ROWS_A_PARTITION)))
     fitting = {_PARTITIONS: str(-(-parts // cores) * cores)}
-    if rows <= FEW_ROWS:
-        fitting |= _NOT_COMPILED
+    fitting |= _COMPILED if rows > FEW_ROWS else _INTERPRETED
+    at_start = spark.sparkContext.getConf()
     for name, value in fitting.items():
-        if spark.conf.get(name) == _FITTED[name]:
+        if at_start.get(name) == _UNFITTED[name]:
             spark.conf.set(name, value)
 
 

@@ -178,12 +178,8 @@ def test_transfers_whose_hashes_meet_are_told_apart(
 
 def shorten_hashes(monkeypatch, hashes):
     """There are no more than these."""
-
-    def short(key):
-        return f.pmod(f.xxhash64(key), f.lit(hashes)).alias("hash")
-
     for room in (rows, sieve):
-        monkeypatch.setattr(room, "hash_of", short)
+        monkeypatch.setattr(room, "HASH", f"pmod(xxhash64(key), {hashes}) AS hash")
 
 
 def test_it_does_not_matter_where_the_second_pass_runs(spark, day, whole, first, tmp_path):

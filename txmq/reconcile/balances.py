@@ -6,16 +6,15 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import reduce
-from operator import add
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile import tables
 from txmq.reconcile.extract.controls import LOWER_HALF
 from txmq.reconcile.ledgers import Ledgers
-from txmq.reconcile.rows import index_in, union
+from txmq.reconcile.rows import index_in, texts, union
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.second_pass import Sums
 from txmq.reconcile.transfer import ARRIVED
@@ -26,13 +25,13 @@ KINDS: Final = ("debit", "return", "credit", "other")
 """The kinds of bookings, which are columns of ``BALANCES``."""
 _ACCOUNT: Final = ("bank", "account", "currency")
 _ROLES: Final = ("customer", "suspense", "clearing", "capital")
+_ROLE_CODE: Final = index_in("role", _ROLES)
+"""The role as a number: an aggregate over texts has to sort."""
 _NUMBERS: Final = ("first_id", "last_id", "closed_id")
-_SUMS: Final = (
-    *("opening", "opening_rows", "rows", "later", "told", "closed", "closed_rows", "overflows"),
-    *_NUMBERS,
-    *KINDS,
-)
-_OPTIONAL: Final = ("told", *_NUMBERS)
+_SUMS: Final = ("opening", "opening_rows", "rows", "later", "told", "closed", "closed_rows")
+_HALVES: Final = {"low": f"amount & {LOWER_HALF}", "high": "shiftright(amount, 32)"}
+"""No sum of halves overflows, in whatever order Spark adds them up."""
+_OPTIONAL: Final = ("told", *_NUMBERS, "at", *_HALVES)
 
 
 def balances_of(
@@ -49,54 +48,61 @@ def balances_of(
         closed: The closing balances of the day before.
         rules: They name the banks whose ids have no gaps.
     """
-    amount = f.col("amount")
-    # The day's rows are added up before the shuffle, so a busy account does not become a hot spot.
-    has_arrived = f.col("kind").isin(*ARRIVED)
-    kind = f.when(has_arrived, KINDS.index("credit")).otherwise(index_in("kind", KINDS))
     numbered = [bank.name for bank in rules.bank if bank.entries.gapless]
-    number = f.when(f.col("bank").isin(numbered), f.col("id"))
-    # No sum of halves overflows, in whatever order Spark adds them up.
-    halves = {"low": amount.bitwiseAND(LOWER_HALF), "high": f.shiftright(amount, 32)}
-    # Without gapless banks the numbers are not read.
-    numbers = {"first_id": f.min(number), "last_id": f.max(number)} if numbered else {}
-    moved = _with_role_code(entries).withColumn("kind", kind).groupBy(*_ACCOUNT).agg(
-        f.max("role_code").alias("role_code"),
-        f.count(f.lit(1)).alias("rows"),
-        *(column.alias(name) for name, column in numbers.items()),
-        *(
-            f.sum(f.when(f.col("kind") == at, half)).alias(f"{name}_{which}")
-            for at, name in enumerate(KINDS)
-            for which, half in halves.items()
-        ),
-    )  # fmt: skip
-    moved = moved.withColumns({name: _joined(f"{name}_low", f"{name}_high") for name in KINDS})
-    overflows = (f.col(name).isNull().cast("int") for name in KINDS)
-    moved = moved.withColumn("overflows", reduce(add, overflows))
+    # Without gapless banks the ids are not read.
+    id_ = f"IF(bank IN ({texts(numbered)}), id, NULL)" if numbered else "NULL"
+    credit, kind = KINDS.index("credit"), index_in("kind", KINDS)
+    rows = entries.selectExpr(
+        *_ACCOUNT,
+        f"{_ROLE_CODE} AS role_code",
+        f"IF(kind IN ({texts(ARRIVED)}), {credit}, {kind}) AS at",
+        f"{id_} AS id",
+        *(f"{half} AS {name}" for name, half in _HALVES.items()),
+    )
+    # Added up before the shuffle, so a busy account does not become a hot spot. The kinds have one
+    # sum, since hardly any account has more than one of them.
+    moved = rows.groupBy(*_ACCOUNT, "at").agg(
+        *map(f.expr, ("max(role_code) AS role_code", "count(1) AS rows")),
+        *map(f.expr, ("min(id) AS first_id", "max(id) AS last_id")),
+        *(f.expr(f"sum({half}) AS {half}") for half in _HALVES),
+    )
     parts = union(
-        _part(_with_role_code(ledgers.opening), opening="amount", opening_rows="rows"),
-        _part(moved, **{name: name for name in ("rows", "overflows", *numbers, *KINDS)}),
-        _part(_with_role_code(ledgers.later), later="amount"),
-        _part(ledgers.accounts, told="balance"),
+        _part(ledgers.opening, _ROLE_CODE, opening="amount", opening_rows="rows"),
+        _part(moved, **{name: name for name in ("rows", "first_id", "last_id", "at", *_HALVES)}),
+        _part(ledgers.later, _ROLE_CODE, later="amount"),
+        _part(ledgers.accounts, "NULL", told="balance"),
         # An account without rows stays an account, with its last number.
         None if closed is None else _part(
-            closed, closed="closing", closed_rows="closing_rows", closed_id="last_id"
+            closed, _ROLE_CODE, closed="closing", closed_rows="closing_rows", closed_id="last_id"
         ),
     )  # fmt: skip
     # Each part has about one row for an account, so adding up before the shuffle gains nothing.
-    found = (
-        parts.repartition(*_ACCOUNT)
-        .groupBy(*_ACCOUNT)
-        .agg(f.max("role_code").alias("role_code"), *(f.sum(name).alias(name) for name in _SUMS))
+    found = parts.repartition(*_ACCOUNT).groupBy(*_ACCOUNT).agg(
+        f.expr("max(role_code) AS role_code"),
+        *(f.expr(f"sum({name}) AS {name}") for name in _SUMS),
+        f.expr("min(first_id) AS first_id"),
+        *map(f.expr, ("max(closed_id) AS closed_id", "max(last_id) AS last_id")),
+        *(
+            f.expr(f"sum(IF(at = {place}, {half}, NULL)) AS {name}_{half}")
+            for place, name in enumerate(KINDS)
+            for half in _HALVES
+        ),
+    )  # fmt: skip
+    found = found.selectExpr("*", *(f"{_joined(name)} AS `{name}`" for name in KINDS))
+    sum_ = reduce(lambda one, other: f"try_add({one}, {other})", (f"`{name}`" for name in KINDS))
+    made = {
+        **{name: f"coalesce(`{name}`, 0)" for name in KINDS},
+        "role": f"get(array({texts(_ROLES)}), coalesce(role_code, 0))",
+        "closing": "try_add(opening, moved)",
+        "closing_rows": "opening_rows + rows",
+        "last_id": "greatest(last_id, closed_id)",
+    }
+    columns = (f"{made.get(name, name)} AS `{name}`" for name in tables.BALANCES.names)
+    return (
+        found.selectExpr("*", f"{sum_} AS moved")
+        .selectExpr(*columns)
+        .sortWithinPartitions(*_ACCOUNT)
     )
-    sum_ = f.when(f.col("overflows") == 0, reduce(f.try_add, map(f.col, KINDS)))
-    found = found.withColumn("moved", sum_)
-    names = f.array(*map(f.lit, _ROLES))
-    return found.withColumns({
-        "role": f.get(names, f.coalesce("role_code", f.lit(0))),
-        "closing": f.try_add("opening", "moved"),
-        "closing_rows": f.col("opening_rows") + f.col("rows"),
-        "last_id": f.greatest("last_id", "closed_id"),
-    }).select(*tables.BALANCES.names).sortWithinPartitions(*_ACCOUNT)  # fmt: skip
 
 
 def count_ids(entries: DataFrame, closed: DataFrame | None, rules: Rules) -> Sums:
@@ -104,7 +110,7 @@ def count_ids(entries: DataFrame, closed: DataFrame | None, rules: Rules) -> Sum
     banks = [bank.name for bank in rules.bank if bank.entries.gapless]
     if not banks:
         return Counter()
-    ids = entries.where(f.col("bank").isin(banks))
+    ids = entries.where(f"bank IN ({texts(banks)})")
     if closed is not None:
         known = closed.groupBy("bank").agg(f.max("last_id").alias("known"))
         ids = ids.join(f.broadcast(known), "bank", "left").where("id > coalesce(known, id - 1)")
@@ -112,25 +118,19 @@ def count_ids(entries: DataFrame, closed: DataFrame | None, rules: Rules) -> Sum
     return Counter({("ids", bank, ""): count for bank, count in counts})
 
 
-def _joined(low: str, high: str) -> Column:
+def _joined(name: str) -> str:
     """The sum of numbers from the sums of their halves; NULL if it does not fit into 64 bits."""
-    lower, upper = f.coalesce(low, f.lit(0)), f.coalesce(high, f.lit(0))
-    upper = upper + f.shiftright(lower, 32)
-    fits = upper.between(-(1 << 31), (1 << 31) - 1)
-    return f.when(fits, f.shiftleft(upper, 32).bitwiseOR(lower.bitwiseAND(LOWER_HALF)))
+    low = f"coalesce({name}_low, 0)"
+    high = f"(coalesce({name}_high, 0) + shiftright({low}, 32))"
+    fits = f"{high} BETWEEN {-1 << 31} AND {(1 << 31) - 1}"
+    return f"IF({fits}, shiftleft({high}, 32) | {low} & {LOWER_HALF}, NULL)"
 
 
-def _with_role_code(table: DataFrame) -> DataFrame:
-    """Add the role as a number: an aggregate over texts has to sort."""
-    return table.withColumn("role_code", index_in("role", _ROLES))
-
-
-def _part(table: DataFrame, **given: str) -> DataFrame:
+def _part(table: DataFrame, role_code: str = "role_code", **given: str) -> DataFrame:
     """A table with all summed columns; ``given`` names the columns that it has."""
-    code = "role_code" if "role_code" in table.columns else "NULL"
     numbers = []
-    for name in _SUMS:
+    for name in (*_SUMS, *_NUMBERS, "at", *_HALVES):
         none = "NULL" if name in _OPTIONAL else "0"
-        found = f"coalesce(`{given[name]}`, {none})" if name in given else none
-        numbers.append(f"CAST({found} AS BIGINT) AS `{name}`")
-    return table.selectExpr(*_ACCOUNT, f"CAST({code} AS INT) AS role_code", *numbers)
+        found = f"coalesce({given[name]}, {none})" if name in given else none
+        numbers.append(f"CAST({found} AS BIGINT) AS {name}")
+    return table.selectExpr(*_ACCOUNT, f"CAST({role_code} AS INT) AS role_code", *numbers)

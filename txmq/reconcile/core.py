@@ -12,7 +12,7 @@ from datetime import date
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as f
 
 from txmq.reconcile.balances import balances_of, count_ids
@@ -41,7 +41,7 @@ from txmq.reconcile.second_pass import (
     batch_sql,
     row_sql,
 )
-from txmq.reconcile.sieve import PLAIN, SUSPECT, plain_class, plain_currency, sift
+from txmq.reconcile.sieve import PLAIN, SUSPECT, sift
 from txmq.reconcile.tables import BOOKED, FAILURES, ITEMS, MATCHES, MESSAGES, TOTALS, TableSchema
 
 __all__ = ["FEW", "reconcile"]
@@ -50,6 +50,7 @@ FEW: Final = 100_000
 """Up to so many transfers are decided in this process; Spark's workers decide more."""
 _SENT_MAX: Final = 2_000_000
 """The most keys to broadcast: some 30 bytes each in the memory of every worker."""
+_PLAIN: Final = ("transfers", "low", "high")
 _NUMBERS: Final = ("transfers", "debited", "returned", "credited", "ordered", "at_risk")
 
 
@@ -82,12 +83,12 @@ def reconcile(
     passed = materialize(
         sift(transfers, messages, carried, yesterday.agreed, rules, window).observe(
             count,
-            f.count("hash").alias("others"),
-            f.count_if(f.col("plain") == SUSPECT).alias("suspects"),
-            f.count_if("is_seen").alias("seen"),
+            f.expr("count(hash) AS others"),
+            f.expr(f"count_if(plain = {SUSPECT}) AS suspects"),
+            f.expr("count_if(is_seen) AS seen"),
         )
     )
-    others = passed.where(f.col("hash").isNotNull()).select("hash", "plain", "is_seen")
+    others = passed.where("hash IS NOT NULL").select("hash", "plain", "is_seen")
     are_sent = count.get["others"] <= _SENT_MAX
     if are_sent:
         # Spark cannot know the number in advance, and without a broadcast it sorts the ledgers.
@@ -137,29 +138,30 @@ def _evidence(
     window: DayWindow,
 ) -> DataFrame:
     """All rows of the transfers that do not plainly agree, of this day and of earlier ones."""
-    is_suspect, is_seen = f.col("plain") == SUSPECT, f.col("is_seen")
+    is_suspect, is_void = f"plain = {SUSPECT}", f"plain = {PLAIN[Class.ROLLED_BACK]}"
 
     def rows(
-        table: DataFrame | None, schema: TableSchema, name: str, origin: int, which: Column
+        table: DataFrame | None, schema: TableSchema, name: str, origin: int, which: str
     ) -> DataFrame | None:
         if table is None:
             return None
         chosen = join_hashes(table, others).where(which)
-        return chosen.select("key", f.lit(origin).alias("origin"), _row(schema).alias(name))
+        return chosen.selectExpr("key", f"{origin} AS origin", f"{_row(schema)} AS {name}")
 
     # A rolled-back transfer has no debit to find it by later, and decisions of operators are
     # always listed.
-    is_void = f.col("plain") == PLAIN[Class.ROLLED_BACK]
-    is_by_hand = f.col("decided_by") == "operator"
-    some = join_hashes(messages, others, "left").where(is_suspect | is_void | is_by_hand)
-    of_today = some.select(
+    is_by_hand = "decided_by = 'operator'"
+    some = join_hashes(messages, others, "left")
+    of_today = some.where(f"{is_suspect} OR {is_void} OR {is_by_hand}").selectExpr(
         "key",
-        f.lit(TODAY).alias("origin"),
-        f.when(is_suspect, _row(MESSAGES)).alias("message"),
-        f.when(is_by_hand, _row(MESSAGES)).alias("by_hand"),
-        is_void.alias("is_void"),
+        f"{TODAY} AS origin",
+        f"IF({is_suspect}, {_row(MESSAGES)}, NULL) AS message",
+        f"IF({is_by_hand}, {_row(MESSAGES)}, NULL) AS by_hand",
+        f"{is_void} AS is_void",
     )
-    given_back = (f.col("stored_ms") < window.end_ms) & is_suspect
+    given_back = f"stored_ms < {window.end_ms} AND {is_suspect}"
+    earlier_entry = f"is_seen AND recorded_ms < {window.start_ms}"
+    earlier_message = f"is_seen AND stored_ms < {window.start_ms}"
     history, closed = yesterday.history, yesterday.closed
     before = None if history is None else transfers_of(history.entries)
     known = None if history is None else as_known(history.messages, window.end_ms)
@@ -173,17 +175,16 @@ def _evidence(
         rows(yesterday.entries, BOOKED, "entry", CARRIED, is_suspect),
         rows(yesterday.messages, MESSAGES, "message", CARRIED, is_suspect),
         rows(yesterday.failures, FAILURES, "failure", CARRIED, given_back),
-        rows(before, BOOKED, "entry", EARLIER, is_seen & (f.col("recorded_ms") < window.start_ms)),
-        rows(known, MESSAGES, "message", EARLIER, is_seen & (f.col("stored_ms") < window.start_ms)),
+        rows(before, BOOKED, "entry", EARLIER, earlier_entry),
+        rows(known, MESSAGES, "message", EARLIER, earlier_message),
         closed,
     )
 
 
-def _row(schema: TableSchema) -> Column:
-    # Other kinds of rows leave it empty, so its fields may be empty too. SQL text needs one call to
-    # Java, and column objects would need one for each field.
+def _row(schema: TableSchema) -> str:
+    # Other kinds of rows leave it empty, so its fields may be empty too.
     names = ", ".join(f"`{name}`" for name in schema.names)
-    return f.expr(f"CAST(struct({names}) AS {row_sql(schema)})")
+    return f"CAST(struct({names}) AS {row_sql(schema)})"
 
 
 def _decide(
@@ -199,33 +200,29 @@ def _decide(
         .mapInArrow(second.batches, batch_sql())
     )
     parts = batches.where("sums IS NOT NULL").select("sums.*")
-    value = f.sum(f.col("value").cast("decimal(38,0)")).alias("value")
+    value = f.expr("sum(CAST(value AS DECIMAL(38,0))) AS value")
     added = parts.groupBy("name", "of", "currency").agg(value).collect()
     sums: Sums = Counter(
         {(row["name"], row["of"], row["currency"]): int(row["value"]) for row in added}
     )
-    tables = {name: batches.where(f.col(name).isNotNull()).select(f"{name}.*") for name in RESULTS}
+    tables = {name: batches.where(f"{name} IS NOT NULL").select(f"{name}.*") for name in RESULTS}
     return dict(tables), sums
 
 
 def _add_plain(sums: Sums, passed: DataFrame, rules: Rules) -> None:
     """Add the plainly agreed transfers to the totals of their classes."""
-    plain = passed.where(f.col("plain") != SUSPECT)
-    groups = plain.groupBy("plain", "money", "is_ordered").agg(
-        *(f.sum(name).alias(name) for name in ("transfers", "low", "high"))
-    )
-    named = groups.select(
-        plain_class(f.col("plain")).alias("class"),
-        plain_currency(f.col("money"), rules).alias("currency"),
-        *("transfers", "low", "high", "is_ordered"),
-    )
-    for row in named.collect():
-        place, amount = (row["class"], row["currency"]), join_halves(row["low"], row["high"])
+    plain = passed.where(f"plain != {SUSPECT}").groupBy("plain", "money", "is_ordered")
+    classes = {code: class_.value for class_, code in PLAIN.items()}
+    currencies = [*sorted(rules.money), ""]
+    for row in plain.agg(*(f.expr(f"sum({name}) AS {name}") for name in _PLAIN)).collect():
+        # A rolled-back transfer has no currency.
+        currency = currencies[-1 if row["money"] is None else row["money"]]
+        place, amount = (classes[row["plain"]], currency), join_halves(row["low"], row["high"])
         sums["transfers", *place] += row["transfers"]
         sums["debited", *place] += amount
-        if row["class"] == Class.RETURNED:
+        if row["plain"] == PLAIN[Class.RETURNED]:
             sums["returned", *place] += amount
-        if row["class"] == Class.MATCHED:
+        if row["plain"] == PLAIN[Class.MATCHED]:
             sums["credited", *place] += amount
         if row["is_ordered"]:
             sums["ordered", *place] += amount
@@ -246,14 +243,12 @@ def _totals(sums: Sums) -> pa.Table:
 
 def _matches(transfers: DataFrame, others: DataFrame, decided: Rows) -> DataFrame:
     """The agreed transfers of both passes."""
-    debits = transfers.where((f.col("kind") == "debit") & (f.col("role") == "customer"))
+    debits = transfers.where("kind = 'debit' AND role = 'customer'")
     # A debit with no other class is matched.
-    plain = f.coalesce("plain", f.lit(PLAIN[Class.MATCHED]))
-    of_debits = join_hashes(debits, others, "left").where(plain != SUSPECT).select(
-        "key",
-        plain_class(plain).alias("class"),
-        (-f.col("amount")).alias("amount"),
-        "currency",
+    plain = f"coalesce(plain, {PLAIN[Class.MATCHED]})"
+    class_ = " ".join(f"WHEN {code} THEN '{class_}'" for class_, code in PLAIN.items())
+    of_debits = join_hashes(debits, others, "left").where(f"{plain} != {SUSPECT}").selectExpr(
+        "key", f"CASE {plain} {class_} END AS class", "-amount AS amount", "currency"
     )  # fmt: skip
     if isinstance(decided, pa.Table):
         decided = transfers.sparkSession.createDataFrame(decided, MATCHES.ddl)

@@ -6,64 +6,66 @@ has the same result whenever it is run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
+from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 from txmq.reconcile.transfer import LONE
 
 __all__ = [
+    "HASH",
     "as_known",
     "entries_of",
-    "hash_of",
     "index_in",
     "join_hashes",
     "materialize",
     "messages_of",
+    "texts",
     "transfers_of",
     "union",
 ]
 
+HASH: Final = "xxhash64(key) AS hash"
+"""The hash of a key, for joins of all keys of a day: numbers are shuffled and compared faster than
+texts.
+"""
+
 
 def entries_of(entries: DataFrame, window: DayWindow) -> DataFrame:
     """The entries recorded on the day."""
-    at = f.col("recorded_ms")
-    return entries.where((at >= window.start_ms) & (at < window.end_ms))
+    return entries.where(_on("recorded_ms", window))
 
 
 def transfers_of(entries: DataFrame) -> DataFrame:
     """The entries of transfers. All entries without a key that a bank wrote at one moment have one
     key (:mod:`txmq.reconcile.transfer`).
     """
-    alone = f.concat_ws(LONE, "bank", f.col("recorded_ms").cast("string"))
-    return entries.where(f.col("kind").isin(*TRANSFER_KINDS)).withColumn(
-        "key", f.coalesce("key", alone)
-    )
+    alone = f"coalesce(key, concat_ws('{LONE}', bank, CAST(recorded_ms AS STRING)))"
+    known = entries.where(f"kind IN ({texts(TRANSFER_KINDS)})")
+    return known.withColumn("key", f.expr(alone))
 
 
 def messages_of(messages: DataFrame, window: DayWindow) -> DataFrame:
     """The messages stored or decided on the day, as known at its end."""
-    stored = f.col("stored_ms")
-    decided = f.coalesce("decided_ms", stored)
-    moment = f.when(f.col("state").isin("prepared", "sent"), stored).otherwise(decided)
-    return as_known(messages, window.end_ms).where(
-        (stored < window.end_ms) & (moment >= window.start_ms) & (moment < window.end_ms)
-    )
+    moment = "IF(state IN ('prepared', 'sent'), stored_ms, coalesce(decided_ms, stored_ms))"
+    known = as_known(messages, window.end_ms)
+    return known.where(f"stored_ms < {window.end_ms} AND {_on(moment, window)}")
 
 
 def as_known(messages: DataFrame, end_ms: int) -> DataFrame:
     """Messages as known at a moment: later decisions are masked."""
-    state = f.col("state")
-    is_known = (state == "sent") | (f.coalesce("decided_ms", "stored_ms") < end_ms)
+    is_known = f"state = 'sent' OR coalesce(decided_ms, stored_ms) < {end_ms}"
     masked = {
-        "state": f.when(is_known, state).otherwise("prepared"),
-        "key": f.coalesce("key", f.concat(f.lit("log/#"), f.col("position").cast("string"))),
-        "queue_offset": f.when(is_known, f.col("queue_offset")),
-    } | {name: f.when(is_known, f.col(name)) for name in ("decided_ms", "decided_by", "reason")}
-    return messages.withColumns(masked)
+        "state": f"IF({is_known}, state, 'prepared')",
+        "key": "coalesce(key, concat('log/#', CAST(position AS STRING)))",
+    }
+    for name in ("queue_offset", "decided_ms", "decided_by", "reason"):
+        masked[name] = f"IF({is_known}, {name}, NULL)"
+    return messages.withColumns({name: f.expr(value) for name, value in masked.items()})
 
 
 def materialize(rows: DataFrame) -> DataFrame:
@@ -73,22 +75,24 @@ def materialize(rows: DataFrame) -> DataFrame:
     return rows.localCheckpoint()
 
 
-def hash_of(key: str) -> Column:
-    """The hash of a key, for joins of all keys of a day: numbers are shuffled and compared
-    faster than texts.
-    """
-    return f.xxhash64(key).alias("hash")
-
-
 def join_hashes(rows: DataFrame, others: DataFrame, how: str = "inner") -> DataFrame:
     """Rows with the columns that ``others`` has for the hash of their key."""
-    return rows.withColumn("hash", hash_of("key")).join(others, "hash", how).drop("hash")
+    return rows.selectExpr("*", HASH).join(others, "hash", how).drop("hash")
 
 
-def index_in(name: str, values: Sequence[str]) -> Column:
-    """The index of a column's text in a list of plain names; NULL if it is not in it."""
+def texts(values: Iterable[str]) -> str:
+    """Plain names as SQL."""
+    return ", ".join(f"'{value}'" for value in values)
+
+
+def index_in(name: str, values: Sequence[str]) -> str:
+    """The index of a column's text in a list of plain names, as SQL; NULL if it is not in it."""
     cases = "".join(f" WHEN '{value}' THEN {place}" for place, value in enumerate(values))
-    return f.expr(f"CASE {name}{cases} END" if cases else "CAST(NULL AS INT)")
+    return f"CASE {name}{cases} END" if cases else "CAST(NULL AS INT)"
+
+
+def _on(moment: str, window: DayWindow) -> str:
+    return f"{moment} >= {window.start_ms} AND {moment} < {window.end_ms}"
 
 
 def union(*some: DataFrame | None) -> DataFrame:

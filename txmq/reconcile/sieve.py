@@ -8,22 +8,25 @@ and, once more, of its key: a debit and a return have a mark of the payer, a cre
 payee, a message both and one of its id. If the least mark of a kind equals the greatest, all
 rows agree on the same transfer. A transfer with any deviation goes to the second pass, row by
 row and letter by letter (:mod:`txmq.reconcile.second_pass`).
+
+Expressions are SQL: Java gets each as one text, and column objects would need a call to Java for
+every operator, which takes longer than a small day itself.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.controls import LOWER_HALF
-from txmq.reconcile.rows import hash_of, index_in
+from txmq.reconcile.rows import HASH, index_in, texts, union
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.transfer import VISIBLE
 
-__all__ = ["PLAIN", "SUSPECT", "plain_class", "plain_currency", "sift"]
+__all__ = ["PLAIN", "SUSPECT", "sift"]
 
 SUSPECT: Final = 0
 """The code of a transfer that needs the second pass."""
@@ -69,178 +72,160 @@ def sift(
         window: The day.
 
     Returns:
-        ``plain`` is ``SUSPECT``, or the code of a class (:func:`plain_class`). ``hash`` is the hash
-        of the key (:func:`~txmq.reconcile.rows.hash_of`), and NULL for matched transfers.
+        ``plain`` is ``SUSPECT``, or the code of a class in ``PLAIN``. ``hash`` is the hash
+        of the key (:data:`~txmq.reconcile.rows.HASH`), and NULL for matched transfers.
         ``transfers`` is their number, and ``low`` and ``high`` are the sums of the halves of their
-        amounts in ``money`` (:func:`plain_currency`); ``is_ordered`` is true if a message orders
+        amounts in ``money``, the index of a currency; ``is_ordered`` is true if a message orders
         them, and ``is_seen`` if they were agreed on an earlier day.
     """
     sums = _sums(rules)
-    narrow = _of_entries(entries, rules, window, sums).unionByName(
-        _of_messages(messages, rules), allowMissingColumns=True
+    marked = (
+        None if keys is None else keys.selectExpr(HASH, f"{tag} AS tags")
+        for keys, tag in ((carried, _ROW + _OTHER), (agreed, _SEEN))
     )
-    for keys, tag in ((carried, _ROW + _OTHER), (agreed, _SEEN)):
-        if keys is not None:
-            marked = keys.select(hash_of("key"), f.lit(tag).alias("tags"))
-            narrow = narrow.unionByName(marked, allowMissingColumns=True)
+    entries, messages = _of_entries(entries, rules, window, sums), _of_messages(messages, rules)
+    narrow = union(entries, messages, *marked)
     # Repartitioned before grouping: rows are narrow, and partial sums would not pay. The number
     # is fixed, so that the same day always has the same partitions.
     parts = int(narrow.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    met = narrow.repartition(parts, "hash").groupBy("hash").agg(
-        f.sum("tags").alias("tags"),
-        *(f.min(name).alias(name) for name in _MARKS),
-        *(f.max(name).alias(f"{name}_hi") for name in _MARKS),
+    aggregates = (
+        "sum(tags) AS tags",
+        *(f"min({name}) AS {name}" for name in _MARKS),
+        *(f"max({name}) AS {name}_hi" for name in _MARKS),
         # NULL if the sum does not fit into 64 bits.
-        *(f.try_sum(f.coalesce(name, f.lit(0))).alias(name) for name in sums),
-    )  # fmt: skip
+        *(f"try_sum(coalesce({name}, 0)) AS {name}" for name in sums),
+    )
+    met = narrow.repartition(parts, "hash").groupBy("hash").agg(*map(f.expr, aggregates))
     if agreed is not None:
-        met = met.where(f.col("tags").bitwiseAND(f.lit(_SEEN - 1)) > 0)
-    found = met.select(
+        met = met.where(f"tags & {_SEEN - 1} > 0")
+    digits = _digits(rules)
+    found = met.selectExpr(
         "hash",
-        _plain(sums).alias("plain"),
-        f.col("worth").bitwiseAND(f.lit((1 << _digits(rules)) - 1)).alias("money"),
-        (_number(_MESSAGE) > 0).alias("is_ordered"),
-        f.coalesce(f.shiftright("worth", _digits(rules)), f.lit(0)).alias("amount"),
-        (f.col("tags") >= _SEEN).alias("is_seen"),
+        f"{_plain(sums)} AS plain",
+        f"worth & {(1 << digits) - 1} AS money",
+        f"{_number(_MESSAGE)} > 0 AS is_ordered",
+        f"coalesce(shiftright(worth, {digits}), 0) AS amount",
+        f"tags >= {_SEEN} AS is_seen",
     )
-    is_other = f.col("plain") != PLAIN[Class.MATCHED]
-    other_hash = f.when(is_other, f.col("hash")).alias("hash")
-    return found.groupBy(other_hash, "plain", "money", "is_ordered", "is_seen").agg(
-        f.count(f.lit(1)).alias("transfers"),
-        f.sum(f.col("amount").bitwiseAND(LOWER_HALF)).alias("low"),
-        f.sum(f.shiftright("amount", 32)).alias("high"),
+    other_hash = f.expr(f"IF(plain != {PLAIN[Class.MATCHED]}, hash, NULL) AS hash")
+    totals = (
+        "count(1) AS transfers",
+        f"sum(amount & {LOWER_HALF}) AS low",
+        "sum(shiftright(amount, 32)) AS high",
     )
+    grouped = found.groupBy(other_hash, "plain", "money", "is_ordered", "is_seen")
+    return grouped.agg(*map(f.expr, totals))
 
 
-def plain_class(plain: Column) -> Column:
-    """The class of a code."""
-    return f.get(f.array(*(f.lit(class_.value) for class_ in PLAIN)), plain - 1)
-
-
-def plain_currency(money: Column, rules: Rules) -> Column:
-    """The currency of a plain transfer; a rolled-back one has none."""
-    names = f.array(*(f.lit(currency) for currency in sorted(rules.money)))
-    return f.coalesce(f.get(names, money), f.lit(""))
-
-
-def _number(tag: int) -> Column:
+def _number(tag: int) -> str:
     """The number of rows with a tag, if there are not too many to count."""
-    return f.shiftright("tags", tag.bit_length() - 1).bitwiseAND(f.lit(_MOST))
+    return f"(shiftright(tags, {tag.bit_length() - 1}) & {_MOST})"
 
 
-def _plain(sums: dict[str, Column]) -> Column:
-    col = f.col
-    rows = col("tags").bitwiseAND(f.lit(_SEEN - 1))
-    is_whole = rows < (_MOST + 1) * _ROW
-    for name in sums:
-        is_whole &= f.coalesce(col(name) == 0, f.lit(False))
-    for name in _MARKS:
-        # NULL means that no row has this mark, so none disagrees.
-        is_whole &= f.coalesce(col(name) == col(f"{name}_hi"), f.lit(True))
+def _plain(sums: dict[str, str]) -> str:
+    rows = f"(tags & {_SEEN - 1})"
     debited, credited, returned = map(_number, (_DEBIT, _CREDIT, _RETURN))
     ordered, void, other = map(_number, (_MESSAGE, _VOID, _OTHER))
-    is_ordered, is_void = (ordered > 0) & (void == 0), (ordered == 0) & (void > 0)
-    is_new = is_whole & (rows == col("tags"))
-    is_moved = is_new & (debited == 1) & (other == 0) & (col("worth") >= 0)
+    is_whole = " AND ".join((
+        f"{rows} < {(_MOST + 1) * _ROW}",
+        *(f"coalesce({name} = 0, false)" for name in sums),
+        # NULL means that no row has this mark, so none disagrees.
+        *(f"coalesce({name} = {name}_hi, true)" for name in _MARKS),
+    ))  # fmt: skip
+    is_moved = f"{rows} = tags AND {debited} = 1 AND {other} = 0 AND worth >= 0"
+    was_credited = f"{credited} = 1 AND {returned} = 0 AND {ordered} > 0 AND {void} = 0"
+    was_returned = f"{credited} = 0 AND {returned} = 1 AND ({ordered} > 0) != ({void} > 0)"
     # A new order that was rolled back changes nothing about a transfer that is agreed.
-    is_unmoved = is_whole & (debited + credited + returned + other == 0)
-    was_credited = (credited == 1) & (returned == 0)
-    was_returned = (credited == 0) & (returned == 1)
+    is_unmoved = f"{debited} + {credited} + {returned} + {other} + {ordered} = 0 AND {void} > 0"
     of_each = {
-        Class.MATCHED: is_moved & was_credited & is_ordered,
-        Class.RETURNED: is_moved & was_returned & (is_ordered | is_void),
-        Class.ROLLED_BACK: is_unmoved & is_void,
+        Class.MATCHED: f"{is_moved} AND {was_credited}",
+        Class.RETURNED: f"{is_moved} AND {was_returned}",
+        Class.ROLLED_BACK: is_unmoved,
     }
-    codes = (f.when(is_so, PLAIN[class_]) for class_, is_so in of_each.items())
-    return f.coalesce(*codes, f.lit(SUSPECT))
+    codes = " ".join(f"WHEN {is_so} THEN {PLAIN[class_]}" for class_, is_so in of_each.items())
+    return f"IF({is_whole}, CASE {codes} ELSE {SUSPECT} END, {SUSPECT})"
 
 
-def _sums(rules: Rules) -> dict[str, Column]:
+def _sums(rules: Rules) -> dict[str, str]:
     """The sums that must be zero in each transfer, for banks that keep both sides."""
-    amount, kind = f.col("amount"), f.col("kind")
-    zero = f.lit(0).cast("long")
-    found: dict[str, Column] = {}
-    both_sides = [bank.name for bank in rules.bank if bank.entries.double_entry]
-    if both_sides:
-        is_theirs = f.col("bank").isin(both_sides)
+    found: dict[str, str] = {}
+    if both_sides := [bank.name for bank in rules.bank if bank.entries.double_entry]:
         for side in ("debit", "credit", "return"):
-            found[f"{side}_sum"] = f.when(is_theirs & (kind == side), amount).otherwise(zero)
+            is_theirs = f"bank IN ({texts(both_sides)}) AND kind = '{side}'"
+            found[f"{side}_sum"] = f"IF({is_theirs}, amount, 0L)"
     if all(bank.entries.clearing for bank in rules.bank):
-        found["cleared"] = f.when(f.col("role") == "clearing", amount).otherwise(zero)
+        found["cleared"] = "IF(role = 'clearing', amount, 0L)"
     return found
 
 
 def _of_entries(
-    entries: DataFrame, rules: Rules, window: DayWindow, sums: dict[str, Column]
+    entries: DataFrame, rules: Rules, window: DayWindow, sums: dict[str, str]
 ) -> DataFrame:
-    kind, role, amount, tag = f.col("kind"), f.col("role"), f.col("amount"), f.col("tag")
-    is_theirs = (role == "customer") & (f.col("booked_ms") >= window.start_ms)
-    is_clearing = role == "clearing"
-    # A debit must be negative and a credit positive, else the row is not plain. Numbers are
-    # tested first: they compare faster than texts.
-    of_row = (
-        f.when((amount < 0) & is_theirs & (kind == "debit"), _DEBIT)
-        .when((amount > 0) & is_theirs & (kind == "credit"), _CREDIT)
-        .when((amount > 0) & is_theirs & (kind == "return"), _RETURN)
-        .when(is_clearing, _CLEARING)
-        .otherwise(_OTHER)
-    )
+    is_theirs = f"role = 'customer' AND booked_ms >= {window.start_ms}"
     if not sums:
-        entries = entries.where(~is_clearing)
-    # Compute values that are used often once.
-    tagged = entries.withColumns({"tag": of_row, "mark": _mark("account"), "place": _place(rules)})
-    return tagged.select(
-        hash_of("key"),
-        (tag + _ROW).alias("tags"),
-        f.when((tag == _DEBIT) | (tag == _RETURN), f.col("mark")).alias("payer"),
-        f.when(tag == _CREDIT, f.col("mark")).alias("payee"),
-        f.when(tag != _CLEARING, _worth(_size(amount), rules)).alias("worth"),
-        *(column.alias(name) for name, column in sums.items()),
+        entries = entries.where("role != 'clearing'")
+    # A debit must be negative and a credit positive, else the row is not plain. Numbers are
+    # tested first: they compare faster than texts. Values that are used often are computed once.
+    tagged = entries.selectExpr(
+        "*",
+        f"""CASE WHEN amount < 0 AND {is_theirs} AND kind = 'debit' THEN {_DEBIT}
+            WHEN amount > 0 AND {is_theirs} AND kind = 'credit' THEN {_CREDIT}
+            WHEN amount > 0 AND {is_theirs} AND kind = 'return' THEN {_RETURN}
+            WHEN role = 'clearing' THEN {_CLEARING} ELSE {_OTHER} END AS tag""",
+        f"{_mark('account')} AS mark",
+        f"{_place(rules)} AS place",
+        # Without its sign; NULL for the least number, which has no opposite of 64 bits.
+        "IF(amount < 0, try_subtract(0, amount), amount) AS size",
+    )
+    return tagged.selectExpr(
+        HASH,
+        f"tag + {_ROW} AS tags",
+        f"IF(tag IN ({_DEBIT}, {_RETURN}), mark, NULL) AS payer",
+        f"IF(tag = {_CREDIT}, mark, NULL) AS payee",
+        f"IF(tag != {_CLEARING}, {_worth('size', rules)}, NULL) AS worth",
+        *(f"{sum_} AS {name}" for name, sum_ in sums.items()),
     )
 
 
 def _of_messages(messages: DataFrame, rules: Rules) -> DataFrame:
-    state, tag = f.col("state"), f.col("tag")
-    of_row = f.when(state.isin(*VISIBLE), _MESSAGE)
-    of_row = of_row.when(state == "rolled_back", _VOID).otherwise(_OTHER)
+    tagged = messages.selectExpr(
+        "*",
+        f"""CASE WHEN state IN ({texts(VISIBLE)}) THEN {_MESSAGE}
+            WHEN state = 'rolled_back' THEN {_VOID} ELSE {_OTHER} END AS tag""",
+        f"{_place(rules)} AS place",
+    )
 
-    def mark(name: str) -> Column:
-        return f.when((tag == _MESSAGE) & f.col(name).isNotNull(), _mark(name))
+    def mark(name: str) -> str:
+        return f"WHEN tag = {_MESSAGE} AND {name} IS NOT NULL THEN {_mark(name)}"
 
-    return messages.withColumns({"tag": of_row, "place": _place(rules)}).select(
-        hash_of("key"),
-        (tag + _ROW).alias("tags"),
+    return tagged.selectExpr(
+        HASH,
+        f"tag + {_ROW} AS tags",
         # A rolled-back message need not agree on anything but its transfer.
-        f.when(tag == _VOID, _mark("payer")).otherwise(mark("payer")).alias("payer"),
-        mark("payee").alias("payee"),
-        mark("id").alias("twin"),
-        f.when(tag == _MESSAGE, _worth(f.col("amount"), rules)).alias("worth"),
+        f"CASE WHEN tag = {_VOID} THEN {_mark('payer')} {mark('payer')} END AS payer",
+        f"CASE {mark('payee')} END AS payee",
+        f"CASE {mark('id')} END AS twin",
+        f"IF(tag = {_MESSAGE}, {_worth('amount', rules)}, NULL) AS worth",
     )
 
 
-def _mark(name: str) -> Column:
+def _mark(name: str) -> str:
     """The key comes last: each hash is the seed of the next, so keys that collide as first value
     would collide in every mark.
     """
-    return f.xxhash64(name, "key")
+    return f"xxhash64({name}, key)"
 
 
-def _size(amount: Column) -> Column:
-    """An amount without its sign; NULL for the least number, which has no opposite of 64 bits."""
-    return f.when(amount < 0, f.try_subtract(f.lit(0), amount)).otherwise(amount)
-
-
-def _worth(amount: Column, rules: Rules) -> Column:
+def _worth(amount: str, rules: Rules) -> str:
     """An amount and its currency in one number; the last bits are the index of the currency in
     the rules.
     """
-    digits, place = _digits(rules), f.col("place")
-    is_known = (amount >= 0) & (amount < 1 << _WORTH - digits) & place.isNotNull()
-    worth = f.shiftleft(amount, digits).bitwiseOR(place.cast("long"))
-    return f.when(is_known, worth).otherwise(_UNKNOWN)
+    digits = _digits(rules)
+    is_known = f"{amount} >= 0 AND {amount} < {1 << _WORTH - digits} AND place IS NOT NULL"
+    return f"IF({is_known}, shiftleft({amount}, {digits}) | place, {_UNKNOWN})"
 
 
-def _place(rules: Rules) -> Column:
+def _place(rules: Rules) -> str:
     return index_in("currency", sorted(rules.money))
 
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
@@ -32,13 +31,15 @@ from txmq.errors import (
 )
 from txmq.limits import PULL_MESSAGES_MAX
 from txmq.message import Queue
+from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ListTransactions
 from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
 from txmq.protocol.span import Decision
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.broker_tables import check_known
-from txmq.reconcile.log.log_rows import BrokerDay, GroupOffset, LogReading, LogRows, number_brokers
+from txmq.reconcile.extract.manifest import ExtractedSource
+from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, LogRows
+from txmq.reconcile.log.flows import check_names
 from txmq.reconcile.log.pulled_records import (
     decided_records,
     half_of,
@@ -52,7 +53,7 @@ from txmq.runtime.clock import Clock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["read_cluster"]
+__all__ = ["number_brokers", "read_cluster"]
 
 RECORDS_A_FILE: Final = 50_000
 PATIENCE_S: Final = 120.0
@@ -62,11 +63,12 @@ _ANSWER_S: Final = 10.0
 _MARGIN_MS: Final = 3_600_000
 """How much more than the day is read. Half messages from before it are read one by one."""
 _READ_AT_ONCE: Final = 8
-_LIST: Final = "list all of them with: txmq {} list"
 _READ_TO_THE_END: Final = (RETRY, DLQ, *WAITING_TOPICS)
 """A message counts as failed whenever that happened."""
 _FOLDER: Final = "pulled"
 _RECORDS_A_BATCH: Final = 16 * 1024
+_NUMBERS: Final = 1 << 15
+"""Above a broker's number, positions and queues have a sign."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -93,26 +95,30 @@ class BrokerPlan(NamedTuple):
     ranges: list[QueueRange]
 
 
-@contextmanager
 def read_cluster(
-    rules: Rules, window: DayWindow, draft: Path, spark: SparkSession | None, clock: Clock
-) -> Iterator[LogReading]:
-    """Read the logs of a cluster into files.
+    rules: Rules,
+    window: DayWindow,
+    draft: Path,
+    write: Callable[[LogRows], None],
+    spark: SparkSession | None,
+    clock: Clock,
+) -> ExtractedSource:
+    """Write the rows of the logs of a cluster; describe the log, without the written tables.
 
-    ``draft`` gets a folder of files during the block. The workers of ``spark`` read the cluster,
-    and need the draft under this path; without Spark this process reads it.
+    ``draft`` gets a folder of files meanwhile. The workers of ``spark`` read the cluster, and need
+    the draft under this path; without Spark this process reads it.
 
     Raises:
         ReconcileRefused: A topic or a group does not exist, a broker does not keep the whole day,
             or the cluster does not answer.
     """
     names, flows = rules.log.cluster, rules.log.flow
-    moment_ms, plans, notes = _ask_cluster(
-        names, lambda reader: _Planner(reader.session, flows, window).plan(clock)
+    moment_ms, brokers, notes = _ask_cluster(
+        names, lambda session: _Planner(session, flows, window).plan(clock)
     )
     folder = draft / _FOLDER
     folder.mkdir(parents=True)
-    files = [_files(folder, broker) for broker in plans]
+    files = [_files(folder, broker) for broker in brokers]
     todo = list(chain.from_iterable(chain.from_iterable(files)))
     fetch = partial(_fetch_ranges, names)
     if spark is None or not todo:
@@ -122,13 +128,30 @@ def read_cluster(
         errors = spark.sparkContext.parallelize(todo, slices).mapPartitions(fetch).collect()
     if errors:
         raise ReconcileRefused(errors[0])
-    numbers = number_brokers(broker.name for broker in plans)
-    days = [BrokerDay(numbers[broker.name], flows, rules.money, window) for broker in plans]
-    offsets = [day.offsets(broker.offsets) for day, broker in zip(days, plans, strict=True)]
-    rows = chain.from_iterable(map(partial(_rows, names), days, plans, files))
-    brokers = tuple(broker.name for broker in plans)
-    yield LogReading(moment_ms, offsets, rows, brokers, notes)
+    numbers = number_brokers(broker.name for broker in brokers)
+    for broker, queues in zip(brokers, files, strict=True):
+        day = BrokerDay(numbers[broker.name], flows, rules.money, window)
+        write(day.rows(offsets=broker.offsets))
+        collapse = Collapse(day, partial(_earlier_half, names, broker))
+        _write_rows(broker, queues, collapse, write)
     shutil.rmtree(folder)
+    snapshot = ", ".join(broker.name for broker in brokers)
+    return ExtractedSource("log", "log", snapshot, moment_ms, moment_ms, (), 0, notes)
+
+
+def number_brokers(names: Iterable[str]) -> dict[str, int]:
+    """The numbers of a cluster's brokers; they depend on the names, so that a new broker does not
+    change those of the others.
+
+    If two names have the same number, which happens to one pair in 30,000, one takes the next.
+    """
+    numbers: dict[int, str] = {}
+    for name in sorted(names):
+        number = crc32(name.encode()) % _NUMBERS
+        while number in numbers:
+            number = (number + 1) % _NUMBERS
+        numbers[number] = name
+    return {name: number for number, name in numbers.items()}
 
 
 def _files(folder: Path, broker: BrokerPlan) -> list[list[_RangeFile]]:
@@ -145,26 +168,29 @@ def _files(folder: Path, broker: BrokerPlan) -> list[list[_RangeFile]]:
     ]
 
 
-def _rows(
-    names: str, day: BrokerDay, broker: BrokerPlan, files: list[list[_RangeFile]]
-) -> Iterator[LogRows]:
-    """The rows of a broker's log in its files."""
-    collapse = day.collapse(partial(_earlier_half, names, broker))
+def _write_rows(
+    broker: BrokerPlan,
+    queues: list[list[_RangeFile]],
+    collapse: Collapse,
+    write: Callable[[LogRows], None],
+) -> None:
+    """Write the rows of a broker's log in its files."""
 
-    def done(count: int) -> LogRows:
+    def write_done() -> None:
         if not broker.is_txmq:
             for row in collapse.messages:
                 row.decided_by = row.decided_by if row.state == "parked" else None
-        return day.take_rows(collapse, count)
+        write(collapse.take_rows())
 
-    places = [[path for path, _ in queue] for queue in files]
-    records = merged_records(places, is_txmq=broker.is_txmq)
+    paths = [[path for path, _ in files] for files in queues]
+    records = merged_records(paths, is_txmq=broker.is_txmq)
     found = (decided_records if broker.is_txmq else marked_records)(records)
-    while some := list(islice(found, _RECORDS_A_BATCH)):
-        collapse.take(some)
-        yield done(0)
+    for count, item in enumerate(found, 1):
+        collapse.take(item)
+        if count % _RECORDS_A_BATCH == 0:
+            write_done()
     collapse.finish()
-    yield done(sum(wanted.end - wanted.start for wanted in broker.ranges))
+    write_done()
 
 
 # Requests
@@ -226,10 +252,10 @@ class _ClusterReader:
         return []
 
 
-def _ask_cluster(names: str, work: Callable[[_ClusterReader], Awaitable[T]]) -> T:
+def _ask_cluster(names: str, work: Callable[[Session], Awaitable[T]]) -> T:
     async def opened() -> T:
         async with Session(names, answer_s=_ANSWER_S) as session:
-            return await work(_ClusterReader(session))
+            return await work(session)
 
     return asyncio.run(opened())
 
@@ -240,19 +266,18 @@ def _ask_cluster(names: str, work: Callable[[_ClusterReader], Awaitable[T]]) -> 
 class _Planner(_ClusterReader):
     def __init__(self, session: Session, flows: Sequence[Flow], window: DayWindow) -> None:
         super().__init__(session)
+        self._flows = flows
         self._window = window
         self._groups = {flow.topic: flow.group for flow in flows}
         self._notes: list[str] = []
 
     async def plan(self, clock: Clock) -> tuple[int, list[BrokerPlan], tuple[str, ...]]:
         """A moment, a plan for each broker that has all records from before it, and notes."""
-        known = set(await self.ask(self.admin.topics))
-        check_known("cluster", "topic", self._groups, known, _LIST.format("topic"))
-        groups = sorted({*self._groups.values()} - {""})
-        subscribed = {topic.removeprefix(RETRY) for topic in known if topic.startswith(RETRY)}
+        known, subscribed = set(await self.ask(self.admin.topics)), set[str]()
         for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
             subscribed.update(await self.ask(self.admin.groups, cluster=name))
-        check_known("cluster", "group", groups, subscribed, _LIST.format("group"))
+        remedy = "list all of them with: txmq {} list"
+        check_names(self._flows, "cluster", known, subscribed, remedy)
         own = [queue for topic in self._groups for queue in await self._queues(topic)]
         offsets: defaultdict[str, list[GroupOffset]] = defaultdict(list)
         # First, so that every message that counts as delivered is in the plan.
@@ -262,6 +287,7 @@ class _Planner(_ClusterReader):
             if offset is not None:
                 row = GroupOffset(group, queue.topic, queue.number, offset)
                 offsets[queue.broker].append(row)
+        groups = sorted({*self._groups.values()} - {""})
         of_groups = [prefix + group for group in groups for prefix in (RETRY, DLQ)]
         names = sorted({queue.broker for queue in own})
         ranges: dict[str, list[QueueRange]] = {name: [] for name in names}
@@ -352,8 +378,8 @@ def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[s
     """Read ranges into their files; returns why some cannot be read."""
     failed: list[str] = []
 
-    async def fetch(reader: _ClusterReader) -> None:
-        limit = asyncio.Semaphore(_READ_AT_ONCE)
+    async def fetch(session: Session) -> None:
+        reader, limit = _ClusterReader(session), asyncio.Semaphore(_READ_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for path, wanted in todo:
                 group.create_task(_fetch(reader, path, wanted, limit))
@@ -387,6 +413,7 @@ def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | 
         return None
 
     records = _ask_cluster(
-        names, lambda reader: reader.read(queue, offset, offset + 1, is_search=True)
+        names,
+        lambda session: _ClusterReader(session).read(queue, offset, offset + 1, is_search=True),
     )
     return half_of(unpack(records[0], errors="replace")[0]) if records else None

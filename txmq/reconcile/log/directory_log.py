@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
-from txmq.errors import ReconcileRefused
-from txmq.protocol.span import Found
-from txmq.reconcile.log.broker_tables import check_names, read_tables
-from txmq.reconcile.log.collapse import OpenEnds
+from txmq.errors import ReconcileRefused, RemoteProtocolError
+from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
+from txmq.protocol.checked_body import unpack
+from txmq.reconcile.extract.manifest import ExtractedSource
+from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, LogRows, OpenEnds
 from txmq.reconcile.log.files import STRETCH_BYTES, LogFiles, LogStretch, OpenFile, open_log
-from txmq.reconcile.log.log_rows import BrokerDay, LogReading, LogRows
-from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.log.flows import check_names
+from txmq.reconcile.rules import DayWindow, Flow, Rules
 from txmq.runtime.clock import Clock
 
 if TYPE_CHECKING:
@@ -34,21 +36,43 @@ __all__ = ["read_directories"]
 
 _PROCESSES: Final = os.cpu_count() or 1
 _WORKERS_AT_ONCE: Final = 32
-"""The stretches whose rows Spark's workers send together; this process holds them in memory."""
+"""The stretches that Spark's workers read at once; this process holds their rows in memory."""
 _STRETCHES_A_PROCESS: Final = 4
 """Starting a process takes as long as reading two stretches."""
 
-_Collapsed: TypeAlias = tuple[LogRows, OpenEnds]
-_Collapse: TypeAlias = Callable[[LogStretch], _Collapsed | None]
-_Results: TypeAlias = Iterator[tuple[LogStretch, _Collapsed | None]]
-"""Stretches in order; ``None`` stands for one that was not read there."""
+_Body = TypeVar("_Body", bound=Body)
 
 
-@contextmanager
+class CollapsedStretch(NamedTuple):
+    """What a stretch of the log gives."""
+
+    rows: LogRows
+    ends: OpenEnds
+    end: int
+    """The end of its last record."""
+
+
+_Results: TypeAlias = Iterator[tuple[LogStretch, CollapsedStretch | None]]
+"""Stretches in order; ``None`` stands for one that could not be read there."""
+
+
+class BrokerTables(NamedTuple):
+    """The tables that a broker saves beside its log, as it last saved them."""
+
+    offsets: list[GroupOffset]
+    topics: set[str] | None
+    """``None`` if the directory, perhaps a copy, does not have them; also of groups."""
+    groups: set[str] | None
+
+
 def read_directories(
-    rules: Rules, window: DayWindow, spark: SparkSession | None, clock: Clock
-) -> Iterator[LogReading]:
-    """Open the logs in directories.
+    rules: Rules,
+    window: DayWindow,
+    write: Callable[[LogRows], None],
+    spark: SparkSession | None,
+    clock: Clock,
+) -> ExtractedSource:
+    """Write the rows of the logs in directories; describe the log, without the written tables.
 
     If ``spark`` is a cluster, its workers read them; otherwise this machine does.
 
@@ -57,36 +81,97 @@ def read_directories(
     """
     paths = [Path(place) for place in rules.log.places]
     days = [BrokerDay(number, rules.log.flow, rules.money, window) for number in range(len(paths))]
-    tables = [read_tables(path) for path in paths]
-    check_names(rules.log.flow, tables)
-    offsets = [day.offsets(own.offsets) for day, own in zip(days, tables, strict=True)]
+    tables = [_read_tables(path) for path in paths]
+    _check_names(rules.log.flow, tables)
     with ExitStack() as stack:
         logs = [stack.enter_context(open_log(path, window.start_ms)) for path in paths]
-        rows = chain.from_iterable(map(_rows, logs, days, repeat(spark)))
-        yield LogReading(clock.wall_ms(), offsets, rows)
+        moment_ms = clock.wall_ms()
+        for day, broker in zip(days, tables, strict=True):
+            write(day.rows(offsets=broker.offsets))
+        ends = [_read_log(log, day, write, spark) for log, day in zip(logs, days, strict=True)]
+    return ExtractedSource("log", "log", "", moment_ms, moment_ms, (), max(ends))
 
 
-def _rows(log: LogFiles, day: BrokerDay, spark: SparkSession | None) -> Iterator[LogRows]:
-    whole = day.collapse(log.half_of)
+def _read_tables(directory: Path) -> BrokerTables:
+    folder = directory / "config"
+    saved = _read(folder / "offsets.json", ConsumerOffsets) or ConsumerOffsets()
+    topics = _read(folder / "topics.json", TopicConfigs)
+    groups = _read(folder / "groups.json", GroupConfigs)
+    offsets = []
+    for name, queues in saved.offset_table.items():
+        topic, _, group = name.partition("@")
+        offsets += [GroupOffset(group, topic, queue, offset) for queue, offset in queues.items()]
+    return BrokerTables(
+        sorted(offsets),
+        None if topics is None else set(topics.topic_config_table),
+        None if groups is None else set(groups.subscription_group_table),
+    )
+
+
+def _read(path: Path, kind: type[_Body]) -> _Body | None:
+    try:
+        return kind.read(unpack(path.name, path.read_bytes()).text)
+    except FileNotFoundError:
+        return None
+    except (OSError, RemoteProtocolError) as error:
+        raise ReconcileRefused(f"{path} cannot be read: {error}") from error
+
+
+def _check_names(flows: Sequence[Flow], brokers: Sequence[BrokerTables]) -> None:
+    """Check the names of flows; one broker that has them is enough."""
+    topics, groups = set[str](), set[str]()
+    for broker in brokers:
+        if broker.topics is None or broker.groups is None:
+            return
+        topics |= broker.topics
+        groups |= broker.groups | {offset.group for offset in broker.offsets}
+    check_names(flows, "log", topics, groups, "correct it in log.flow, or create it")
+
+
+def _read_log(
+    log: LogFiles, day: BrokerDay, write: Callable[[LogRows], None], spark: SparkSession | None
+) -> int:
+    """Write the rows of a log; returns its end."""
+    whole, end = Collapse(day, log.half_of), 0
     opened = {file.file: file for file in log.opened}
-    todo = chain.from_iterable(file.stretches(STRETCH_BYTES) for file in log.opened)
-    size = sum(file.end - file.start for file in opened)
-    processes = min(_PROCESSES, size // (STRETCH_BYTES * _STRETCHES_A_PROCESS))
-    collapse = partial(_try_collapse, day)
-    if spark is not None and _has_cluster(spark):
-        results = _collapse_by_workers(collapse, todo, spark)
-    elif processes > 1:
-        results = _collapse_in_processes(collapse, todo, processes)
-    else:
-        results = zip(todo, repeat(None))
-    for stretch, collapsed in results:
+    for stretch, collapsed in _collapsed(log, day, spark):
         # Its file may be only here, or was deleted and is open only here.
-        rows, ends = collapsed or _collapse(day, opened[stretch.file], stretch)
-        yield rows
+        rows, ends, end = collapsed or _collapse(day, opened[stretch.file], stretch)
+        write(rows)
         whole.join(ends)
-        yield day.take_rows(whole)
+        write(whole.take_rows())
     whole.finish()
-    yield day.take_rows(whole)
+    write(whole.take_rows())
+    return end
+
+
+def _collapsed(log: LogFiles, day: BrokerDay, spark: SparkSession | None) -> _Results:
+    """Collapse stretches by Spark's workers or in several processes."""
+    collapse = partial(_try_collapse, day)
+    todo = chain.from_iterable(file.stretches(STRETCH_BYTES) for file in log.opened)
+    size = sum(opened.file.end - opened.file.start for opened in log.opened)
+    processes = min(_PROCESSES, size // (STRETCH_BYTES * _STRETCHES_A_PROCESS))
+    if spark is not None and _has_cluster(spark):
+        context = spark.sparkContext
+        at_once = min(2 * context.defaultParallelism, _WORKERS_AT_ONCE)
+        while some := list(islice(todo, at_once)):
+            found = context.parallelize(some, len(some)).map(collapse).collect()
+            yield from zip(some, found, strict=True)
+    elif processes > 1:
+        try:
+            # Spawn and not fork: the caller may have threads, as every user of Spark has.
+            with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+                futures = ((stretch, pool.submit(collapse, stretch)) for stretch in todo)
+                # They are read while the caller takes the results of those before them.
+                ahead = deque(islice(futures, 2 * processes))
+                while ahead:
+                    stretch, future = ahead.popleft()
+                    yield stretch, future.result()
+                    ahead.extend(islice(futures, 1))
+        except BrokenProcessPool as error:
+            raise ReconcileRefused(f"a process that read the log has ended: {error}") from error
+    else:
+        yield from zip(todo, repeat(None))
 
 
 def _has_cluster(spark: SparkSession) -> bool:
@@ -96,36 +181,7 @@ def _has_cluster(spark: SparkSession) -> bool:
     return has_cluster(spark)
 
 
-def _collapse_by_workers(
-    collapse: _Collapse, todo: Iterator[LogStretch], spark: SparkSession
-) -> _Results:
-    context = spark.sparkContext
-    at_once = min(2 * context.defaultParallelism, _WORKERS_AT_ONCE)
-    while some := list(islice(todo, at_once)):
-        found = context.parallelize(some, len(some)).map(collapse).collect()
-        yield from zip(some, found, strict=True)
-
-
-def _collapse_in_processes(
-    collapse: _Collapse, todo: Iterator[LogStretch], processes: int
-) -> _Results:
-    # Spawn and not fork: the caller may have threads, as every user of Spark has.
-    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
-    results: _Results = iter(())
-    try:
-        while some := list(islice(todo, processes)):
-            # They are read while the caller takes the results of those before them.
-            following = zip(some, pool.map(collapse, some), strict=True)
-            yield from results
-            results = following
-        yield from results
-    except BrokenProcessPool as error:
-        raise ReconcileRefused(f"a process that read the log has ended: {error}") from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _try_collapse(day: BrokerDay, stretch: LogStretch) -> _Collapsed | None:
+def _try_collapse(day: BrokerDay, stretch: LogStretch) -> CollapsedStretch | None:
     """Collapse a stretch; ``None`` if it cannot be read here."""
     try:
         with OpenFile(stretch.file) as opened:
@@ -134,16 +190,9 @@ def _try_collapse(day: BrokerDay, stretch: LogStretch) -> _Collapsed | None:
         return None  # The caller reads it again, and raises the error.
 
 
-def _collapse(day: BrokerDay, opened: OpenFile, stretch: LogStretch) -> _Collapsed:
-    collapse, position, count = day.collapse(), stretch.start, 0
-
-    def found() -> Iterator[Found]:
-        nonlocal position, count
-        data = b""
-        for item, position, data in opened.records(stretch.start, stretch.end):  # noqa: B007
-            count += 1
-            yield item
-        position += len(data)  # The end of the last record.
-
-    collapse.take(found())
-    return day.take_rows(collapse, count, position), collapse.open_ends()
+def _collapse(day: BrokerDay, opened: OpenFile, stretch: LogStretch) -> CollapsedStretch:
+    collapse, end = Collapse(day), stretch.start
+    for found, position, data in opened.records(stretch.start, stretch.end):
+        collapse.take(found)
+        end = position + len(data)
+    return CollapsedStretch(collapse.take_rows(), collapse.open_ends(), end)

@@ -7,19 +7,21 @@ valid order becomes a row with a problem, never an exception.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from txmq.errors import RemoteProtocolError
+from txmq.config import did_you_mean
+from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol import properties
 from txmq.protocol.record import Record
+from txmq.protocol.topics import RETRY
 from txmq.reconcile.rules import Constant, Flow, Money
 
-__all__ = ["FailureRow", "Flows", "MessageRow", "printable_text", "real_place_of"]
+__all__ = ["FailureRow", "Flows", "MessageRow", "check_names", "printable_text", "real_place_of"]
 
 _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200
@@ -113,6 +115,30 @@ class Flows:
             if not reader.tags or properties.find(text, properties.TAGS) in reader.tags:
                 return reader
         return None
+
+
+def check_names(
+    flows: Sequence[Flow], where: str, topics: set[str], groups: set[str], remedy: str
+) -> None:
+    """Check that the topics and groups of flows exist; a retry topic proves its group.
+
+    Args:
+        flows: The flows.
+        where: The place that should have them.
+        topics: All topics there.
+        groups: Groups there.
+        remedy: What to do otherwise, with the kind of name for ``{}``.
+
+    Raises:
+        ReconcileRefused: A name does not exist; the message suggests the nearest one.
+    """
+    groups = groups | {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
+    wanted = [("topic", flow.topic, topics) for flow in flows]
+    wanted += [("group", flow.group, groups) for flow in flows if flow.group]
+    for kind, name, known in wanted:
+        if name not in known:
+            hint, what_next = did_you_mean(name, known), remedy.format(kind)
+            raise ReconcileRefused(f"the {where} has no {kind} {name!r}{hint}; {what_next}")
 
 
 _Facts: TypeAlias = tuple[str | None, str | None, str | None, int | None, str | None, str | None]

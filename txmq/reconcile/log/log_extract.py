@@ -9,8 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from txmq.reconcile.extract.extraction import ExtractedLog
+from msgspec.structs import replace
+
+from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import TableWriter
+from txmq.reconcile.log.collapse import LogRows
 from txmq.reconcile.log.directory_log import read_directories
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
@@ -31,7 +34,7 @@ def extract_log(
     *,
     spark: SparkSession | None = None,
     clock: Clock | None = None,
-) -> ExtractedLog:
+) -> ExtractedSource:
     """Write the log's rows of a day below ``directory/log``: messages, failures and offsets.
 
     The brokers may keep running. The offsets of their groups are read first, so that only messages
@@ -52,28 +55,21 @@ def extract_log(
     """
     clock = clock or SystemClock()
     with ExitStack() as stack:
+        writers = [
+            stack.enter_context(TableWriter(table, directory / _SOURCE / table.name))
+            for table in (MESSAGES, FAILURES, OFFSETS)
+        ]
+
+        def write(rows: LogRows) -> None:
+            for writer, batch in zip(writers, rows, strict=True):
+                writer.write(batch)
+
         if rules.log.cluster:
             # Only this one needs the client.
             from txmq.reconcile.log.cluster_log import read_cluster
 
-            opened = read_cluster(rules, window, directory, spark, clock)
+            source = read_cluster(rules, window, directory, write, spark, clock)
         else:
-            opened = read_directories(rules, window, spark, clock)
-        reading = stack.enter_context(opened)
-        messages, failures, offsets = writers = [
-            stack.enter_context(TableWriter(table, directory / _SOURCE / table.name))
-            for table in (MESSAGES, FAILURES, OFFSETS)
-        ]
-        for batch in reading.offsets:
-            offsets.write(batch)
-        position = records = gone = 0
-        for rows in reading.rows:
-            messages.write(rows.messages)
-            failures.write(rows.failures)
-            position = max(position, rows.position)
-            records, gone = records + rows.records, gone + rows.gone
+            source = read_directories(rules, window, write, spark, clock)
     # The broker keeps no totals, so the control totals are those of the written rows.
-    tables = tuple(writer.extracted(_SOURCE) for writer in writers)
-    return ExtractedLog(
-        tables, position, reading.moment_ms, records, gone, reading.brokers, reading.notes
-    )
+    return replace(source, tables=tuple(writer.extracted(_SOURCE) for writer in writers))

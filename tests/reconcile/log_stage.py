@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pyarrow.parquet as pq
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 from txmq.reconcile.log import directory_log
 from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, open_log
 from txmq.reconcile.log.log_extract import extract_log
-from txmq.reconcile.log.source import raw_records
+from txmq.reconcile.log.source import COLUMNS, raw_records
 from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Flow, LogRules, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
@@ -35,7 +36,8 @@ def read_log(directory):
     """All records of the log in a broker's directory."""
     with open_log(directory) as log:
         for file in [opened.file for opened in log.opened]:
-            yield from raw_records(LogStretch(file, file.start, file.end))
+            for row in raw_records(LogStretch(file, file.start, file.end)):
+                yield SimpleNamespace(**dict.fromkeys(COLUMNS.names) | row)
 
 
 def dump(disk, directory):

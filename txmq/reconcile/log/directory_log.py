@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -148,7 +148,7 @@ def _read_log(
 def _collapsed(log: LogFiles, day: BrokerDay, spark: SparkSession | None) -> _Results:
     """Collapse stretches by Spark's workers or in several processes."""
     collapse = partial(_try_collapse, day)
-    todo = chain.from_iterable(file.stretches(STRETCH_BYTES) for file in log.opened)
+    todo = log.stretches(STRETCH_BYTES)
     size = sum(opened.file.end - opened.file.start for opened in log.opened)
     processes = min(_PROCESSES, size // (STRETCH_BYTES * _STRETCHES_A_PROCESS))
     if spark is not None and _has_cluster(spark):

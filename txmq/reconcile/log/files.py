@@ -15,7 +15,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -223,6 +223,10 @@ class LogFiles(NamedTuple):
 
     known: tuple[LogFile, ...]
     opened: tuple[OpenFile, ...]
+
+    def stretches(self, size: int) -> Iterator[LogStretch]:
+        """Cut the open files into parts of about this size."""
+        return chain.from_iterable(file.stretches(size) for file in self.opened)
 
     def half_of(self, decision: Decision) -> records.Record | None:
         """The half message of a decision, also in an older file; ``None`` if that was deleted.

@@ -89,7 +89,7 @@ class Progress:
             watcher.join(_JOIN_S)
 
     def _watch(self, spark: SparkSession, ended: threading.Event) -> None:
-        from txmq.reconcile.causes import SPARK_ERRORS
+        from txmq.reconcile.spark import SPARK_ERRORS
 
         tracker = spark.sparkContext.statusTracker()
         while not ended.wait(_POLL_S):

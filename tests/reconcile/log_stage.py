@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pyarrow.parquet as pq
 
-from txmq.reconcile.log import directory_log
+from txmq.reconcile.log import log_extract
 from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, open_log
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.log.source import COLUMNS, raw_records
@@ -61,7 +61,7 @@ class Taken:
     ):
         rules = data if isinstance(data, Rules) else rules_of(data, *flows)
         sizes = {"STRETCH_BYTES": stretch_bytes, "_PROCESSES": processes}
-        with patch.multiple(directory_log, **sizes):
+        with patch.multiple(log_extract, **sizes):
             self.log = extract_log(rules, window, Path(out), **how)
         self.messages, self.failures, self.offsets = (
             pq.read_table(out / "log" / item.name).to_pylist()

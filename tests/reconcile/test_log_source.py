@@ -6,7 +6,7 @@ from tests.reconcile.log_stage import Taken, order, read_log
 from tests.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
-from txmq.reconcile.log import directory_log
+from txmq.reconcile.log import log_extract
 from txmq.reconcile.log.source import COLUMNS, register
 from txmq.runtime.disk import LocalDisk
 
@@ -105,8 +105,8 @@ def test_the_workers_of_a_cluster_take_the_same_rows(spark, data, tmp_path, monk
 
     alone = Taken(data, tmp_path / "alone", stretch_bytes=1000, processes=1)
     here = []
-    collapse = directory_log._collapse
-    monkeypatch.setattr(directory_log, "_collapse", lambda *job: here.append(job) or collapse(*job))
+    collapse = log_extract._collapse
+    monkeypatch.setattr(log_extract, "_collapse", lambda *job: here.append(job) or collapse(*job))
     together = Taken(data, tmp_path / "together", stretch_bytes=1000, spark=spark)
 
     assert alone.messages

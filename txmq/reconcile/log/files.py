@@ -201,21 +201,20 @@ def open_log(directory: Path, since_ms: int | None = None) -> Iterator[LogFiles]
         ReconcileRefused: The log is missing or incomplete, a file belongs to another broker, or
             records since that moment were deleted already.
     """
-    for _ in range(_ATTEMPTS):
-        try:
-            with ExitStack() as stack:
+    with ExitStack() as stack:
+        for _ in range(_ATTEMPTS):
+            try:
                 files = _files_in(directory)
                 wanted = files if since_ms is None else files[_first(files, since_ms) :]
                 opened = tuple([stack.enter_context(OpenFile(file)) for file in wanted])
-                kept = stack.pop_all()
-        except FileNotFoundError:
-            continue  # The broker has just deleted the oldest file.
-        except OSError as error:
-            raise ReconcileRefused(f"the log cannot be read: {error}") from error
-        with kept:
-            yield LogFiles(files, opened)
-        return
-    raise ReconcileRefused(f"the log in {directory} changes faster than it can be listed")
+                break
+            except FileNotFoundError:
+                continue  # The broker has just deleted the oldest file.
+            except OSError as error:
+                raise ReconcileRefused(f"the log cannot be read: {error}") from error
+        else:
+            raise ReconcileRefused(f"the log in {directory} changes faster than it can be listed")
+        yield LogFiles(files, opened)
 
 
 class LogFiles(NamedTuple):

@@ -1,20 +1,36 @@
 """The extract of a day's log: its tables as Parquet, with their control totals.
 
 The logs are those of one broker or several, in their directories or read from a cluster.
+
+A log in a directory is cut into stretches of one size. Each is collapsed by itself, by Spark's
+workers or in several processes if there is much to read, and then they are joined in order. So the
+same log gives the same rows in the same order on any machine.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
+from functools import partial
+from itertools import islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from txmq.errors import ReconcileRefused, RemoteProtocolError
+from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
+from txmq.protocol.checked_body import unpack
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.log.collapse import LogRows
-from txmq.reconcile.log.directory_log import read_directories
+from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, LogRows, OpenEnds
+from txmq.reconcile.log.files import STRETCH_BYTES, LogFiles, LogStretch, OpenFile, open_log
+from txmq.reconcile.log.flows import check_names
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 from txmq.runtime.clock import Clock, SystemClock
@@ -25,6 +41,22 @@ if TYPE_CHECKING:
 __all__ = ["extract_log"]
 
 _SOURCE: Final = "log"
+_PROCESSES: Final = os.cpu_count() or 1
+_WORKERS_AT_ONCE: Final = 32
+"""The stretches whose rows Spark's workers send together; this process holds them in memory."""
+_STRETCHES_A_PROCESS: Final = 4
+"""Starting a process takes as long as reading two stretches."""
+
+_Body = TypeVar("_Body", bound=Body)
+
+
+class CollapsedStretch(NamedTuple):
+    """What a stretch of the log gives."""
+
+    rows: LogRows
+    ends: OpenEnds
+    end: int
+    """The end of its last record."""
 
 
 def extract_log(
@@ -70,6 +102,128 @@ def extract_log(
 
             source = read_cluster(rules, window, directory, write, spark, clock)
         else:
-            source = read_directories(rules, window, write, spark, clock)
+            source = _read_directories(rules, window, write, spark, clock)
     # The broker keeps no totals, so the control totals are those of the written rows.
     return replace(source, tables=tuple(writer.extracted(_SOURCE) for writer in writers))
+
+
+def _read_directories(
+    rules: Rules,
+    window: DayWindow,
+    write: Callable[[LogRows], None],
+    spark: SparkSession | None,
+    clock: Clock,
+) -> ExtractedSource:
+    """Write the rows of the logs in directories; describe the log, without the written tables."""
+    flows, paths = rules.log.flow, [Path(place) for place in rules.log.places]
+    days = [BrokerDay(number, flows, rules.money, window) for number in range(len(paths))]
+    offsets = [_read_offsets(path) for path in paths]
+    topics = [_read(path, "topics", TopicConfigs) for path in paths]
+    groups = [_read(path, "groups", GroupConfigs) for path in paths]
+    if None not in topics and None not in groups:  # A copy of a directory may be without them.
+        known = {group for table in groups if table for group in table.subscription_group_table}
+        check_names(
+            flows,
+            "log",
+            {topic for table in topics if table for topic in table.topic_config_table},
+            known | {offset.group for own in offsets for offset in own},
+            "correct it in log.flow, or create it",
+        )
+    with ExitStack() as stack:
+        logs = [stack.enter_context(open_log(path, window.start_ms)) for path in paths]
+        moment_ms = clock.wall_ms()
+        for day, own in zip(days, offsets, strict=True):
+            write(day.rows(offsets=own))
+        ends = [_read_log(log, day, write, spark) for log, day in zip(logs, days, strict=True)]
+    return ExtractedSource(_SOURCE, "log", "", moment_ms, moment_ms, (), max(ends))
+
+
+def _read_offsets(broker: Path) -> list[GroupOffset]:
+    saved = _read(broker, "offsets", ConsumerOffsets) or ConsumerOffsets()
+    found = []
+    for name, queues in saved.offset_table.items():
+        topic, _, group = name.partition("@")
+        found += [GroupOffset(group, topic, queue, offset) for queue, offset in queues.items()]
+    return sorted(found)
+
+
+def _read(broker: Path, name: str, kind: type[_Body]) -> _Body | None:
+    """A table that a broker saves beside its log, as it last saved it."""
+    path = broker / "config" / f"{name}.json"
+    try:
+        return kind.read(unpack(path.name, path.read_bytes()).text)
+    except FileNotFoundError:
+        return None
+    except (OSError, RemoteProtocolError) as error:
+        raise ReconcileRefused(f"{path} cannot be read: {error}") from error
+
+
+def _read_log(
+    log: LogFiles, day: BrokerDay, write: Callable[[LogRows], None], spark: SparkSession | None
+) -> int:
+    """Write the rows of a log; returns its end."""
+    whole, end = Collapse(day, log.half_of), 0
+    opened = {file.file: file for file in log.opened}
+    for stretch, collapsed in _collapsed(log, day, spark):
+        # Its file may be only here, or was deleted and is open only here.
+        rows, ends, end = collapsed or _collapse(day, opened[stretch.file], stretch)
+        write(rows)
+        whole.join(ends)
+        write(whole.take_rows())
+    whole.finish()
+    write(whole.take_rows())
+    return end
+
+
+def _collapsed(
+    log: LogFiles, day: BrokerDay, spark: SparkSession | None
+) -> Iterator[tuple[LogStretch, CollapsedStretch | None]]:
+    """Stretches, collapsed by Spark's workers or by several processes; ``None`` if one was not."""
+    collapse, todo = partial(_try_collapse, day), log.stretches(STRETCH_BYTES)
+    size = sum(opened.file.end - opened.file.start for opened in log.opened)
+    processes = min(_PROCESSES, size // (STRETCH_BYTES * _STRETCHES_A_PROCESS))
+    if spark is not None and _has_cluster(spark):
+        context = spark.sparkContext
+        at_once = min(2 * context.defaultParallelism, _WORKERS_AT_ONCE)
+        while some := list(islice(todo, at_once)):
+            found = context.parallelize(some, len(some)).map(collapse).collect()
+            yield from zip(some, found, strict=True)
+    elif processes > 1:
+        try:
+            # Spawn and not fork: the caller may have threads, as every user of Spark has.
+            with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+                futures = ((stretch, pool.submit(collapse, stretch)) for stretch in todo)
+                # They are read while the caller takes the results of those before them.
+                ahead = deque(islice(futures, 2 * processes))
+                while ahead:
+                    stretch, future = ahead.popleft()
+                    yield stretch, future.result()
+                    ahead.extend(islice(futures, 1))
+        except BrokenProcessPool as error:
+            raise ReconcileRefused(f"a process that read the log has ended: {error}") from error
+    else:
+        yield from zip(todo, repeat(None))
+
+
+def _has_cluster(spark: SparkSession) -> bool:
+    # Not above: the processes that read here import this module, and need no Spark.
+    from txmq.reconcile.spark import has_cluster
+
+    return has_cluster(spark)
+
+
+def _try_collapse(day: BrokerDay, stretch: LogStretch) -> CollapsedStretch | None:
+    """Collapse a stretch; ``None`` if it cannot be read here."""
+    try:
+        with OpenFile(stretch.file) as opened:
+            return _collapse(day, opened, stretch)
+    except (OSError, ReconcileRefused):
+        return None  # The caller reads it again, and raises the error.
+
+
+def _collapse(day: BrokerDay, opened: OpenFile, stretch: LogStretch) -> CollapsedStretch:
+    collapse, end = Collapse(day), stretch.start
+    for found, position, data in opened.records(stretch.start, stretch.end):
+        collapse.take(found)
+        end = position + len(data)
+    return CollapsedStretch(collapse.take_rows(), collapse.open_ends(), end)

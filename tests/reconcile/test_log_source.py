@@ -101,7 +101,7 @@ def test_a_damaged_log_is_refused(session, data):
 
 
 def test_the_workers_of_a_cluster_take_the_same_rows(spark, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("txmq.reconcile.spark.has_cluster", lambda session: session is spark)
+    monkeypatch.setattr(log_extract, "_has_cluster", lambda session: session is spark)
 
     alone = Taken(data, tmp_path / "alone", stretch_bytes=1000, processes=1)
     here = []

@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 from txmq.errors import ConfigError, ReconcileRefused, UsageError
 from txmq.reconcile.java import check_java
 
-__all__ = ["SPARK_ERRORS", "check_reach", "has_cluster", "open_spark", "set_partition_count"]
+__all__ = ["SPARK_ERRORS", "check_reach", "open_spark", "set_partition_count"]
 
 SPARK_ERRORS: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
 """The exceptions raised when Spark or the connection to its Java fails."""
@@ -74,7 +74,6 @@ _Result = TypeVar("_Result")
 _launch: Final[Callable[..., Any]] = launch_gateway
 _PORT: Final = "PYSPARK_GATEWAY_PORT"
 """The variable is set if spark-submit started Java; PySpark then connects to that process."""
-_LOCAL: Final = re.compile(r"local(?:$|\[|-cluster\[)")
 _STANDALONE: Final = "spark://"
 _LOOPBACK: Final = "127.0.0.1"
 _CAUSED_BY: Final = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
@@ -196,11 +195,6 @@ def check_reach(spark: SparkSession, uri: str) -> None:
         )
 
 
-def has_cluster(spark: SparkSession) -> bool:
-    """True if other processes than this one and its Java do the work, maybe on other machines."""
-    return _LOCAL.match(spark.conf.get("spark.master") or "") is None
-
-
 def set_partition_count(spark: SparkSession, rows: int) -> None:
     """Set the partitions of a shuffle by the number of rows, unless the user has set them.
 
@@ -221,7 +215,7 @@ def _settings(master: str, memory: str, cores: int | None, jars: Sequence[Path])
         if not jar.is_file():
             raise ConfigError(f"jar {jar} does not exist")
     found = {"spark.app.name": "txmq reconcile", "spark.master": master, **_SAME_EVERYWHERE}
-    is_local = _LOCAL.match(master) is not None
+    is_local = master.startswith("local")
     found["spark.driver.memory" if is_local else "spark.executor.memory"] = memory
     if cores is not None and not is_local:
         found["spark.cores.max"] = str(cores)

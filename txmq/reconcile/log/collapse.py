@@ -16,24 +16,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.protocol import properties
-from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.log.flows import FailureRow, Flows, MessageRow, printable_text, real_place_of
+from txmq.reconcile.log.flows import (
+    COMMITTED,
+    PREPARED,
+    TYPE_BITS,
+    FailureRow,
+    Flows,
+    MessageRow,
+    printable_text,
+    real_place_of,
+)
 from txmq.reconcile.rules import DayWindow, Flow, Money
-from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS, TableSchema
+from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
-__all__ = ["BrokerDay", "Collapse", "GroupOffset", "HalfOf", "LogRows", "OpenEnds"]
-
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_PREPARED: Final = int(SysFlag.PREPARED)
-_COMMITTED: Final = int(SysFlag.COMMITTED)
+__all__ = ["BrokerDay", "Collapse", "CollapsedPart", "GroupOffset", "HalfOf", "LogRows"]
 
 _STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
+_TABLES: Final = {table.name: table for table in (MESSAGES, FAILURES, OFFSETS)}
 _BITS: Final = {"position": 48, "queue": 16}
 """The bits of a column below the broker's number."""
 
@@ -50,12 +55,8 @@ class GroupOffset(NamedTuple):
     next_offset: int
 
 
-class LogRows(NamedTuple):
-    """Rows of each table that will not change any more."""
-
-    messages: pa.RecordBatch
-    failures: pa.RecordBatch
-    offsets: pa.RecordBatch
+LogRows: TypeAlias = dict[str, pa.RecordBatch]
+"""Rows that will not change any more, by table."""
 
 
 class BrokerDay(NamedTuple):
@@ -69,34 +70,24 @@ class BrokerDay(NamedTuple):
     money: Mapping[str, Money]
     window: DayWindow
 
-    def rows(
-        self,
-        messages: Sequence[MessageRow] = (),
-        failures: Sequence[FailureRow] = (),
-        offsets: Sequence[GroupOffset] = (),
-    ) -> LogRows:
-        """Rows as Arrow, with the number of the broker."""
-        return LogRows(
-            self._batch(MESSAGES, messages),
-            self._batch(FAILURES, failures),
-            self._batch(OFFSETS, offsets),
-        )
+    def rows(self, **tables: Sequence[Any]) -> LogRows:
+        """Rows of ``messages``, ``failures`` or ``offsets`` as Arrow."""
+        return {name: self._batch(arrow_schema(_TABLES[name]), tables[name]) for name in tables}
 
-    def _batch(self, table: TableSchema, rows: Sequence[Any]) -> pa.RecordBatch:
-        schema = arrow_schema(table)
+    def _batch(self, schema: pa.Schema, rows: Sequence[Any]) -> pa.RecordBatch:
         columns = []
         for field in schema:
             column = pa.array(map(attrgetter(field.name), rows), field.type, size=len(rows))
             if self.number and field.name in _BITS:
-                high = pa.scalar(self.number << _BITS[field.name], field.type)
-                column = pc.add(column, high)
+                column = pc.add(column, pa.scalar(self.number << _BITS[field.name], field.type))
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-class OpenEnds(NamedTuple):
-    """The open messages at the end of a part of the log, and records about earlier parts."""
+class CollapsedPart(NamedTuple):
+    """The rows of a part of the log, its open messages, and its records about earlier parts."""
 
+    rows: LogRows
     held: dict[int, MessageRow | None]
     waiting: dict[int, MessageRow]
     recalled: dict[str, tuple[int, int]]
@@ -136,7 +127,7 @@ class Collapse:
 
     def take_rows(self) -> LogRows:
         """Take out the rows that will not change any more."""
-        rows = self._day.rows(self.messages, self.failures)
+        rows = self._day.rows(messages=self.messages, failures=self.failures)
         self.messages.clear()
         self.failures.clear()
         return rows
@@ -150,9 +141,9 @@ class Collapse:
             return
         if isinstance(found, Decision):
             self._take_decision(found)
-        elif (kind := found.sys_flag & _TYPE_BITS) == _PREPARED:
+        elif (kind := found.sys_flag & TYPE_BITS) == PREPARED:
             self._take_half(found)
-        elif kind == _COMMITTED:
+        elif kind == COMMITTED:
             self._take_copy(found)
         else:
             self._take_plain(found)
@@ -279,11 +270,12 @@ class Collapse:
 
     # Parts
 
-    def open_ends(self) -> OpenEnds:
-        """The state that the next parts need from this one."""
-        return OpenEnds(self._held, self._waiting, self._recalled, self._orphans)
+    def as_part(self) -> CollapsedPart:
+        """What the whole log needs from this part."""
+        rows = self.take_rows()
+        return CollapsedPart(rows, self._held, self._waiting, self._recalled, self._orphans)
 
-    def join(self, later: OpenEnds) -> None:
+    def join(self, later: CollapsedPart) -> None:
         """Apply the orphans of the next part, and take over its open messages."""
         for orphan in later.orphans:
             orphan(self)

@@ -17,6 +17,7 @@ from msgspec import Struct
 from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol import properties
+from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
 from txmq.protocol.topics import RETRY
 from txmq.reconcile.rules import Constant, Flow, Money
@@ -25,10 +26,12 @@ __all__ = ["FailureRow", "Flows", "MessageRow", "check_names", "printable_text",
 
 _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200
+TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+PREPARED: Final = int(SysFlag.PREPARED)
+COMMITTED: Final = int(SysFlag.COMMITTED)
 _LONG: Final = range(-(2**63), 2**63)
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _MAJOR: Final = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,9})?")
-_MISSING: Final = object()
 
 
 class MessageRow(Struct, gc=False):
@@ -76,10 +79,7 @@ class Flows:
     def message(self, record: Record, state: str, topic: str = "") -> MessageRow | None:
         """The row of a message, or ``None`` if it belongs to no flow.
 
-        Args:
-            record: The message.
-            state: The state of its row.
-            topic: Its own topic, if it is stored in another one.
+        ``topic`` is its own topic, if it is stored in another one.
 
         Raises:
             ConfigError: The package that decompresses its body is not installed.
@@ -120,17 +120,11 @@ class Flows:
 def check_names(
     flows: Sequence[Flow], where: str, topics: set[str], groups: set[str], remedy: str
 ) -> None:
-    """Check that the topics and groups of flows exist; a retry topic proves its group.
-
-    Args:
-        flows: The flows.
-        where: The place that should have them.
-        topics: All topics there.
-        groups: Groups there.
-        remedy: What to do otherwise, with the kind of name for ``{}``.
+    """Check that topics and groups exist in the log or the cluster; a retry topic proves its group.
 
     Raises:
-        ReconcileRefused: A name does not exist; the message suggests the nearest one.
+        ReconcileRefused: A name does not exist. The message suggests the nearest one, and the
+            remedy, with the kind of name for ``{}``.
     """
     groups = groups | {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
     wanted = [("topic", flow.topic, topics) for flow in flows]
@@ -165,40 +159,49 @@ class _FlowReader:
         Raises:
             ConfigError: The package that decompresses the body is not installed.
         """
-        unread = None
+        problems: list[str] = []
+        # Of a message's keys the first one counts; the others are for searches.
+        words = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
+        key = own_key = printable_text(words[0]) or None
+        payer = payee = currency = None
+        amount: Any = None
+        if (body := self._body(record, problems)) is not None:
+            if self._key is not None:
+                key = _text(body, self._key, problems) or own_key or _cut(_at(body, self._key))
+            elif key is None:
+                problems.append("it has no key")
+            payer = _text(body, self._payer, problems)
+            payee = _text(body, self._payee, problems)
+            amount = self._amount_in(body)
+            if type(amount) is not int or amount not in _LONG:
+                problems.append(_why(self._amount, amount, "whole number of minor units"))
+                amount = None
+            currency = self._constant
+            if currency is None:
+                currency = _text(body, self._currency, problems)
+                if currency is not None and _CURRENCY.fullmatch(currency) is None:
+                    problems.append(_why(self._currency, currency, "currency such as CNY"))
+                    currency = None
+        if key is not None:
+            key = self._before_key + key
+        problem = "; ".join(problems)[:_PROBLEM_CHARS_MAX] or None
+        return key, payer, payee, amount, currency, problem
+
+    def _body(self, record: Record, problems: list[str]) -> dict[str, Any] | None:
         try:
             body = self._decode(record.plain_body())
-            if not isinstance(body, dict):
-                unread = "its body is not a JSON object"
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            unread = f"its body is not JSON: {error}"
+            why = f"its body is not JSON: {error}"
         except RemoteProtocolError as error:
-            unread = str(error)
-        if unread is not None:
-            problem = properties.one_line(unread, _PROBLEM_CHARS_MAX)
-            return self._in_namespace(_own_key(record)), None, None, None, None, problem
-        problems: list[str] = []
-        key = _own_key(record) if self._key is None else _text(body, self._key, problems)
-        if key is None:
-            key = _own_key(record) or _cut(body, self._key)
-            if not problems:
-                problems.append("it has no key")
-        payer = _text(body, self._payer, problems)
-        payee = _text(body, self._payee, problems)
-        amount = self._amount_in(body)
-        if type(amount) is not int or amount not in _LONG:
-            problems.append(_why(self._amount, amount, "whole number of minor units"))
-            amount = None
-        currency = self._constant
-        if self._currency:
-            currency = _text(body, self._currency, problems)
-            if currency is not None and _CURRENCY.fullmatch(currency) is None:
-                problems.append(_why(self._currency, currency, "currency such as CNY"))
-                currency = None
-        wrong = "; ".join(problems)[:_PROBLEM_CHARS_MAX] or None
-        return self._in_namespace(key), payer, payee, amount, currency, wrong
+            why = str(error)
+        else:
+            if isinstance(body, dict):
+                return body
+            why = "its body is not a JSON object"
+        problems.append(properties.one_line(why, _PROBLEM_CHARS_MAX))
+        return None
 
-    def _amount_in(self, body: Any) -> Any:
+    def _amount_in(self, body: dict[str, Any]) -> Any:
         """The amount as the body has it, or the minor units of a number in major units."""
         amount = _at(body, self._amount)
         if self._money is None or not isinstance(amount, int | str | Decimal):
@@ -207,9 +210,6 @@ class _FlowReader:
         money = self._money.get(currency) if isinstance(currency, str) else None
         scaled = _MAJOR.fullmatch(str(amount)) and Decimal(amount).scaleb((money or Money()).digits)
         return int(scaled) if scaled is not None and scaled % 1 == 0 else str(amount)
-
-    def _in_namespace(self, key: str | None) -> str | None:
-        return None if key is None else self._before_key + key
 
 
 _decode: Final = msgspec.json.Decoder().decode
@@ -236,17 +236,9 @@ def _id_of(record: Record) -> str:
     return printable_text(unique or properties.find(text, properties.ORIGIN_ID) or record.offset_id)
 
 
-def _own_key(record: Record) -> str | None:
-    """The first of a message's keys; the others are for searches."""
-    words = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
-    return printable_text(words[0]) or None
-
-
 def _at(body: Any, path: list[str]) -> Any:
     for name in path:
-        if not isinstance(body, dict):
-            return _MISSING
-        body = body.get(name, _MISSING)
+        body = body.get(name) if isinstance(body, dict) else None
     return body
 
 
@@ -261,15 +253,14 @@ def _text(body: Any, path: list[str], problems: list[str]) -> str | None:
     return None
 
 
-def _cut(body: Any, path: list[str] | None) -> str | None:
+def _cut(key: Any) -> str | None:
     """The beginning of a text that is too long; its last character keeps it from matching."""
-    found = None if path is None else _at(body, path)
-    is_text = type(found) is str and found.isprintable()
-    return f"{found[:_TEXT_CHARS_MAX]}…" if is_text and found else None
+    is_text = type(key) is str and key.isprintable()
+    return f"{key[:_TEXT_CHARS_MAX]}…" if is_text and key else None
 
 
 def _why(path: list[str], found: Any, wanted: str) -> str:
     name = ".".join(path)
-    if found is _MISSING or found is None or found == "":
+    if found is None or found == "":
         return f"it has no {name}"
     return f"{name} is not a {wanted} but {properties.one_line(repr(found), 40)}"

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -28,7 +28,7 @@ from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfi
 from txmq.protocol.checked_body import unpack
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, LogRows, OpenEnds
+from txmq.reconcile.log.collapse import BrokerDay, Collapse, CollapsedPart, GroupOffset, LogRows
 from txmq.reconcile.log.files import STRETCH_BYTES, LogFiles, LogStretch, OpenFile, open_log
 from txmq.reconcile.log.flows import check_names
 from txmq.reconcile.rules import DayWindow, Rules
@@ -50,13 +50,8 @@ _STRETCHES_A_PROCESS: Final = 4
 _Body = TypeVar("_Body", bound=Body)
 
 
-class CollapsedStretch(NamedTuple):
-    """What a stretch of the log gives."""
-
-    rows: LogRows
-    ends: OpenEnds
-    end: int
-    """The end of its last record."""
+_Collapsed: TypeAlias = tuple[CollapsedPart, int]
+"""A stretch of the log, and the end of its last record."""
 
 
 def extract_log(
@@ -87,14 +82,14 @@ def extract_log(
     """
     clock = clock or SystemClock()
     with ExitStack() as stack:
-        writers = [
-            stack.enter_context(TableWriter(table, directory / _SOURCE / table.name))
+        writers = {
+            table.name: stack.enter_context(TableWriter(table, directory / _SOURCE / table.name))
             for table in (MESSAGES, FAILURES, OFFSETS)
-        ]
+        }
 
         def write(rows: LogRows) -> None:
-            for writer, batch in zip(writers, rows, strict=True):
-                writer.write(batch)
+            for name, batch in rows.items():
+                writers[name].write(batch)
 
         if rules.log.cluster:
             # Only this one needs the client.
@@ -104,7 +99,7 @@ def extract_log(
         else:
             source = _read_directories(rules, window, write, spark, clock)
     # The broker keeps no totals, so the control totals are those of the written rows.
-    return replace(source, tables=tuple(writer.extracted(_SOURCE) for writer in writers))
+    return replace(source, tables=tuple(writer.extracted(_SOURCE) for writer in writers.values()))
 
 
 def _read_directories(
@@ -166,9 +161,9 @@ def _read_log(
     opened = {file.file: file for file in log.opened}
     for stretch, collapsed in _collapsed(log, day, spark):
         # Its file may be only here, or was deleted and is open only here.
-        rows, ends, end = collapsed or _collapse(day, opened[stretch.file], stretch)
-        write(rows)
-        whole.join(ends)
+        part, end = collapsed or _collapse(day, opened[stretch.file], stretch)
+        write(part.rows)
+        whole.join(part)
         write(whole.take_rows())
     whole.finish()
     write(whole.take_rows())
@@ -177,7 +172,7 @@ def _read_log(
 
 def _collapsed(
     log: LogFiles, day: BrokerDay, spark: SparkSession | None
-) -> Iterator[tuple[LogStretch, CollapsedStretch | None]]:
+) -> Iterator[tuple[LogStretch, _Collapsed | None]]:
     """Stretches, collapsed by Spark's workers or by several processes; ``None`` if one was not."""
     collapse, todo = partial(_try_collapse, day), log.stretches(STRETCH_BYTES)
     size = sum(opened.file.end - opened.file.start for opened in log.opened)
@@ -206,13 +201,11 @@ def _collapsed(
 
 
 def _has_cluster(spark: SparkSession) -> bool:
-    # Not above: the processes that read here import this module, and need no Spark.
-    from txmq.reconcile.spark import has_cluster
-
-    return has_cluster(spark)
+    """True if other processes than this one and its Java do the work, maybe on other machines."""
+    return not str(spark.sparkContext.master).startswith("local")
 
 
-def _try_collapse(day: BrokerDay, stretch: LogStretch) -> CollapsedStretch | None:
+def _try_collapse(day: BrokerDay, stretch: LogStretch) -> _Collapsed | None:
     """Collapse a stretch; ``None`` if it cannot be read here."""
     try:
         with OpenFile(stretch.file) as opened:
@@ -221,9 +214,9 @@ def _try_collapse(day: BrokerDay, stretch: LogStretch) -> CollapsedStretch | Non
         return None  # The caller reads it again, and raises the error.
 
 
-def _collapse(day: BrokerDay, opened: OpenFile, stretch: LogStretch) -> CollapsedStretch:
+def _collapse(day: BrokerDay, opened: OpenFile, stretch: LogStretch) -> _Collapsed:
     collapse, end = Collapse(day), stretch.start
     for found, position, data in opened.records(stretch.start, stretch.end):
         collapse.take(found)
         end = position + len(data)
-    return CollapsedStretch(collapse.take_rows(), collapse.open_ends(), end)
+    return collapse.as_part(), end

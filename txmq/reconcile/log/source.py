@@ -19,19 +19,15 @@ from pyspark.sql.types import StructType
 
 from txmq.errors import ReconcileRefused
 from txmq.protocol import properties
-from txmq.protocol.codes import SysFlag
 from txmq.protocol.span import AcceptedLoss, Decision, Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, OpenFile, open_log
+from txmq.reconcile.log.flows import COMMITTED, PREPARED, TYPE_BITS
 
 __all__ = ["COLUMNS", "LogSource", "raw_records", "register"]
 
 _ROWS_A_BATCH: Final = 256
 """Even bodies of 4 MiB each stay below Arrow's limit of 2 GiB."""
-
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_PREPARED: Final = int(SysFlag.PREPARED)
-_COMMITTED: Final = int(SysFlag.COMMITTED)
 
 COLUMNS: Final = pa.schema(
     {
@@ -137,9 +133,9 @@ def _raw_record(found: Found) -> _RawRecord:
         }
     if isinstance(found, AcceptedLoss):
         return {"kind": "loss", "stored_ms": found.accepted_ms, "reason": found.reason}
-    topic, bits = found.topic, found.sys_flag & _TYPE_BITS
+    topic, bits = found.topic, found.sys_flag & TYPE_BITS
     named = found.property_map()
-    if bits == _PREPARED:
+    if bits == PREPARED:
         kind = "half"
     elif topic in WAITING_TOPICS:
         kind = "waiting"
@@ -149,7 +145,7 @@ def _raw_record(found: Found) -> _RawRecord:
         kind = "dead_letter"
     else:
         kind = "parked" if topic == PARKED_TOPIC else "message"
-    has_half = bits == _COMMITTED or kind == "parked"
+    has_half = bits == COMMITTED or kind == "parked"
     return {
         "kind": kind,
         "topic": topic,

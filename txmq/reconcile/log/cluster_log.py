@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeVar
 
 from txmq.client.admin.admin import Admin
 from txmq.client.session import Session
@@ -82,17 +80,27 @@ class QueueRange(NamedTuple):
     end: int
 
 
-_RangeFile: TypeAlias = tuple[Path, QueueRange]
-
-
 class BrokerPlan(NamedTuple):
     """What is read of one broker."""
 
     name: str
-    is_txmq: bool
-    """True if it tells who decided a transaction."""
     offsets: list[GroupOffset]
     ranges: list[QueueRange]
+    is_txmq: bool = True
+    """True if it tells who decided a transaction."""
+
+    def files(self, folder: Path) -> list[list[tuple[Path, QueueRange]]]:
+        """The files of its records by queue, in the order of offsets."""
+        return [
+            [
+                (
+                    folder / f"{self.name.encode().hex()}-{index}-{start}",
+                    QueueRange(queue, start, min(start + RECORDS_A_FILE, end)),
+                )
+                for start in range(first, end, RECORDS_A_FILE)
+            ]
+            for index, (queue, first, end) in enumerate(self.ranges)
+        ]
 
 
 def read_cluster(
@@ -118,8 +126,7 @@ def read_cluster(
     )
     folder = draft / _FOLDER
     folder.mkdir(parents=True)
-    files = [_files(folder, broker) for broker in brokers]
-    todo = list(chain.from_iterable(chain.from_iterable(files)))
+    todo = [file for broker in brokers for queue in broker.files(folder) for file in queue]
     fetch = partial(_fetch_ranges, names)
     if spark is None or not todo:
         errors = fetch(todo)
@@ -129,11 +136,11 @@ def read_cluster(
     if errors:
         raise ReconcileRefused(errors[0])
     numbers = number_brokers(broker.name for broker in brokers)
-    for broker, queues in zip(brokers, files, strict=True):
+    for broker in brokers:
         day = BrokerDay(numbers[broker.name], flows, rules.money, window)
         write(day.rows(offsets=broker.offsets))
         collapse = Collapse(day, partial(_earlier_half, names, broker))
-        _write_rows(broker, queues, collapse, write)
+        _write_rows(broker, folder, collapse, write)
     shutil.rmtree(folder)
     snapshot = ", ".join(broker.name for broker in brokers)
     return ExtractedSource("log", "log", snapshot, moment_ms, moment_ms, (), 0, notes)
@@ -154,35 +161,19 @@ def number_brokers(names: Iterable[str]) -> dict[str, int]:
     return {name: number for number, name in numbers.items()}
 
 
-def _files(folder: Path, broker: BrokerPlan) -> list[list[_RangeFile]]:
-    """The files of a broker by queue, in the order of offsets."""
-    return [
-        [
-            (
-                folder / f"{broker.name.encode().hex()}-{index}-{start}",
-                QueueRange(queue, start, min(start + RECORDS_A_FILE, end)),
-            )
-            for start in range(first, end, RECORDS_A_FILE)
-        ]
-        for index, (queue, first, end) in enumerate(broker.ranges)
-    ]
-
-
 def _write_rows(
-    broker: BrokerPlan,
-    queues: list[list[_RangeFile]],
-    collapse: Collapse,
-    write: Callable[[LogRows], None],
+    broker: BrokerPlan, folder: Path, collapse: Collapse, write: Callable[[LogRows], None]
 ) -> None:
     """Write the rows of a broker's log in its files."""
 
     def write_done() -> None:
         if not broker.is_txmq:
             for row in collapse.messages:
-                row.decided_by = row.decided_by if row.state == "parked" else None
+                if row.state != "parked":
+                    row.decided_by = None
         write(collapse.take_rows())
 
-    paths = [[path for path, _ in files] for files in queues]
+    paths = [[path for path, _ in queue] for queue in broker.files(folder)]
     records = merged_records(paths, is_txmq=broker.is_txmq)
     found = (decided_records if broker.is_txmq else marked_records)(records)
     for count, item in enumerate(found, 1):
@@ -279,29 +270,28 @@ class _Planner(_ClusterReader):
         remedy = "list all of them with: txmq {} list"
         check_names(self._flows, "cluster", known, subscribed, remedy)
         own = [queue for topic in self._groups for queue in await self._queues(topic)]
-        offsets: defaultdict[str, list[GroupOffset]] = defaultdict(list)
+        brokers = {name: BrokerPlan(name, [], []) for name in sorted({one.broker for one in own})}
         # First, so that every message that counts as delivered is in the plan.
         for queue in own:
             group = self._groups[queue.topic]
             offset = await self.ask(self.admin.committed_offset, group, queue) if group else None
             if offset is not None:
                 row = GroupOffset(group, queue.topic, queue.number, offset)
-                offsets[queue.broker].append(row)
+                brokers[queue.broker].offsets.append(row)
         groups = sorted({*self._groups.values()} - {""})
         of_groups = [prefix + group for group in groups for prefix in (RETRY, DLQ)]
-        names = sorted({queue.broker for queue in own})
-        ranges: dict[str, list[QueueRange]] = {name: [] for name in names}
         # The half topic is last, so that it has the half message of each decision.
         topics = (OP_TOPIC, *self._groups, *of_groups, *WAITING_TOPICS, PARKED_TOPIC, HALF_TOPIC)
         for topic in topics:
             for queue in await self._queues(topic) if topic in known else ():
-                if queue.broker in ranges:
+                if queue.broker in brokers:
                     high = await self.ask(self.admin.max_offset, queue)
                     low = await self.ask(self.admin.min_offset, queue)
-                    ranges[queue.broker].append(QueueRange(queue, low, max(low, high)))
+                    ranges = brokers[queue.broker].ranges
+                    ranges.append(QueueRange(queue, low, max(low, high)))
         moment_ms = clock.wall_ms()
-        brokers = [await self._broker(name, offsets[name], ranges[name]) for name in names]
-        return moment_ms, brokers, tuple(dict.fromkeys(self._notes))
+        plans = [await self._of_day(broker) for broker in brokers.values()]
+        return moment_ms, plans, tuple(dict.fromkeys(self._notes))
 
     async def _queues(self, topic: str) -> list[Queue]:
         route = await self.ask(self.admin.route, topic)
@@ -314,31 +304,9 @@ class _Planner(_ClusterReader):
             self._notes.append(text)
         return sorted(route.readable)
 
-    async def _broker(
-        self, name: str, offsets: list[GroupOffset], ranges: list[QueueRange]
-    ) -> BrokerPlan:
-        await self._check_reach(name, ranges)
-        is_txmq = await self.ask(self._is_txmq, ranges[0].queue)
-        if is_txmq:  # Its op topic tells what is parked.
-            ranges = [one for one in ranges if one.queue.topic != PARKED_TOPIC]
-        else:
-            self._notes.append(
-                f"{name} does not keep who decided a transaction, and why: decided_by and reason "
-                "are empty; a delayed message counts from its delivery on"
-            )
-        ranges = await asyncio.gather(*map(self._of_day, ranges))
-        return BrokerPlan(name, is_txmq, offsets, ranges)
-
-    async def _is_txmq(self, queue: Queue) -> bool:
-        address = await self.session.address_of(queue)
-        header = ListTransactions("", "", 0, 1)
-        try:
-            await self.session.request(address, RequestCode.LIST_TRANSACTIONS, header)
-        except RequestNotSupported:
-            return False
-        return True
-
-    async def _check_reach(self, name: str, ranges: list[QueueRange]) -> None:
+    async def _of_day(self, broker: BrokerPlan) -> BrokerPlan:
+        """The ranges of a broker cut to what can matter for the day."""
+        name, ranges = broker.name, broker.ranges
         # A queue may begin late because it was quiet, so the age of the whole log counts.
         stats = await self.ask(self.admin.broker_stats, name)
         first = stats.get("earliestMessageTimeStamp", "")
@@ -349,9 +317,27 @@ class _Planner(_ClusterReader):
                 f"begins at {self._window.start_ms}; let the broker keep its log for longer "
                 "(retention.keep, or fileReservedTime of RocketMQ)"
             )
+        is_txmq = await self.ask(self._is_txmq, ranges[0].queue)
+        if is_txmq:  # Its op topic tells what is parked.
+            ranges = [one for one in ranges if one.queue.topic != PARKED_TOPIC]
+        else:
+            self._notes.append(
+                f"{name} does not keep who decided a transaction, and why: decided_by and reason "
+                "are empty; a delayed message counts from its delivery on"
+            )
+        ranges = await asyncio.gather(*map(self._cut, ranges))
+        return broker._replace(ranges=ranges, is_txmq=is_txmq)
 
-    async def _of_day(self, found: QueueRange) -> QueueRange:
-        """The part of a queue that can matter for the day."""
+    async def _is_txmq(self, queue: Queue) -> bool:
+        address = await self.session.address_of(queue)
+        header = ListTransactions("", "", 0, 1)
+        try:
+            await self.session.request(address, RequestCode.LIST_TRANSACTIONS, header)
+        except RequestNotSupported:
+            return False
+        return True
+
+    async def _cut(self, found: QueueRange) -> QueueRange:
         start_ms, end_ms = self._window.start_ms - _MARGIN_MS, self._window.end_ms + _MARGIN_MS
         found = found._replace(start=await self._find(found, start_ms))
         if found.queue.topic.startswith(_READ_TO_THE_END):

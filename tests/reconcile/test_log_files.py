@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.reconcile.log_stage import Taken, dump, order, read_log
+from tests.reconcile.log_stage import DeletingClock, Taken, dump, order, read_log
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.checked_body import pack
@@ -15,7 +15,6 @@ from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
 from txmq.reconcile.log.files import LogStretch, OpenFile, open_log
 from txmq.reconcile.log.source import raw_records
 from txmq.reconcile.rules import DayWindow
-from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 
 ROOM = Sizes(segment_size=64 << 20)
@@ -122,23 +121,11 @@ def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
     assert len(found) == COUNT
 
 
-class DeletingClock(SystemClock):
-    """Somebody deletes a file at the moment at which the log is looked up."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def wall_ms(self):
-        self.file.unlink()
-        return super().wall_ms()
-
-
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_is_deleted_meanwhile_is_taken(data, tmp_path, open_shelf, processes):
+def test_what_is_deleted_meanwhile_is_taken(data, tmp_path, open_shelf):
     fill(open_shelf(Sizes(segment_size=2000)))
     clock = DeletingClock(files(data)[0])
 
-    taken = Taken(data, tmp_path / "out", clock=clock, stretch_bytes=900, processes=processes)
+    taken = Taken(data, tmp_path / "out", clock=clock, stretch_bytes=900)
 
     assert keys(taken) == list(range(COUNT))
 
@@ -328,29 +315,6 @@ def test_a_torn_body_that_holds_a_span_is_no_damage(data, tmp_path, open_shelf):
 
     assert keys(taken) == list(range(COUNT))
     assert taken.log.watermark == end
-
-
-@pytest.mark.slow
-def test_many_processes_read_the_same(data, tmp_path, open_shelf):
-    shelf = open_shelf(Sizes(segment_size=6000))
-    for number in range(60):
-        shelf.prepare(order(str(number)), "Transfers", unique=f"u{number}")
-        shelf.flush()
-        if number >= 20:
-            shelf.decide(
-                f"u{number - 20}",
-                DecisionKind.COMMITTED if number % 3 else DecisionKind.ROLLED_BACK,
-            )
-            shelf.flush()
-
-    alone = Taken(data, tmp_path / "alone", stretch_bytes=1000, processes=1)
-    together = Taken(data, tmp_path / "together", stretch_bytes=1000, processes=3)
-
-    assert alone.log.tables == together.log.tables
-    assert alone.messages == together.messages
-    for path in (tmp_path / "alone/log").rglob("*.parquet"):
-        other = tmp_path / "together/log" / path.relative_to(tmp_path / "alone/log")
-        assert other.read_bytes() == path.read_bytes()
 
 
 def test_an_older_copy_of_a_file_is_refused(data, open_shelf):

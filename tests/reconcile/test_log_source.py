@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.reconcile.log_stage import Taken, order, read_log
+from tests.reconcile.log_stage import DeletingClock, Taken, order, read_log
 from tests.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
@@ -100,10 +100,9 @@ def test_a_damaged_log_is_refused(session, data):
         read(session, data, stretch="much").count()
 
 
-def test_the_workers_of_a_cluster_take_the_same_rows(spark, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(log_extract, "_has_cluster", lambda session: session is spark)
-
-    alone = Taken(data, tmp_path / "alone", stretch_bytes=1000, processes=1)
+def test_workers_take_the_same_rows(spark, data, tmp_path, monkeypatch):
+    """What they cannot read, because its file was deleted, is read here."""
+    alone = Taken(data, tmp_path / "alone", stretch_bytes=1000)
     here = []
     collapse = log_extract._collapse
     monkeypatch.setattr(log_extract, "_collapse", lambda *job: here.append(job) or collapse(*job))
@@ -115,6 +114,10 @@ def test_the_workers_of_a_cluster_take_the_same_rows(spark, data, tmp_path, monk
     for path in (tmp_path / "alone/log").rglob("*.parquet"):
         other = tmp_path / "together/log" / path.relative_to(tmp_path / "alone/log")
         assert other.read_bytes() == path.read_bytes()
+    clock = DeletingClock(min((data / "log").iterdir()))
+    without = Taken(data, tmp_path / "without", stretch_bytes=1000, spark=spark, clock=clock)
+    assert without.log.tables == alone.log.tables
+    assert here
 
 
 def test_its_columns_are_explained():

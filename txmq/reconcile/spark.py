@@ -156,14 +156,14 @@ def open_spark(
     """
     master, wanted = master or f"local[{cores or '*'}]", dict(settings or {})
     own = _settings(master, memory, cores, jars)
+    own["spark.ui.enabled"] = str(ui).lower()
+    if not ui:
+        # Only Spark's pages show each plan in full, and again whenever it changes.
+        own["spark.sql.ui.explainMode"] = "simple"
     _check_start(master)
     with TemporaryDirectory(prefix="txmq-spark-", ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         own |= _java_settings(home, has_collector=any(map(_COLLECTOR.search, wanted.values())))
-        own["spark.ui.enabled"] = str(ui).lower()
-        if not ui:
-            # Only Spark's pages show each plan in full, and again whenever it changes.
-            own["spark.sql.ui.explainMode"] = "simple"
         conf = SparkConf(loadDefaults=False).setAll(list((own | wanted).items()))
         log = log or home.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -395,35 +395,29 @@ def _end(session: SparkSession | None, gateway: Any) -> None:
     java: Popen[bytes] | None = gateway.proc
 
     def stop() -> None:
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                if session is not None:
-                    session.stop()
-        finally:
-            if java is not None:
-                gateway.shutdown()
+        with suppress(Exception), warnings.catch_warnings(action="ignore"):
+            if session is not None:
+                session.stop()
+        if java is not None:
+            gateway.shutdown()
 
     try:
         if java is None or java.poll() is None:
             wait([_call_in_thread(stop)], STOP_S)
     finally:
         if java is not None:
-            _end_process(java, STOP_S if session is not None else 0)
+            assert java.stdin is not None
+            with suppress(OSError):
+                java.stdin.close()
+            try:
+                # While it starts it ignores that its input closed.
+                java.wait(STOP_S if session is not None else 0)
+            except TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(java.pid, signal.SIGKILL)  # Java, and the shell around it.
+                java.wait()
             # PySpark keeps the dead gateway in its class, and the next session would use it.
             SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
-
-
-def _end_process(java: Popen[bytes], patience_s: float) -> None:
-    """Wait for Java's end, or kill it: while it starts it ignores that its input closed."""
-    assert java.stdin is not None
-    with suppress(OSError):
-        java.stdin.close()
-    try:
-        java.wait(patience_s)
-    except TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(java.pid, signal.SIGKILL)  # Java, and the shell around it.
-        java.wait()
 
 
 def _cause_of(error: BaseException) -> str:

@@ -193,9 +193,7 @@ class OpenFile:
 def open_log(directory: Path, since_ms: int | None = None) -> Iterator[LogFiles]:
     """Open the files of a log as they are now.
 
-    Args:
-        directory: The broker's directory.
-        since_ms: Files with only older records are not opened; all are if left out.
+    Files with only records from before ``since_ms`` are not opened; all are if it is left out.
 
     Raises:
         ReconcileRefused: The log is missing or incomplete, a file belongs to another broker, or
@@ -244,13 +242,10 @@ class LogFiles(NamedTuple):
                 record, _ = records.unpack(log.read(position, min(size, FRAME_BYTES_MAX)))
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except (OSError, RemoteProtocolError) as error:
             raise ReconcileRefused(
-                f"{file.path} cannot be read at position {position}: {error}"
-            ) from error
-        except RemoteProtocolError as error:
-            raise ReconcileRefused(
-                f"the log is damaged at position {position}, which has a half message: {error}"
+                f"{file.path} cannot be read at position {position}, which has a half message: "
+                f"{error}"
             ) from error
         if record.position != position:
             raise ReconcileRefused(f"position {position} of the log has no half message")
@@ -311,9 +306,7 @@ def _log_and_moment(path: Path, start: int) -> tuple[int | None, int]:
     with path.open("rb", buffering=0) as opened:
         data = opened.read(HEAD_BYTES + max(MARKER_BYTES, records.SMALLEST))
     head, first = read_head(data, 0, start), data[HEAD_BYTES:]
-    log = None if head is None else head.log
-    if head is None or len(first) < MARKER_BYTES:
-        return log, sys.maxsize
-    if first[4:8] == MARKER:
-        return log, decided_ms_of(first)
-    return log, records.stored_ms_of(first) if len(first) >= records.SMALLEST else sys.maxsize
+    is_marker = first[4:8] == MARKER
+    if head is None or len(first) < (MARKER_BYTES if is_marker else records.SMALLEST):
+        return None if head is None else head.log, sys.maxsize
+    return head.log, decided_ms_of(first) if is_marker else records.stored_ms_of(first)

@@ -3,18 +3,13 @@
 The logs are those of one broker or several, in their directories or read from a cluster.
 
 A log in a directory is cut into stretches of one size. Each is collapsed by itself, by Spark's
-workers or in several processes if there is much to read, and then they are joined in order. So the
-same log gives the same rows in the same order on any machine.
+workers if there is much to read, and then they are joined in order. So the same log gives the same
+rows in the same order on any machine.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice, repeat
@@ -41,11 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["extract_log"]
 
 _SOURCE: Final = "log"
-_PROCESSES: Final = os.cpu_count() or 1
 _WORKERS_AT_ONCE: Final = 32
 """The stretches whose rows Spark's workers send together; this process holds them in memory."""
-_STRETCHES_A_PROCESS: Final = 4
-"""Starting a process takes as long as reading two stretches."""
+_STRETCHES_HERE: Final = 8
+"""Up to so many are read here: starting a worker takes as long as reading two of them."""
 
 _Body = TypeVar("_Body", bound=Body)
 
@@ -71,8 +65,8 @@ def extract_log(
         rules: They name the brokers, and the messages that count.
         window: The day.
         directory: The target directory.
-        spark: Its workers read a cluster of brokers, and directories too if they are a cluster of
-            Spark; this machine reads if left out.
+        spark: Its workers read a cluster of brokers, and long logs in directories; this process
+            reads if left out.
         clock: This machine's clock.
 
     Raises:
@@ -173,36 +167,17 @@ def _read_log(
 def _collapsed(
     log: LogFiles, day: BrokerDay, spark: SparkSession | None
 ) -> Iterator[tuple[LogStretch, _Collapsed | None]]:
-    """Stretches, collapsed by Spark's workers or by several processes; ``None`` if one was not."""
-    collapse, todo = partial(_try_collapse, day), log.stretches(STRETCH_BYTES)
+    """Stretches, as Spark's workers collapsed them; ``None`` stands for one to collapse here."""
+    todo = log.stretches(STRETCH_BYTES)
     size = sum(opened.file.end - opened.file.start for opened in log.opened)
-    processes = min(_PROCESSES, size // (STRETCH_BYTES * _STRETCHES_A_PROCESS))
-    if spark is not None and _has_cluster(spark):
-        context = spark.sparkContext
-        at_once = min(2 * context.defaultParallelism, _WORKERS_AT_ONCE)
-        while some := list(islice(todo, at_once)):
-            found = context.parallelize(some, len(some)).map(collapse).collect()
-            yield from zip(some, found, strict=True)
-    elif processes > 1:
-        try:
-            # Spawn and not fork: the caller may have threads, as every user of Spark has.
-            with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-                futures = ((stretch, pool.submit(collapse, stretch)) for stretch in todo)
-                # They are read while the caller takes the results of those before them.
-                ahead = deque(islice(futures, 2 * processes))
-                while ahead:
-                    stretch, future = ahead.popleft()
-                    yield stretch, future.result()
-                    ahead.extend(islice(futures, 1))
-        except BrokenProcessPool as error:
-            raise ReconcileRefused(f"a process that read the log has ended: {error}") from error
-    else:
+    if spark is None or size <= _STRETCHES_HERE * STRETCH_BYTES:
         yield from zip(todo, repeat(None))
-
-
-def _has_cluster(spark: SparkSession) -> bool:
-    """True if other processes than this one and its Java do the work, maybe on other machines."""
-    return not str(spark.sparkContext.master).startswith("local")
+        return
+    context = spark.sparkContext
+    at_once = min(2 * context.defaultParallelism, _WORKERS_AT_ONCE)
+    while some := list(islice(todo, at_once)):
+        parts = context.parallelize(some, len(some)).map(partial(_try_collapse, day))
+        yield from zip(some, parts.collect(), strict=True)
 
 
 def _try_collapse(day: BrokerDay, stretch: LogStretch) -> _Collapsed | None:

@@ -112,17 +112,6 @@ _SAME_EVERYWHERE: Final = {
     _PARTITIONS: "64",
 }
 
-_LOG4J: Final = """\
-status = error
-rootLogger.level = warn
-rootLogger.appenderRef.kept.ref = kept
-appender.kept.type = Console
-appender.kept.name = kept
-appender.kept.target = SYSTEM_ERR
-appender.kept.layout.type = PatternLayout
-appender.kept.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS} %p %c: %m%n%ex
-"""
-
 
 @contextmanager
 def open_spark(
@@ -229,9 +218,8 @@ def _settings(master: str, memory: str, cores: int | None, jars: Sequence[Path])
 
 def _java_settings(home: Path, *, has_collector: bool) -> dict[str, str]:
     """The settings of the Java here, which writes into a folder alone."""
-    (home / "log4j2.properties").write_text(_LOG4J)
     options = [
-        f"-Dlog4j2.configurationFile={(home / 'log4j2.properties').as_uri()}",
+        f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
         f"-Djava.io.tmpdir={home}",  # Spark puts its temporary files there by default.
         "-XX:-UsePerfData",  # It would leave a file in /tmp.
         *_COMPILED_ONCE,

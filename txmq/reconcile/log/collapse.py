@@ -88,8 +88,7 @@ class CollapsedPart(NamedTuple):
     """The rows of a part of the log, its open messages, and its records about earlier parts."""
 
     rows: LogRows
-    held: dict[int, MessageRow | None]
-    waiting: dict[int, MessageRow]
+    open: dict[int, MessageRow | None]
     recalled: dict[str, tuple[int, int]]
     orphans: list[Callable[[Collapse], None]]
     """Each applies a record to the parts before it."""
@@ -113,10 +112,9 @@ class Collapse:
         self._flows = Flows(day.flows, day.money)
         self._half_of = half_of
         self._start_ms, self._end_ms = day.window
-        self._held: dict[int, MessageRow | None] = {}
-        """Undecided and parked half messages, by position; those that do not count have no row."""
-        self._waiting: dict[int, MessageRow] = {}
-        """Delayed messages, by position."""
+        self._open: dict[int, MessageRow | None] = {}
+        """Undecided, parked and delayed messages, by position; those that do not count have no
+        row."""
         self._recalled: dict[str, tuple[int, int]] = {}
         """The position and the time of the last recall of each id."""
         self._copied: dict[int, Decision] = {}
@@ -152,7 +150,7 @@ class Collapse:
         row = self._flows.message(record, "prepared") if record.stored_ms < self._end_ms else None
         if row is not None:
             row.queue_offset = None  # That offset is in the queue of half messages.
-        self._held[record.position] = row
+        self._open[record.position] = row
 
     def _take_decision(self, decision: Decision) -> None:
         if decision.kind is DecisionKind.COMMITTED and decision.queue_offset < 0:
@@ -164,44 +162,38 @@ class Collapse:
         decision = self._copied.pop(record.prepared_position, None)
         if decision is None:
             return
-        is_known = decision.half_position in self._held
+        is_known = decision.half_position in self._open
         copy = None if is_known else self._flows.message(record, "prepared")
         if is_known or copy is not None:
             self._decide(decision._replace(queue_offset=record.queue_offset), copy)
 
     def _take_plain(self, record: Record) -> None:
-        topic = record.topic
-        if topic in WAITING_TOPICS:
-            self._take_waiting(record)
-        elif topic.startswith(RETRY):
-            self._fail(record, topic.removeprefix(RETRY), "retrying")
-        elif topic.startswith(DLQ):
-            self._fail(record, topic.removeprefix(DLQ), "dead")
-        elif record.prepared_position or self._is_in(record.stored_ms):
+        topic, queue, is_waiting = record.topic, record.queue_id, record.topic in WAITING_TOPICS
+        if is_waiting:
+            recalled = properties.find(record.properties, _RECALLED_ID)
+            if recalled is not None:
+                if self._is_in(record.stored_ms):  # A later recall does not count.
+                    self._recalled[printable_text(recalled)] = record.position, record.stored_ms
+                return
+            topic, queue = real_place_of(record)
+        if topic.startswith((RETRY, DLQ)):
+            self._fail(record, topic)
+        elif is_waiting and self._is_in(record.stored_ms):
+            row = self._flows.message(record, "sent", topic)
+            if row is not None:
+                row.queue, row.queue_offset = queue, None
+                self._open[record.position] = row
+        elif not is_waiting and (record.prepared_position or self._is_in(record.stored_ms)):
             row = self._flows.message(record, "sent")
             if row is not None and record.prepared_position:
                 self._arrive(record.prepared_position, row)
             else:
                 self._keep(row)
 
-    def _take_waiting(self, record: Record) -> None:
-        recalled = properties.find(record.properties, _RECALLED_ID)
-        if recalled is not None:
-            if self._is_in(record.stored_ms):  # A later recall does not count.
-                self._recalled[printable_text(recalled)] = record.position, record.stored_ms
-            return
-        topic, queue = real_place_of(record)
-        if topic.startswith(RETRY):
-            self._fail(record, topic.removeprefix(RETRY), "retrying")
-            return
-        row = self._flows.message(record, "sent", topic) if self._is_in(record.stored_ms) else None
-        if row is not None:
-            row.queue, row.queue_offset = queue, None
-            self._waiting[record.position] = row
-
-    def _fail(self, record: Record, group: str, state: str) -> None:
+    def _fail(self, record: Record, topic: str) -> None:
+        state, prefix = ("retrying", RETRY) if topic.startswith(RETRY) else ("dead", DLQ)
         if record.stored_ms >= self._start_ms:
-            row = self._flows.failure(record, group, state)
+            row = self._flows.failure(record, topic.removeprefix(prefix), state)
             if row is not None:
                 self.failures.append(row)
 
@@ -210,7 +202,7 @@ class Collapse:
     def _decide(self, decision: Decision, copy: MessageRow | None = None) -> None:
         """Apply a decision; ``copy`` is the committed message if the decision made a copy of it."""
         at = decision.half_position
-        if at not in self._held:
+        if at not in self._open:
             if self._half_of is None:
                 self._orphans.append(partial(Collapse._decide, decision=decision, copy=copy))
                 return
@@ -221,8 +213,8 @@ class Collapse:
                 return
             at = earlier.position
             self._before.add(at)
-            self._held[at] = earlier
-        row = self._held[at]
+            self._open[at] = earlier
+        row = self._open[at]
         is_later = decision.decided_ms >= self._end_ms
         # At the end of the day it was still parked; later decisions do not count.
         if row is not None and not (is_later and self._is_in(row.decided_ms)):
@@ -233,7 +225,7 @@ class Collapse:
             if decision.kind is DecisionKind.COMMITTED:
                 row.queue_offset = decision.queue_offset
         if decision.kind is not DecisionKind.PARKED:
-            del self._held[at]
+            del self._open[at]
             self._keep(row)
 
     def _earlier_half(
@@ -251,7 +243,7 @@ class Collapse:
         return row
 
     def _arrive(self, waited_at: int, row: MessageRow) -> None:
-        waited = self._waiting.pop(waited_at, None)
+        waited = self._open.pop(waited_at, None)
         if waited is not None:
             if row.stored_ms < self._end_ms:
                 waited.queue, waited.queue_offset = row.queue, row.queue_offset
@@ -273,23 +265,21 @@ class Collapse:
     def as_part(self) -> CollapsedPart:
         """What the whole log needs from this part."""
         rows = self.take_rows()
-        return CollapsedPart(rows, self._held, self._waiting, self._recalled, self._orphans)
+        return CollapsedPart(rows, self._open, self._recalled, self._orphans)
 
     def join(self, later: CollapsedPart) -> None:
         """Apply the orphans of the next part, and take over its open messages."""
         for orphan in later.orphans:
             orphan(self)
-        self._held |= later.held
-        self._waiting |= later.waiting
+        self._open |= later.open
         self._recalled |= later.recalled
 
     def finish(self) -> None:
         """End the log: messages that are undecided, wait or were recalled have a row too."""
-        for position, row in self._waiting.items():
-            recalled_at, moment_ms = self._recalled.get(row.id, (-1, None))
-            if recalled_at > position:
-                row.state, row.decided_ms, row.decided_by = "rolled_back", moment_ms, "producer"
-        for ended in (*self._held.values(), *self._waiting.values()):
-            self._keep(ended)
-        self._held.clear()
-        self._waiting.clear()
+        for position, row in self._open.items():
+            if row is not None:
+                recalled_at, moment_ms = self._recalled.get(row.id, (-1, None))
+                if row.state == "sent" and recalled_at > position:
+                    row.state, row.decided_ms, row.decided_by = "rolled_back", moment_ms, "producer"
+                self._keep(row)
+        self._open.clear()

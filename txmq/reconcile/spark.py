@@ -357,11 +357,7 @@ def _call_in_thread(call: Callable[[], _Result]) -> Future[_Result]:
 
 
 def _wait_for_a_worker(session: SparkSession, conf: SparkConf) -> None:
-    """Wait for a worker: on a standalone cluster without any, Spark would wait without end.
-
-    Raises:
-        ReconcileRefused: The cluster gave no worker in time.
-    """
+    """Wait for a worker: on a standalone cluster without any, Spark would wait without end."""
     master = conf.get("spark.master", "")
     is_dynamic = session.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
     if is_dynamic or not _addresses(master):

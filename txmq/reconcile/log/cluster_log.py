@@ -184,9 +184,6 @@ def _write_rows(
     write_done()
 
 
-# Requests
-
-
 class _ClusterReader:
     """Requests to a cluster that wait while a broker restarts."""
 
@@ -195,11 +192,7 @@ class _ClusterReader:
         self.admin = Admin(session)
 
     async def ask(self, call: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
-        """The answer to a call, which is repeated while repeating makes sense.
-
-        Raises:
-            ReconcileRefused: The cluster refuses, or does not answer for too long.
-        """
+        """The answer to a call, which is repeated while repeating makes sense."""
         clock = self.session.clock
         pauses = Backoff(self.session.entropy, *_PAUSES_S)
         deadline = clock.monotonic() + PATIENCE_S
@@ -221,9 +214,6 @@ class _ClusterReader:
         """The next records of a queue in a range of offsets; empty if it has none there.
 
         A search gets one record, and ignores that earlier ones were deleted meanwhile.
-
-        Raises:
-            ReconcileRefused: They were deleted, or are broken, or the cluster does not answer.
         """
         at, most = start, 1 if is_search else PULL_MESSAGES_MAX
         while at < end:
@@ -249,9 +239,6 @@ def _ask_cluster(names: str, work: Callable[[Session], Awaitable[T]]) -> T:
             return await work(session)
 
     return asyncio.run(opened())
-
-
-# Planning
 
 
 class _Planner(_ClusterReader):
@@ -357,9 +344,6 @@ class _Planner(_ClusterReader):
         return low
 
 
-# Fetching
-
-
 def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[str]:
     """Read ranges into their files; returns why some cannot be read."""
     failed: list[str] = []
@@ -397,7 +381,6 @@ def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | 
     queue = Queue(HALF_TOPIC, plan.name, 0)
     if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
         return None
-
     records = _ask_cluster(
         names,
         lambda session: _ClusterReader(session).read(queue, offset, offset + 1, is_search=True),

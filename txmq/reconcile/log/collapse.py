@@ -130,8 +130,6 @@ class Collapse:
         self.failures.clear()
         return rows
 
-    # Records
-
     def take(self, found: Found) -> None:
         """Take the next record."""
         if isinstance(found, AcceptedLoss):
@@ -197,8 +195,6 @@ class Collapse:
             if row is not None:
                 self.failures.append(row)
 
-    # Decisions and arrivals
-
     def _decide(self, decision: Decision, copy: MessageRow | None = None) -> None:
         """Apply a decision; ``copy`` is the committed message if the decision made a copy of it."""
         at = decision.half_position
@@ -259,8 +255,6 @@ class Collapse:
 
     def _is_in(self, moment_ms: int | None) -> bool:
         return moment_ms is not None and self._start_ms <= moment_ms < self._end_ms
-
-    # Parts
 
     def as_part(self) -> CollapsedPart:
         """What the whole log needs from this part."""

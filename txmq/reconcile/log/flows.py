@@ -22,7 +22,15 @@ from txmq.protocol.record import Record
 from txmq.protocol.topics import RETRY
 from txmq.reconcile.rules import Constant, Flow, Money
 
-__all__ = ["FailureRow", "Flows", "MessageRow", "check_names", "printable_text", "real_place_of"]
+__all__ = [
+    "FailureRow",
+    "Flows",
+    "MessageRow",
+    "check_names",
+    "facts_of",
+    "printable_text",
+    "real_place_of",
+]
 
 _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200
@@ -30,6 +38,8 @@ TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 PREPARED: Final = int(SysFlag.PREPARED)
 COMMITTED: Final = int(SysFlag.COMMITTED)
 _LONG: Final = range(-(2**63), 2**63)
+_DECODER: Final = msgspec.json.Decoder()
+_EXACT_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _MAJOR: Final = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,9})?")
 
@@ -72,9 +82,10 @@ class Flows:
     """The flows of the rules, by topic."""
 
     def __init__(self, flows: Iterable[Flow], money: Mapping[str, Money]) -> None:
-        self._of: dict[str, list[_FlowReader]] = {}
+        self._money = money
+        self._of: dict[str, list[Flow]] = {}
         for flow in flows:
-            self._of.setdefault(flow.topic, []).append(_FlowReader(flow, money))
+            self._of.setdefault(flow.topic, []).append(flow)
 
     def message(self, record: Record, state: str, topic: str = "") -> MessageRow | None:
         """The row of a message, or ``None`` if it belongs to no flow.
@@ -85,10 +96,10 @@ class Flows:
             ConfigError: The package that decompresses its body is not installed.
         """
         topic = topic or record.topic
-        reader = self._reader(topic, record.properties)
-        if reader is None:
+        flow = self._flow(topic, record.properties)
+        if flow is None:
             return None
-        key, payer, payee, amount, currency, problem = reader.read(record)
+        key, payer, payee, amount, currency, problem = facts_of(record, flow, self._money)
         return MessageRow(
             key, _id_of(record), payer, payee, amount, currency, state, topic, record.queue_id,
             record.queue_offset, record.stored_ms, None, None, None, record.position, problem,
@@ -101,19 +112,19 @@ class Flows:
             ConfigError: The package that decompresses its body is not installed.
         """
         text = record.properties
-        reader = self._reader(properties.find(text, properties.RETRY_TOPIC) or "", text)
-        if reader is None:
+        flow = self._flow(properties.find(text, properties.RETRY_TOPIC) or "", text)
+        if flow is None:
             return None
         reason = properties.find(text, properties.DEAD_REASON) if state == "dead" else None
         return FailureRow(
-            reader.read(record)[0], _id_of(record), group, state, record.attempts,
+            facts_of(record, flow, self._money)[0], _id_of(record), group, state, record.attempts,
             record.stored_ms, None if reason is None else printable_text(reason), record.position,
         )  # fmt: skip
 
-    def _reader(self, topic: str, text: str) -> _FlowReader | None:
-        for reader in self._of.get(topic, ()):
-            if not reader.tags or properties.find(text, properties.TAGS) in reader.tags:
-                return reader
+    def _flow(self, topic: str, text: str) -> Flow | None:
+        for flow in self._of.get(topic, ()):
+            if not flow.tags or properties.find(text, properties.TAGS) in flow.tags:
+                return flow
         return None
 
 
@@ -138,82 +149,67 @@ def check_names(
 _Facts: TypeAlias = tuple[str | None, str | None, str | None, int | None, str | None, str | None]
 
 
-class _FlowReader:
-    """Reads the bodies of one flow."""
+def facts_of(record: Record, flow: Flow, money: Mapping[str, Money]) -> _Facts:
+    """Key, payer, payee, amount and currency in a message, and the problem with them.
 
-    def __init__(self, flow: Flow, money: Mapping[str, Money]) -> None:
-        self._money = money if flow.units == "major" else None
-        self._decode = _decode if self._money is None else _decode_exactly
-        self.tags = frozenset(flow.tags)
-        self._before_key = f"{flow.namespace}/"
-        self._key = flow.key.split(".") if flow.key else None
-        self._payer = flow.payer.split(".")
-        self._payee = flow.payee.split(".")
-        self._amount = flow.amount.split(".")
-        self._constant = flow.currency.value if isinstance(flow.currency, Constant) else None
-        self._currency = [] if isinstance(flow.currency, Constant) else flow.currency.split(".")
-
-    def read(self, record: Record) -> _Facts:
-        """Key, payer, payee, amount and currency, and the problem with them.
-
-        Raises:
-            ConfigError: The package that decompresses the body is not installed.
-        """
-        problems: list[str] = []
-        # Of a message's keys the first one counts; the others are for searches.
-        words = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
-        key = own_key = printable_text(words[0]) or None
-        payer = payee = currency = None
-        amount: Any = None
-        if (body := self._body(record, problems)) is not None:
-            if self._key is not None:
-                key = _text(body, self._key, problems) or own_key or _cut(_at(body, self._key))
-            elif key is None:
-                problems.append("it has no key")
-            payer = _text(body, self._payer, problems)
-            payee = _text(body, self._payee, problems)
-            amount = self._amount_in(body)
-            if type(amount) is not int or amount not in _LONG:
-                problems.append(_why(self._amount, amount, "whole number of minor units"))
-                amount = None
-            currency = self._constant
-            if currency is None:
-                currency = _text(body, self._currency, problems)
-                if currency is not None and _CURRENCY.fullmatch(currency) is None:
-                    problems.append(_why(self._currency, currency, "currency such as CNY"))
-                    currency = None
-        if key is not None:
-            key = self._before_key + key
-        problem = "; ".join(problems)[:_PROBLEM_CHARS_MAX] or None
-        return key, payer, payee, amount, currency, problem
-
-    def _body(self, record: Record, problems: list[str]) -> dict[str, Any] | None:
-        try:
-            body = self._decode(record.plain_body())
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            why = f"its body is not JSON: {error}"
-        except RemoteProtocolError as error:
-            why = str(error)
+    Raises:
+        ConfigError: The package that decompresses its body is not installed.
+    """
+    problems: list[str] = []
+    # Of a message's keys the first one counts; the others are for searches.
+    words = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
+    key = own_key = printable_text(words[0]) or None
+    payer = payee = currency = None
+    amount: Any = None
+    if (body := _body(record, flow, problems)) is not None:
+        if flow.key:
+            key = _text(body, flow.key, problems) or own_key or _cut(_at(body, flow.key))
+        elif key is None:
+            problems.append("it has no key")
+        payer = _text(body, flow.payer, problems)
+        payee = _text(body, flow.payee, problems)
+        amount = _at(body, flow.amount)
+        if flow.units == "major":
+            given = flow.currency
+            code = given.value if isinstance(given, Constant) else _at(body, given)
+            amount = _minor_units(amount, money.get(str(code), Money()))
+        if type(amount) is not int or amount not in _LONG:
+            problems.append(_why(flow.amount, amount, "whole number of minor units"))
+            amount = None
+        if isinstance(flow.currency, Constant):
+            currency = flow.currency.value
         else:
-            if isinstance(body, dict):
-                return body
-            why = "its body is not a JSON object"
-        problems.append(properties.one_line(why, _PROBLEM_CHARS_MAX))
-        return None
-
-    def _amount_in(self, body: dict[str, Any]) -> Any:
-        """The amount as the body has it, or the minor units of a number in major units."""
-        amount = _at(body, self._amount)
-        if self._money is None or not isinstance(amount, int | str | Decimal):
-            return amount
-        currency = self._constant or _at(body, self._currency)
-        money = self._money.get(currency) if isinstance(currency, str) else None
-        scaled = _MAJOR.fullmatch(str(amount)) and Decimal(amount).scaleb((money or Money()).digits)
-        return int(scaled) if scaled is not None and scaled % 1 == 0 else str(amount)
+            currency = _text(body, flow.currency, problems)
+            if currency is not None and _CURRENCY.fullmatch(currency) is None:
+                problems.append(_why(flow.currency, currency, "currency such as CNY"))
+                currency = None
+    if key is not None:
+        key = f"{flow.namespace}/{key}"
+    return key, payer, payee, amount, currency, "; ".join(problems)[:_PROBLEM_CHARS_MAX] or None
 
 
-_decode: Final = msgspec.json.Decoder().decode
-_decode_exactly: Final = msgspec.json.Decoder(float_hook=Decimal).decode
+def _body(record: Record, flow: Flow, problems: list[str]) -> dict[str, Any] | None:
+    decoder = _DECODER if flow.units == "minor" else _EXACT_DECODER
+    try:
+        body = decoder.decode(record.plain_body())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = f"its body is not JSON: {error}"
+    except RemoteProtocolError as error:
+        why = str(error)
+    else:
+        if isinstance(body, dict):
+            return body
+        why = "its body is not a JSON object"
+    problems.append(properties.one_line(why, _PROBLEM_CHARS_MAX))
+    return None
+
+
+def _minor_units(amount: Any, money: Money) -> Any:
+    """The minor units of a number in major units; what is not one becomes text, or stays."""
+    if not isinstance(amount, int | str | Decimal):
+        return amount
+    scaled = _MAJOR.fullmatch(str(amount)) and Decimal(amount).scaleb(money.digits)
+    return int(scaled) if scaled is not None and scaled % 1 == 0 else str(amount)
 
 
 def real_place_of(record: Record) -> tuple[str, int]:
@@ -236,13 +232,13 @@ def _id_of(record: Record) -> str:
     return printable_text(unique or properties.find(text, properties.ORIGIN_ID) or record.offset_id)
 
 
-def _at(body: Any, path: list[str]) -> Any:
-    for name in path:
+def _at(body: Any, path: str) -> Any:
+    for name in path.split("."):
         body = body.get(name) if isinstance(body, dict) else None
     return body
 
 
-def _text(body: Any, path: list[str], problems: list[str]) -> str | None:
+def _text(body: Any, path: str, problems: list[str]) -> str | None:
     """The text at a path in the body; a whole number counts as text."""
     found = _at(body, path)
     if type(found) is int:
@@ -259,8 +255,7 @@ def _cut(key: Any) -> str | None:
     return f"{key[:_TEXT_CHARS_MAX]}…" if is_text and key else None
 
 
-def _why(path: list[str], found: Any, wanted: str) -> str:
-    name = ".".join(path)
+def _why(path: str, found: Any, wanted: str) -> str:
     if found is None or found == "":
-        return f"it has no {name}"
-    return f"{name} is not a {wanted} but {properties.one_line(repr(found), 40)}"
+        return f"it has no {path}"
+    return f"{path} is not a {wanted} but {properties.one_line(repr(found), 40)}"

@@ -156,16 +156,16 @@ def facts_of(record: Record, flow: Flow, money: Mapping[str, Money]) -> _Facts:
         ConfigError: The package that decompresses its body is not installed.
     """
     problems: list[str] = []
-    # Of a message's keys the first one counts; the others are for searches.
-    words = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
-    key = own_key = printable_text(words[0]) or None
     payer = payee = currency = None
     amount: Any = None
-    if (body := _body(record, flow, problems)) is not None:
-        if flow.key:
-            key = _text(body, flow.key, problems) or own_key or _cut(_at(body, flow.key))
-        elif key is None:
+    body = _body(record, flow, problems)
+    if body is not None and flow.key:
+        key = _text(body, flow.key, problems) or _own_key(record) or _cut(_at(body, flow.key))
+    else:
+        key = _own_key(record)
+        if key is None and not problems:
             problems.append("it has no key")
+    if body is not None:
         payer = _text(body, flow.payer, problems)
         payee = _text(body, flow.payee, problems)
         amount = _at(body, flow.amount)
@@ -230,6 +230,12 @@ def _id_of(record: Record) -> str:
     text = record.properties
     unique = properties.find(text, properties.UNIQUE_KEY)
     return printable_text(unique or properties.find(text, properties.ORIGIN_ID) or record.offset_id)
+
+
+def _own_key(record: Record) -> str | None:
+    """The first of a message's keys; the others are for searches."""
+    words = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
+    return printable_text(words[0]) or None
 
 
 def _at(body: Any, path: str) -> Any:

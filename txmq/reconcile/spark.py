@@ -56,7 +56,9 @@ _MEMORY: Final = re.compile(r"[1-9][0-9]*[kmgt]", re.IGNORECASE)
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _THROUGHPUT: Final = "-XX:+UseParallelGC"
 """A run needs throughput and not short pauses; this collector makes it a seventh faster."""
-_COMPILED_ONCE: Final = (
+_JAVA_OPTIONS: Final = (
+    f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
+    "-XX:-UsePerfData",  # It would leave a file in /tmp.
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:PerMethodTrapLimit=4",
     "-XX:PerBytecodeTrapLimit=0",
@@ -66,7 +68,7 @@ _COMPILED_ONCE: Final = (
     "-XX:CompileThresholdScaling=4",
 )
 """A run takes minutes, and each of its queries is new code to Java. Java compiles on assumptions,
-and compiles again when they fail; the first two limits stop that. Half of Java's default inlining
+and compiles again when they fail; the two trap limits stop that. Half of Java's default inlining
 sizes compile a third faster and run equally fast. So does compiling four times later, since the
 code that matters runs a million times.
 """
@@ -143,16 +145,23 @@ def open_spark(
         UsageError: This process has a Spark session already.
         ReconcileRefused: Spark cannot be started, or failed in the block.
     """
-    master, wanted = master or f"local[{cores or '*'}]", dict(settings or {})
+    master = master or f"local[{cores or '*'}]"
     own = _settings(master, memory, cores, jars)
-    own["spark.ui.enabled"] = str(ui).lower()
-    if not ui:
-        # Only Spark's pages show each plan in full, and again whenever it changes.
-        own["spark.sql.ui.explainMode"] = "simple"
     _check_start(master)
     with TemporaryDirectory(prefix="txmq-spark-", ignore_cleanup_errors=True) as folder:
-        home = Path(folder)
-        own |= _java_settings(home, has_collector=any(map(_COLLECTOR.search, wanted.values())))
+        home, wanted = Path(folder), dict(settings or {})
+        own["spark.ui.enabled"] = str(ui).lower()
+        if not ui:
+            # Only Spark's pages show each plan in full, and again whenever it changes.
+            own["spark.sql.ui.explainMode"] = "simple"
+        own["spark.sql.warehouse.dir"] = (home / "warehouse").as_uri()
+        has_collector = any(map(_COLLECTOR.search, wanted.values()))
+        options = (
+            *_JAVA_OPTIONS,
+            f"-Djava.io.tmpdir={home}",  # Spark puts its temporary files there by default.
+            *(() if has_collector else (_THROUGHPUT,)),  # Java refuses to start with two.
+        )
+        own["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in options)
         conf = SparkConf(loadDefaults=False).setAll(list((own | wanted).items()))
         log = log or home.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -214,22 +223,6 @@ def _settings(master: str, memory: str, cores: int | None, jars: Sequence[Path])
     if jars:
         found["spark.jars"] = ",".join(jar.resolve().as_uri() for jar in jars)
     return found
-
-
-def _java_settings(home: Path, *, has_collector: bool) -> dict[str, str]:
-    """The settings of the Java here, which writes into a folder alone."""
-    options = [
-        f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
-        f"-Djava.io.tmpdir={home}",  # Spark puts its temporary files there by default.
-        "-XX:-UsePerfData",  # It would leave a file in /tmp.
-        *_COMPILED_ONCE,
-    ]
-    if not has_collector:  # Java refuses to start with two of them.
-        options.append(_THROUGHPUT)
-    return {
-        "spark.sql.warehouse.dir": (home / "warehouse").as_uri(),
-        "spark.driver.defaultJavaOptions": " ".join(f'"{option}"' for option in options),
-    }
 
 
 def _addresses(master: str) -> list[tuple[str, int]]:

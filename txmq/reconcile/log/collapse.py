@@ -25,8 +25,8 @@ from txmq.reconcile.log.flows import (
     PREPARED,
     TYPE_BITS,
     FailureRow,
-    Flows,
     MessageRow,
+    facts_of,
     printable_text,
     real_place_of,
 )
@@ -109,7 +109,6 @@ class Collapse:
         self.failures: list[FailureRow] = []
         """Rows of failures; the last one of each group and message gives its state."""
         self._day = day
-        self._flows = Flows(day.flows, day.money)
         self._half_of = half_of
         self._start_ms, self._end_ms = day.window
         self._open: dict[int, MessageRow | None] = {}
@@ -145,7 +144,7 @@ class Collapse:
             self._take_plain(found)
 
     def _take_half(self, record: Record) -> None:
-        row = self._flows.message(record, "prepared") if record.stored_ms < self._end_ms else None
+        row = self._message(record, "prepared") if record.stored_ms < self._end_ms else None
         if row is not None:
             row.queue_offset = None  # That offset is in the queue of half messages.
         self._open[record.position] = row
@@ -161,7 +160,7 @@ class Collapse:
         if decision is None:
             return
         is_known = decision.half_position in self._open
-        copy = None if is_known else self._flows.message(record, "prepared")
+        copy = None if is_known else self._message(record, "prepared")
         if is_known or copy is not None:
             self._decide(decision._replace(queue_offset=record.queue_offset), copy)
 
@@ -177,12 +176,12 @@ class Collapse:
         if topic.startswith((RETRY, DLQ)):
             self._fail(record, topic)
         elif is_waiting and self._is_in(record.stored_ms):
-            row = self._flows.message(record, "sent", topic)
+            row = self._message(record, "sent", topic)
             if row is not None:
                 row.queue, row.queue_offset = queue, None
                 self._open[record.position] = row
         elif not is_waiting and (record.prepared_position or self._is_in(record.stored_ms)):
-            row = self._flows.message(record, "sent")
+            row = self._message(record, "sent")
             if row is not None and record.prepared_position:
                 self._arrive(record.prepared_position, row)
             else:
@@ -190,10 +189,37 @@ class Collapse:
 
     def _fail(self, record: Record, topic: str) -> None:
         state, prefix = ("retrying", RETRY) if topic.startswith(RETRY) else ("dead", DLQ)
-        if record.stored_ms >= self._start_ms:
-            row = self._flows.failure(record, topic.removeprefix(prefix), state)
-            if row is not None:
-                self.failures.append(row)
+        text = record.properties
+        flow = self._flow(properties.find(text, properties.RETRY_TOPIC) or "", text)
+        if flow is None or record.stored_ms < self._start_ms:
+            return
+        key, *_ = facts_of(record, flow, self._day.money)
+        reason = properties.find(text, properties.DEAD_REASON) if state == "dead" else None
+        row = FailureRow(
+            key, _id_of(record), topic.removeprefix(prefix), state, record.attempts,
+            record.stored_ms, None if reason is None else printable_text(reason), record.position,
+        )  # fmt: skip
+        self.failures.append(row)
+
+    def _message(self, record: Record, state: str, topic: str = "") -> MessageRow | None:
+        """The row of a message, ``None`` without a flow; ``topic`` if it is stored in another."""
+        topic = topic or record.topic
+        flow = self._flow(topic, record.properties)
+        if flow is None:
+            return None
+        key, payer, payee, amount, currency, problem = facts_of(record, flow, self._day.money)
+        return MessageRow(
+            key, _id_of(record), payer, payee, amount, currency, state, topic, record.queue_id,
+            record.queue_offset, record.stored_ms, None, None, None, record.position, problem,
+        )  # fmt: skip
+
+    def _flow(self, topic: str, text: str) -> Flow | None:
+        for flow in self._day.flows:
+            if flow.topic != topic:
+                continue
+            if not flow.tags or properties.find(text, properties.TAGS) in flow.tags:
+                return flow
+        return None
 
     def _decide(self, decision: Decision, copy: MessageRow | None = None) -> None:
         """Apply a decision; ``copy`` is the committed message if the decision made a copy of it."""
@@ -229,7 +255,7 @@ class Collapse:
     ) -> MessageRow | None:
         """The row of a half message from before the log; its copy stands in if it was deleted."""
         record = half_of(decision)
-        row = copy if record is None else self._flows.message(record, "prepared")
+        row = copy if record is None else self._message(record, "prepared")
         if row is not None:
             row.queue_offset = None
             if record is None:
@@ -277,3 +303,9 @@ class Collapse:
                     row.state, row.decided_ms, row.decided_by = "rolled_back", moment_ms, "producer"
                 self._keep(row)
         self._open.clear()
+
+
+def _id_of(record: Record) -> str:
+    text = record.properties
+    unique = properties.find(text, properties.UNIQUE_KEY)
+    return printable_text(unique or properties.find(text, properties.ORIGIN_ID) or record.offset_id)

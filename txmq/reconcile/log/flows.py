@@ -7,7 +7,7 @@ valid order becomes a row with a problem, never an exception.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
@@ -24,7 +24,6 @@ from txmq.reconcile.rules import Constant, Flow, Money
 
 __all__ = [
     "FailureRow",
-    "Flows",
     "MessageRow",
     "check_names",
     "facts_of",
@@ -76,56 +75,6 @@ class FailureRow(Struct, gc=False):
     stored_ms: int
     reason: str | None
     position: int
-
-
-class Flows:
-    """The flows of the rules, by topic."""
-
-    def __init__(self, flows: Iterable[Flow], money: Mapping[str, Money]) -> None:
-        self._money = money
-        self._of: dict[str, list[Flow]] = {}
-        for flow in flows:
-            self._of.setdefault(flow.topic, []).append(flow)
-
-    def message(self, record: Record, state: str, topic: str = "") -> MessageRow | None:
-        """The row of a message, or ``None`` if it belongs to no flow.
-
-        ``topic`` is its own topic, if it is stored in another one.
-
-        Raises:
-            ConfigError: The package that decompresses its body is not installed.
-        """
-        topic = topic or record.topic
-        flow = self._flow(topic, record.properties)
-        if flow is None:
-            return None
-        key, payer, payee, amount, currency, problem = facts_of(record, flow, self._money)
-        return MessageRow(
-            key, _id_of(record), payer, payee, amount, currency, state, topic, record.queue_id,
-            record.queue_offset, record.stored_ms, None, None, None, record.position, problem,
-        )  # fmt: skip
-
-    def failure(self, record: Record, group: str, state: str) -> FailureRow | None:
-        """The row of a message that a group gave back, or ``None`` if it belongs to no flow.
-
-        Raises:
-            ConfigError: The package that decompresses its body is not installed.
-        """
-        text = record.properties
-        flow = self._flow(properties.find(text, properties.RETRY_TOPIC) or "", text)
-        if flow is None:
-            return None
-        reason = properties.find(text, properties.DEAD_REASON) if state == "dead" else None
-        return FailureRow(
-            facts_of(record, flow, self._money)[0], _id_of(record), group, state, record.attempts,
-            record.stored_ms, None if reason is None else printable_text(reason), record.position,
-        )  # fmt: skip
-
-    def _flow(self, topic: str, text: str) -> Flow | None:
-        for flow in self._of.get(topic, ()):
-            if not flow.tags or properties.find(text, properties.TAGS) in flow.tags:
-                return flow
-        return None
 
 
 def check_names(
@@ -224,12 +173,6 @@ def printable_text(text: str) -> str:
     if len(text) <= _TEXT_CHARS_MAX and text.isprintable():
         return text
     return properties.one_line(text, 4 * _TEXT_CHARS_MAX)
-
-
-def _id_of(record: Record) -> str:
-    text = record.properties
-    unique = properties.find(text, properties.UNIQUE_KEY)
-    return printable_text(unique or properties.find(text, properties.ORIGIN_ID) or record.offset_id)
 
 
 def _own_key(record: Record) -> str | None:

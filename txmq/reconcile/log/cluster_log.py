@@ -152,13 +152,13 @@ def number_brokers(names: Iterable[str]) -> dict[str, int]:
 
     If two names have the same number, which happens to one pair in 30,000, one takes the next.
     """
-    numbers: dict[int, str] = {}
+    numbers: dict[str, int] = {}
     for name in sorted(names):
         number = crc32(name.encode()) % _NUMBERS
-        while number in numbers:
+        while number in numbers.values():
             number = (number + 1) % _NUMBERS
-        numbers[number] = name
-    return {name: number for number, name in numbers.items()}
+        numbers[name] = number
+    return numbers
 
 
 def _write_rows(

@@ -59,15 +59,8 @@ def extract_log(
     """Write the log's rows of a day below ``directory/log``: messages, failures and offsets.
 
     The brokers may keep running. The offsets of their groups are read first, so that only messages
-    in the extract count as delivered.
-
-    Args:
-        rules: They name the brokers, and the messages that count.
-        window: The day.
-        directory: The target directory.
-        spark: Its workers read a cluster of brokers, and long logs in directories; this process
-            reads if left out.
-        clock: This machine's clock.
+    in the extract count as delivered. The workers of ``spark`` read a cluster of brokers, and long
+    logs in directories; without it this process does.
 
     Raises:
         ReconcileRefused: A log is damaged, or does not reach back to the beginning of the day, or

@@ -33,7 +33,7 @@ from txmq.reconcile.log.flows import (
 from txmq.reconcile.rules import DayWindow, Flow, Money
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
-__all__ = ["BrokerDay", "Collapse", "CollapsedPart", "GroupOffset", "HalfOf", "LogRows"]
+__all__ = ["BrokerDay", "Collapse", "GroupOffset", "HalfOf", "LogRows"]
 
 _STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
@@ -84,16 +84,6 @@ class BrokerDay(NamedTuple):
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-class CollapsedPart(NamedTuple):
-    """The rows of a part of the log, its open messages, and its records about earlier parts."""
-
-    rows: LogRows
-    open: dict[int, MessageRow | None]
-    recalled: dict[str, tuple[int, int]]
-    orphans: list[Callable[[Collapse], None]]
-    """Each applies a record to the parts before it."""
-
-
 class Collapse:
     """Collapses the records of a log, or of a part of it.
 
@@ -111,16 +101,17 @@ class Collapse:
         self._day = day
         self._half_of = half_of
         self._start_ms, self._end_ms = day.window
-        self._open: dict[int, MessageRow | None] = {}
+        self.open: dict[int, MessageRow | None] = {}
         """Undecided, parked and delayed messages, by position; those that do not count have no
         row."""
-        self._recalled: dict[str, tuple[int, int]] = {}
+        self.recalled: dict[str, tuple[int, int]] = {}
         """The position and the time of the last recall of each id."""
         self._copied: dict[int, Decision] = {}
         """Decisions whose copies come next, by the position of the half message."""
         self._before: set[int] = set()
         """The positions of half messages from before the log, which one decision ends."""
-        self._orphans: list[Callable[[Collapse], None]] = []
+        self.orphans: list[Callable[[Collapse], None]] = []
+        """Each applies a record to the parts before this one."""
 
     def take_rows(self) -> LogRows:
         """Take out the rows that will not change any more."""
@@ -147,7 +138,7 @@ class Collapse:
         row = self._message(record, "prepared") if record.stored_ms < self._end_ms else None
         if row is not None:
             row.queue_offset = None  # That offset is in the queue of half messages.
-        self._open[record.position] = row
+        self.open[record.position] = row
 
     def _take_decision(self, decision: Decision) -> None:
         if decision.kind is DecisionKind.COMMITTED and decision.queue_offset < 0:
@@ -159,7 +150,7 @@ class Collapse:
         decision = self._copied.pop(record.prepared_position, None)
         if decision is None:
             return
-        is_known = decision.half_position in self._open
+        is_known = decision.half_position in self.open
         copy = None if is_known else self._message(record, "prepared")
         if is_known or copy is not None:
             self._decide(decision._replace(queue_offset=record.queue_offset), copy)
@@ -170,7 +161,7 @@ class Collapse:
             recalled = properties.find(record.properties, _RECALLED_ID)
             if recalled is not None:
                 if self._is_in(record.stored_ms):  # A later recall does not count.
-                    self._recalled[printable_text(recalled)] = record.position, record.stored_ms
+                    self.recalled[printable_text(recalled)] = record.position, record.stored_ms
                 return
             topic, queue = real_place_of(record)
         if topic.startswith((RETRY, DLQ)):
@@ -179,7 +170,7 @@ class Collapse:
             row = self._message(record, "sent", topic)
             if row is not None:
                 row.queue, row.queue_offset = queue, None
-                self._open[record.position] = row
+                self.open[record.position] = row
         elif not is_waiting and (record.prepared_position or self._is_in(record.stored_ms)):
             row = self._message(record, "sent")
             if row is not None and record.prepared_position:
@@ -224,9 +215,9 @@ class Collapse:
     def _decide(self, decision: Decision, copy: MessageRow | None = None) -> None:
         """Apply a decision; ``copy`` is the committed message if the decision made a copy of it."""
         at = decision.half_position
-        if at not in self._open:
+        if at not in self.open:
             if self._half_of is None:
-                self._orphans.append(partial(Collapse._decide, decision=decision, copy=copy))
+                self.orphans.append(partial(Collapse._decide, decision=decision, copy=copy))
                 return
             if not self._is_in(decision.decided_ms):
                 return
@@ -235,8 +226,8 @@ class Collapse:
                 return
             at = earlier.position
             self._before.add(at)
-            self._open[at] = earlier
-        row = self._open[at]
+            self.open[at] = earlier
+        row = self.open[at]
         is_later = decision.decided_ms >= self._end_ms
         # At the end of the day it was still parked; later decisions do not count.
         if row is not None and not (is_later and self._is_in(row.decided_ms)):
@@ -247,7 +238,7 @@ class Collapse:
             if decision.kind is DecisionKind.COMMITTED:
                 row.queue_offset = decision.queue_offset
         if decision.kind is not DecisionKind.PARKED:
-            del self._open[at]
+            del self.open[at]
             self._keep(row)
 
     def _earlier_half(
@@ -265,13 +256,13 @@ class Collapse:
         return row
 
     def _arrive(self, waited_at: int, row: MessageRow) -> None:
-        waited = self._open.pop(waited_at, None)
+        waited = self.open.pop(waited_at, None)
         if waited is not None:
             if row.stored_ms < self._end_ms:
                 waited.queue, waited.queue_offset = row.queue, row.queue_offset
             self._keep(waited)
         elif self._half_of is None:
-            self._orphans.append(partial(Collapse._arrive, waited_at=waited_at, row=row))
+            self.orphans.append(partial(Collapse._arrive, waited_at=waited_at, row=row))
         else:
             self._keep(row)
 
@@ -282,27 +273,22 @@ class Collapse:
     def _is_in(self, moment_ms: int | None) -> bool:
         return moment_ms is not None and self._start_ms <= moment_ms < self._end_ms
 
-    def as_part(self) -> CollapsedPart:
-        """What the whole log needs from this part."""
-        rows = self.take_rows()
-        return CollapsedPart(rows, self._open, self._recalled, self._orphans)
-
-    def join(self, later: CollapsedPart) -> None:
+    def join(self, later: Collapse) -> None:
         """Apply the orphans of the next part, and take over its open messages."""
         for orphan in later.orphans:
             orphan(self)
-        self._open |= later.open
-        self._recalled |= later.recalled
+        self.open |= later.open
+        self.recalled |= later.recalled
 
     def finish(self) -> None:
         """End the log: messages that are undecided, wait or were recalled have a row too."""
-        for position, row in self._open.items():
+        for position, row in self.open.items():
             if row is not None:
-                recalled_at, moment_ms = self._recalled.get(row.id, (-1, None))
+                recalled_at, moment_ms = self.recalled.get(row.id, (-1, None))
                 if row.state == "sent" and recalled_at > position:
                     row.state, row.decided_ms, row.decided_by = "rolled_back", moment_ms, "producer"
                 self._keep(row)
-        self._open.clear()
+        self.open.clear()
 
 
 def _id_of(record: Record) -> str:

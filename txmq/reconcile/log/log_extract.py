@@ -23,7 +23,7 @@ from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfi
 from txmq.protocol.checked_body import unpack
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.log.collapse import BrokerDay, Collapse, CollapsedPart, GroupOffset, LogRows
+from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, LogRows
 from txmq.reconcile.log.files import STRETCH_BYTES, LogFiles, LogStretch, OpenFile, open_log
 from txmq.reconcile.log.flows import check_names
 from txmq.reconcile.rules import DayWindow, Rules
@@ -44,8 +44,8 @@ _STRETCHES_HERE: Final = 8
 _Body = TypeVar("_Body", bound=Body)
 
 
-_Collapsed: TypeAlias = tuple[CollapsedPart, int]
-"""A stretch of the log, and the end of its last record."""
+_Collapsed: TypeAlias = tuple[LogRows, Collapse, int]
+"""The rows of a stretch of the log, the rest of its collapse, and the end of its last record."""
 
 
 def extract_log(
@@ -148,8 +148,8 @@ def _read_log(
     opened = {file.file: file for file in log.opened}
     for stretch, collapsed in _collapsed(log, day, spark):
         # Its file may be only here, or was deleted and is open only here.
-        part, end = collapsed or _collapse(day, opened[stretch.file], stretch)
-        write(part.rows)
+        rows, part, end = collapsed or _collapse(day, opened[stretch.file], stretch)
+        write(rows)
         whole.join(part)
         write(whole.take_rows())
     whole.finish()
@@ -187,4 +187,4 @@ def _collapse(day: BrokerDay, opened: OpenFile, stretch: LogStretch) -> _Collaps
     for found, position, data in opened.records(stretch.start, stretch.end):
         collapse.take(found)
         end = position + len(data)
-    return collapse.as_part(), end
+    return collapse.take_rows(), collapse, end

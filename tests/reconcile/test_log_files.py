@@ -12,7 +12,7 @@ from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.checked_body import pack
 from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
-from txmq.reconcile.log.files import LogStretch, OpenFile, open_log
+from txmq.reconcile.log.files import LogStretch, open_log
 from txmq.reconcile.log.source import raw_records
 from txmq.reconcile.rules import DayWindow
 from txmq.runtime.disk import LocalDisk
@@ -322,7 +322,7 @@ def test_an_older_copy_of_a_file_is_refused(data, open_shelf):
     fill(open_shelf(ROOM))
     with open_log(data) as log:
         file = log.opened[-1].file
-    with OpenFile(file):
+    with file.open():
         os.truncate(file.path, file.end - file.start - 1)
 
     with pytest.raises(ReconcileRefused, match=f"{file.path} is shorter than it was when"):

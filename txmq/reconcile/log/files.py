@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord, ReconcileRefused, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
@@ -62,6 +62,23 @@ class LogFile(NamedTuple):
     first_ms: int
     """The time at which its first record was stored; ``sys.maxsize`` before there is one."""
 
+    @contextmanager
+    def open(self) -> Iterator[OpenFile]:
+        """Open the file.
+
+        Raises:
+            FileNotFoundError: The broker has deleted it.
+            ReconcileRefused: Bytes are missing, as in a worker's older copy: its end is not the
+                log's end.
+        """
+        with self.path.open("rb", buffering=0) as handle:
+            if os.fstat(handle.fileno()).st_size < self.end - self.start:
+                raise ReconcileRefused(
+                    f"{self.path} is shorter than it was when the log was listed: read the log "
+                    "again, from a directory that all machines share"
+                )
+            yield OpenFile(self, handle.fileno())
+
 
 class LogStretch(NamedTuple):
     """A part of a file, from the start of a span to the end of one."""
@@ -71,32 +88,11 @@ class LogStretch(NamedTuple):
     end: int
 
 
-class OpenFile:
+class OpenFile(NamedTuple):
     """An open file of the log; it stays readable after the broker deletes it."""
 
-    def __init__(self, file: LogFile) -> None:
-        self.file = file
-        self._handle = -1
-
-    def __enter__(self) -> Self:
-        """Open the file.
-
-        Raises:
-            FileNotFoundError: The broker has deleted it.
-            ReconcileRefused: Bytes are missing, as in a worker's older copy: its end is not the
-                log's end.
-        """
-        self._handle = os.open(self.file.path, os.O_RDONLY)
-        if os.fstat(self._handle).st_size < self.file.end - self.file.start:
-            os.close(self._handle)
-            raise ReconcileRefused(
-                f"{self.file.path} is shorter than it was when the log was listed: read the log "
-                "again, from a directory that all machines share"
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
+    file: LogFile
+    handle: int
 
     def read(self, position: int, size: int) -> bytes:
         """Bytes from a position of the log on; fewer where the file ends.
@@ -106,7 +102,7 @@ class OpenFile:
         """
         start, end = self.file.start, self.file.end
         try:
-            return os.pread(self._handle, max(0, min(size, end - position)), position - start)
+            return os.pread(self.handle, max(0, min(size, end - position)), position - start)
         except OSError as error:
             raise ReconcileRefused(
                 f"the disk cannot read {self.file.path} at position {position}: {error}"
@@ -204,7 +200,7 @@ def open_log(directory: Path, since_ms: int | None = None) -> Iterator[LogFiles]
             try:
                 files = _files_in(directory)
                 wanted = files if since_ms is None else files[_first(files, since_ms) :]
-                opened = tuple([stack.enter_context(OpenFile(file)) for file in wanted])
+                opened = tuple([stack.enter_context(file.open()) for file in wanted])
                 break
             except FileNotFoundError:
                 continue  # The broker has just deleted the oldest file.
@@ -237,7 +233,7 @@ class LogFiles(NamedTuple):
             return None
         file = self.known[at]
         try:
-            with OpenFile(file) as log:
+            with file.open() as log:
                 size = int.from_bytes(log.read(position, 4), "big")
                 record, _ = records.unpack(log.read(position, min(size, FRAME_BYTES_MAX)))
         except FileNotFoundError:

@@ -176,7 +176,7 @@ def _collapsed(
 def _try_collapse(day: BrokerDay, stretch: LogStretch) -> _Collapsed | None:
     """Collapse a stretch; ``None`` if it cannot be read here."""
     try:
-        with OpenFile(stretch.file) as opened:
+        with stretch.file.open() as opened:
             return _collapse(day, opened, stretch)
     except (OSError, ReconcileRefused):
         return None  # The caller reads it again, and raises the error.

@@ -21,7 +21,7 @@ from txmq.errors import ReconcileRefused
 from txmq.protocol import properties
 from txmq.protocol.span import AcceptedLoss, Decision, Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, OpenFile, open_log
+from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, open_log
 from txmq.reconcile.log.flows import COMMITTED, PREPARED, TYPE_BITS
 
 __all__ = ["COLUMNS", "LogSource", "raw_records", "register"]
@@ -111,7 +111,7 @@ def raw_records(part: LogStretch) -> Iterator[_RawRecord]:
         ReconcileRefused: The file is damaged or was deleted.
     """
     try:
-        with OpenFile(part.file) as opened:
+        with part.file.open() as opened:
             for item, position, _ in opened.records(part.start, part.end):
                 yield {"position": position} | _raw_record(item)
     except FileNotFoundError:

@@ -109,9 +109,15 @@ def marked_records(records: Iterable[Record]) -> Iterator[Found]:
             yield from _rolled_back(record, marked, held)
         elif topic == PARKED_TOPIC:
             if id_ in held:
-                yield _decision(record, DecisionKind.PARKED, held[id_], -1)
+                yield _decision(record, DecisionKind.PARKED, held[id_])
         elif not topic.startswith((RETRY, DLQ, *WAITING_TOPICS)):
-            yield from _visible(record, id_, held)
+            is_committed = record.sys_flag & TYPE_BITS == COMMITTED
+            at = held.pop(id_, record.prepared_position) if is_committed else 0
+            if at:
+                yield _decision(record, DecisionKind.COMMITTED, at)
+            # Without a half message, only the sender has set the flag.
+            flag = record.sys_flag if at else record.sys_flag & ~TYPE_BITS
+            yield replace(record, sys_flag=flag, prepared_position=at)
         elif topic not in WAITING_TOPICS or real_place_of(record)[0].startswith(RETRY):
             # A returned message may still have the flag of a committed one.
             yield replace(record, sys_flag=record.sys_flag & ~TYPE_BITS)
@@ -129,22 +135,11 @@ def _rolled_back(record: Record, marked: dict[int, str], held: dict[str, int]) -
                 yield _decision(record, DecisionKind.ROLLED_BACK, at, offset)
 
 
-def _visible(record: Record, id_: str, held: dict[str, int]) -> Iterator[Found]:
-    at = 0
-    if record.sys_flag & TYPE_BITS == COMMITTED:
-        at = held.pop(id_, record.prepared_position)
-    if at:
-        yield _decision(record, DecisionKind.COMMITTED, at, -1)
-        yield replace(record, prepared_position=at)
-    else:  # A sender may have set the flag.
-        yield replace(record, sys_flag=record.sys_flag & ~TYPE_BITS, prepared_position=0)
-
-
 def _decision(
     record: Record,
     kind: DecisionKind,
     half_position: int,
-    half_offset: int,
+    half_offset: int = -1,
     source: DecisionSource = DecisionSource.BROKER,
     reason: str = "",
 ) -> Decision:

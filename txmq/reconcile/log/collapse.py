@@ -126,25 +126,19 @@ class Collapse:
             # It names missing offsets, not their messages; each of these becomes a break.
             return
         if isinstance(found, Decision):
-            self._take_decision(found)
+            if found.kind is DecisionKind.COMMITTED and found.queue_offset < 0:
+                self._copied[found.half_position] = found
+            else:
+                self._decide(found)
         elif (kind := found.sys_flag & TYPE_BITS) == PREPARED:
-            self._take_half(found)
+            row = self._message(found, "prepared") if found.stored_ms < self._end_ms else None
+            if row is not None:
+                row.queue_offset = None  # That offset is in the queue of half messages.
+            self.open[found.position] = row
         elif kind == COMMITTED:
             self._take_copy(found)
         else:
             self._take_plain(found)
-
-    def _take_half(self, record: Record) -> None:
-        row = self._message(record, "prepared") if record.stored_ms < self._end_ms else None
-        if row is not None:
-            row.queue_offset = None  # That offset is in the queue of half messages.
-        self.open[record.position] = row
-
-    def _take_decision(self, decision: Decision) -> None:
-        if decision.kind is DecisionKind.COMMITTED and decision.queue_offset < 0:
-            self._copied[decision.half_position] = decision
-        else:
-            self._decide(decision)
 
     def _take_copy(self, record: Record) -> None:
         decision = self._copied.pop(record.prepared_position, None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -199,7 +199,7 @@ def open_log(directory: Path, since_ms: int | None = None) -> Iterator[LogFiles]
         for _ in range(_ATTEMPTS):
             try:
                 files = _files_in(directory)
-                wanted = files if since_ms is None else files[_first(files, since_ms) :]
+                wanted = files if since_ms is None else _since(files, since_ms)
                 opened = tuple([stack.enter_context(file.open()) for file in wanted])
                 break
             except FileNotFoundError:
@@ -248,8 +248,8 @@ class LogFiles(NamedTuple):
         return record
 
 
-def _first(files: Sequence[LogFile], since_ms: int) -> int:
-    """The index of the first file that may have records of this time or later.
+def _since(files: tuple[LogFile, ...], since_ms: int) -> tuple[LogFile, ...]:
+    """The files that may have records of this time or later.
 
     Time stamps in a log never go back, so a whole file is older than the next file's first record.
     """
@@ -260,7 +260,7 @@ def _first(files: Sequence[LogFile], since_ms: int) -> int:
             f"position {files[0].start} were deleted; let the broker keep its log for longer "
             "(retention.keep)"
         )
-    return max(old - 1, 0)
+    return files[max(old - 1, 0) :]
 
 
 def _files_in(directory: Path) -> tuple[LogFile, ...]:

@@ -15,7 +15,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -107,24 +107,6 @@ class OpenFile(NamedTuple):
             raise ReconcileRefused(
                 f"the disk cannot read {self.file.path} at position {position}: {error}"
             ) from error
-
-    def stretches(self, size: int) -> Iterator[LogStretch]:
-        """Cut the file into parts of about this size, which can be read separately.
-
-        Their reader checks the spans. If a head is broken, the rest of the file is the last part.
-        """
-        start = at = self.file.start
-        while at < self.file.end:
-            before = at
-            for end in ends_in(self.read(at, _READ_BYTES), at):
-                if end - start >= size:
-                    yield LogStretch(self.file, start, end)
-                    start = end
-                at = end
-            if at == before:
-                break
-        if start < self.file.end:
-            yield LogStretch(self.file, start, self.file.end)
 
     def records(self, start: int, end: int) -> Iterator[tuple[Found, int, bytes]]:
         """The records of a part of the file, with their positions and bytes.
@@ -218,8 +200,24 @@ class LogFiles(NamedTuple):
     opened: tuple[OpenFile, ...]
 
     def stretches(self, size: int) -> Iterator[LogStretch]:
-        """Cut the open files into parts of about this size."""
-        return chain.from_iterable(file.stretches(size) for file in self.opened)
+        """Cut the open files into parts of about this size, which can be read separately.
+
+        Their reader checks the spans. If a head is broken, the rest of its file is one part.
+        """
+        for opened in self.opened:
+            file = opened.file
+            start = at = file.start
+            while at < file.end:
+                before = at
+                for end in ends_in(opened.read(at, _READ_BYTES), at):
+                    if end - start >= size:
+                        yield LogStretch(file, start, end)
+                        start = end
+                    at = end
+                if at == before:
+                    break
+            if start < file.end:
+                yield LogStretch(file, start, file.end)
 
     def half_of(self, decision: Decision) -> records.Record | None:
         """The half message of a decision, also in an older file; ``None`` if that was deleted.

@@ -11,7 +11,7 @@ from tests.reconcile.log_stage import DeletingClock, Taken, dump, order, read_lo
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.checked_body import pack
-from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
+from txmq.protocol.span import HEAD_BYTES, AcceptedLoss, DecisionKind, head, name_of
 from txmq.reconcile.log.files import LogStretch, open_log
 from txmq.reconcile.log.source import raw_records
 from txmq.reconcile.rules import DayWindow
@@ -101,6 +101,21 @@ def test_a_day_that_begins_before_the_log_is_refused(data, tmp_path, open_shelf)
         Taken(data, tmp_path / "out", DayWindow(first_ms, first_ms + 5))
     taken = Taken(data, tmp_path / "out", DayWindow(first_ms + 1, first_ms + 5))
     assert len(taken.messages) == 4
+
+
+def test_a_file_may_begin_with_an_accepted_loss(data):
+    """Its time is that of the loss, whatever the bytes are where a message has one."""
+    (data / "log").mkdir()
+    loss = AcceptedLoss(START_MS, 900, "a disk was lost", {"Transfers": {0: 7}}).pack()
+    path = data / "log" / f"{name_of(1000)}.log"
+    path.write_bytes(head(LOG, 1000, 0, loss, 1) + loss)
+    at = 1000 + path.stat().st_size
+    path.write_bytes(path.read_bytes() + head(LOG, at, 0, loss, 1) + loss)
+
+    with open_log(data, START_MS + 1) as log:
+        assert [opened.file.first_ms for opened in log.opened] == [START_MS]
+    with pytest.raises(ReconcileRefused, match="begins too late"), open_log(data, START_MS):
+        pass
 
 
 def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):

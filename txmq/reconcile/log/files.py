@@ -14,7 +14,7 @@ import os
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -26,8 +26,10 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.span import (
     FOLDER,
     HEAD_BYTES,
+    LOSS,
     MARKER,
     MARKER_BYTES,
+    AcceptedLoss,
     Decision,
     Found,
     SpanHead,
@@ -297,10 +299,19 @@ def _files_in(directory: Path) -> tuple[LogFile, ...]:
 
 def _log_and_moment(path: Path, start: int) -> tuple[int | None, int]:
     """The id of the log in a file, and the time of its first record, as in :class:`LogFile`."""
-    with path.open("rb", buffering=0) as opened:
-        data = opened.read(HEAD_BYTES + max(MARKER_BYTES, records.SMALLEST))
-    head, first = read_head(data, 0, start), data[HEAD_BYTES:]
-    is_marker = first[4:8] == MARKER
-    if head is None or len(first) < (MARKER_BYTES if is_marker else records.SMALLEST):
-        return None if head is None else head.log, sys.maxsize
-    return head.log, decided_ms_of(first) if is_marker else records.stored_ms_of(first)
+    with path.open("rb") as opened:
+        head = read_head(opened.read(HEAD_BYTES), 0, start)
+        first = opened.read(max(MARKER_BYTES, records.SMALLEST))
+        if first[4:8] == LOSS:
+            size = int.from_bytes(first[:4], "big")
+            first = (first + opened.read(max(0, size - len(first))))[:size]
+    if head is None:
+        return None, sys.maxsize
+    if first[4:8] == LOSS:
+        with suppress(CorruptRecord):  # It is being written.
+            return head.log, AcceptedLoss.unpack(first, start).accepted_ms
+    elif first[4:8] == MARKER and len(first) >= MARKER_BYTES:
+        return head.log, decided_ms_of(first)
+    elif len(first) >= records.SMALLEST:
+        return head.log, records.stored_ms_of(first)
+    return head.log, sys.maxsize

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pyarrow.parquet as pq
 
-from txmq.reconcile.log import directory_log
+from txmq.reconcile.log import log_extract
 from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, open_log
 from txmq.reconcile.log.log_extract import extract_log
-from txmq.reconcile.log.source import raw_records
+from txmq.reconcile.log.source import COLUMNS, raw_records
 from txmq.reconcile.rules import Bank, DayWindow, EntryColumns, Flow, LogRules, Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
+from txmq.runtime.clock import SystemClock
 
 FLOW = Flow(topic="Transfers", namespace="icbc", group="ccb", key="id")
 ALWAYS = DayWindow(0, 1 << 60)
@@ -35,7 +37,19 @@ def read_log(directory):
     """All records of the log in a broker's directory."""
     with open_log(directory) as log:
         for file in [opened.file for opened in log.opened]:
-            yield from raw_records(LogStretch(file, file.start, file.end))
+            for row in raw_records(LogStretch(file, file.start, file.end)):
+                yield SimpleNamespace(**dict.fromkeys(COLUMNS.names) | row)
+
+
+class DeletingClock(SystemClock):
+    """Somebody deletes a file at the moment at which the log is looked up."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def wall_ms(self):
+        self.file.unlink()
+        return super().wall_ms()
 
 
 def dump(disk, directory):
@@ -54,12 +68,9 @@ def dump(disk, directory):
 class Taken:
     """What was taken of a log, read again from its files."""
 
-    def __init__(
-        self, data, out, window=ALWAYS, flows=(), processes=1, stretch_bytes=STRETCH_BYTES, **how
-    ):
+    def __init__(self, data, out, window=ALWAYS, flows=(), stretch_bytes=STRETCH_BYTES, **how):
         rules = data if isinstance(data, Rules) else rules_of(data, *flows)
-        sizes = {"STRETCH_BYTES": stretch_bytes, "_PROCESSES": processes}
-        with patch.multiple(directory_log, **sizes):
+        with patch.object(log_extract, "STRETCH_BYTES", stretch_bytes):
             self.log = extract_log(rules, window, Path(out), **how)
         self.messages, self.failures, self.offsets = (
             pq.read_table(out / "log" / item.name).to_pylist()

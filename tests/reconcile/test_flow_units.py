@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from txmq.reconcile.log.flows import Flows
+from txmq.reconcile.log.flows import facts_of
 from txmq.reconcile.rules import Constant, Flow, Money
 
 MONEY = {"CNY": Money(), "JPY": Money(digits=0), "BHD": Money(digits=3)}
@@ -12,9 +12,9 @@ MONEY = {"CNY": Money(), "JPY": Money(digits=0), "BHD": Money(digits=3)}
 
 def read(amount, code, units="major", **more):
     body = f'{{"payer": "a", "payee": "b", "amount": {amount}, "currency": {code}}}'.encode()
-    flows = Flows([Flow("Transfers", "icbc", units=units, **more)], MONEY)
+    flow = Flow("Transfers", "icbc", units=units, **more)
     record = SimpleNamespace(plain_body=lambda: body, properties="KEYS\x011\x02")
-    _, _, _, found, _, problem = flows._of["Transfers"][0].read(record)
+    _, _, _, found, _, problem = facts_of(record, flow, MONEY)
     return found, problem
 
 

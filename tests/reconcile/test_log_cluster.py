@@ -21,7 +21,7 @@ from txmq import (
 from txmq.config import Duration
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.log import cluster_log
-from txmq.reconcile.log.log_rows import number_brokers
+from txmq.reconcile.log.cluster_log import number_brokers
 from txmq.reconcile.rules import DayWindow, Flow
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, CheckBackSettings
@@ -182,7 +182,7 @@ async def test_the_wire_tells_what_the_directories_tell(cluster, monkeypatch):
         assert rows(wire.failures) == rows(files.failures) != []
         ours = [row for row in files.offsets if row["topic"] == "Transfers"]
         assert rows(wire.offsets) == rows(ours) != []
-        assert (wire.log.brokers, wire.log.notes) == (("broker-a", "broker-b"), ())
+        assert (wire.log.snapshot, wire.log.notes) == ("broker-a, broker-b", ())
 
     return verify
 

@@ -7,15 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.reconcile.log_stage import Taken, dump, order, read_log
+from tests.reconcile.log_stage import DeletingClock, Taken, dump, order, read_log
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
 from txmq.protocol.checked_body import pack
-from txmq.protocol.span import HEAD_BYTES, DecisionKind, head, name_of
-from txmq.reconcile.log.files import LogStretch, OpenFile, open_log
+from txmq.protocol.span import HEAD_BYTES, AcceptedLoss, DecisionKind, head, name_of
+from txmq.reconcile.log.files import LogStretch, open_log
 from txmq.reconcile.log.source import raw_records
 from txmq.reconcile.rules import DayWindow
-from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 
 ROOM = Sizes(segment_size=64 << 20)
@@ -70,8 +69,7 @@ def test_a_log_of_many_files(data, tmp_path, open_shelf):
     taken = Taken(data, tmp_path / "out")
 
     assert keys(taken) == list(range(COUNT))
-    assert taken.log.records == COUNT
-    assert taken.log.position == sum(file.stat().st_size for file in files(data))
+    assert taken.log.watermark == sum(file.stat().st_size for file in files(data))
     assert [message["position"] for message in taken.messages] == [
         item.position for item in read_log(data)
     ]
@@ -86,7 +84,6 @@ def test_files_from_before_the_day_are_not_read(data, tmp_path, open_shelf):
     taken = Taken(data, tmp_path / "out", window)
 
     assert keys(taken) == list(range(30, 35))
-    assert taken.log.records == COUNT - 24
     with pytest.raises(ReconcileRefused, match=f"{before.name} is damaged at position"):
         Taken(data, tmp_path / "more")
 
@@ -104,6 +101,21 @@ def test_a_day_that_begins_before_the_log_is_refused(data, tmp_path, open_shelf)
         Taken(data, tmp_path / "out", DayWindow(first_ms, first_ms + 5))
     taken = Taken(data, tmp_path / "out", DayWindow(first_ms + 1, first_ms + 5))
     assert len(taken.messages) == 4
+
+
+def test_a_file_may_begin_with_an_accepted_loss(data):
+    """Its time is that of the loss, whatever the bytes are where a message has one."""
+    (data / "log").mkdir()
+    loss = AcceptedLoss(START_MS, 900, "a disk was lost", {"Transfers": {0: 7}}).pack()
+    path = data / "log" / f"{name_of(1000)}.log"
+    path.write_bytes(head(LOG, 1000, 0, loss, 1) + loss)
+    at = 1000 + path.stat().st_size
+    path.write_bytes(path.read_bytes() + head(LOG, at, 0, loss, 1) + loss)
+
+    with open_log(data, START_MS + 1) as log:
+        assert [opened.file.first_ms for opened in log.opened] == [START_MS]
+    with pytest.raises(ReconcileRefused, match="begins too late"), open_log(data, START_MS):
+        pass
 
 
 def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
@@ -124,23 +136,11 @@ def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
     assert len(found) == COUNT
 
 
-class DeletingClock(SystemClock):
-    """Somebody deletes a file at the moment at which the log is looked up."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def wall_ms(self):
-        self.file.unlink()
-        return super().wall_ms()
-
-
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_is_deleted_meanwhile_is_taken(data, tmp_path, open_shelf, processes):
+def test_what_is_deleted_meanwhile_is_taken(data, tmp_path, open_shelf):
     fill(open_shelf(Sizes(segment_size=2000)))
     clock = DeletingClock(files(data)[0])
 
-    taken = Taken(data, tmp_path / "out", clock=clock, stretch_bytes=900, processes=processes)
+    taken = Taken(data, tmp_path / "out", clock=clock, stretch_bytes=900)
 
     assert keys(taken) == list(range(COUNT))
 
@@ -177,9 +177,9 @@ def test_a_span_that_is_not_whole_yet_is_not_there_yet(data, tmp_path, open_shel
     later = Taken(data, tmp_path / "later")
 
     assert keys(taken) == list(range(COUNT))
-    assert taken.log.position == end
+    assert taken.log.watermark == end
     assert keys(later) == list(range(COUNT + 1))
-    assert later.log.position == len(content)
+    assert later.log.watermark == len(content)
 
 
 @pytest.mark.parametrize("at", [3, 7, 20, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 60, 150])
@@ -286,15 +286,12 @@ def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, 
     ]
     assert [message["stored_ms"] for message in taken.messages] == [START_MS + n for n in range(3)]
     assert taken.message("1")["queue_offset"] == shelf.queues()["Transfers", 0].max_offset - 1
-    assert taken.log.records < 20
-    assert taken.log.gone == 0
     # With its file gone only the copy that the commit wrote tells of it.
     files(data)[0].unlink()
     less = Taken(data, tmp_path / "less", DayWindow(start, start + 100))
     assert less.states() == {"1": "committed"}
     assert less.message("1") | {"stored_ms": START_MS} == taken.message("1")
     assert less.message("1")["stored_ms"] == start - 1
-    assert less.log.gone == 3
 
 
 def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
@@ -308,8 +305,7 @@ def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
     shelf.flush()
     fill(shelf, COUNT, COUNT)
     with open_log(data) as log:
-        (opened,) = log.opened
-        assert next(opened.stretches(at - 20)).end > at
+        assert next(log.stretches(at - 20)).end > at
 
     whole = Taken(data, tmp_path / "out")
     cut = Taken(data, tmp_path / "cut", stretch_bytes=at - 20)
@@ -332,30 +328,7 @@ def test_a_torn_body_that_holds_a_span_is_no_damage(data, tmp_path, open_shelf):
     taken = Taken(data, tmp_path / "out")
 
     assert keys(taken) == list(range(COUNT))
-    assert taken.log.position == end
-
-
-@pytest.mark.slow
-def test_many_processes_read_the_same(data, tmp_path, open_shelf):
-    shelf = open_shelf(Sizes(segment_size=6000))
-    for number in range(60):
-        shelf.prepare(order(str(number)), "Transfers", unique=f"u{number}")
-        shelf.flush()
-        if number >= 20:
-            shelf.decide(
-                f"u{number - 20}",
-                DecisionKind.COMMITTED if number % 3 else DecisionKind.ROLLED_BACK,
-            )
-            shelf.flush()
-
-    alone = Taken(data, tmp_path / "alone", stretch_bytes=1000, processes=1)
-    together = Taken(data, tmp_path / "together", stretch_bytes=1000, processes=3)
-
-    assert alone.log == together.log._replace(moment_ms=alone.log.moment_ms)
-    assert alone.messages == together.messages
-    for path in (tmp_path / "alone/log").rglob("*.parquet"):
-        other = tmp_path / "together/log" / path.relative_to(tmp_path / "alone/log")
-        assert other.read_bytes() == path.read_bytes()
+    assert taken.log.watermark == end
 
 
 def test_an_older_copy_of_a_file_is_refused(data, open_shelf):
@@ -363,7 +336,7 @@ def test_an_older_copy_of_a_file_is_refused(data, open_shelf):
     fill(open_shelf(ROOM))
     with open_log(data) as log:
         file = log.opened[-1].file
-    with OpenFile(file):
+    with file.open():
         os.truncate(file.path, file.end - file.start - 1)
 
     with pytest.raises(ReconcileRefused, match=f"{file.path} is shorter than it was when"):

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.reconcile.log_stage import Taken, order, read_log
+from tests.reconcile.log_stage import DeletingClock, Taken, order, read_log
 from tests.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
-from txmq.reconcile.log import directory_log
-from txmq.reconcile.log.source import RawRecord, register
+from txmq.reconcile.log import log_extract
+from txmq.reconcile.log.source import COLUMNS, register
 from txmq.runtime.disk import LocalDisk
 
 pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
@@ -48,10 +48,10 @@ def test_every_record_is_there_once(session, data, stretch):
     plain = list(read_log(data))
 
     found = read(session, data, stretch=stretch)
-    rows = sorted(RawRecord(**row.asDict()) for row in found.collect())
+    rows = [row.asDict() for row in found.sort("position").collect()]
 
-    assert found.columns == list(RawRecord._fields)
-    assert [row._replace(body=row.body and bytes(row.body)) for row in rows] == plain
+    assert found.columns == COLUMNS.names
+    assert rows == [vars(record) for record in plain]
     assert {item.kind for item in plain} == {
         "message", "half", "decision", "retry", "dead_letter", "parked",
     }  # fmt: skip
@@ -100,24 +100,27 @@ def test_a_damaged_log_is_refused(session, data):
         read(session, data, stretch="much").count()
 
 
-def test_the_workers_of_a_cluster_take_the_same_rows(spark, data, tmp_path, monkeypatch):
-    monkeypatch.setattr("txmq.reconcile.spark.has_cluster", lambda session: session is spark)
-
-    alone = Taken(data, tmp_path / "alone", stretch_bytes=1000, processes=1)
+def test_workers_take_the_same_rows(spark, data, tmp_path, monkeypatch):
+    """What they cannot read, because its file was deleted, is read here."""
+    alone = Taken(data, tmp_path / "alone", stretch_bytes=1000)
     here = []
-    collapse = directory_log._collapse
-    monkeypatch.setattr(directory_log, "_collapse", lambda *job: here.append(job) or collapse(*job))
+    collapse = log_extract._collapse
+    monkeypatch.setattr(log_extract, "_collapse", lambda *job: here.append(job) or collapse(*job))
     together = Taken(data, tmp_path / "together", stretch_bytes=1000, spark=spark)
 
     assert alone.messages
     assert here == [], "what workers read is read here again"
-    assert together.log._replace(moment_ms=0) == alone.log._replace(moment_ms=0)
+    assert together.log.tables == alone.log.tables
     for path in (tmp_path / "alone/log").rglob("*.parquet"):
         other = tmp_path / "together/log" / path.relative_to(tmp_path / "alone/log")
         assert other.read_bytes() == path.read_bytes()
+    clock = DeletingClock(min((data / "log").iterdir()))
+    without = Taken(data, tmp_path / "without", stretch_bytes=1000, spark=spark, clock=clock)
+    assert without.log.tables == alone.log.tables
+    assert here
 
 
 def test_its_columns_are_explained():
     page = (CHECKOUT / "docs/howto/read-the-log-from-spark.md").read_text()
 
-    assert all(f"`{field_}`" in page for field_ in RawRecord._fields)
+    assert all(f"`{field_}`" in page for field_ in COLUMNS.names)

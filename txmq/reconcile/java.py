@@ -32,12 +32,11 @@ def check_java(environ: Mapping[str, str]) -> None:
     home = environ.get("JAVA_HOME", "")
     named = str(Path(home, "bin", "java")) if home else "java"
     program = shutil.which(named, path=environ.get("PATH", ""))
-    if program is None and home:
-        raise ReconcileRefused(
-            f"JAVA_HOME is {home}, which has no bin/java: correct or unset it, or {_INSTALL}"
-        )
     if program is None:
-        raise ReconcileRefused(f"Spark needs Java, and none was found: {_INSTALL}")
+        why = "Spark needs Java, and none was found:"
+        if home:
+            why = f"JAVA_HOME is {home}, which has no bin/java: correct or unset it, or"
+        raise ReconcileRefused(f"{why} {_INSTALL}")
     found = None
     with suppress(OSError, subprocess.SubprocessError):
         answer = subprocess.run(  # noqa: S603  # the program that Spark would start next

@@ -29,20 +29,15 @@ class ActiveStage:
 
     def __init__(self) -> None:
         self.rows = 0
-        """The number of rows, set by the code that runs the stage."""
 
     def count(self, _source: str, rows: int) -> None:
-        """Add rows of a source."""
+        """Add the rows of a source."""
         self.rows += rows
 
 
 class Progress:
-    """Measures the stages of a run, and shows them.
-
-    Args:
-        show: Gets a line for each finished stage; nobody does if left out.
-        bar: Moves as Spark's tasks end, on a terminal.
-        clock: Measures the stages.
+    """Measures the stages of a run, and shows each finished one as a line; on a terminal, a bar
+    moves as Spark's tasks end.
     """
 
     def __init__(
@@ -89,7 +84,7 @@ class Progress:
             watcher.join(_JOIN_S)
 
     def _watch(self, spark: SparkSession, ended: threading.Event) -> None:
-        from txmq.reconcile.causes import SPARK_ERRORS
+        from txmq.reconcile.spark import SPARK_ERRORS
 
         tracker = spark.sparkContext.statusTracker()
         while not ended.wait(_POLL_S):
@@ -112,17 +107,16 @@ def show_progress(*, quiet: bool = False, stream: TextIO | None = None) -> Itera
     stream = sys.stderr if stream is None else stream
     if quiet:
         yield Progress()
-        return
-    if not stream.isatty():
+    elif stream.isatty():
+        columns = (
+            bars.SpinnerColumn(),
+            bars.TextColumn("{task.description}", markup=False),
+            bars.BarColumn(bar_width=None),
+            bars.MofNCompleteColumn(),
+            bars.TimeElapsedColumn(),
+        )
+        with bars.Progress(*columns, console=Console(file=stream), transient=True) as bar:
+            yield Progress(lambda line: bar.console.print(line, markup=False, highlight=False), bar)
+    else:
         # Not rich's console: if nobody reads the lines any more it exits with 1, a verdict.
         yield Progress(lambda line: print(f"txmq: {line}", file=stream, flush=True))
-        return
-    columns = (
-        bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}", markup=False),
-        bars.BarColumn(bar_width=None),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
-    )
-    with bars.Progress(*columns, console=Console(file=stream), transient=True) as bar:
-        yield Progress(lambda line: bar.console.print(line, markup=False, highlight=False), bar)

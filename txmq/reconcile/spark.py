@@ -14,23 +14,27 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, TypeVar
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from txmq.errors import ConfigError, ReconcileRefused, UsageError
-from txmq.reconcile.causes import SPARK_ERRORS, cause_of, last_words
 from txmq.reconcile.java import check_java
 
-__all__ = ["check_reach", "fit_to_rows", "has_cluster", "open_spark", "warm_up"]
+__all__ = ["SPARK_ERRORS", "check_reach", "fit_to_rows", "open_spark", "warm_up"]
+
+SPARK_ERRORS: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
+"""The exceptions raised when Spark or the connection to its Java fails."""
 
 REACH_S: Final = 10.0
 """The limit for connecting to a master of a standalone cluster."""
@@ -38,8 +42,10 @@ START_S: Final = 180.0
 """The limit until a cluster accepts the application; Spark's own attempts take up to 60."""
 WORKER_S: Final = 60.0
 """The limit until a standalone cluster gives the first worker."""
-STOP_S: Final = 20.0
 _POLL_S: Final = 0.1
+STOP_S: Final = 20.0
+CAUSE_CHARS_MAX: Final = 400
+"""Longer texts, such as plans and stacks, belong in the log."""
 ROWS_A_PARTITION: Final = 1_000_000
 """The rows in a partition of a shuffle. Adding up a row takes some 200 bytes, in as many partitions
 at once as the machine has cores.
@@ -52,7 +58,9 @@ _MEMORY: Final = re.compile(r"[1-9][0-9]*[kmgt]", re.IGNORECASE)
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _THROUGHPUT: Final = "-XX:+UseParallelGC"
 """A run needs throughput and not short pauses; this collector makes it a seventh faster."""
-_COMPILED_ONCE: Final = (
+_JAVA_OPTIONS: Final = (
+    f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
+    "-XX:-UsePerfData",  # It would leave a file in /tmp.
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:PerMethodTrapLimit=4",
     "-XX:PerBytecodeTrapLimit=0",
@@ -62,16 +70,25 @@ _COMPILED_ONCE: Final = (
     "-XX:CompileThresholdScaling=4",
 )
 """A run takes minutes, and each of its queries is new code to Java. Java compiles on assumptions,
-and compiles again when they fail; the first two limits stop that. Half of Java's default inlining
+and compiles again when they fail; the two trap limits stop that. Half of Java's default inlining
 sizes compile a third faster and run equally fast. So does compiling four times later, since the
 code that matters runs a million times.
 """
+_Result = TypeVar("_Result")
 _launch: Final[Callable[..., Any]] = launch_gateway
 _PORT: Final = "PYSPARK_GATEWAY_PORT"
 """The variable is set if spark-submit started Java; PySpark then connects to that process."""
-_LOCAL: Final = re.compile(r"local(?:$|\[|-cluster\[)")
 _STANDALONE: Final = "spark://"
-_LOOPBACK: Final = frozenset({"127.0.0.1", "localhost"})
+_LOOPBACK: Final = "127.0.0.1"
+_CAUSED_BY: Final = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+_JAVA_NAME: Final = re.compile(
+    r"^(?:Exception in thread \"[^\"]*\" )?(?:[a-z_][\w$]*\.)+([A-Z][\w$]*)(?:: ?|$)"
+)
+_ERROR: Final = re.compile(r"Error|Exception|Invalid|Could not|refused")
+_GONE: Final = (
+    "its Java process ended; if the machine killed it for lack of memory, give it less with "
+    "--memory"
+)
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """PySpark writes whole stacks to standard error with these, and then raises the same error."""
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
@@ -109,17 +126,6 @@ _SAME_EVERYWHERE: Final = {
     **_UNFITTED,
 }
 
-_LOG4J: Final = """\
-status = error
-rootLogger.level = warn
-rootLogger.appenderRef.kept.ref = kept
-appender.kept.type = Console
-appender.kept.name = kept
-appender.kept.target = SYSTEM_ERR
-appender.kept.layout.type = PatternLayout
-appender.kept.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSS} %p %c: %m%n%ex
-"""
-
 
 @contextmanager
 def open_spark(
@@ -151,13 +157,27 @@ def open_spark(
         UsageError: This process has a Spark session already.
         ReconcileRefused: Spark cannot be started, or failed in the block.
     """
-    plan = _Plan(master or f"local[{cores or '*'}]", memory, cores, jars, settings or {})
-    _check(plan)
+    master = master or f"local[{cores or '*'}]"
+    own = _settings(master, memory, cores, jars)
+    _check_start(master)
     with TemporaryDirectory(prefix="txmq-spark-", ignore_cleanup_errors=True) as folder:
-        home = Path(folder)
-        conf, log = _conf(plan, home, ui), log or home.with_suffix(".log")
+        home, wanted = Path(folder), dict(settings or {})
+        own["spark.ui.enabled"] = str(ui).lower()
+        if not ui:
+            # Only Spark's pages show each plan in full, and again whenever it changes.
+            own["spark.sql.ui.explainMode"] = "simple"
+        own["spark.sql.warehouse.dir"] = (home / "warehouse").as_uri()
+        has_collector = any(map(_COLLECTOR.search, wanted.values()))
+        options = (
+            *_JAVA_OPTIONS,
+            f"-Djava.io.tmpdir={home}",  # Spark puts its temporary files there by default.
+            *(() if has_collector else (_THROUGHPUT,)),  # Java refuses to start with two.
+        )
+        own["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in options)
+        conf = SparkConf(loadDefaults=False).setAll(list((own | wanted).items()))
+        log = log or home.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        with _silence_loggers(), log.open("wb") as output, _start(plan, conf, output) as session:
+        with _environment(conf), log.open("wb") as output, _start(conf, output) as session:
             yield session
 
 
@@ -174,7 +194,7 @@ def check_reach(spark: SparkSession, uri: str) -> None:
     except Py4JJavaError as error:
         version = hadoop.org.apache.hadoop.util.VersionInfo.getVersion()
         raise ReconcileRefused(
-            f"directory {uri!r} cannot be reached from Spark: {cause_of(error)}; give the library "
+            f"directory {uri!r} cannot be reached from Spark: {_cause_of(error)}; give the library "
             f"of its file system for Hadoop {version} with --jar, and its settings in "
             "core-site.xml of HADOOP_CONF_DIR"
         ) from None
@@ -183,11 +203,6 @@ def check_reach(spark: SparkSession, uri: str) -> None:
             f"directory {uri!r} is empty for Spark, and Python has written into it: compare fs.* "
             "in core-site.xml of HADOOP_CONF_DIR with the environment and with --spark"
         )
-
-
-def has_cluster(spark: SparkSession) -> bool:
-    """True if other processes than this one and its Java do the work, maybe on other machines."""
-    return _LOCAL.match(spark.conf.get("spark.master") or "") is None
 
 
 def fit_to_rows(spark: SparkSession, rows: int) -> None:
@@ -209,49 +224,47 @@ def warm_up(spark: SparkSession) -> None:
     spark.range(2).repartition(2).groupBy("id").count().collect()
 
 
-class _Plan(NamedTuple):
-    master: str
-    memory: str
-    cores: int | None
-    jars: Sequence[Path]
-    settings: Mapping[str, str]
-
-    @property
-    def is_local(self) -> bool:
-        return _LOCAL.match(self.master) is not None
-
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        """The masters of a standalone cluster; one that answers is enough."""
-        if not self.master.startswith(_STANDALONE):
-            return []
-        found = []
-        for address in self.master.removeprefix(_STANDALONE).split(","):
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdecimal():
-                raise ConfigError(f"{self.master!r} is not a master: write spark://host:7077")
-            found.append((host.strip("[]"), int(port)))
-        return found
-
-    @property
-    def is_here(self) -> bool:
-        """True if only this machine takes part."""
-        hosts = {host for host, _ in self.addresses}
-        return self.is_local or (bool(hosts) and hosts <= _LOOPBACK)
-
-
-def _check(plan: _Plan) -> None:
-    """Check everything that can be checked before Java starts."""
-    if _MEMORY.fullmatch(plan.memory) is None:
-        raise ConfigError(f"memory {plan.memory!r} is not a size: write one such as 4g or 800m")
-    for jar in plan.jars:
+def _settings(master: str, memory: str, cores: int | None, jars: Sequence[Path]) -> dict[str, str]:
+    """Our settings for a master."""
+    if _MEMORY.fullmatch(memory) is None:
+        raise ConfigError(f"memory {memory!r} is not a size: write one such as 4g or 800m")
+    for jar in jars:
         if not jar.is_file():
             raise ConfigError(f"jar {jar} does not exist")
+    found = {"spark.app.name": "txmq reconcile", "spark.master": master, **_SAME_EVERYWHERE}
+    is_local = master.startswith("local")
+    found["spark.driver.memory" if is_local else "spark.executor.memory"] = memory
+    if cores is not None and not is_local:
+        found["spark.cores.max"] = str(cores)
+    hosts = {host for host, _ in _addresses(master)}
+    if is_local or (hosts and hosts <= {_LOOPBACK, "localhost"}):  # Only this machine takes part.
+        found["spark.driver.host"] = found["spark.driver.bindAddress"] = _LOOPBACK
+    if jars:
+        found["spark.jars"] = ",".join(jar.resolve().as_uri() for jar in jars)
+    return found
+
+
+def _addresses(master: str) -> list[tuple[str, int]]:
+    """The masters of a standalone cluster; one that answers is enough."""
+    if not master.startswith(_STANDALONE):
+        return []
+    found = []
+    for address in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"{master!r} is not a master: write spark://host:7077")
+        found.append((host.strip("[]"), int(port)))
+    return found
+
+
+def _check_start(master: str) -> None:
+    """Check everything else that can be checked before Java starts."""
     if _PORT not in os.environ:
         check_java(os.environ)
-    if plan.addresses and not any(_is_reached(*address) for address in plan.addresses):
+    addresses = _addresses(master)
+    if addresses and not any(_is_reached(*address) for address in addresses):
         raise ReconcileRefused(
-            f"no master answers at {plan.master}: check that the master of the cluster runs, "
+            f"no master answers at {master}: check that the master of the cluster runs, "
             "or leave --master out to work on this machine"
         )
     if SparkSession.getActiveSession() is not None:
@@ -266,76 +279,54 @@ def _is_reached(host: str, port: int) -> bool:
     return True
 
 
-def _conf(plan: _Plan, home: Path, ui: bool) -> SparkConf:
-    """All settings: ours, and the caller's over them."""
-    (home / "log4j2.properties").write_text(_LOG4J)
-    options = [
-        f"-Dlog4j2.configurationFile={(home / 'log4j2.properties').as_uri()}",
-        f"-Djava.io.tmpdir={home}",  # Spark puts its temporary files there by default.
-        "-XX:-UsePerfData",  # It would leave a file in /tmp.
-        *_COMPILED_ONCE,
-    ]
-    if not any(_COLLECTOR.search(setting) for setting in plan.settings.values()):
-        options.append(_THROUGHPUT)  # Java refuses to start with two collectors.
-    found = {
-        "spark.app.name": "txmq reconcile",
-        "spark.master": plan.master,
-        "spark.ui.enabled": str(ui).lower(),
-        "spark.sql.warehouse.dir": (home / "warehouse").as_uri(),
-        "spark.driver.defaultJavaOptions": " ".join(f'"{option}"' for option in options),
-        **_SAME_EVERYWHERE,
-    }
-    if not ui:
-        # Only Spark's pages show each plan in full, and again whenever it changes.
-        found["spark.sql.ui.explainMode"] = "simple"
-    found["spark.driver.memory" if plan.is_local else "spark.executor.memory"] = plan.memory
-    if plan.cores is not None and not plan.is_local:
-        found["spark.cores.max"] = str(plan.cores)
-    if plan.is_here:
-        found["spark.driver.host"] = found["spark.driver.bindAddress"] = "127.0.0.1"
-    if plan.jars:
-        found["spark.jars"] = ",".join(jar.resolve().as_uri() for jar in plan.jars)
-    return SparkConf(loadDefaults=False).setAll(list({**found, **plan.settings}.items()))
-
-
 @contextmanager
-def _silence_loggers() -> Iterator[None]:
-    """Silence PySpark's loggers: the exceptions have the same texts."""
-    with ExitStack() as stack:
-        for name in _LOGGERS:
-            logger = PySparkLogger.getLogger(name)
-            stack.callback(setattr, logger, "disabled", logger.disabled)
-            logger.disabled = True
-        # Py4J logs an interrupted call to the root logger, which would otherwise add a handler.
-        handler = logging.NullHandler()
-        logging.root.addHandler(handler)
-        stack.callback(logging.root.removeHandler, handler)
+def _environment(conf: SparkConf) -> Iterator[None]:
+    """Set variables of the environment, and silence PySpark's loggers: the exceptions have the
+    same texts.
+    """
+    wanted = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
+    if conf.get("spark.driver.bindAddress") == _LOOPBACK:
+        wanted["SPARK_LOCAL_IP"] = _LOOPBACK
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
+    loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
+    # Py4J logs an interrupted call to the root logger, which would otherwise add a handler.
+    handler = logging.NullHandler()
+    os.environ.update(wanted)
+    logging.root.addHandler(handler)
+    for logger in loggers:
+        logger.disabled = True
+    try:
         yield
+    finally:
+        for logger in loggers:
+            logger.disabled = False
+        logging.root.removeHandler(handler)
+        for name in wanted:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextmanager
-def _start(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[SparkSession]:
+def _start(conf: SparkConf, output: BinaryIO) -> Iterator[SparkSession]:
     """Start a Java process and a session in it, and end both with the block.
 
     Its log is removed unless an error names it.
     """
-    gateway: Any = None
+    master, log = conf.get("spark.master"), Path(output.name)
+    opened: Future[SparkContext] | None = None
     session: SparkSession | None = None
-    log = Path(output.name)
     has_started = is_log_named = False
-    wanted = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
-    if plan.is_here:
-        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     # Java writes to the log, and Ctrl-C of a terminal reaches Python alone.
     popen = {"stdout": output, "stderr": output, "start_new_session": True}
+    launched = _call_in_thread(lambda: _launch(conf, popen))
     try:
-        with _set_environment(wanted), _hold_signals() as release_signals:
-            gateway = _launch(conf, popen)
-            release_signals()
-            with _limit_start(gateway.proc):
-                SparkContext(gateway=gateway, conf=conf)
-                session = SparkSession.builder.getOrCreate()
-            _wait_for_a_worker(plan, session, gateway)
+        gateway = launched.result()
+        opened = _call_in_thread(lambda: SparkContext(gateway=gateway, conf=conf))
+        if not wait([opened], START_S).done:
+            raise TimeoutError(f"there was no answer within {START_S:.0f} s")
+        opened.result()
+        session = SparkSession.builder.getOrCreate()
+        _wait_for_a_worker(session, conf)
         has_started = True
         yield session
     except SPARK_ERRORS as error:
@@ -343,95 +334,55 @@ def _start(plan: _Plan, conf: SparkConf, output: BinaryIO) -> Iterator[SparkSess
             java = gateway.gateway_parameters
             if _is_reached(java.address, java.port):
                 raise  # Java answers, so this is not Spark's error.
-        what = "Spark failed" if has_started else f"Spark does not start with {plan.master}"
+        what = "Spark failed" if has_started else f"Spark does not start with {master}"
         # The cause needs a Java that still runs.
-        why = cause_of(error) if gateway is not None else last_words(log)
+        why = _cause_of(error) if launched.exception() is None else _last_words(log)
         output.write(traceback.format_exc().encode())
         is_log_named = True
         raise ReconcileRefused(f"{what}: {why}; its log is {log}") from None
     finally:
-        if gateway is not None:
-            _end(session, gateway)
+        # A Java that starts cannot be ended before it has started.
+        if launched.exception() is None:
+            _end(session, launched.result())
+            if opened is not None:
+                wait([opened], STOP_S)  # An unfinished one fails now, and PySpark forgets it.
         if not is_log_named:
             log.unlink(missing_ok=True)
 
 
-@contextmanager
-def _set_environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment while Spark starts."""
-    before = {name: os.environ[name] for name in wanted if name in os.environ}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name in wanted:
-            del os.environ[name]
-        os.environ.update(before)
+def _call_in_thread(call: Callable[[], _Result]) -> Future[_Result]:
+    """Call Java in a thread of its own, which signals do not interrupt.
 
-
-@contextmanager
-def _hold_signals() -> Iterator[Callable[[], None]]:
-    """Hold a signal until Java has started, since it could not be ended before.
-
-    A second signal acts at once. The block gets the function that ends the holding. Its end also
-    undoes Spark's handler for Ctrl-C, which calls Java on a connection that waits for an answer.
+    An interrupted connection to Java is unusable, and PySpark's own handler for Ctrl-C, which it
+    sets in the main thread, calls Java on a connection that waits for an answer.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+    answer = Future[_Result]()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # the caller gets it
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer
+
+
+def _wait_for_a_worker(session: SparkSession, conf: SparkConf) -> None:
+    """Wait for a worker: on a standalone cluster without any, Spark would wait without end."""
+    master = conf.get("spark.master", "")
+    is_dynamic = session.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+    if is_dynamic or not _addresses(master):
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    held: list[int] = []
-
-    def hold(number: int, _: object) -> None:
-        held.append(number)
-        restore()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def release() -> None:
-        restore()
-        while held:
-            signal.raise_signal(held.pop())
-
-    for number in before:
-        signal.signal(number, hold)
-    try:
-        yield release
-    finally:
-        release()
-
-
-@contextmanager
-def _limit_start(java: Popen[bytes] | None) -> Iterator[None]:
-    """Kill Java if a cluster neither accepts nor refuses the application."""
-    timer = threading.Timer(START_S, java.kill if java is not None else lambda: None)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _wait_for_a_worker(plan: _Plan, session: SparkSession, gateway: Any) -> None:
-    """Wait for a worker: on a standalone cluster without any, Spark would wait without end.
-
-    Raises:
-        ReconcileRefused: The cluster gave no worker in time.
-    """
-    if not plan.addresses or session.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
-        return
-    scheduler = gateway.jvm.org.apache.spark.SparkContext.getOrCreate()
+    scheduler = session.sparkContext._jsc.sc()  # noqa: SLF001
     pause = threading.Event()
     for _ in range(round(WORKER_S / _POLL_S)):
         if scheduler.getExecutorMemoryStatus().size() > 1:  # The driver is counted too.
             return
         pause.wait(_POLL_S)
     raise ReconcileRefused(
-        f"{plan.master} gave no worker within {WORKER_S:.0f} s: check that a worker is alive and "
-        f"has {plan.memory} of memory free, or ask for less with --memory"
+        f"{master} gave no worker within {WORKER_S:.0f} s: check that a worker is alive and has "
+        f"{conf.get('spark.executor.memory')} of memory free, or ask for less with --memory"
     )
 
 
@@ -444,30 +395,52 @@ def _end(session: SparkSession | None, gateway: Any) -> None:
             if session is not None:
                 session.stop()
         if java is not None:
-            with suppress(Exception):
-                gateway.shutdown()
+            gateway.shutdown()
 
     try:
         if java is None or java.poll() is None:
-            # In its own thread: an interrupted thread's connection to Java is unusable.
-            stopper = threading.Thread(target=stop, daemon=True)
-            stopper.start()
-            stopper.join(STOP_S)
+            wait([_call_in_thread(stop)], STOP_S)
     finally:
         if java is not None:
-            _end_process(java, STOP_S if session is not None else 0)
+            assert java.stdin is not None
+            with suppress(OSError):
+                java.stdin.close()
+            try:
+                # While it starts it ignores that its input closed.
+                java.wait(STOP_S if session is not None else 0)
+            except TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(java.pid, signal.SIGKILL)  # Java, and the shell around it.
+                java.wait()
             # PySpark keeps the dead gateway in its class, and the next session would use it.
             SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
 
 
-def _end_process(java: Popen[bytes], patience_s: float) -> None:
-    """Wait for Java's end, or kill it: while it starts it ignores that its input closed."""
-    assert java.stdin is not None
-    with suppress(OSError):
-        java.stdin.close()
-    try:
-        java.wait(patience_s)
-    except TimeoutExpired:
-        with suppress(ProcessLookupError):
-            os.killpg(java.pid, signal.SIGKILL)  # Java, and the shell around it.
-        java.wait()
+def _cause_of(error: BaseException) -> str:
+    """The first cause of a failure, in one line without Java's class names."""
+    if isinstance(error, Py4JNetworkError | ConnectionError):
+        return _GONE
+    if isinstance(error, Py4JJavaError):
+        text = str(error).partition("\n: ")[2]
+    else:
+        try:
+            text = str(error)
+        except Exception:  # noqa: BLE001  # it asks a Java that may be gone, which raises all sorts
+            return _GONE
+    causes = _CAUSED_BY.findall(text)
+    return _plain(causes[-1] if causes else text)
+
+
+def _last_words(log: Path) -> str:
+    """The error in the log of a Java that did not start."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line)]
+    return _plain((errors or lines or [""])[0])
+
+
+def _plain(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = lines[0] if lines else "it gives no reason"
+    line = _JAVA_NAME.sub(r"\1: ", line).rstrip(": ")
+    is_short = len(line) <= CAUSE_CHARS_MAX
+    return line if is_short else f"{line[: CAUSE_CHARS_MAX - 1]}…"

@@ -11,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
 from txmq.reconcile.extract.manifest import (
     FILE,
     ExtractedSource,
-    ExtractedTable,
     Manifest,
     read_manifest,
     write_manifest,
@@ -31,32 +30,13 @@ from txmq.runtime.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ExtractLog", "ExtractedLog", "SourceProgress", "extract_day"]
+__all__ = ["ExtractLog", "SourceProgress", "extract_day"]
 
 SourceProgress: TypeAlias = Callable[[str, int], None]
 """Receives each finished source and its number of rows."""
 
 
-class ExtractedLog(NamedTuple):
-    """The result of extracting a log."""
-
-    tables: tuple[ExtractedTable, ...]
-    """Messages, failures and offsets."""
-    position: int
-    """The watermark: the log was read up to this position."""
-    moment_ms: int
-    """The time at which the log ended there."""
-    records: int
-    """The number of records read."""
-    gone: int
-    """The number of decisions on half messages whose file was deleted; they have no row."""
-    brokers: tuple[str, ...] = ()
-    """The brokers of a cluster; one that was away is missing."""
-    notes: tuple[str, ...] = ()
-    """What the log cannot tell."""
-
-
-ExtractLog: TypeAlias = Callable[[Rules, DayWindow, Path], ExtractedLog]
+ExtractLog: TypeAlias = Callable[[Rules, DayWindow, Path], ExtractedSource]
 """Writes the log's tables into the directory ``log`` of an extract."""
 
 _Read: TypeAlias = Callable[[BookRequest], ExtractedSource]
@@ -120,13 +100,7 @@ def _sources(
         )
         futures = [pool.submit(read, books) for read, books in zip(readers, requests, strict=True)]
         banks = [report(future.result()) for future in futures]
-    log = take_log(rules, window, directory)
-    moment = log.moment_ms
-    snapshot, tables = ", ".join(log.brokers), log.tables
-    source = ExtractedSource(
-        "log", "log", snapshot, moment, moment, tables, log.position, log.notes
-    )
-    return (*banks, report(source))
+    return (*banks, report(take_log(rules, window, directory)))
 
 
 def _reader_of(

@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, TypeVar
 
 from txmq.client.admin.admin import Admin
 from txmq.client.session import Session
@@ -32,13 +29,15 @@ from txmq.errors import (
 )
 from txmq.limits import PULL_MESSAGES_MAX
 from txmq.message import Queue
+from txmq.protocol.checksum import crc32
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import ListTransactions
 from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
 from txmq.protocol.span import Decision
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.broker_tables import check_known
-from txmq.reconcile.log.log_rows import BrokerDay, GroupOffset, LogReading, LogRows, number_brokers
+from txmq.reconcile.extract.manifest import ExtractedSource
+from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, LogRows
+from txmq.reconcile.log.flows import check_names
 from txmq.reconcile.log.pulled_records import (
     decided_records,
     half_of,
@@ -52,7 +51,7 @@ from txmq.runtime.clock import Clock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["read_cluster"]
+__all__ = ["number_brokers", "read_cluster"]
 
 RECORDS_A_FILE: Final = 50_000
 PATIENCE_S: Final = 120.0
@@ -62,11 +61,12 @@ _ANSWER_S: Final = 10.0
 _MARGIN_MS: Final = 3_600_000
 """How much more than the day is read. Half messages from before it are read one by one."""
 _READ_AT_ONCE: Final = 8
-_LIST: Final = "list all of them with: txmq {} list"
 _READ_TO_THE_END: Final = (RETRY, DLQ, *WAITING_TOPICS)
 """A message counts as failed whenever that happened."""
 _FOLDER: Final = "pulled"
 _RECORDS_A_BATCH: Final = 16 * 1024
+_NUMBERS: Final = 1 << 15
+"""Above a broker's number, positions and queues have a sign."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -80,40 +80,53 @@ class QueueRange(NamedTuple):
     end: int
 
 
-_RangeFile: TypeAlias = tuple[Path, QueueRange]
-
-
 class BrokerPlan(NamedTuple):
     """What is read of one broker."""
 
     name: str
-    is_txmq: bool
-    """True if it tells who decided a transaction."""
     offsets: list[GroupOffset]
     ranges: list[QueueRange]
+    is_txmq: bool = True
+    """True if it tells who decided a transaction."""
+
+    def files(self, folder: Path) -> list[list[tuple[Path, QueueRange]]]:
+        """The files of its records by queue, in the order of offsets."""
+        return [
+            [
+                (
+                    folder / f"{self.name.encode().hex()}-{index}-{start}",
+                    QueueRange(queue, start, min(start + RECORDS_A_FILE, end)),
+                )
+                for start in range(first, end, RECORDS_A_FILE)
+            ]
+            for index, (queue, first, end) in enumerate(self.ranges)
+        ]
 
 
-@contextmanager
 def read_cluster(
-    rules: Rules, window: DayWindow, draft: Path, spark: SparkSession | None, clock: Clock
-) -> Iterator[LogReading]:
-    """Read the logs of a cluster into files.
+    rules: Rules,
+    window: DayWindow,
+    draft: Path,
+    write: Callable[[LogRows], None],
+    spark: SparkSession | None,
+    clock: Clock,
+) -> ExtractedSource:
+    """Write the rows of the logs of a cluster; describe the log, without the written tables.
 
-    ``draft`` gets a folder of files during the block. The workers of ``spark`` read the cluster,
-    and need the draft under this path; without Spark this process reads it.
+    ``draft`` gets a folder of files meanwhile. The workers of ``spark`` read the cluster, and need
+    the draft under this path; without Spark this process reads it.
 
     Raises:
         ReconcileRefused: A topic or a group does not exist, a broker does not keep the whole day,
             or the cluster does not answer.
     """
     names, flows = rules.log.cluster, rules.log.flow
-    moment_ms, plans, notes = _ask_cluster(
-        names, lambda reader: _Planner(reader.session, flows, window).plan(clock)
+    moment_ms, brokers, notes = _ask_cluster(
+        names, lambda session: _Planner(session, flows, window).plan(clock)
     )
     folder = draft / _FOLDER
     folder.mkdir(parents=True)
-    files = [_files(folder, broker) for broker in plans]
-    todo = list(chain.from_iterable(chain.from_iterable(files)))
+    todo = [file for broker in brokers for queue in broker.files(folder) for file in queue]
     fetch = partial(_fetch_ranges, names)
     if spark is None or not todo:
         errors = fetch(todo)
@@ -122,52 +135,53 @@ def read_cluster(
         errors = spark.sparkContext.parallelize(todo, slices).mapPartitions(fetch).collect()
     if errors:
         raise ReconcileRefused(errors[0])
-    numbers = number_brokers(broker.name for broker in plans)
-    days = [BrokerDay(numbers[broker.name], flows, rules.money, window) for broker in plans]
-    offsets = [day.offsets(broker.offsets) for day, broker in zip(days, plans, strict=True)]
-    rows = chain.from_iterable(map(partial(_rows, names), days, plans, files))
-    brokers = tuple(broker.name for broker in plans)
-    yield LogReading(moment_ms, offsets, rows, brokers, notes)
+    numbers = number_brokers(broker.name for broker in brokers)
+    for broker in brokers:
+        day = BrokerDay(numbers[broker.name], flows, rules.money, window)
+        write(day.rows(offsets=broker.offsets))
+        collapse = Collapse(day, partial(_earlier_half, names, broker))
+        _write_rows(broker, folder, collapse, write)
     shutil.rmtree(folder)
+    snapshot = ", ".join(broker.name for broker in brokers)
+    return ExtractedSource("log", "log", snapshot, moment_ms, moment_ms, (), 0, notes)
 
 
-def _files(folder: Path, broker: BrokerPlan) -> list[list[_RangeFile]]:
-    """The files of a broker by queue, in the order of offsets."""
-    return [
-        [
-            (
-                folder / f"{broker.name.encode().hex()}-{index}-{start}",
-                QueueRange(queue, start, min(start + RECORDS_A_FILE, end)),
-            )
-            for start in range(first, end, RECORDS_A_FILE)
-        ]
-        for index, (queue, first, end) in enumerate(broker.ranges)
-    ]
+def number_brokers(names: Iterable[str]) -> dict[str, int]:
+    """The numbers of a cluster's brokers; they depend on the names, so that a new broker does not
+    change those of the others.
+
+    If two names have the same number, which happens to one pair in 30,000, one takes the next.
+    """
+    numbers: dict[str, int] = {}
+    for name in sorted(names):
+        number = crc32(name.encode()) % _NUMBERS
+        while number in numbers.values():
+            number = (number + 1) % _NUMBERS
+        numbers[name] = number
+    return numbers
 
 
-def _rows(
-    names: str, day: BrokerDay, broker: BrokerPlan, files: list[list[_RangeFile]]
-) -> Iterator[LogRows]:
-    """The rows of a broker's log in its files."""
-    collapse = day.collapse(partial(_earlier_half, names, broker))
+def _write_rows(
+    broker: BrokerPlan, folder: Path, collapse: Collapse, write: Callable[[LogRows], None]
+) -> None:
+    """Write the rows of a broker's log in its files."""
 
-    def done(count: int) -> LogRows:
+    def write_done() -> None:
         if not broker.is_txmq:
             for row in collapse.messages:
-                row.decided_by = row.decided_by if row.state == "parked" else None
-        return day.take_rows(collapse, count)
+                if row.state != "parked":
+                    row.decided_by = None
+        write(collapse.take_rows())
 
-    places = [[path for path, _ in queue] for queue in files]
-    records = merged_records(places, is_txmq=broker.is_txmq)
+    paths = [[path for path, _ in queue] for queue in broker.files(folder)]
+    records = merged_records(paths, is_txmq=broker.is_txmq)
     found = (decided_records if broker.is_txmq else marked_records)(records)
-    while some := list(islice(found, _RECORDS_A_BATCH)):
-        collapse.take(some)
-        yield done(0)
+    for count, item in enumerate(found, 1):
+        collapse.take(item)
+        if count % _RECORDS_A_BATCH == 0:
+            write_done()
     collapse.finish()
-    yield done(sum(wanted.end - wanted.start for wanted in broker.ranges))
-
-
-# Requests
+    write_done()
 
 
 class _ClusterReader:
@@ -178,11 +192,7 @@ class _ClusterReader:
         self.admin = Admin(session)
 
     async def ask(self, call: Callable[P, Awaitable[T]], *args: P.args, **named: P.kwargs) -> T:
-        """The answer to a call, which is repeated while repeating makes sense.
-
-        Raises:
-            ReconcileRefused: The cluster refuses, or does not answer for too long.
-        """
+        """The answer to a call, which is repeated while repeating makes sense."""
         clock = self.session.clock
         pauses = Backoff(self.session.entropy, *_PAUSES_S)
         deadline = clock.monotonic() + PATIENCE_S
@@ -204,9 +214,6 @@ class _ClusterReader:
         """The next records of a queue in a range of offsets; empty if it has none there.
 
         A search gets one record, and ignores that earlier ones were deleted meanwhile.
-
-        Raises:
-            ReconcileRefused: They were deleted, or are broken, or the cluster does not answer.
         """
         at, most = start, 1 if is_search else PULL_MESSAGES_MAX
         while at < end:
@@ -226,56 +233,52 @@ class _ClusterReader:
         return []
 
 
-def _ask_cluster(names: str, work: Callable[[_ClusterReader], Awaitable[T]]) -> T:
+def _ask_cluster(names: str, work: Callable[[Session], Awaitable[T]]) -> T:
     async def opened() -> T:
         async with Session(names, answer_s=_ANSWER_S) as session:
-            return await work(_ClusterReader(session))
+            return await work(session)
 
     return asyncio.run(opened())
-
-
-# Planning
 
 
 class _Planner(_ClusterReader):
     def __init__(self, session: Session, flows: Sequence[Flow], window: DayWindow) -> None:
         super().__init__(session)
+        self._flows = flows
         self._window = window
         self._groups = {flow.topic: flow.group for flow in flows}
         self._notes: list[str] = []
 
     async def plan(self, clock: Clock) -> tuple[int, list[BrokerPlan], tuple[str, ...]]:
         """A moment, a plan for each broker that has all records from before it, and notes."""
-        known = set(await self.ask(self.admin.topics))
-        check_known("cluster", "topic", self._groups, known, _LIST.format("topic"))
-        groups = sorted({*self._groups.values()} - {""})
-        subscribed = {topic.removeprefix(RETRY) for topic in known if topic.startswith(RETRY)}
+        known, subscribed = set(await self.ask(self.admin.topics)), set[str]()
         for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
             subscribed.update(await self.ask(self.admin.groups, cluster=name))
-        check_known("cluster", "group", groups, subscribed, _LIST.format("group"))
+        remedy = "list all of them with: txmq {} list"
+        check_names(self._flows, "cluster", known, subscribed, remedy)
         own = [queue for topic in self._groups for queue in await self._queues(topic)]
-        offsets: defaultdict[str, list[GroupOffset]] = defaultdict(list)
+        brokers = {name: BrokerPlan(name, [], []) for name in sorted({one.broker for one in own})}
         # First, so that every message that counts as delivered is in the plan.
         for queue in own:
             group = self._groups[queue.topic]
             offset = await self.ask(self.admin.committed_offset, group, queue) if group else None
             if offset is not None:
                 row = GroupOffset(group, queue.topic, queue.number, offset)
-                offsets[queue.broker].append(row)
+                brokers[queue.broker].offsets.append(row)
+        groups = sorted({*self._groups.values()} - {""})
         of_groups = [prefix + group for group in groups for prefix in (RETRY, DLQ)]
-        names = sorted({queue.broker for queue in own})
-        ranges: dict[str, list[QueueRange]] = {name: [] for name in names}
         # The half topic is last, so that it has the half message of each decision.
         topics = (OP_TOPIC, *self._groups, *of_groups, *WAITING_TOPICS, PARKED_TOPIC, HALF_TOPIC)
         for topic in topics:
             for queue in await self._queues(topic) if topic in known else ():
-                if queue.broker in ranges:
+                if queue.broker in brokers:
                     high = await self.ask(self.admin.max_offset, queue)
                     low = await self.ask(self.admin.min_offset, queue)
-                    ranges[queue.broker].append(QueueRange(queue, low, max(low, high)))
+                    ranges = brokers[queue.broker].ranges
+                    ranges.append(QueueRange(queue, low, max(low, high)))
         moment_ms = clock.wall_ms()
-        brokers = [await self._broker(name, offsets[name], ranges[name]) for name in names]
-        return moment_ms, brokers, tuple(dict.fromkeys(self._notes))
+        plans = [await self._of_day(broker) for broker in brokers.values()]
+        return moment_ms, plans, tuple(dict.fromkeys(self._notes))
 
     async def _queues(self, topic: str) -> list[Queue]:
         route = await self.ask(self.admin.route, topic)
@@ -288,31 +291,9 @@ class _Planner(_ClusterReader):
             self._notes.append(text)
         return sorted(route.readable)
 
-    async def _broker(
-        self, name: str, offsets: list[GroupOffset], ranges: list[QueueRange]
-    ) -> BrokerPlan:
-        await self._check_reach(name, ranges)
-        is_txmq = await self.ask(self._is_txmq, ranges[0].queue)
-        if is_txmq:  # Its op topic tells what is parked.
-            ranges = [one for one in ranges if one.queue.topic != PARKED_TOPIC]
-        else:
-            self._notes.append(
-                f"{name} does not keep who decided a transaction, and why: decided_by and reason "
-                "are empty; a delayed message counts from its delivery on"
-            )
-        ranges = await asyncio.gather(*map(self._of_day, ranges))
-        return BrokerPlan(name, is_txmq, offsets, ranges)
-
-    async def _is_txmq(self, queue: Queue) -> bool:
-        address = await self.session.address_of(queue)
-        header = ListTransactions("", "", 0, 1)
-        try:
-            await self.session.request(address, RequestCode.LIST_TRANSACTIONS, header)
-        except RequestNotSupported:
-            return False
-        return True
-
-    async def _check_reach(self, name: str, ranges: list[QueueRange]) -> None:
+    async def _of_day(self, broker: BrokerPlan) -> BrokerPlan:
+        """The ranges of a broker cut to what can matter for the day."""
+        name, ranges = broker.name, broker.ranges
         # A queue may begin late because it was quiet, so the age of the whole log counts.
         stats = await self.ask(self.admin.broker_stats, name)
         first = stats.get("earliestMessageTimeStamp", "")
@@ -323,9 +304,27 @@ class _Planner(_ClusterReader):
                 f"begins at {self._window.start_ms}; let the broker keep its log for longer "
                 "(retention.keep, or fileReservedTime of RocketMQ)"
             )
+        is_txmq = await self.ask(self._is_txmq, ranges[0].queue)
+        if is_txmq:  # Its op topic tells what is parked.
+            ranges = [one for one in ranges if one.queue.topic != PARKED_TOPIC]
+        else:
+            self._notes.append(
+                f"{name} does not keep who decided a transaction, and why: decided_by and reason "
+                "are empty; a delayed message counts from its delivery on"
+            )
+        ranges = await asyncio.gather(*map(self._cut, ranges))
+        return broker._replace(ranges=ranges, is_txmq=is_txmq)
 
-    async def _of_day(self, found: QueueRange) -> QueueRange:
-        """The part of a queue that can matter for the day."""
+    async def _is_txmq(self, queue: Queue) -> bool:
+        address = await self.session.address_of(queue)
+        header = ListTransactions("", "", 0, 1)
+        try:
+            await self.session.request(address, RequestCode.LIST_TRANSACTIONS, header)
+        except RequestNotSupported:
+            return False
+        return True
+
+    async def _cut(self, found: QueueRange) -> QueueRange:
         start_ms, end_ms = self._window.start_ms - _MARGIN_MS, self._window.end_ms + _MARGIN_MS
         found = found._replace(start=await self._find(found, start_ms))
         if found.queue.topic.startswith(_READ_TO_THE_END):
@@ -345,15 +344,12 @@ class _Planner(_ClusterReader):
         return low
 
 
-# Fetching
-
-
 def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[str]:
     """Read ranges into their files; returns why some cannot be read."""
     failed: list[str] = []
 
-    async def fetch(reader: _ClusterReader) -> None:
-        limit = asyncio.Semaphore(_READ_AT_ONCE)
+    async def fetch(session: Session) -> None:
+        reader, limit = _ClusterReader(session), asyncio.Semaphore(_READ_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for path, wanted in todo:
                 group.create_task(_fetch(reader, path, wanted, limit))
@@ -385,8 +381,8 @@ def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | 
     queue = Queue(HALF_TOPIC, plan.name, 0)
     if offset < 0 or any(one.queue == queue and offset >= one.start for one in plan.ranges):
         return None
-
     records = _ask_cluster(
-        names, lambda reader: reader.read(queue, offset, offset + 1, is_search=True)
+        names,
+        lambda session: _ClusterReader(session).read(queue, offset, offset + 1, is_search=True),
     )
     return half_of(unpack(records[0], errors="replace")[0]) if records else None

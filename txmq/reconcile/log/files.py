@@ -13,11 +13,11 @@ from __future__ import annotations
 import os
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from txmq.errors import CorruptRecord, ReconcileRefused, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
@@ -26,8 +26,10 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.span import (
     FOLDER,
     HEAD_BYTES,
+    LOSS,
     MARKER,
     MARKER_BYTES,
+    AcceptedLoss,
     Decision,
     Found,
     SpanHead,
@@ -62,6 +64,23 @@ class LogFile(NamedTuple):
     first_ms: int
     """The time at which its first record was stored; ``sys.maxsize`` before there is one."""
 
+    @contextmanager
+    def open(self) -> Iterator[OpenFile]:
+        """Open the file.
+
+        Raises:
+            FileNotFoundError: The broker has deleted it.
+            ReconcileRefused: Bytes are missing, as in a worker's older copy: its end is not the
+                log's end.
+        """
+        with self.path.open("rb", buffering=0) as handle:
+            if os.fstat(handle.fileno()).st_size < self.end - self.start:
+                raise ReconcileRefused(
+                    f"{self.path} is shorter than it was when the log was listed: read the log "
+                    "again, from a directory that all machines share"
+                )
+            yield OpenFile(self, handle.fileno())
+
 
 class LogStretch(NamedTuple):
     """A part of a file, from the start of a span to the end of one."""
@@ -71,32 +90,11 @@ class LogStretch(NamedTuple):
     end: int
 
 
-class OpenFile:
+class OpenFile(NamedTuple):
     """An open file of the log; it stays readable after the broker deletes it."""
 
-    def __init__(self, file: LogFile) -> None:
-        self.file = file
-        self._handle = -1
-
-    def __enter__(self) -> Self:
-        """Open the file.
-
-        Raises:
-            FileNotFoundError: The broker has deleted it.
-            ReconcileRefused: Bytes are missing, as in a worker's older copy: its end is not the
-                log's end.
-        """
-        self._handle = os.open(self.file.path, os.O_RDONLY)
-        if os.fstat(self._handle).st_size < self.file.end - self.file.start:
-            os.close(self._handle)
-            raise ReconcileRefused(
-                f"{self.file.path} is shorter than it was when the log was listed: read the log "
-                "again, from a directory that all machines share"
-            )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
+    file: LogFile
+    handle: int
 
     def read(self, position: int, size: int) -> bytes:
         """Bytes from a position of the log on; fewer where the file ends.
@@ -106,29 +104,11 @@ class OpenFile:
         """
         start, end = self.file.start, self.file.end
         try:
-            return os.pread(self._handle, max(0, min(size, end - position)), position - start)
+            return os.pread(self.handle, max(0, min(size, end - position)), position - start)
         except OSError as error:
             raise ReconcileRefused(
                 f"the disk cannot read {self.file.path} at position {position}: {error}"
             ) from error
-
-    def stretches(self, size: int) -> Iterator[LogStretch]:
-        """Cut the file into parts of about this size, which can be read separately.
-
-        Their reader checks the spans. If a head is broken, the rest of the file is the last part.
-        """
-        start = at = self.file.start
-        while at < self.file.end:
-            before = at
-            for end in ends_in(self.read(at, _READ_BYTES), at):
-                if end - start >= size:
-                    yield LogStretch(self.file, start, end)
-                    start = end
-                at = end
-            if at == before:
-                break
-        if start < self.file.end:
-            yield LogStretch(self.file, start, self.file.end)
 
     def records(self, start: int, end: int) -> Iterator[tuple[Found, int, bytes]]:
         """The records of a part of the file, with their positions and bytes.
@@ -193,29 +173,26 @@ class OpenFile:
 def open_log(directory: Path, since_ms: int | None = None) -> Iterator[LogFiles]:
     """Open the files of a log as they are now.
 
-    Args:
-        directory: The broker's directory.
-        since_ms: Files with only older records are not opened; all are if left out.
+    Files with only records from before ``since_ms`` are not opened; all are if it is left out.
 
     Raises:
         ReconcileRefused: The log is missing or incomplete, a file belongs to another broker, or
             records since that moment were deleted already.
     """
-    for _ in range(_ATTEMPTS):
-        try:
-            with ExitStack() as stack:
+    with ExitStack() as stack:
+        for _ in range(_ATTEMPTS):
+            try:
                 files = _files_in(directory)
-                wanted = files if since_ms is None else files[_first(files, since_ms) :]
-                opened = tuple([stack.enter_context(OpenFile(file)) for file in wanted])
-                kept = stack.pop_all()
-        except FileNotFoundError:
-            continue  # The broker has just deleted the oldest file.
-        except OSError as error:
-            raise ReconcileRefused(f"the log cannot be read: {error}") from error
-        with kept:
-            yield LogFiles(files, opened)
-        return
-    raise ReconcileRefused(f"the log in {directory} changes faster than it can be listed")
+                wanted = files if since_ms is None else _since(files, since_ms)
+                opened = tuple([stack.enter_context(file.open()) for file in wanted])
+                break
+            except FileNotFoundError:
+                continue  # The broker has just deleted the oldest file.
+            except OSError as error:
+                raise ReconcileRefused(f"the log cannot be read: {error}") from error
+        else:
+            raise ReconcileRefused(f"the log in {directory} changes faster than it can be listed")
+        yield LogFiles(files, opened)
 
 
 class LogFiles(NamedTuple):
@@ -223,6 +200,26 @@ class LogFiles(NamedTuple):
 
     known: tuple[LogFile, ...]
     opened: tuple[OpenFile, ...]
+
+    def stretches(self, size: int) -> Iterator[LogStretch]:
+        """Cut the open files into parts of about this size, which can be read separately.
+
+        Their reader checks the spans. If a head is broken, the rest of its file is one part.
+        """
+        for opened in self.opened:
+            file = opened.file
+            start = at = file.start
+            while at < file.end:
+                before = at
+                for end in ends_in(opened.read(at, _READ_BYTES), at):
+                    if end - start >= size:
+                        yield LogStretch(file, start, end)
+                        start = end
+                    at = end
+                if at == before:
+                    break
+            if start < file.end:
+                yield LogStretch(file, start, file.end)
 
     def half_of(self, decision: Decision) -> records.Record | None:
         """The half message of a decision, also in an older file; ``None`` if that was deleted.
@@ -236,26 +233,23 @@ class LogFiles(NamedTuple):
             return None
         file = self.known[at]
         try:
-            with OpenFile(file) as log:
+            with file.open() as log:
                 size = int.from_bytes(log.read(position, 4), "big")
                 record, _ = records.unpack(log.read(position, min(size, FRAME_BYTES_MAX)))
         except FileNotFoundError:
             return None
-        except OSError as error:
+        except (OSError, RemoteProtocolError) as error:
             raise ReconcileRefused(
-                f"{file.path} cannot be read at position {position}: {error}"
-            ) from error
-        except RemoteProtocolError as error:
-            raise ReconcileRefused(
-                f"the log is damaged at position {position}, which has a half message: {error}"
+                f"{file.path} cannot be read at position {position}, which has a half message: "
+                f"{error}"
             ) from error
         if record.position != position:
             raise ReconcileRefused(f"position {position} of the log has no half message")
         return record
 
 
-def _first(files: Sequence[LogFile], since_ms: int) -> int:
-    """The index of the first file that may have records of this time or later.
+def _since(files: tuple[LogFile, ...], since_ms: int) -> tuple[LogFile, ...]:
+    """The files that may have records of this time or later.
 
     Time stamps in a log never go back, so a whole file is older than the next file's first record.
     """
@@ -266,7 +260,7 @@ def _first(files: Sequence[LogFile], since_ms: int) -> int:
             f"position {files[0].start} were deleted; let the broker keep its log for longer "
             "(retention.keep)"
         )
-    return max(old - 1, 0)
+    return files[max(old - 1, 0) :]
 
 
 def _files_in(directory: Path) -> tuple[LogFile, ...]:
@@ -305,12 +299,19 @@ def _files_in(directory: Path) -> tuple[LogFile, ...]:
 
 def _log_and_moment(path: Path, start: int) -> tuple[int | None, int]:
     """The id of the log in a file, and the time of its first record, as in :class:`LogFile`."""
-    with path.open("rb", buffering=0) as opened:
-        data = opened.read(HEAD_BYTES + max(MARKER_BYTES, records.SMALLEST))
-    head, first = read_head(data, 0, start), data[HEAD_BYTES:]
-    log = None if head is None else head.log
-    if head is None or len(first) < MARKER_BYTES:
-        return log, sys.maxsize
-    if first[4:8] == MARKER:
-        return log, decided_ms_of(first)
-    return log, records.stored_ms_of(first) if len(first) >= records.SMALLEST else sys.maxsize
+    with path.open("rb") as opened:
+        head = read_head(opened.read(HEAD_BYTES), 0, start)
+        first = opened.read(max(MARKER_BYTES, records.SMALLEST))
+        if first[4:8] == LOSS:
+            size = int.from_bytes(first[:4], "big")
+            first = (first + opened.read(max(0, size - len(first))))[:size]
+    if head is None:
+        return None, sys.maxsize
+    if first[4:8] == LOSS:
+        with suppress(CorruptRecord):  # It is being written.
+            return head.log, AcceptedLoss.unpack(first, start).accepted_ms
+    elif first[4:8] == MARKER and len(first) >= MARKER_BYTES:
+        return head.log, decided_ms_of(first)
+    elif len(first) >= records.SMALLEST:
+        return head.log, records.stored_ms_of(first)
+    return head.log, sys.maxsize

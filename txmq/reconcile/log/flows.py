@@ -7,26 +7,40 @@ valid order becomes a row with a problem, never an exception.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
 
-from txmq.errors import RemoteProtocolError
+from txmq.config import did_you_mean
+from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol import properties
+from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
+from txmq.protocol.topics import RETRY
 from txmq.reconcile.rules import Constant, Flow, Money
 
-__all__ = ["FailureRow", "Flows", "MessageRow", "printable_text", "real_place_of"]
+__all__ = [
+    "FailureRow",
+    "MessageRow",
+    "check_names",
+    "facts_of",
+    "printable_text",
+    "real_place_of",
+]
 
 _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200
+TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+PREPARED: Final = int(SysFlag.PREPARED)
+COMMITTED: Final = int(SysFlag.COMMITTED)
 _LONG: Final = range(-(2**63), 2**63)
+_DECODER: Final = msgspec.json.Decoder()
+_EXACT_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _MAJOR: Final = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,9})?")
-_MISSING: Final = object()
 
 
 class MessageRow(Struct, gc=False):
@@ -63,131 +77,88 @@ class FailureRow(Struct, gc=False):
     position: int
 
 
-class Flows:
-    """The flows of the rules, by topic."""
+def check_names(
+    flows: Sequence[Flow], where: str, topics: set[str], groups: set[str], remedy: str
+) -> None:
+    """Check that topics and groups exist in the log or the cluster; a retry topic proves its group.
 
-    def __init__(self, flows: Iterable[Flow], money: Mapping[str, Money]) -> None:
-        self._of: dict[str, list[_FlowReader]] = {}
-        for flow in flows:
-            self._of.setdefault(flow.topic, []).append(_FlowReader(flow, money))
-
-    def message(self, record: Record, state: str, topic: str = "") -> MessageRow | None:
-        """The row of a message, or ``None`` if it belongs to no flow.
-
-        Args:
-            record: The message.
-            state: The state of its row.
-            topic: Its own topic, if it is stored in another one.
-
-        Raises:
-            ConfigError: The package that decompresses its body is not installed.
-        """
-        topic = topic or record.topic
-        reader = self._reader(topic, record.properties)
-        if reader is None:
-            return None
-        key, payer, payee, amount, currency, problem = reader.read(record)
-        return MessageRow(
-            key, _id_of(record), payer, payee, amount, currency, state, topic, record.queue_id,
-            record.queue_offset, record.stored_ms, None, None, None, record.position, problem,
-        )  # fmt: skip
-
-    def failure(self, record: Record, group: str, state: str) -> FailureRow | None:
-        """The row of a message that a group gave back, or ``None`` if it belongs to no flow.
-
-        Raises:
-            ConfigError: The package that decompresses its body is not installed.
-        """
-        text = record.properties
-        reader = self._reader(properties.find(text, properties.RETRY_TOPIC) or "", text)
-        if reader is None:
-            return None
-        reason = properties.find(text, properties.DEAD_REASON) if state == "dead" else None
-        return FailureRow(
-            reader.read(record)[0], _id_of(record), group, state, record.attempts,
-            record.stored_ms, None if reason is None else printable_text(reason), record.position,
-        )  # fmt: skip
-
-    def _reader(self, topic: str, text: str) -> _FlowReader | None:
-        for reader in self._of.get(topic, ()):
-            if not reader.tags or properties.find(text, properties.TAGS) in reader.tags:
-                return reader
-        return None
+    Raises:
+        ReconcileRefused: A name does not exist. The message suggests the nearest one, and the
+            remedy, with the kind of name for ``{}``.
+    """
+    groups = groups | {topic.removeprefix(RETRY) for topic in topics if topic.startswith(RETRY)}
+    wanted = [("topic", flow.topic, topics) for flow in flows]
+    wanted += [("group", flow.group, groups) for flow in flows if flow.group]
+    for kind, name, known in wanted:
+        if name not in known:
+            hint, what_next = did_you_mean(name, known), remedy.format(kind)
+            raise ReconcileRefused(f"the {where} has no {kind} {name!r}{hint}; {what_next}")
 
 
 _Facts: TypeAlias = tuple[str | None, str | None, str | None, int | None, str | None, str | None]
 
 
-class _FlowReader:
-    """Reads the bodies of one flow."""
+def facts_of(record: Record, flow: Flow, money: Mapping[str, Money]) -> _Facts:
+    """Key, payer, payee, amount and currency in a message, and the problem with them.
 
-    def __init__(self, flow: Flow, money: Mapping[str, Money]) -> None:
-        self._money = money if flow.units == "major" else None
-        self._decode = _decode if self._money is None else _decode_exactly
-        self.tags = frozenset(flow.tags)
-        self._before_key = f"{flow.namespace}/"
-        self._key = flow.key.split(".") if flow.key else None
-        self._payer = flow.payer.split(".")
-        self._payee = flow.payee.split(".")
-        self._amount = flow.amount.split(".")
-        self._constant = flow.currency.value if isinstance(flow.currency, Constant) else None
-        self._currency = [] if isinstance(flow.currency, Constant) else flow.currency.split(".")
-
-    def read(self, record: Record) -> _Facts:
-        """Key, payer, payee, amount and currency, and the problem with them.
-
-        Raises:
-            ConfigError: The package that decompresses the body is not installed.
-        """
-        unread = None
-        try:
-            body = self._decode(record.plain_body())
-            if not isinstance(body, dict):
-                unread = "its body is not a JSON object"
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            unread = f"its body is not JSON: {error}"
-        except RemoteProtocolError as error:
-            unread = str(error)
-        if unread is not None:
-            problem = properties.one_line(unread, _PROBLEM_CHARS_MAX)
-            return self._in_namespace(_own_key(record)), None, None, None, None, problem
-        problems: list[str] = []
-        key = _own_key(record) if self._key is None else _text(body, self._key, problems)
-        if key is None:
-            key = _own_key(record) or _cut(body, self._key)
-            if not problems:
-                problems.append("it has no key")
-        payer = _text(body, self._payer, problems)
-        payee = _text(body, self._payee, problems)
-        amount = self._amount_in(body)
+    Raises:
+        ConfigError: The package that decompresses its body is not installed.
+    """
+    problems: list[str] = []
+    payer = payee = currency = None
+    amount: Any = None
+    body = _body(record, flow, problems)
+    if body is not None and flow.key:
+        key = _text(body, flow.key, problems) or _own_key(record) or _cut(_at(body, flow.key))
+    else:
+        key = _own_key(record)
+        if key is None and not problems:
+            problems.append("it has no key")
+    if body is not None:
+        payer = _text(body, flow.payer, problems)
+        payee = _text(body, flow.payee, problems)
+        amount = _at(body, flow.amount)
+        if flow.units == "major":
+            given = flow.currency
+            code = given.value if isinstance(given, Constant) else _at(body, given)
+            amount = _minor_units(amount, money.get(str(code), Money()))
         if type(amount) is not int or amount not in _LONG:
-            problems.append(_why(self._amount, amount, "whole number of minor units"))
+            problems.append(_why(flow.amount, amount, "whole number of minor units"))
             amount = None
-        currency = self._constant
-        if self._currency:
-            currency = _text(body, self._currency, problems)
+        if isinstance(flow.currency, Constant):
+            currency = flow.currency.value
+        else:
+            currency = _text(body, flow.currency, problems)
             if currency is not None and _CURRENCY.fullmatch(currency) is None:
-                problems.append(_why(self._currency, currency, "currency such as CNY"))
+                problems.append(_why(flow.currency, currency, "currency such as CNY"))
                 currency = None
-        wrong = "; ".join(problems)[:_PROBLEM_CHARS_MAX] or None
-        return self._in_namespace(key), payer, payee, amount, currency, wrong
-
-    def _amount_in(self, body: Any) -> Any:
-        """The amount as the body has it, or the minor units of a number in major units."""
-        amount = _at(body, self._amount)
-        if self._money is None or not isinstance(amount, int | str | Decimal):
-            return amount
-        currency = self._constant or _at(body, self._currency)
-        money = self._money.get(currency) if isinstance(currency, str) else None
-        scaled = _MAJOR.fullmatch(str(amount)) and Decimal(amount).scaleb((money or Money()).digits)
-        return int(scaled) if scaled is not None and scaled % 1 == 0 else str(amount)
-
-    def _in_namespace(self, key: str | None) -> str | None:
-        return None if key is None else self._before_key + key
+    if key is not None:
+        key = f"{flow.namespace}/{key}"
+    return key, payer, payee, amount, currency, "; ".join(problems)[:_PROBLEM_CHARS_MAX] or None
 
 
-_decode: Final = msgspec.json.Decoder().decode
-_decode_exactly: Final = msgspec.json.Decoder(float_hook=Decimal).decode
+def _body(record: Record, flow: Flow, problems: list[str]) -> dict[str, Any] | None:
+    decoder = _DECODER if flow.units == "minor" else _EXACT_DECODER
+    try:
+        body = decoder.decode(record.plain_body())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = f"its body is not JSON: {error}"
+    except RemoteProtocolError as error:
+        why = str(error)
+    else:
+        if isinstance(body, dict):
+            return body
+        why = "its body is not a JSON object"
+    problems.append(properties.one_line(why, _PROBLEM_CHARS_MAX))
+    return None
+
+
+def _minor_units(amount: Any, money: Money) -> Any:
+    """The minor units of a number in major units; what is not one becomes text, or stays."""
+    if not isinstance(amount, int | str | Decimal):
+        return amount
+    scaled = _MAJOR.fullmatch(str(amount)) and Decimal(amount).scaleb(money.digits)
+    return int(scaled) if scaled is not None and scaled % 1 == 0 else str(amount)
 
 
 def real_place_of(record: Record) -> tuple[str, int]:
@@ -204,27 +175,19 @@ def printable_text(text: str) -> str:
     return properties.one_line(text, 4 * _TEXT_CHARS_MAX)
 
 
-def _id_of(record: Record) -> str:
-    text = record.properties
-    unique = properties.find(text, properties.UNIQUE_KEY)
-    return printable_text(unique or properties.find(text, properties.ORIGIN_ID) or record.offset_id)
-
-
 def _own_key(record: Record) -> str | None:
     """The first of a message's keys; the others are for searches."""
     words = (properties.find(record.properties, properties.KEYS) or "").split(" ", 1)
     return printable_text(words[0]) or None
 
 
-def _at(body: Any, path: list[str]) -> Any:
-    for name in path:
-        if not isinstance(body, dict):
-            return _MISSING
-        body = body.get(name, _MISSING)
+def _at(body: Any, path: str) -> Any:
+    for name in path.split("."):
+        body = body.get(name) if isinstance(body, dict) else None
     return body
 
 
-def _text(body: Any, path: list[str], problems: list[str]) -> str | None:
+def _text(body: Any, path: str, problems: list[str]) -> str | None:
     """The text at a path in the body; a whole number counts as text."""
     found = _at(body, path)
     if type(found) is int:
@@ -235,15 +198,13 @@ def _text(body: Any, path: list[str], problems: list[str]) -> str | None:
     return None
 
 
-def _cut(body: Any, path: list[str] | None) -> str | None:
+def _cut(key: Any) -> str | None:
     """The beginning of a text that is too long; its last character keeps it from matching."""
-    found = None if path is None else _at(body, path)
-    is_text = type(found) is str and found.isprintable()
-    return f"{found[:_TEXT_CHARS_MAX]}…" if is_text and found else None
+    is_text = type(key) is str and key.isprintable()
+    return f"{key[:_TEXT_CHARS_MAX]}…" if is_text and key else None
 
 
-def _why(path: list[str], found: Any, wanted: str) -> str:
-    name = ".".join(path)
-    if found is _MISSING or found is None or found == "":
-        return f"it has no {name}"
-    return f"{name} is not a {wanted} but {properties.one_line(repr(found), 40)}"
+def _why(path: str, found: Any, wanted: str) -> str:
+    if found is None or found == "":
+        return f"it has no {path}"
+    return f"{path} is not a {wanted} but {properties.one_line(repr(found), 40)}"

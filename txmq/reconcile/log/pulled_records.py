@@ -17,17 +17,13 @@ from msgspec.structs import replace
 
 from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol import properties
-from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record, queue_offset_of, unpack
 from txmq.protocol.span import Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.flows import real_place_of
+from txmq.reconcile.log.flows import COMMITTED, PREPARED, TYPE_BITS, real_place_of
 
 __all__ = ["decided_records", "half_of", "marked_records", "merged_records"]
 
-_PREPARED: Final = int(SysFlag.PREPARED)
-_COMMITTED: Final = int(SysFlag.COMMITTED)
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
 _SIZE_BYTES: Final = 4
 _DIGITS_MAX: Final = 18
 
@@ -59,7 +55,7 @@ def _records_in(path: Path) -> Iterator[Record]:
 def half_of(record: Record) -> Record:
     """The half message in a record of the half topic, as its producer sent it."""
     topic, queue = real_place_of(record)
-    return replace(record, topic=topic, queue_id=queue, sys_flag=record.sys_flag | _PREPARED)
+    return replace(record, topic=topic, queue_id=queue, sys_flag=record.sys_flag | PREPARED)
 
 
 def decided_records(records: Iterable[Record]) -> Iterator[Found]:
@@ -113,12 +109,18 @@ def marked_records(records: Iterable[Record]) -> Iterator[Found]:
             yield from _rolled_back(record, marked, held)
         elif topic == PARKED_TOPIC:
             if id_ in held:
-                yield _decision(record, DecisionKind.PARKED, held[id_], -1)
+                yield _decision(record, DecisionKind.PARKED, held[id_])
         elif not topic.startswith((RETRY, DLQ, *WAITING_TOPICS)):
-            yield from _visible(record, id_, held)
+            is_committed = record.sys_flag & TYPE_BITS == COMMITTED
+            at = held.pop(id_, record.prepared_position) if is_committed else 0
+            if at:
+                yield _decision(record, DecisionKind.COMMITTED, at)
+            # Without a half message, only the sender has set the flag.
+            flag = record.sys_flag if at else record.sys_flag & ~TYPE_BITS
+            yield replace(record, sys_flag=flag, prepared_position=at)
         elif topic not in WAITING_TOPICS or real_place_of(record)[0].startswith(RETRY):
             # A returned message may still have the flag of a committed one.
-            yield replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS)
+            yield replace(record, sys_flag=record.sys_flag & ~TYPE_BITS)
 
 
 def _rolled_back(record: Record, marked: dict[int, str], held: dict[str, int]) -> Iterator[Found]:
@@ -133,22 +135,11 @@ def _rolled_back(record: Record, marked: dict[int, str], held: dict[str, int]) -
                 yield _decision(record, DecisionKind.ROLLED_BACK, at, offset)
 
 
-def _visible(record: Record, id_: str, held: dict[str, int]) -> Iterator[Found]:
-    at = 0
-    if record.sys_flag & _TYPE_BITS == _COMMITTED:
-        at = held.pop(id_, record.prepared_position)
-    if at:
-        yield _decision(record, DecisionKind.COMMITTED, at, -1)
-        yield replace(record, prepared_position=at)
-    else:  # A sender may have set the flag.
-        yield replace(record, sys_flag=record.sys_flag & ~_TYPE_BITS, prepared_position=0)
-
-
 def _decision(
     record: Record,
     kind: DecisionKind,
     half_position: int,
-    half_offset: int,
+    half_offset: int = -1,
     source: DecisionSource = DecisionSource.BROKER,
     reason: str = "",
 ) -> Decision:

@@ -107,9 +107,9 @@ def no_log(rules, window, directory):
     """A log with nothing in it."""
     found = []
     for table in (MESSAGES, FAILURES, OFFSETS):
-        with TableWriter(table, directory / "log" / table.name) as writer:
+        with TableWriter(table, directory / "log") as writer:
             pass
-        found.append(writer.extracted("log"))
+        found.append(writer.extracted())
     return ExtractedLog(tuple(found), 0, 1 << 50, 0, 0)
 
 

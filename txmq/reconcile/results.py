@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.chain import current_run, days_with_run, read_run_file
 from txmq.reconcile.explanations import Explanations
-from txmq.reconcile.extract.contents import ContentHash
+from txmq.reconcile.extract.controls import ContentHash
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.ledgers import EarlierDays, Rows

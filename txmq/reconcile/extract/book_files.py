@@ -13,7 +13,6 @@ import hashlib
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
@@ -37,12 +36,11 @@ from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Qua
 from txmq.reconcile.extract.mt940 import read_mt940
 from txmq.reconcile.extract.sqlite import SqliteReader
 from txmq.reconcile.extract.statements import column_names, halves, roles_of
-from txmq.reconcile.extract.table_writer import arrow_table
+from txmq.reconcile.extract.table_writer import TableWriter, arrow_table
 from txmq.reconcile.parquet_files import sha256_of
 from txmq.reconcile.results import Results
-from txmq.reconcile.rules import AccountColumns, BankFiles, EntryColumns, Rules
+from txmq.reconcile.rules import AccountColumns, BankFiles, EntryColumns
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
-from txmq.runtime.clock import Clock
 
 __all__ = ["read_files"]
 
@@ -54,19 +52,19 @@ _Sums: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
 """The balance and the number of entries of each account and currency."""
 
 
-def read_files(books: BookRequest, rules: Rules, day: date, clock: Clock) -> ExtractedSource:
+def read_files(books: BookRequest) -> ExtractedSource:
     """Extract a bank's book; the rules know where the result of the day before is.
 
     Raises:
         ReconcileRefused: A file is missing or has an invalid value.
     """
-    name, taken_ms = books.bank.name, clock.wall_ms()
+    name, taken_ms = books.bank.name, books.clock.wall_ms()
     try:
         # The empty name is a database on the disk that SQLite removes by itself.
         with closing(sqlite3.connect("", isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("BEGIN")
-            reader = _FileReader(books, rules, day, connection)
+            reader = _FileReader(books, connection)
             tables = reader.tables()
     except (sqlite3.Error, OSError, OverflowError) as error:
         raise ReconcileRefused(f"{name}: {error_text(error)}") from error
@@ -76,22 +74,19 @@ def read_files(books: BookRequest, rules: Rules, day: date, clock: Clock) -> Ext
 class _FileReader(SqliteReader):
     """Reads a bank's files, through tables of a temporary database."""
 
-    def __init__(
-        self, books: BookRequest, rules: Rules, day: date, connection: sqlite3.Connection
-    ) -> None:
+    def __init__(self, books: BookRequest, connection: sqlite3.Connection) -> None:
         bank = books.bank
         assert bank.files is not None
         self._files: BankFiles = bank.files
         self._given = bank
-        self._rules = rules
-        self._day = day
+        self._day = books.day
         self._hashes: list[str] = []
         self._pages: list[StatementPage] = []
         changes = {"recorded": RECORDED} if bank.files.is_dated else {}
         entries = msgspec.structs.replace(bank.entries, table=ENTRIES.name, **changes)
         accounts = bank.accounts and msgspec.structs.replace(bank.accounts, table=ACCOUNTS.name)
         staged = msgspec.structs.replace(bank, entries=entries, accounts=accounts)
-        dialect = FileDialect(bank, bank.files, rules.day, books.window.start_ms)
+        dialect = FileDialect(bank, bank.files, books.rules.day, books.window.start_ms)
         for function, parse in dialect.functions.items():
             connection.create_function(function, 2, parse, deterministic=True)
         super().__init__(books._replace(bank=staged), connection, dialect)
@@ -111,7 +106,7 @@ class _FileReader(SqliteReader):
             self._stage(ACCOUNTS.name, bank.accounts, files.balances)
         if not files.is_dated:
             return super().tables()
-        entries = self.copy(ENTRIES, self.entries)
+        entries = self.copy(self.entries)
         moved, stated = self._moved(), self._stated()
         opening = self._opening(moved, stated)
         ended = {key: (end, 0) for key, (_, end) in stated.items()}
@@ -121,7 +116,7 @@ class _FileReader(SqliteReader):
         sums = self._write(OPENING, opening), self._write(LATER, {})
         if self.accounts is None:
             return (entries, *sums)
-        aside = self.quarantine(ACCOUNTS, self.accounts)
+        aside = self.quarantine(self.accounts)
         return (entries, *sums, self._write(ACCOUNTS, ended, aside))
 
     def _moved(self) -> dict[tuple[str, str], int]:
@@ -181,7 +176,7 @@ class _FileReader(SqliteReader):
         """The files of a pattern; on a date without business there may be none."""
         path = Path(pattern.format(date=self._day))
         found = sorted(path.parent.glob(path.name))
-        if not found and (not self._files.is_dated or self._rules.day.is_business(self._day)):
+        if not found and (not self._files.is_dated or self._books.rules.day.is_business(self._day)):
             raise ReconcileRefused(
                 f"{self._books.bank.name}: the file {path} does not exist; get it from the bank, "
                 f"or add {self._day} to day.holidays if the bank sends none"
@@ -236,7 +231,7 @@ class _FileReader(SqliteReader):
 
     def _closed(self) -> _Sums | None:
         """How the day before ended; ``None`` if it has no result."""
-        results = Results(self._rules.directory)
+        results = Results(self._books.rules.directory)
         past = results.previous(self._day)
         if past is None or past.result.end_ms != self._books.window.start_ms:
             return None
@@ -259,7 +254,7 @@ class _FileReader(SqliteReader):
             for (account, currency), (amount, count) in sums.items()
             if amount or count or table is ACCOUNTS
         ]
-        with self._writer(table) as writer:
+        with TableWriter(table, self._books.directory) as writer:
             for batch in arrow_table(table, rows).to_batches():
                 writer.write(batch)
-        return writer.extracted(self._books.bank.name, aside)
+        return writer.extracted(aside)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -18,36 +19,29 @@ from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
 from txmq.protocol.properties import one_line
 from txmq.quantity import quantity
-from txmq.reconcile.extract.controls import (
-    LIMIT,
-    LOWER_HALF,
-    control_from_answer,
-    control_totals,
-    difference,
-    join_halves,
-)
+from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF, control_of, difference
 from txmq.reconcile.extract.manifest import ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     Dialect,
     EntryStatements,
-    control_query,
+    Statements,
 )
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.report.words import mask
-from txmq.reconcile.rules import AccountColumns, Bank, DayWindow, EntryColumns, Money
+from txmq.reconcile.rules import AccountColumns, Bank, DayWindow, EntryColumns, Rules
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING
+from txmq.runtime.clock import Clock
 
 __all__ = [
     "BookReader",
     "BookRequest",
     "Columns",
-    "Statements",
     "check_columns",
+    "checked",
     "error_text",
     "sums_of",
-    "unreadable_count_of",
 ]
 
 _SUMS: Final = pa.schema(
@@ -64,11 +58,12 @@ _SUMS: Final = pa.schema(
     }
 )
 """The answer to :meth:`EntryStatements.sums`."""
+_TOTALS: Final = ("currency", "accounts", "low", "high", "lines")
+"""The columns of the rows with the sums of all accounts."""
 _WIDE: Final = pa.decimal128(19, 0)
 _SHOWN: Final = 100
 """The maximum of characters of an invalid value."""
 
-Statements: TypeAlias = EntryStatements | AccountStatements
 Columns = TypeVar("Columns", EntryColumns, AccountColumns)
 
 
@@ -76,21 +71,21 @@ class BookRequest(NamedTuple):
     """The bank to read, the day, and the target directory."""
 
     bank: Bank
-    window: DayWindow
+    rules: Rules
+    day: date
     directory: Path
     """The bank's directory in the extract."""
-    money: Mapping[str, Money]
-    """The known currencies."""
-    quarantine_max: int
-    """The most rows of a table that may be set aside."""
+    clock: Clock
+    """This machine's clock."""
+
+    @property
+    def window(self) -> DayWindow:
+        """The moments of the day."""
+        return self.rules.day.window(self.day)
 
 
 class BookReader(ABC):
-    """Reads a bank's tables; each kind of database runs the statements in its own way.
-
-    Args:
-        books: The bank, the day and the target directory.
-    """
+    """Reads a bank's tables; each kind of database runs the statements in its own way."""
 
     def __init__(self, books: BookRequest) -> None:
         self.damaged = defaultdict[str, list[QuarantinedRow]](list)
@@ -116,10 +111,10 @@ class BookReader(ABC):
     @cached_property
     def entries(self) -> EntryStatements:
         """The statements for the journal."""
-        books = self._books
-        columns, dialect = self._look_up(f"{books.bank.name}/{ENTRIES.name}", books.bank.entries)
-        bank = msgspec.structs.replace(books.bank, entries=columns)
-        return EntryStatements(bank, books.money, books.window, dialect)
+        books, bank = self._books, self._books.bank
+        columns, dialect = self._look_up(f"{bank.name}/{ENTRIES.name}", bank.entries)
+        bank = msgspec.structs.replace(bank, entries=columns)
+        return EntryStatements(bank, books.rules.money, books.window, dialect)
 
     @cached_property
     def accounts(self) -> AccountStatements | None:
@@ -128,7 +123,7 @@ class BookReader(ABC):
         if bank.accounts is None:
             return None
         columns, dialect = self._look_up(f"{bank.name}/{ACCOUNTS.name}", bank.accounts)
-        return AccountStatements(columns, bank.entries.units, self._books.money, dialect)
+        return AccountStatements(columns, bank.entries.units, self._books.rules.money, dialect)
 
     def tables(self) -> tuple[ExtractedTable, ...]:
         """Copy all tables into the extract.
@@ -137,69 +132,56 @@ class BookReader(ABC):
             ReconcileRefused: A table cannot be read.
         """
         found = self.copy_entries()
-        return found if self.accounts is None else (*found, self.copy(ACCOUNTS, self.accounts))
+        return found if self.accounts is None else (*found, self.copy(self.accounts))
 
     def copy_entries(self) -> tuple[ExtractedTable, ...]:
         """Copy the entries of the day, and the sums of accounts before it and after it."""
         sums = sums_of(self.batches(self.entries.sums(), _SUMS))
-        entries = self.copy(ENTRIES, self.entries, unreadable_count_of(sums))
-        return entries, *self._write_sums(sums)
+        return self.copy(self.entries, sums), *self._write_sums(sums)
 
-    def copy(
-        self, table: TableSchema, statements: Statements, unreadable: int | None = None
-    ) -> ExtractedTable:
+    def copy(self, statements: Statements, sums: pa.Table | None = None) -> ExtractedTable:
         """Copy a table into the extract, without the rows that cannot be read.
 
         Raises:
             ReconcileRefused: Too many rows cannot be read, or rows were lost on the way.
         """
-        quarantine = self.quarantine(table, statements, unreadable)
-        control = self._control(table, statements)
-        with self._writer(table) as writer:
+        quarantine = self.quarantine(statements, sums)
+        control = self._control(statements)
+        with TableWriter(statements.table, self._books.directory) as writer:
             for batch in self.batches(statements.rows(), writer.schema):
                 writer.write(batch)
-        return self._checked(control, writer, quarantine)
+        return checked(control, writer, quarantine)
 
     def quarantine(
-        self, table: TableSchema, statements: Statements, count: int | None = None
+        self, statements: Statements, sums: pa.Table | None = None
     ) -> tuple[QuarantinedRow, ...]:
-        """The rows of a table that cannot be read; they are counted if ``count`` is left out.
+        """The rows of a table that cannot be read; the database need not search them if the sums
+        of its accounts have none.
 
         Raises:
             ReconcileRefused: They are more than the rules allow; the message shows the first.
         """
-        most, found = self._books.quarantine_max, list(self.damaged[table.name])
-        if count is None:
-            ((count,),) = self.ask(statements.unreadable_count())
-        rows = self.ask(statements.unreadable(max(most, 1))) if count else ()
-        found += (_quarantined(statements, row) for row in rows)
-        if (count := count + len(self.damaged[table.name])) > most:
+        name, most = statements.table.name, self._books.rules.limits.quarantine_max
+        found = list(self.damaged[name])
+        count = len(found)
+        if sums is None or pc.any(pc.equal(sums["period"], 2)).as_py():
+            for total, *row in self.ask(statements.unreadable(max(most, 1))):
+                count = len(self.damaged[name]) + total
+                found.append(_quarantined(statements, row))
+        if count > most:
             first = found[0]
             raise ReconcileRefused(
-                f"{self._books.bank.name}/{table.name}: {quantity(count, 'row')} cannot be read, "
+                f"{self._books.bank.name}/{name}: {quantity(count, 'row')} cannot be read, "
                 f"and limits.quarantine_max is {most}: correct the book, or raise the limit to "
                 "report such rows instead; the first is "
                 f"{first.row or 'one without an id'}: {first.reason}"
             )
         return tuple(sorted(found))
 
-    def _control(self, table: TableSchema, statements: Statements) -> Control:
+    def _control(self, statements: Statements) -> Control:
         """The control totals that the source computes."""
-        answer = self.ask(control_query(statements.rows(), table))
-        return control_from_answer(self._books.bank.name, table, answer)
-
-    def _writer(self, table: TableSchema) -> TableWriter:
-        return TableWriter(table, self._books.directory / table.name)
-
-    def _checked(
-        self, control: Control, writer: TableWriter, quarantine: tuple[QuarantinedRow, ...] = ()
-    ) -> ExtractedTable:
-        """The written table; its control totals must be those of the source."""
-        found = writer.extracted(self._books.bank.name, quarantine)
-        if (differs := difference(control, found.written)) is not None:
-            why = "rows were lost or doubled on the way into the extract"
-            raise ReconcileRefused(f"{differs}: {why}")
-        return found
+        rows = self.ask(statements.control())
+        return control_of(self._books.bank.name, statements.table, rows)
 
     def _write_sums(self, answer: pa.Table) -> Iterable[ExtractedTable]:
         """Write the sums of accounts before the day and after it.
@@ -212,19 +194,27 @@ class BookReader(ABC):
             rows = answer.filter(pc.field("period") == period)
             accounts = rows.filter(pc.field("is_sum") == 0).rename_columns({"lines": "rows"})
             amounts = _joined(f"{name}/{table.name}", accounts)
-            with self._writer(table) as writer:
+            with TableWriter(table, self._books.directory) as writer:
                 chosen = accounts.append_column("amount", amounts).select(table.names)
                 for batch in chosen.to_batches():
                     writer.write(batch)
-            totals = [
-                (row, join_halves(row["low"], row["high"]))
-                for row in rows.filter(pc.field("is_sum") == 1).to_pylist()
-            ]
+            totals = rows.filter(pc.field("is_sum") == 1).select(_TOTALS).to_pydict()
             sums = (
-                (row["currency"], row["accounts"], None, None, total, total + row["lines"])
-                for row, total in totals
+                (currency, count, None, None, *halves, 0)
+                for currency, count, *halves in zip(*totals.values(), strict=True)
             )
-            yield self._checked(control_totals(name, table, sums), writer)
+            yield checked(control_of(name, table, sums), writer)
+
+
+def checked(
+    control: Control, writer: TableWriter, quarantine: tuple[QuarantinedRow, ...] = ()
+) -> ExtractedTable:
+    """The written table, after a check that its control totals are those of the source."""
+    found = writer.extracted(quarantine)
+    if (differs := difference(control, found.written)) is not None:
+        why = "rows were lost or doubled on the way into the extract"
+        raise ReconcileRefused(f"{differs}: {why}")
+    return found
 
 
 def sums_of(batches: Iterable[pa.RecordBatch]) -> pa.Table:
@@ -234,16 +224,10 @@ def sums_of(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     return pa.concat_tables([_SUMS.empty_table(), *found])
 
 
-def unreadable_count_of(sums: pa.Table) -> int:
-    """The number of rows that cannot be read, from the sums."""
-    found = sums.filter((pc.field("period") == 2) & (pc.field("is_sum") == 1))
-    return pc.sum(found["lines"]).as_py() or 0
-
-
 def _quarantined(statements: Statements, row: Sequence[Any]) -> QuarantinedRow:
-    """A row of the answer to :meth:`EntryStatements.unreadable`."""
+    """A row of the answer to :meth:`Statements.unreadable`, without the number of all."""
     index, value, *places = row
-    fault = statements.faults()[index]
+    fault = statements.faults[index]
     found = [
         # Reports show it: in one line, and accounts with a mask.
         f"{name} {one_line(mask(place) if name == 'account' else place, _SHOWN)}"
@@ -288,11 +272,6 @@ def error_text(error: BaseException, url: str = "") -> str:
 
 def check_columns(where: str, wanted: Iterable[str], found: Iterable[str]) -> None:
     """Check that a table has the columns that the rules name.
-
-    Args:
-        where: The bank and its table.
-        wanted: The columns of the rules.
-        found: The columns of the table.
 
     Raises:
         ReconcileRefused: One is missing.

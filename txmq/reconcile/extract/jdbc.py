@@ -32,8 +32,8 @@ from txmq.reconcile.extract.books import (
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.statements import Dialect, column_names
 from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns
+from txmq.reconcile.spark import check_reach
 from txmq.reconcile.storage import Folder, LocalFolder
-from txmq.runtime.clock import Clock
 
 __all__ = ["SparkDialect", "options", "read_jdbc"]
 
@@ -107,29 +107,25 @@ def options(bank: Bank, columns: EntryColumns | AccountColumns) -> dict[str, str
     }
 
 
-def read_jdbc(
-    books: BookRequest,
-    spark: SparkSession,
-    clock: Clock,
-    scratch: Folder | None = None,
-) -> ExtractedSource:
-    """Extract a bank's books.
+def read_jdbc(books: BookRequest, spark: SparkSession, home: Folder) -> ExtractedSource:
+    """Extract a bank's books; the database's clock is not read.
 
     Args:
         books: The bank, the day and the target directory.
         spark: A session that has the driver's jar.
-        clock: This machine's clock; the database's clock is not read.
-        scratch: A folder for Spark's own files; one in the target directory if left out.
+        home: The folder of the day's extracts, where Spark must be able to write.
 
     Raises:
         ReconcileRefused: The database cannot be read, or has an invalid value.
     """
-    name, taken_ms = books.bank.name, clock.wall_ms()
-    scratch = scratch or LocalFolder(books.directory / "raw")
-    reader = _JdbcReader(books, spark, scratch)
+    check_reach(spark, home.uri)  # By now Python has written there.
+    name, taken_ms = books.bank.name, books.clock.wall_ms()
+    # Spark's workers may not see a draft that is below this machine's TMPDIR.
+    is_local = home.local is not None
+    scratch = LocalFolder(books.directory / "raw") if is_local else home.at(".scratch", name)
     try:
         scratch.remove_all()  # A killed run left it.
-        tables = reader.tables()
+        tables = _JdbcReader(books, spark, scratch).tables()
     except (PySparkException, Py4JError) as error:
         raise ReconcileRefused(f"{name}: {_error_sentence(error, books.bank.database)}") from error
     finally:

@@ -27,7 +27,6 @@ from txmq.reconcile.extract.books import (
 )
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.statements import Dialect, column_names
-from txmq.runtime.clock import Clock
 
 __all__ = ["SqliteDialect", "SqliteReader", "floored", "milliseconds", "read_sqlite"]
 
@@ -61,12 +60,8 @@ class SqliteDialect(Dialect):
         return f"txmq_moment({quoted}, {self.literal(zone if held == 'timestamp' else '')})"
 
 
-def read_sqlite(books: BookRequest, clock: Clock) -> ExtractedSource:
-    """Extract a bank's books.
-
-    Args:
-        books: The bank, the day and the target directory.
-        clock: This machine's clock, which is also the database's.
+def read_sqlite(books: BookRequest) -> ExtractedSource:
+    """Extract a bank's books; this machine's clock is also the database's.
 
     Raises:
         ReconcileRefused: The database cannot be read, or has an invalid value.
@@ -78,7 +73,7 @@ def read_sqlite(books: BookRequest, clock: Clock) -> ExtractedSource:
             connection.execute("BEGIN")
             # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
-            taken_ms = clock.wall_ms()
+            taken_ms = books.clock.wall_ms()
             reader = SqliteReader(books, connection, SqliteDialect())
             tables = reader.tables()
     except sqlite3.Error as error:
@@ -87,13 +82,7 @@ def read_sqlite(books: BookRequest, clock: Clock) -> ExtractedSource:
 
 
 class SqliteReader(BookReader):
-    """Reads a bank's tables in one transaction.
-
-    Args:
-        books: The bank, the day and the target directory.
-        connection: Has the functions that the dialect uses.
-        dialect: The form of the bank's values.
-    """
+    """Reads a bank's tables in one transaction; the connection has the dialect's functions."""
 
     def __init__(
         self, books: BookRequest, connection: sqlite3.Connection, dialect: SqliteDialect

@@ -61,7 +61,7 @@ def extract_log(
             opened = read_directories(rules, window, spark, clock)
         reading = stack.enter_context(opened)
         messages, failures, offsets = writers = [
-            stack.enter_context(TableWriter(table, directory / _SOURCE / table.name))
+            stack.enter_context(TableWriter(table, directory / _SOURCE))
             for table in (MESSAGES, FAILURES, OFFSETS)
         ]
         for batch in reading.offsets:
@@ -73,7 +73,7 @@ def extract_log(
             position = max(position, rows.position)
             records, gone = records + rows.records, gone + rows.gone
     # The broker keeps no totals, so the control totals are those of the written rows.
-    tables = tuple(writer.extracted(_SOURCE) for writer in writers)
+    tables = tuple(writer.extracted() for writer in writers)
     return ExtractedLog(
         tables, position, reading.moment_ms, records, gone, reading.brokers, reading.notes
     )

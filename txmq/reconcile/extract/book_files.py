@@ -1,7 +1,8 @@
 """A bank's book from files instead of a database.
 
 All formats take one path: their rows go into a temporary SQLite database on the disk, and from
-there into the extract as the rows of any bank. So the same checks and the same SQL apply.
+there into the extract as the rows of any bank. So the same checks and the same SQL apply, with
+expressions for amounts and moments as the bank writes them.
 
 A file of one date does not have earlier entries. Its opening balances are those that the bank
 states, and otherwise the closing balances of the day before.
@@ -10,10 +11,12 @@ states, and otherwise the closing balances of the day before.
 from __future__ import annotations
 
 import hashlib
+import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from datetime import date, datetime
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
@@ -30,23 +33,34 @@ from txmq.reconcile.extract.bank_statements import (
 from txmq.reconcile.extract.books import BookRequest, error_text
 from txmq.reconcile.extract.camt import read_camt
 from txmq.reconcile.extract.controls import join_halves
-from txmq.reconcile.extract.file_dialect import RECORDED, FileDialect, stored_value
-from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
+from txmq.reconcile.extract.file_rows import (
+    FileRows,
+    decoded_lines,
+    open_unchanged,
+    read_rows,
+    stored_row,
+)
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
-from txmq.reconcile.extract.sqlite import SqliteReader
+from txmq.reconcile.extract.sqlite import SqliteDialect, SqliteReader, floored, milliseconds
 from txmq.reconcile.extract.statements import column_names, halves, roles_of
 from txmq.reconcile.extract.table_writer import TableWriter, arrow_table
 from txmq.reconcile.parquet_files import sha256_of
 from txmq.reconcile.results import Results
-from txmq.reconcile.rules import AccountColumns, BankFiles, EntryColumns
+from txmq.reconcile.rules import AccountColumns, Bank, BankFiles, Day, EntryColumns
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
 
 __all__ = ["read_files"]
 
+_RECORDED: Final = "moment of recording"
+"""The column with the moment at which a row of a dated file counts."""
 _CHUNK: Final = 1 << 16
 _SHOWN: Final = 300
 """The maximum of characters of a reason, which may contain the whole line."""
+_CACHED: Final = 1 << 16
+"""The SQL converts each value several times, and files repeat many values."""
+_LONG: Final = range(-(1 << 63), 1 << 63)
+_TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
 _Sums: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
 """The balance and the number of entries of each account and currency."""
@@ -75,20 +89,24 @@ class _FileReader(SqliteReader):
     """Reads a bank's files, through tables of a temporary database."""
 
     def __init__(self, books: BookRequest, connection: sqlite3.Connection) -> None:
-        bank = books.bank
+        bank, day = books.bank, books.rules.day
         assert bank.files is not None
         self._files: BankFiles = bank.files
         self._given = bank
         self._day = books.day
         self._hashes: list[str] = []
         self._pages: list[StatementPage] = []
-        changes = {"recorded": RECORDED} if bank.files.is_dated else {}
+        changes = {"recorded": _RECORDED} if bank.files.is_dated else {}
         entries = msgspec.structs.replace(bank.entries, table=ENTRIES.name, **changes)
         accounts = bank.accounts and msgspec.structs.replace(bank.accounts, table=ACCOUNTS.name)
         staged = msgspec.structs.replace(bank, entries=entries, accounts=accounts)
-        dialect = FileDialect(bank, bank.files, books.rules.day, books.window.start_ms)
-        for function, parse in dialect.functions.items():
-            connection.create_function(function, 2, parse, deterministic=True)
+        for name, count, function in (
+            ("txmq_amount", 2, _amount_parser(bank.files)),
+            ("txmq_time", 1, _moment_parser(bank, bank.files, day)),
+        ):
+            cached = lru_cache(_CACHED)(function)
+            connection.create_function(name, count, cached, deterministic=True)
+        dialect = _FileDialect(books.window.start_ms)
         super().__init__(books._replace(bank=staged), connection, dialect)
 
     @property
@@ -141,26 +159,22 @@ class _FileReader(SqliteReader):
 
     def _stage(self, table: str, columns: EntryColumns | AccountColumns, pattern: str) -> None:
         """Copy the rows of files into a table of the temporary database."""
-        names = sorted(column_names(columns))
+        names, quoted = sorted(column_names(columns)), self._dialect.quoted
         decisive = getattr(columns, "recorded", "") or getattr(columns, "booked", names[0])
-        place, decimal = names.index(decisive), self._files.decimal
-        fields = [*map(self._dialect.quoted, [*names, RECORDED, *self._dialect.place.values()])]
+        decimal = self._files.decimal
+        fields = [*map(quoted, [*names, *self._dialect.place.values()])]
+        fields.append(f"{quoted(_RECORDED)} AS ({quoted(decisive)})")
         self._connection.execute(f"CREATE TABLE {table} ({', '.join(fields)})")
-        insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(fields))})"
+        insert = f"INSERT INTO {table} VALUES ({', '.join('?' * (len(fields) - 1))})"
 
-        def stored(file: str, rows: FileRows) -> Iterator[tuple[Any, ...]]:
-            for found in rows:
-                line, values = found
-                why = found.reason if isinstance(found, DamagedRow) else ""
-                try:
-                    row = [] if why else [stored_value(value, decimal) for value in values]
-                except ValueError as error:
-                    why = str(error)
-                if why:
-                    damaged = QuarantinedRow(f"file {file}, line {line}", one_line(why, _SHOWN))
-                    self.damaged[table].append(damaged)
+        def stored(file: str, rows: FileRows) -> Iterator[Sequence[Any]]:
+            for row in rows:
+                found = row if isinstance(row, DamagedRow) else stored_row(*row, decimal)
+                if isinstance(found, DamagedRow):
+                    place, reason = f"file {file}, line {found.line}", found.reason
+                    self.damaged[table].append(QuarantinedRow(place, one_line(reason, _SHOWN)))
                 else:
-                    yield (*row, row[place], file, line)
+                    yield (*found, file, row[0])
 
         for path in self._paths(pattern) if pattern else []:
             with open_unchanged(path) as file:
@@ -202,11 +216,10 @@ class _FileReader(SqliteReader):
 
     def _check_end(self) -> None:
         """Check that no row of a dated file is of a later date, which would not read it."""
-        moment = self._dialect.moment(RECORDED, "", "")
-        chosen = ", ".join(map(self._dialect.quoted, [*self._dialect.place.values(), RECORDED]))
-        statement = f"SELECT {chosen} FROM entries WHERE {moment} >= {self._books.window.end_ms} "
-        statement += "LIMIT 1"
-        later = self.ask(statement)
+        moment = self._dialect.moment(_RECORDED, "", "")
+        chosen = ", ".join(map(self._dialect.quoted, [*self._dialect.place.values(), _RECORDED]))
+        end_ms = self._books.window.end_ms
+        later = self.ask(f"SELECT {chosen} FROM entries WHERE {moment} >= {end_ms} LIMIT 1")
         for file, line, value in later if self._files.is_dated else ():
             why = f"{value!r} is after the end of {self._day}, the date of the file"
             refuse(file, line, f"{why}: compare day.cut_off and day.zone with the bank's")
@@ -258,3 +271,72 @@ class _FileReader(SqliteReader):
             for batch in arrow_table(table, rows).to_batches():
                 writer.write(batch)
         return writer.extracted(aside)
+
+
+class _FileDialect(SqliteDialect):
+    """SQL expressions for amounts and moments as a bank writes them.
+
+    A row of a dated file counts from ``start_ms`` on, however early it was booked.
+    """
+
+    place: Mapping[str, str] = {"file": "txmq_file", "line": "txmq_line"}
+
+    def __init__(self, start_ms: int) -> None:
+        self._start_ms = start_ms
+
+    def minor(self, column: str, scale: str) -> str:
+        return f"txmq_amount({self.quoted(column)}, {scale})"
+
+    def moment(self, column: str, held: str, zone: str) -> str:
+        del held, zone
+        found = f"txmq_time({self.quoted(column)})"
+        return f"max({found}, {self._start_ms})" if column == _RECORDED else found
+
+
+def _amount_parser(files: BankFiles) -> Callable[..., int | None]:
+    decimal, grouping = re.escape(files.decimal), re.escape(files.grouping)
+    groups = rf"|[0-9]{{1,3}}(?:{grouping}[0-9]{{3}})+" if grouping else ""
+    pattern = re.compile(rf"\s*([+-]?(?:[0-9]+{groups}))(?:{decimal}([0-9]+))?\s*")
+
+    def parse(value: int | str | None, scale: int | None) -> int | None:
+        found = pattern.fullmatch(str(value))
+        if found is None or scale is None:
+            return None
+        fraction, digits = (found[2] or "").rstrip("0"), len(str(scale)) - 1
+        whole = found[1].replace(files.grouping, "") if grouping else found[1]
+        minor = int(whole + fraction.ljust(digits, "0"))
+        return minor if len(fraction) <= digits and minor in _LONG else None
+
+    return parse
+
+
+def _moment_parser(bank: Bank, files: BankFiles, day: Day) -> Callable[..., int | None]:
+    factor = {"milliseconds": 1, "seconds": 1000}.get(bank.entries.time, 0)
+
+    def parse(value: int | str | None) -> int | None:
+        if factor and not files.is_statement:
+            return floored(value, factor)
+        if not isinstance(value, str):
+            return None
+        with suppress(ValueError, OverflowError):
+            found = _read(value.strip(), files.moments)
+            if not isinstance(found, datetime):
+                # Nobody knows the time, so grace counts from the end of the date.
+                return day.window(found).end_ms - 1
+            is_local = bank.entries.time == "timestamp"
+            if files.is_statement:
+                is_local = found.tzinfo is None
+            return milliseconds(found, bank.zone if is_local else "")
+        return None
+
+    return parse
+
+
+def _read(text: str, form: str) -> date:
+    """A moment, or a date without a time."""
+    if form:
+        found = datetime.strptime(text, form)  # noqa: DTZ007 - the rules name the zone
+        return found if _TIMES.search(form) else found.date()
+    with suppress(ValueError):
+        return date.fromisoformat(text)
+    return datetime.fromisoformat(text)

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from decimal import Decimal
 from operator import itemgetter
 from pathlib import Path
@@ -24,7 +25,7 @@ from txmq.reconcile.extract.bank_statements import DamagedRow, refuse
 from txmq.reconcile.extract.books import check_columns
 from txmq.reconcile.rules import BankFiles
 
-__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows"]
+__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows", "stored_row"]
 
 FileRows: TypeAlias = Iterator[tuple[int, Sequence[Any]] | DamagedRow]
 """The line of each row, and its values of the wanted columns."""
@@ -177,3 +178,29 @@ def _with_microseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
         for column in batch.columns
     ]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def stored_row(line: int, values: Sequence[Any], decimal: str) -> list[Any] | DamagedRow:
+    """The values for SQLite: texts, with the bank's decimal character, and whole numbers."""
+    try:
+        return [_stored(value, decimal) for value in values]
+    except ValueError as error:
+        return DamagedRow(line, str(error))
+
+
+def _stored(value: Any, decimal: str) -> Any:
+    match value:
+        case None | "":
+            return None
+        case str() if "\0" not in value:
+            return value
+        case bool():
+            return str(value).lower()
+        case int():
+            return value if abs(value) < 1 << 63 else str(value)
+        case Decimal() | float():
+            text = format(value, "f") if isinstance(value, Decimal) else repr(value)
+            return text.replace(".", decimal)
+        case date():
+            return value.isoformat()
+    raise ValueError(f"{value!r} is not a text or a number; a dot in a name leads into an object")

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import NullPool, create_engine, text
 
-from txmq.reconcile.extract.extraction import ExtractedLog, extract_day
-from txmq.reconcile.extract.manifest import place
+from txmq.reconcile.extract.extraction import extract_day
+from txmq.reconcile.extract.manifest import ExtractedSource, place
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
@@ -110,7 +110,7 @@ def no_log(rules, window, directory):
         with TableWriter(table, directory / "log") as writer:
             pass
         found.append(writer.extracted())
-    return ExtractedLog(tuple(found), 0, 1 << 50, 0, 0)
+    return ExtractedSource("log", "log", "", 1 << 50, 1 << 50, tuple(found), 0)
 
 
 def taken(rules, day=DAY, **more):

@@ -339,8 +339,8 @@ def test_a_broker_goes_on_while_its_log_is_read(tmp_path):
                     keys = [int(message["key"].removeprefix("icbc/")) for message in taken.messages]
                     assert keys == list(range(len(keys)))
                     assert len(keys) >= seen
-                    assert taken.log.position >= positions
-                    seen, positions, rounds = len(keys), taken.log.position, rounds + 1
+                    assert taken.log.watermark >= positions
+                    seen, positions, rounds = len(keys), taken.log.watermark, rounds + 1
                 await writing
                 assert rounds > 1
             return Taken(data, tmp_path / "last")
@@ -349,4 +349,4 @@ def test_a_broker_goes_on_while_its_log_is_read(tmp_path):
     assert len(last.messages) == 1500
     # The same again from the directory of a broker that has stopped.
     assert Taken(data, tmp_path / "stopped").messages == last.messages
-    assert len(list(read_log(data))) == last.log.records == 1500
+    assert len(list(read_log(data))) == 1500

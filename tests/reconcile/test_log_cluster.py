@@ -182,7 +182,7 @@ async def test_the_wire_tells_what_the_directories_tell(cluster, monkeypatch):
         assert rows(wire.failures) == rows(files.failures) != []
         ours = [row for row in files.offsets if row["topic"] == "Transfers"]
         assert rows(wire.offsets) == rows(ours) != []
-        assert (wire.log.brokers, wire.log.notes) == (("broker-a", "broker-b"), ())
+        assert (wire.log.snapshot, wire.log.notes) == ("broker-a, broker-b", ())
 
     return verify
 

@@ -169,7 +169,7 @@ class _FileReader(SqliteReader):
 
         def stored(file: str, rows: FileRows) -> Iterator[Sequence[Any]]:
             for row in rows:
-                found = row if isinstance(row, DamagedRow) else stored_row(*row, decimal)
+                found = row if isinstance(row, DamagedRow) else stored_row(row[0], row[1], decimal)
                 if isinstance(found, DamagedRow):
                     place, reason = f"file {file}, line {found.line}", found.reason
                     self.damaged[table].append(QuarantinedRow(place, one_line(reason, _SHOWN)))

@@ -11,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
 from txmq.reconcile.extract.manifest import (
     FILE,
     ExtractedSource,
-    ExtractedTable,
     Manifest,
     read_manifest,
     write_manifest,
@@ -31,32 +30,13 @@ from txmq.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ExtractLog", "ExtractedLog", "SourceProgress", "extract_day"]
+__all__ = ["ExtractLog", "SourceProgress", "extract_day"]
 
 SourceProgress: TypeAlias = Callable[[str, int], None]
 """Receives each finished source and its number of rows."""
 
 
-class ExtractedLog(NamedTuple):
-    """The result of extracting a log."""
-
-    tables: tuple[ExtractedTable, ...]
-    """Messages, failures and offsets."""
-    position: int
-    """The watermark: the log was read up to this position."""
-    moment_ms: int
-    """The time at which the log ended there."""
-    records: int
-    """The number of records read."""
-    gone: int
-    """The number of decisions on half messages whose file was deleted; they have no row."""
-    brokers: tuple[str, ...] = ()
-    """The brokers of a cluster; one that was away is missing."""
-    notes: tuple[str, ...] = ()
-    """What the log cannot tell."""
-
-
-ExtractLog: TypeAlias = Callable[[Rules, DayWindow, Path], ExtractedLog]
+ExtractLog: TypeAlias = Callable[[Rules, DayWindow, Path], ExtractedSource]
 """Writes the log's tables into the directory ``log`` of an extract."""
 
 
@@ -97,20 +77,13 @@ def extract_day(
                     for bank, read in zip(rules.bank, readers, strict=True)
                 ]
                 banks = [report(future.result()) for future in futures]
-            log = take_log(rules, rules.day.window(day), draft)
-            manifest = Manifest.of(rules, day, (*banks, report(_source_of(log))))
+            log = report(take_log(rules, rules.day.window(day), draft))
+            manifest = Manifest.of(rules, day, (*banks, log))
             write_manifest(draft, manifest)
             final = home.at(manifest.extract_id)
             return manifest if final.take(draft, last=FILE) else read_manifest(final)
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be written: {error}") from error
-
-
-def _source_of(log: ExtractedLog) -> ExtractedSource:
-    snapshot, moment = ", ".join(log.brokers), log.moment_ms
-    return ExtractedSource(
-        "log", "log", snapshot, moment, moment, log.tables, log.position, log.notes
-    )
 
 
 def _reader_of(

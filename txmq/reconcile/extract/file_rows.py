@@ -162,22 +162,11 @@ def _parquet_rows(name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows
         with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as source:
             _check_names(name, source.schema_arrow.names, heads)
             for batch in source.iter_batches(_BATCH, columns=heads):
-                for row in _with_microseconds(batch).to_pylist():
+                for row in batch.to_pylist():
                     line += 1
                     yield line, [_value_at(row, path) for path in paths]
     except (pa.ArrowException, OSError) as error:
         refuse(name, line + 1, f"it is not complete Parquet: {str(error).splitlines()[0]}")
-
-
-def _with_microseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with moments as Python has them."""
-    columns = [
-        column.cast(pa.timestamp("us", column.type.tz), safe=False)
-        if pa.types.is_timestamp(column.type)
-        else column
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def stored_row(line: int, values: Sequence[Any], decimal: str) -> list[Any] | DamagedRow:

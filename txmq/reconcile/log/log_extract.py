@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from txmq.reconcile.extract.extraction import ExtractedLog
+from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.log.directory_log import read_directories
 from txmq.reconcile.rules import DayWindow, Rules
@@ -31,7 +31,7 @@ def extract_log(
     *,
     spark: SparkSession | None = None,
     clock: Clock | None = None,
-) -> ExtractedLog:
+) -> ExtractedSource:
     """Write the log's rows of a day below ``directory/log``: messages, failures and offsets.
 
     The brokers may keep running. The offsets of their groups are read first, so that only messages
@@ -66,14 +66,14 @@ def extract_log(
         ]
         for batch in reading.offsets:
             offsets.write(batch)
-        position = records = gone = 0
+        position = 0
         for rows in reading.rows:
             messages.write(rows.messages)
             failures.write(rows.failures)
             position = max(position, rows.position)
-            records, gone = records + rows.records, gone + rows.gone
     # The broker keeps no totals, so the control totals are those of the written rows.
     tables = tuple(writer.extracted() for writer in writers)
-    return ExtractedLog(
-        tables, position, reading.moment_ms, records, gone, reading.brokers, reading.notes
+    snapshot, moment = ", ".join(reading.brokers), reading.moment_ms
+    return ExtractedSource(
+        _SOURCE, "log", snapshot, moment, moment, tables, position, reading.notes
     )

@@ -42,7 +42,13 @@ from txmq.reconcile.extract.file_rows import (
 )
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
-from txmq.reconcile.extract.sqlite import SqliteDialect, SqliteReader, floored, milliseconds
+from txmq.reconcile.extract.sqlite import (
+    SqliteDialect,
+    SqliteReader,
+    milliseconds,
+    number_of,
+    whole_number,
+)
 from txmq.reconcile.extract.statements import column_names, halves, roles_of
 from txmq.reconcile.extract.table_writer import TableWriter, arrow_table
 from txmq.reconcile.parquet_files import sha256_of
@@ -59,11 +65,10 @@ _SHOWN: Final = 300
 """The maximum of characters of a reason, which may contain the whole line."""
 _CACHED: Final = 1 << 16
 """The SQL converts each value several times, and files repeat many values."""
-_LONG: Final = range(-(1 << 63), 1 << 63)
 _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
-_Sums: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
-"""The balance and the number of entries of each account and currency."""
+_Account: TypeAlias = tuple[str, str]
+"""An account, and one of its currencies."""
 
 
 def read_files(books: BookRequest) -> ExtractedSource:
@@ -124,38 +129,71 @@ class _FileReader(SqliteReader):
             self._stage(ACCOUNTS.name, bank.accounts, files.balances)
         if not files.is_dated:
             return super().tables()
-        entries = self.copy(self.entries)
-        moved, stated = self._moved(), self._stated()
-        opening = self._opening(moved, stated)
-        ended = {key: (end, 0) for key, (_, end) in stated.items()}
-        if len(self._hashes) == count:
-            # A bank sends no statement of an account that did not move.
-            ended = {k: (sum_ + moved.get(k, 0), 0) for k, (sum_, _) in opening.items()} | ended
-        sums = self._write(OPENING, opening), self._write(LATER, {})
-        if self.accounts is None:
-            return (entries, *sums)
-        aside = self.quarantine(self.accounts)
-        return (entries, *sums, self._write(ACCOUNTS, ended, aside))
+        are_all_stated = len(self._hashes) > count
+        return self.copy(self.entries), *self._write_balances(are_all_stated=are_all_stated)
 
-    def _moved(self) -> dict[tuple[str, str], int]:
-        """The change of each account and currency on the day."""
+    def _write_balances(self, *, are_all_stated: bool) -> Iterator[ExtractedTable]:
+        """Write how the accounts began the date, as stated or as the day before ended, and how
+        they ended it. On the first date, the end tells the beginning if only the end is stated.
+        """
+        roles, opening, ended = roles_of(self._books.bank.entries), [], []
+        moved, stated, closed = self._moved(), self._stated(), self._closed()
+        for key in sorted(moved.keys() | stated.keys() | (closed or {}).keys()):
+            begun, end = stated.get(key, (None, None))
+            carried, rows = (closed or {}).get(key, (0, 0))
+            if begun is None and closed is None and end is not None:
+                begun = end - moved.get(key, 0)
+            elif begun is None:
+                begun = carried
+            if end is None and not are_all_stated:
+                # A bank sends no statement of an account that did not move.
+                end = begun + moved.get(key, 0)
+            account, currency = key
+            if begun or rows:
+                opening.append((account, roles.get(account, "customer"), currency, begun, rows))
+            if end is not None:
+                ended.append((account, currency, end))
+        yield self._write(OPENING, opening)
+        yield self._write(LATER, [])
+        if self.accounts is not None:
+            yield self._write(ACCOUNTS, ended, self.quarantine(self.accounts))
+
+    def _moved(self) -> dict[_Account, int]:
+        """The change of each account on the day."""
         chosen = ", ".join(["account", "currency", *halves("amount")])
-        statement = f"SELECT {chosen} FROM ({self.entries.rows()}) GROUP BY 1, 2"
-        return {
-            (account, currency): join_halves(low, high)
-            for account, currency, low, high in self.ask(statement)
-        }
+        rows = self.ask(f"SELECT {chosen} FROM ({self.entries.rows()}) GROUP BY 1, 2")
+        return {(account, currency): join_halves(*sums) for account, currency, *sums in rows}
 
-    def _stated(self) -> dict[tuple[str, str], tuple[int | None, int]]:
+    def _stated(self) -> dict[_Account, tuple[int | None, int]]:
         """The opening balance of each account, if the bank states it, and the closing balance."""
-        if self.accounts is None:
-            return {}
-        rows = self.ask(self.accounts.ends())
+        rows = [] if self.accounts is None else self.ask(self.accounts.ends())
         found = {(account, currency): (begun, ended) for account, currency, begun, ended in rows}
         if len(found) < len(rows):
             where = f"{self._books.bank.name}/{ACCOUNTS.name}"
             raise ReconcileRefused(f"{where}: an account has two balances in one currency")
         return found
+
+    def _closed(self) -> dict[_Account, tuple[int, int]] | None:
+        """How the day before ended: balances and numbers of entries; ``None`` without a result."""
+        results = Results(self._books.rules.directory)
+        past = results.previous(self._day)
+        if past is None or past.result.end_ms != self._books.window.start_ms:
+            return None
+        table = results.table("balances", past.day, past.run_id)
+        return {
+            (row["account"], row["currency"]): (row["closing"], row["closing_rows"])
+            for piece in table.pieces("bank", "account", "currency", "closing", "closing_rows")
+            for row in piece.to_pylist()
+            if row["bank"] == self._books.bank.name
+        }
+
+    def _write(
+        self, table: TableSchema, rows: Sequence[Any], aside: tuple[QuarantinedRow, ...] = ()
+    ) -> ExtractedTable:
+        with TableWriter(table, self._books.directory) as writer:
+            for batch in arrow_table(table, rows).to_batches():
+                writer.write(batch)
+        return writer.extracted(aside)
 
     def _stage(self, table: str, columns: EntryColumns | AccountColumns, pattern: str) -> None:
         """Copy the rows of files into a table of the temporary database."""
@@ -224,54 +262,6 @@ class _FileReader(SqliteReader):
             why = f"{value!r} is after the end of {self._day}, the date of the file"
             refuse(file, line, f"{why}: compare day.cut_off and day.zone with the bank's")
 
-    def _opening(
-        self,
-        moved: Mapping[tuple[str, str], int],
-        stated: Mapping[tuple[str, str], tuple[int | None, int]],
-    ) -> _Sums:
-        """The balances at the beginning of the date: stated, or as the day before ended.
-
-        On the first date they follow from the closing balances, if only these are stated.
-        """
-        carried, found = self._closed(), dict[tuple[str, str], tuple[int, int]]()
-        for key in sorted(moved.keys() | stated.keys() | (carried or {}).keys()):
-            before, rows = (carried or {}).get(key, (0, 0))
-            opening, ended = stated.get(key, (None, None))
-            if carried is None and ended is not None:
-                before = ended - moved.get(key, 0)
-            found[key] = (before if opening is None else opening), rows
-        return found
-
-    def _closed(self) -> _Sums | None:
-        """How the day before ended; ``None`` if it has no result."""
-        results = Results(self._books.rules.directory)
-        past = results.previous(self._day)
-        if past is None or past.result.end_ms != self._books.window.start_ms:
-            return None
-        table = results.table("balances", past.day, past.run_id)
-        return {
-            (row["account"], row["currency"]): (row["closing"], row["closing_rows"])
-            for piece in table.pieces("bank", "account", "currency", "closing", "closing_rows")
-            for row in piece.to_pylist()
-            if row["bank"] == self._books.bank.name
-        }
-
-    def _write(
-        self, table: TableSchema, sums: _Sums, aside: tuple[QuarantinedRow, ...] = ()
-    ) -> ExtractedTable:
-        roles = roles_of(self._books.bank.entries)
-        rows = [
-            (account, currency, amount)
-            if table is ACCOUNTS
-            else (account, roles.get(account, "customer"), currency, amount, count)
-            for (account, currency), (amount, count) in sums.items()
-            if amount or count or table is ACCOUNTS
-        ]
-        with TableWriter(table, self._books.directory) as writer:
-            for batch in arrow_table(table, rows).to_batches():
-                writer.write(batch)
-        return writer.extracted(aside)
-
 
 class _FileDialect(SqliteDialect):
     """SQL expressions for amounts and moments as a bank writes them.
@@ -296,16 +286,13 @@ class _FileDialect(SqliteDialect):
 def _amount_parser(files: BankFiles) -> Callable[..., int | None]:
     decimal, grouping = re.escape(files.decimal), re.escape(files.grouping)
     groups = rf"|[0-9]{{1,3}}(?:{grouping}[0-9]{{3}})+" if grouping else ""
-    pattern = re.compile(rf"\s*([+-]?(?:[0-9]+{groups}))(?:{decimal}([0-9]+))?\s*")
+    pattern = re.compile(rf"\s*[+-]?(?:[0-9]+{groups})(?:{decimal}[0-9]+)?\s*")
 
     def parse(value: int | str | None, scale: int | None) -> int | None:
-        found = pattern.fullmatch(str(value))
-        if found is None or scale is None:
+        if pattern.fullmatch(text := str(value)) is None:
             return None
-        fraction, digits = (found[2] or "").rstrip("0"), len(str(scale)) - 1
-        whole = found[1].replace(files.grouping, "") if grouping else found[1]
-        minor = int(whole + fraction.ljust(digits, "0"))
-        return minor if len(fraction) <= digits and minor in _LONG else None
+        plain = text.replace(files.grouping, "").replace(files.decimal, ".")
+        return whole_number(number_of(plain), scale)
 
     return parse
 
@@ -315,7 +302,7 @@ def _moment_parser(bank: Bank, files: BankFiles, day: Day) -> Callable[..., int 
 
     def parse(value: int | str | None) -> int | None:
         if factor and not files.is_statement:
-            return floored(value, factor)
+            return whole_number(number_of(value), factor, floored=True)
         if not isinstance(value, str):
             return None
         with suppress(ValueError, OverflowError):

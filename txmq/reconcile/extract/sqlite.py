@@ -10,7 +10,8 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
+from math import floor
 from typing import Any, Final
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
@@ -28,11 +29,20 @@ from txmq.reconcile.extract.books import (
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.statements import Dialect, column_names
 
-__all__ = ["SqliteDialect", "SqliteReader", "floored", "milliseconds", "read_sqlite"]
+__all__ = [
+    "SqliteDialect",
+    "SqliteReader",
+    "milliseconds",
+    "number_of",
+    "read_sqlite",
+    "whole_number",
+]
 
 _BATCH: Final = 50_000
 _PATIENCE_S: Final = 30
 _GREATEST: Final = (1 << 63) - 1
+_EXACT: Final = Context(prec=10_000)
+"""By default, 28 digits are kept, and others are rounded away."""
 
 
 class SqliteDialect(Dialect):
@@ -116,16 +126,16 @@ def _open(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode=ro", uri=True, isolation_level=None, timeout=_PATIENCE_S
     )
-    for name, count, function in (
-        ("txmq_minor", 2, _minor),
-        ("txmq_floor", 2, floored),
-        ("txmq_moment", 2, _moment),
+    for name, function in (
+        ("txmq_minor", lambda given, scale: whole_number(number_of(given), scale)),
+        ("txmq_floor", lambda given, factor: whole_number(number_of(given), factor, floored=True)),
+        ("txmq_moment", _moment),
     ):
-        connection.create_function(name, count, function, deterministic=True)
+        connection.create_function(name, 2, function, deterministic=True)
     return connection
 
 
-def _number(given: object) -> Decimal | None:
+def number_of(given: object) -> Decimal | None:
     """A value as a number, with all of its digits."""
     if isinstance(given, float):
         given = repr(given)  # The shortest text of the number, as it was written.
@@ -138,25 +148,15 @@ def _number(given: object) -> Decimal | None:
     return found if found.is_finite() and abs(found) <= _GREATEST else None
 
 
-def _minor(given: object, scale: int | None) -> int | None:
-    number = _number(given)
-    if number is None or scale is None:  # An unknown currency has no scale.
+def whole_number(
+    number: Decimal | None, factor: int | None, *, floored: bool = False
+) -> int | None:
+    """A multiple of a number, rounded downwards if wanted; ``None`` if it is not whole."""
+    if number is None or factor is None:  # An unknown currency has no scale.
         return None
-    return _whole_number(number * scale, is_floored=False)
-
-
-def floored(given: object, factor: int) -> int | None:
-    """A multiple of a number, rounded downwards; ``None`` if it is not a number."""
-    number = _number(given)
-    return None if number is None else _whole_number(number * factor, is_floored=True)
-
-
-def _whole_number(number: Decimal, *, is_floored: bool) -> int | None:
-    if number != number.to_integral_value() and not is_floored:
-        return None
-    found = int(number // 1)
-    found -= found > number  # Decimals are rounded towards zero, moments downwards.
-    return found if abs(found) <= _GREATEST else None
+    exact = _EXACT.multiply(number, factor)
+    found = floor(exact)
+    return found if (floored or found == exact) and abs(found) <= _GREATEST else None
 
 
 def _moment(given: object, zone: str) -> int | None:

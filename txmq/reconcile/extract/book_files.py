@@ -30,7 +30,7 @@ from txmq.reconcile.extract.bank_statements import (
     refuse,
     stated_balances,
 )
-from txmq.reconcile.extract.books import BookRequest, error_text
+from txmq.reconcile.extract.books import BookRequest, Columns, error_text
 from txmq.reconcile.extract.camt import read_camt
 from txmq.reconcile.extract.controls import join_halves
 from txmq.reconcile.extract.file_rows import (
@@ -49,12 +49,12 @@ from txmq.reconcile.extract.sqlite import (
     number_of,
     whole_number,
 )
-from txmq.reconcile.extract.statements import column_names, halves, roles_of
+from txmq.reconcile.extract.statements import Dialect, column_names, halves, roles_of
 from txmq.reconcile.extract.table_writer import TableWriter, arrow_table
 from txmq.reconcile.parquet_files import sha256_of
 from txmq.reconcile.results import Results
-from txmq.reconcile.rules import AccountColumns, Bank, BankFiles, Day, EntryColumns
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
+from txmq.reconcile.rules import Bank, BankFiles, Day, EntryColumns
+from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, TableSchema
 
 __all__ = ["read_files"]
 
@@ -94,25 +94,19 @@ class _FileReader(SqliteReader):
     """Reads a bank's files, through tables of a temporary database."""
 
     def __init__(self, books: BookRequest, connection: sqlite3.Connection) -> None:
-        bank, day = books.bank, books.rules.day
+        bank = books.bank
         assert bank.files is not None
         self._files: BankFiles = bank.files
-        self._given = bank
         self._day = books.day
         self._hashes: list[str] = []
         self._pages: list[StatementPage] = []
-        changes = {"recorded": _RECORDED} if bank.files.is_dated else {}
-        entries = msgspec.structs.replace(bank.entries, table=ENTRIES.name, **changes)
-        accounts = bank.accounts and msgspec.structs.replace(bank.accounts, table=ACCOUNTS.name)
-        staged = msgspec.structs.replace(bank, entries=entries, accounts=accounts)
         for name, count, function in (
             ("txmq_amount", 2, _amount_parser(bank.files)),
-            ("txmq_time", 1, _moment_parser(bank, bank.files, day)),
+            ("txmq_time", 1, _moment_parser(bank, bank.files, books.rules.day)),
         ):
             cached = lru_cache(_CACHED)(function)
             connection.create_function(name, count, cached, deterministic=True)
-        dialect = _FileDialect(books.window.start_ms)
-        super().__init__(books._replace(bank=staged), connection, dialect)
+        super().__init__(books, connection, _FileDialect(books.window.start_ms))
 
     @property
     def snapshot(self) -> str:
@@ -121,16 +115,87 @@ class _FileReader(SqliteReader):
 
     def tables(self) -> tuple[ExtractedTable, ...]:
         """Read the files, and write the tables of the extract."""
-        files, bank = self._files, self._given
-        self._stage(ENTRIES.name, bank.entries, files.path)
+        entries = self.entries  # This reads the files.
+        if not self._files.is_dated:
+            return super().tables()
         self._check_end()
         count = len(self._hashes)
-        if bank.accounts is not None:
-            self._stage(ACCOUNTS.name, bank.accounts, files.balances)
-        if not files.is_dated:
-            return super().tables()
-        are_all_stated = len(self._hashes) > count
-        return self.copy(self.entries), *self._write_balances(are_all_stated=are_all_stated)
+        are_all_stated = self.accounts is not None and len(self._hashes) > count
+        return self.copy(entries), *self._write_balances(are_all_stated=are_all_stated)
+
+    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
+        """Copy the rows of files into a table; a row of a dated file counts from its date on."""
+        table, quoted = where.rpartition("/")[2], self._dialect.quoted
+        names: list[str] = sorted(column_names(columns))
+        decisive = getattr(columns, "recorded", "") or getattr(columns, "booked", names[0])
+        fields: list[str] = list(map(quoted, [*names, *self._dialect.place.values()]))
+        recorded = f"{quoted(_RECORDED)} AS ({quoted(decisive)})"
+        self._connection.execute(f"CREATE TABLE {table} ({', '.join([*fields, recorded])})")
+        insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(fields))})"
+        is_journal = isinstance(columns, EntryColumns)
+        for path in self._paths(self._files.path if is_journal else self._files.balances):
+            with open_unchanged(path) as file:
+                rows = self._stored(table, path.name, self._rows(path.name, file, names))
+                self._connection.executemany(insert, rows)
+                self._hashes.append(f"{path.name} {sha256_of(path)}")
+        for page, balance in stated_balances(self._pages if table == ACCOUNTS.name else []):
+            values = [balance[name] for name in names]
+            self._connection.executemany(
+                insert, self._stored(table, page.file, iter([(page.line, values)]))
+            )
+        changes = {"recorded": _RECORDED} if is_journal and self._files.is_dated else {}
+        return msgspec.structs.replace(columns, table=table, **changes), self._dialect
+
+    def _stored(self, table: str, file: str, rows: FileRows) -> Iterator[Sequence[Any]]:
+        """The rows of a file for SQLite; the others are set aside."""
+        decimal = self._files.decimal
+        for row in rows:
+            found = row if isinstance(row, DamagedRow) else stored_row(row[0], row[1], decimal)
+            if isinstance(found, DamagedRow):
+                place, reason = f"file {file}, line {found.line}", one_line(found.reason, _SHOWN)
+                self.damaged[table].append(QuarantinedRow(place, reason))
+            else:
+                yield (*found, file, row[0])
+
+    def _paths(self, pattern: str) -> list[Path]:
+        """The files of a pattern; on a date without business there may be none."""
+        if not pattern:
+            return []
+        path = Path(pattern.format(date=self._day))
+        found = sorted(path.parent.glob(path.name))
+        if not found and (not self._files.is_dated or self._books.rules.day.is_business(self._day)):
+            raise ReconcileRefused(
+                f"{self._books.bank.name}: the file {path} does not exist; get it from the bank, "
+                f"or add {self._day} to day.holidays if the bank sends none"
+            )
+        return found
+
+    def _rows(self, name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows:
+        files = self._files
+        if not files.is_statement:
+            yield from read_rows(name, file, columns, files)
+            return
+        if files.format == "camt.053":
+            found = read_camt(name, iter(partial(file.read, _CHUNK), b""))
+        else:
+            found = read_mt940(name, decoded_lines(name, file, files.charset))
+        for item in found:
+            if isinstance(item, StatementPage):
+                self._pages.append(item)
+            elif isinstance(item, DamagedRow):
+                yield item
+            else:
+                yield item["line"], [item.get(column) for column in columns]
+
+    def _check_end(self) -> None:
+        """Check that no row of a dated file is of a later date, which would not read it."""
+        moment = self._dialect.moment(_RECORDED, "", "")
+        chosen = ", ".join(map(self._dialect.quoted, [*self._dialect.place.values(), _RECORDED]))
+        end_ms = self._books.window.end_ms
+        later = self.ask(f"SELECT {chosen} FROM entries WHERE {moment} >= {end_ms} LIMIT 1")
+        for file, line, value in later:
+            why = f"{value!r} is after the end of {self._day}, the date of the file"
+            refuse(file, line, f"{why}: compare day.cut_off and day.zone with the bank's")
 
     def _write_balances(self, *, are_all_stated: bool) -> Iterator[ExtractedTable]:
         """Write how the accounts began the date, as stated or as the day before ended, and how
@@ -194,73 +259,6 @@ class _FileReader(SqliteReader):
             for batch in arrow_table(table, rows).to_batches():
                 writer.write(batch)
         return writer.extracted(aside)
-
-    def _stage(self, table: str, columns: EntryColumns | AccountColumns, pattern: str) -> None:
-        """Copy the rows of files into a table of the temporary database."""
-        names, quoted = sorted(column_names(columns)), self._dialect.quoted
-        decisive = getattr(columns, "recorded", "") or getattr(columns, "booked", names[0])
-        decimal = self._files.decimal
-        fields = [*map(quoted, [*names, *self._dialect.place.values()])]
-        fields.append(f"{quoted(_RECORDED)} AS ({quoted(decisive)})")
-        self._connection.execute(f"CREATE TABLE {table} ({', '.join(fields)})")
-        insert = f"INSERT INTO {table} VALUES ({', '.join('?' * (len(fields) - 1))})"
-
-        def stored(file: str, rows: FileRows) -> Iterator[Sequence[Any]]:
-            for row in rows:
-                found = row if isinstance(row, DamagedRow) else stored_row(row[0], row[1], decimal)
-                if isinstance(found, DamagedRow):
-                    place, reason = f"file {file}, line {found.line}", found.reason
-                    self.damaged[table].append(QuarantinedRow(place, one_line(reason, _SHOWN)))
-                else:
-                    yield (*found, file, row[0])
-
-        for path in self._paths(pattern) if pattern else []:
-            with open_unchanged(path) as file:
-                rows = self._rows(path.name, file, names)
-                self._connection.executemany(insert, stored(path.name, rows))
-                self._hashes.append(f"{path.name} {sha256_of(path)}")
-        if table == ACCOUNTS.name:
-            for page, balance in stated_balances(self._pages):
-                rows = iter([(page.line, [balance[name] for name in names])])
-                self._connection.executemany(insert, stored(page.file, rows))
-
-    def _paths(self, pattern: str) -> list[Path]:
-        """The files of a pattern; on a date without business there may be none."""
-        path = Path(pattern.format(date=self._day))
-        found = sorted(path.parent.glob(path.name))
-        if not found and (not self._files.is_dated or self._books.rules.day.is_business(self._day)):
-            raise ReconcileRefused(
-                f"{self._books.bank.name}: the file {path} does not exist; get it from the bank, "
-                f"or add {self._day} to day.holidays if the bank sends none"
-            )
-        return found
-
-    def _rows(self, name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows:
-        files = self._files
-        if not files.is_statement:
-            yield from read_rows(name, file, columns, files)
-            return
-        if files.format == "camt.053":
-            found = read_camt(name, iter(partial(file.read, _CHUNK), b""))
-        else:
-            found = read_mt940(name, decoded_lines(name, file, files.charset))
-        for item in found:
-            if isinstance(item, StatementPage):
-                self._pages.append(item)
-            elif isinstance(item, DamagedRow):
-                yield item
-            else:
-                yield item["line"], [item.get(column) for column in columns]
-
-    def _check_end(self) -> None:
-        """Check that no row of a dated file is of a later date, which would not read it."""
-        moment = self._dialect.moment(_RECORDED, "", "")
-        chosen = ", ".join(map(self._dialect.quoted, [*self._dialect.place.values(), _RECORDED]))
-        end_ms = self._books.window.end_ms
-        later = self.ask(f"SELECT {chosen} FROM entries WHERE {moment} >= {end_ms} LIMIT 1")
-        for file, line, value in later if self._files.is_dated else ():
-            why = f"{value!r} is after the end of {self._day}, the date of the file"
-            refuse(file, line, f"{why}: compare day.cut_off and day.zone with the bank's")
 
 
 class _FileDialect(SqliteDialect):

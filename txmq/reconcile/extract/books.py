@@ -58,8 +58,6 @@ _SUMS: Final = pa.schema(
     }
 )
 """The answer to :meth:`EntryStatements.sums`."""
-_TOTALS: Final = ("currency", "accounts", "low", "high", "lines")
-"""The columns of the rows with the sums of all accounts."""
 _WIDE: Final = pa.decimal128(19, 0)
 _SHOWN: Final = 100
 """The maximum of characters of an invalid value."""
@@ -198,7 +196,8 @@ class BookReader(ABC):
                 chosen = accounts.append_column("amount", amounts).select(table.names)
                 for batch in chosen.to_batches():
                     writer.write(batch)
-            totals = rows.filter(pc.field("is_sum") == 1).select(_TOTALS).to_pydict()
+            columns = ["currency", "accounts", "low", "high", "lines"]
+            totals = rows.filter(pc.field("is_sum") == 1).select(columns).to_pydict()
             sums = (
                 (currency, count, None, None, *halves, 0)
                 for currency, count, *halves in zip(*totals.values(), strict=True)

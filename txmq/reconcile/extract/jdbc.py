@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import DecimalType, IntegralType, NumericType
+from pyspark.sql.types import DecimalType, IntegralType
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import (
@@ -42,11 +42,7 @@ _WHOLE: Final = frozenset({"byte", "short", "integer", "long"})
 
 
 class SparkDialect(Dialect):
-    """SQL expressions of Spark.
-
-    Args:
-        types: The columns' types in Spark's schema, by name.
-    """
+    """SQL expressions of Spark; the types of columns in its schema are given by their names."""
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
@@ -143,7 +139,7 @@ class _JdbcReader(BookReader):
         self._scratch = scratch
 
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
-        return [tuple(row) for row in self._spark.sql(statement).collect()]
+        return self._spark.sql(statement).collect()
 
     def batches(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         del schema
@@ -160,15 +156,10 @@ class _JdbcReader(BookReader):
         given = self._spark.read.format("jdbc").options(**options(bank, columns))
         frame = given.load()
         types = {field.name: field.dataType.typeName() for field in frame.schema}
-        types |= {
-            field.name: "whole decimal"
-            for field in frame.schema
-            if isinstance(field.dataType, DecimalType) and not field.dataType.scale
-        }
         wanted = column_names(columns)
         check_columns(where, wanted, types)
         number = getattr(columns, "id", "")
-        if number and isinstance(frame.schema[number].dataType, NumericType):
+        if number and isinstance(frame.schema[number].dataType, IntegralType | DecimalType):
             frame = _partitioned(given, frame, number, bank.readers)
         place = self._scratch.at(where.partition("/")[2]).uri
         frame.select(*(f.col(f"`{name}`") for name in sorted(wanted))).write.parquet(place)
@@ -180,7 +171,7 @@ class _JdbcReader(BookReader):
 def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> DataFrame:
     """Split by ranges of numbers for several connections; the first also reads rows without."""
     ((least, most),) = frame.agg(f.min(f"`{number}`"), f.max(f"`{number}`")).collect()
-    if least is None or not isinstance(frame.schema[number].dataType, IntegralType | DecimalType):
+    if least is None:
         return frame
     bounds = {"partitionColumn": number, "numPartitions": str(readers)}
     bounds |= {"lowerBound": str(int(least)), "upperBound": str(int(most) + 1)}

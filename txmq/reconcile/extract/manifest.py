@@ -17,7 +17,7 @@ from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.parquet_files import sync
-from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control
 
@@ -139,29 +139,18 @@ class Manifest(Struct, frozen=True):
 
     @property
     def own_id(self) -> str:
-        """The id that belongs to the content; for a past day it does not depend on the time of
-        reading.
-        """
-        window = DayWindow(self.start_ms, self.end_ms)
+        """The id by the content; for a past day it does not depend on the time of reading."""
         held = [(table.written, table.content, *table.quarantine) for table in self.tables]
-        text = (self.reading_digest, window, self.as_of_ms, held)
-        return hashlib.sha256(msgspec.json.encode(text, order="sorted")).hexdigest()[:16]
+        named = self.reading_digest, (self.start_ms, self.end_ms), self.as_of_ms, held
+        return hashlib.sha256(msgspec.json.encode(named, order="sorted")).hexdigest()[:16]
 
     @classmethod
     def of(cls, rules: Rules, day: date, sources: tuple[ExtractedSource, ...]) -> Manifest:
         """Make the manifest of these sources."""
         window = rules.day.window(day)
-        moments = (min(source.taken_ms, source.source_ms) for source in sources)
-        found = cls(
-            "",
-            rules.name,
-            rules.version,
-            rules.reading_digest,
-            day.isoformat(),
-            *window,
-            min(window.end_ms, *moments),
-            sources,
-        )
+        as_of_ms = min(window.end_ms, *(min(one.taken_ms, one.source_ms) for one in sources))
+        named = "", rules.name, rules.version, rules.reading_digest
+        found = cls(*named, day.isoformat(), *window, as_of_ms, sources)
         return msgspec.structs.replace(found, extract_id=found.own_id)
 
 

@@ -60,11 +60,7 @@ _ZONE: Final = r"\s*(Z|[+-](0[0-9]|1[0-5])(:?[0-5][0-9])?)"
 
 
 class PostgresDialect(Dialect):
-    """SQL expressions of PostgreSQL.
-
-    Args:
-        types: The columns' types, by name.
-    """
+    """SQL expressions of PostgreSQL; the types of columns are given by their names."""
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types

@@ -88,29 +88,20 @@ def column_names(columns: EntryColumns | AccountColumns) -> frozenset[str]:
 
 def roles_of(entries: EntryColumns) -> dict[str, str]:
     """The roles of a bank's own accounts; all other accounts belong to customers."""
-    return {
-        account: role
-        for role in ("capital", "suspense", "clearing")
-        for account in getattr(entries, role)
-    }
+    roles = ("capital", "suspense", "clearing")
+    return {account: role for role in roles for account in getattr(entries, role)}
 
 
 def halves(number: str) -> tuple[str, str]:
     """The sums of the lower and of the upper halves of a number, which fit into 64 bits."""
-    sums = f"sum({number} & {LOWER_HALF})", f"sum({number} >> 32)"
-    return f"CAST({sums[0]} AS BIGINT)", f"CAST({sums[1]} AS BIGINT)"
+    low, high = f"sum({number} & {LOWER_HALF})", f"sum({number} >> 32)"
+    return f"CAST({low} AS BIGINT)", f"CAST({high} AS BIGINT)"
 
 
 class Statements:
-    """The statements for one of a bank's tables.
+    """The statements for one of a bank's tables; ``amount`` is the column with the amounts.
 
-    Args:
-        table: The table of the extract.
-        columns: The columns of the bank's table.
-        amount: The column with the amount or the balance.
-        units: The units of amounts and balances.
-        money: The known currencies; if empty, any currency is accepted.
-        dialect: The database's dialect.
+    If ``money`` has no currencies, any currency is accepted.
     """
 
     def __init__(
@@ -199,14 +190,7 @@ class Statements:
 
 
 class EntryStatements(Statements):
-    """The statements for a bank's journal.
-
-    Args:
-        bank: The bank.
-        money: The known currencies; if empty, any currency is accepted.
-        window: The day.
-        dialect: The database's dialect.
-    """
+    """The statements for a bank's journal."""
 
     def __init__(
         self, bank: Bank, money: Mapping[str, Money], window: DayWindow, dialect: Dialect
@@ -242,14 +226,13 @@ class EntryStatements(Statements):
         role = _case(entries.account, roles_of(entries), "customer", dialect)
         self.values |= {"id": id_, "key": key, "kind": kind, "role": role, "amount": amount}
         self.values |= {"booked_ms": moments[entries.booked], "recorded_ms": moments[decisive]}
-        self._is_before = f"{moments[decisive]} < {window.start_ms}"
-        self._is_later = f"{moments[decisive]} >= {window.end_ms}"
-        self._is_within = f"{moments[decisive]} >= {window.start_ms} AND "
-        self._is_within += f"{moments[decisive]} < {window.end_ms}"
+        self._moment, self._window = moments[decisive], window
 
     def rows(self, *conditions: str) -> str:
         """A query for the day's entries."""
-        return super().rows(*conditions, self._is_within)
+        by, window = self._moment, self._window
+        within = f"{by} >= {window.start_ms} AND {by} < {window.end_ms}"
+        return super().rows(*conditions, within)
 
     def sums(self) -> str:
         """The sum of every account before the day and after it, and the rows that cannot be read:
@@ -261,12 +244,13 @@ class EntryStatements(Statements):
         the number of accounts.
         """
         low, high = halves("amount")
-        period = f"CASE WHEN {self._unreadable} THEN 2 WHEN {self._is_before} THEN 0 ELSE 1 END"
+        is_before = f"{self._moment} < {self._window.start_ms}"
+        is_other = f"{self._unreadable} OR {is_before} OR {self._moment} >= {self._window.end_ms}"
+        period = f"CASE WHEN {self._unreadable} THEN 2 WHEN {is_before} THEN 0 ELSE 1 END"
         named = ("account", "role", "currency", "amount")
         values = ", ".join(f"{self.values[name]} AS {name}" for name in named)
-        others = f"({self._unreadable} OR {self._is_before} OR {self._is_later})"
         return (
-            f"WITH lines AS (SELECT {period} AS period, {values} {self._from(others)}), "
+            f"WITH lines AS (SELECT {period} AS period, {values} {self._from(f'({is_other})')}), "
             "found AS (SELECT period, account, role, currency, "
             f"{low} AS low, {high} AS high, count(*) AS lines "
             "FROM lines GROUP BY period, account, role, currency) "

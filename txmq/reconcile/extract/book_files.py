@@ -20,8 +20,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
-import msgspec
-
 from txmq.errors import ReconcileRefused
 from txmq.protocol.properties import one_line
 from txmq.reconcile.extract.bank_statements import (
@@ -30,7 +28,7 @@ from txmq.reconcile.extract.bank_statements import (
     refuse,
     stated_balances,
 )
-from txmq.reconcile.extract.books import BookRequest, Columns, error_text
+from txmq.reconcile.extract.books import BookRequest, error_text
 from txmq.reconcile.extract.camt import read_camt
 from txmq.reconcile.extract.controls import join_halves
 from txmq.reconcile.extract.file_rows import (
@@ -49,7 +47,7 @@ from txmq.reconcile.extract.sqlite import (
     number_of,
     whole_number,
 )
-from txmq.reconcile.extract.statements import Dialect, column_names, halves, roles_of
+from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names, halves, roles_of
 from txmq.reconcile.extract.table_writer import TableWriter, arrow_table
 from txmq.reconcile.parquet_files import sha256_of
 from txmq.reconcile.results import Results
@@ -123,12 +121,12 @@ class _FileReader(SqliteReader):
         are_all_stated = self.accounts is not None and len(self._hashes) > count
         return self.copy(entries), *self._write_balances(are_all_stated=are_all_stated)
 
-    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
+    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
         """Copy the rows of files into a table; a row of a dated file counts from its date on."""
         table, quoted = where.rpartition("/")[2], self._dialect.quoted
-        names: list[str] = sorted(column_names(columns))
+        names = sorted(column_names(columns))
         decisive = getattr(columns, "recorded", "") or getattr(columns, "booked", names[0])
-        fields: list[str] = list(map(quoted, [*names, *self._dialect.place.values()]))
+        fields = [*map(quoted, [*names, *self._dialect.place.values()])]
         recorded = f"{quoted(_RECORDED)} AS ({quoted(decisive)})"
         self._connection.execute(f"CREATE TABLE {table} ({', '.join([*fields, recorded])})")
         insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(fields))})"
@@ -144,7 +142,7 @@ class _FileReader(SqliteReader):
                 insert, self._stored(table, page.file, iter([(page.line, values)]))
             )
         changes = {"recorded": _RECORDED} if is_journal and self._files.is_dated else {}
-        return msgspec.structs.replace(columns, table=table, **changes), self._dialect
+        return {"table": table, **changes}, self._dialect
 
     def _stored(self, table: str, file: str, rows: FileRows) -> Iterator[Sequence[Any]]:
         """The rows of a file for SQLite; the others are set aside."""

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
@@ -26,10 +26,11 @@ from txmq.reconcile.extract.statements import (
     Dialect,
     EntryStatements,
     Statements,
+    TableColumns,
 )
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.report.words import mask
-from txmq.reconcile.rules import AccountColumns, Bank, DayWindow, EntryColumns, Rules
+from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING
 from txmq.runtime.clock import Clock
@@ -37,7 +38,6 @@ from txmq.runtime.clock import Clock
 __all__ = [
     "BookReader",
     "BookRequest",
-    "Columns",
     "check_columns",
     "checked",
     "error_text",
@@ -61,8 +61,6 @@ _SUMS: Final = pa.schema(
 _WIDE: Final = pa.decimal128(19, 0)
 _SHOWN: Final = 100
 """The maximum of characters of an invalid value."""
-
-Columns = TypeVar("Columns", EntryColumns, AccountColumns)
 
 
 class BookRequest(NamedTuple):
@@ -99,8 +97,8 @@ class BookReader(ABC):
         """Run a statement in the same way; its rows fit into a schema."""
 
     @abstractmethod
-    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
-        """Find a table: the columns as statements name them, and a dialect that knows their types.
+    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
+        """Find a table: the changes of its rules, and a dialect that knows its columns' types.
 
         Raises:
             ReconcileRefused: It lacks a column.
@@ -110,18 +108,20 @@ class BookReader(ABC):
     def entries(self) -> EntryStatements:
         """The statements for the journal."""
         books, bank = self._books, self._books.bank
-        columns, dialect = self._look_up(f"{bank.name}/{ENTRIES.name}", bank.entries)
-        bank = msgspec.structs.replace(bank, entries=columns)
+        changes, dialect = self._look_up(f"{bank.name}/{ENTRIES.name}", bank.entries)
+        entries = replace(bank.entries, **changes)
+        bank = replace(bank, entries=entries)
         return EntryStatements(bank, books.rules.money, books.window, dialect)
 
     @cached_property
     def accounts(self) -> AccountStatements | None:
         """The statements for the table of accounts, if the rules name one."""
-        bank = self._books.bank
+        bank, money = self._books.bank, self._books.rules.money
         if bank.accounts is None:
             return None
-        columns, dialect = self._look_up(f"{bank.name}/{ACCOUNTS.name}", bank.accounts)
-        return AccountStatements(columns, bank.entries.units, self._books.rules.money, dialect)
+        changes, dialect = self._look_up(f"{bank.name}/{ACCOUNTS.name}", bank.accounts)
+        accounts = replace(bank.accounts, **changes)
+        return AccountStatements(accounts, bank.entries.units, money, dialect)
 
     def tables(self) -> tuple[ExtractedTable, ...]:
         """Copy all tables into the extract.

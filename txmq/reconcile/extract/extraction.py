@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
@@ -30,32 +30,25 @@ from txmq.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ExtractLog", "SourceProgress", "extract_day"]
-
-SourceProgress: TypeAlias = Callable[[str, int], None]
-"""Receives each finished source and its number of rows."""
-
-
-ExtractLog: TypeAlias = Callable[[Rules, DayWindow, Path], ExtractedSource]
-"""Writes the log's tables into the directory ``log`` of an extract."""
+__all__ = ["extract_day"]
 
 
 def extract_day(
     rules: Rules,
     day: date,
     *,
-    take_log: ExtractLog,
+    take_log: Callable[[Rules, DayWindow, Path], ExtractedSource],
     spark: SparkSession | None = None,
-    progress: SourceProgress | None = None,
+    progress: Callable[[str, int], None] | None = None,
 ) -> Manifest:
     """Extract a day, or keep an equal extract that exists.
 
     Args:
         rules: Where the ledgers are, and what their columns mean.
         day: The business date; it may be unfinished.
-        take_log: Extracts the log.
+        take_log: Writes the log's tables into the directory ``log`` of an extract.
         spark: Reads banks with a JDBC URL.
-        progress: Receives each finished source.
+        progress: Receives each finished source, and its number of rows.
 
     Raises:
         ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.

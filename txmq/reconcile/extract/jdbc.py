@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -25,19 +24,17 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import (
     BookReader,
     BookRequest,
-    Columns,
     check_columns,
     error_text,
 )
 from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.statements import Dialect, column_names
-from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns
+from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
+from txmq.reconcile.rules import Bank
 from txmq.reconcile.spark import check_reach
 from txmq.reconcile.storage import Folder, LocalFolder
 
 __all__ = ["SparkDialect", "options", "read_jdbc"]
 
-_GREATEST: Final = (1 << 63) - 1
 _WHOLE: Final = frozenset({"byte", "short", "integer", "long"})
 
 
@@ -66,17 +63,13 @@ class SparkDialect(Dialect):
     def minor(self, column: str, scale: str) -> str:
         if self._types.get(column) in _WHOLE and scale == "1":
             return f"CAST({self.quoted(column)} AS BIGINT)"
-        scaled = self._scaled(column, scale)
-        return (
-            f"(CASE WHEN {scaled} = floor({scaled}) AND abs({scaled}) <= {_GREATEST} "
-            f"THEN CAST({scaled} AS BIGINT) END)"
-        )
+        return self.whole(self._scaled(column, scale))
 
     def moment(self, column: str, held: str, zone: str) -> str:
         quoted = self.quoted(column)
         if held in ("milliseconds", "seconds"):
-            floor = f"floor({self._scaled(column, '1' if held == 'milliseconds' else '1000')})"
-            return f"(CASE WHEN abs({floor}) <= {_GREATEST} THEN CAST({floor} AS BIGINT) END)"
+            scale = "1" if held == "milliseconds" else "1000"
+            return self.whole(f"floor({self._scaled(column, scale)})")
         if held == "timestamptz":
             return f"unix_millis(try_cast({quoted} AS TIMESTAMP))"
         found = f"try_cast({quoted} AS TIMESTAMP_NTZ)"
@@ -89,7 +82,7 @@ class SparkDialect(Dialect):
         return f"({number} * CAST({scale} AS DECIMAL(7, 0)))"
 
 
-def options(bank: Bank, columns: EntryColumns | AccountColumns) -> dict[str, str]:
+def options(bank: Bank, columns: TableColumns) -> dict[str, str]:
     """The options of Spark's JDBC reader for a table."""
     table = columns.table
     if columns.where:
@@ -150,8 +143,8 @@ class _JdbcReader(BookReader):
             with place.parquet(name) as file:
                 yield from file.iter_batches()
 
-    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
-        """Store the driver's rows of a table; return the columns of a view of them."""
+    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
+        """Store the driver's rows of a table, and make a view of them."""
         bank = self._books.bank
         given = self._spark.read.format("jdbc").options(**options(bank, columns))
         frame = given.load()
@@ -165,7 +158,7 @@ class _JdbcReader(BookReader):
         frame.select(*(f.col(f"`{name}`") for name in sorted(wanted))).write.parquet(place)
         view = "txmq_" + hashlib.sha256(place.encode()).hexdigest()[:16]
         self._spark.read.parquet(place).createOrReplaceTempView(view)
-        return msgspec.structs.replace(columns, table=view, where=""), SparkDialect(types)
+        return {"table": view, "where": ""}, SparkDialect(types)
 
 
 def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> DataFrame:

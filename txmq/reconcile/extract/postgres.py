@@ -21,14 +21,14 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import (
     BookReader,
     BookRequest,
-    Columns,
     check_columns,
     checked,
     error_text,
     sums_of,
 )
+from txmq.reconcile.extract.controls import LIMIT
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
-from txmq.reconcile.extract.statements import Dialect, column_names
+from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.rules import EntryColumns
 from txmq.reconcile.tables import ENTRIES
@@ -44,7 +44,6 @@ _PAGES: Final = (256, 16_384)
 """The minimum and maximum of pages in a slice."""
 _SLICES_A_READER: Final = 6
 
-_GREATEST: Final = (1 << 63) - 1
 _EXACT: Final = 10**15
 """Floating point is exact up to here."""
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
@@ -79,20 +78,16 @@ class PostgresDialect(Dialect):
     def minor(self, column: str, scale: str) -> str:
         if self._types.get(column) in _WHOLE and scale == "1":
             return f"{self.quoted(column)}::bigint"
-        scaled = f"({self._number(column)} * {scale})"
-        most = _EXACT if self._types.get(column) in _FLOATS else _GREATEST
-        return (
-            f"(CASE WHEN {scaled} = trunc({scaled}) AND abs({scaled}) <= {most} "
-            f"THEN {scaled}::bigint END)"
-        )
+        most = _EXACT if self._types.get(column) in _FLOATS else LIMIT - 1
+        return self.whole(f"({self._number(column)} * {scale})", most)
 
     def moment(self, column: str, held: str, zone: str) -> str:
         quoted = self.quoted(column)
         if held in ("milliseconds", "seconds"):
             if held == "milliseconds" and self._types.get(column) in _WHOLE:
                 return f"{quoted}::bigint"
-            floor = f"floor({self._number(column)} * {1 if held == 'milliseconds' else 1000})"
-            return f"(CASE WHEN abs({floor}) <= {_GREATEST} THEN {floor}::bigint END)"
+            factor = 1 if held == "milliseconds" else 1000
+            return self.whole(f"floor({self._number(column)} * {factor})")
         given = f"{quoted}::{held}"
         if self._types.get(column) in _TEXTS:
             given = _moment_of_text(quoted, held)
@@ -197,7 +192,7 @@ class _PostgresReader(BookReader):
                             return
                         writer.write(batch)
 
-    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
+    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
         schema = _table(
             self._first, f"SELECT * FROM {PostgresDialect({}).relation(columns.table)} LIMIT 0"
         ).schema
@@ -208,7 +203,7 @@ class _PostgresReader(BookReader):
         check_columns(where, column_names(columns), types)
         if isinstance(columns, EntryColumns):
             _check_zones(where, columns, types)
-        return columns, PostgresDialect(types)
+        return {}, PostgresDialect(types)
 
 
 def _check_zones(where: str, entries: EntryColumns, types: Mapping[str, str]) -> None:

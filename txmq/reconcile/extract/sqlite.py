@@ -22,12 +22,11 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import (
     BookReader,
     BookRequest,
-    Columns,
     check_columns,
     error_text,
 )
 from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.statements import Dialect, column_names
+from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
 
 __all__ = [
     "SqliteDialect",
@@ -111,7 +110,7 @@ class SqliteReader(BookReader):
             arrays = [pa.array(column, type_) for column, type_ in columns]
             yield pa.RecordBatch.from_arrays(arrays, names=schema.names)
 
-    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
+    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
         # SQLite reads an unknown column name as a text, so the names are checked first.
         relation = self._dialect.relation(columns.table)
         cursor = self._connection.execute(f"SELECT * FROM {relation} LIMIT 0")
@@ -119,7 +118,7 @@ class SqliteReader(BookReader):
         known = {name.casefold() for name in names}
         wanted = column_names(columns)
         check_columns(where, (name for name in wanted if name.casefold() not in known), names)
-        return columns, self._dialect
+        return {}, self._dialect
 
 
 def _open(path: str) -> sqlite3.Connection:

@@ -8,7 +8,7 @@ same snapshot, so that rows lost on the way to the files are detected.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF, has_number, number_columns
 from txmq.reconcile.rules import (
@@ -28,10 +28,15 @@ __all__ = [
     "EntryStatements",
     "RowFault",
     "Statements",
+    "TableColumns",
     "column_names",
     "halves",
     "roles_of",
 ]
+
+
+TableColumns: TypeAlias = EntryColumns | AccountColumns
+"""The columns of a bank's table."""
 
 
 class Dialect(Protocol):
@@ -51,6 +56,13 @@ class Dialect(Protocol):
     def literal(self, text: str) -> str:
         """A text."""
         return "'" + text.replace("'", "''") + "'"
+
+    def whole(self, number: str, most: int = LIMIT - 1) -> str:
+        """A number of 64 bits; NULL if it is not whole, or greater."""
+        return (
+            f"(CASE WHEN {number} = floor({number}) AND abs({number}) <= {most} "
+            f"THEN CAST({number} AS BIGINT) END)"
+        )
 
     def text(self, column: str) -> str:
         """A column as text."""
@@ -77,7 +89,7 @@ class RowFault(NamedTuple):
     """The valid values, if they are few."""
 
 
-def column_names(columns: EntryColumns | AccountColumns) -> frozenset[str]:
+def column_names(columns: TableColumns) -> frozenset[str]:
     """The names of a bank's columns that are read."""
     sources = ("id", "key", "account", "amount", "balance", "opening", "booked", "recorded", "kind")
     names = {getattr(columns, source, "") for source in (*sources, "currency")}
@@ -107,7 +119,7 @@ class Statements:
     def __init__(
         self,
         table: TableSchema,
-        columns: EntryColumns | AccountColumns,
+        columns: TableColumns,
         amount: str,
         units: str,
         money: Mapping[str, Money],
@@ -282,9 +294,7 @@ class AccountStatements(Statements):
         return f"SELECT {chosen} {self._from(f'NOT {self._unreadable}')}"
 
 
-def _currency(
-    columns: EntryColumns | AccountColumns, money: Mapping[str, Money], dialect: Dialect
-) -> str:
+def _currency(columns: TableColumns, money: Mapping[str, Money], dialect: Dialect) -> str:
     """The currency; NULL if it is unknown."""
     if isinstance(columns.currency, Constant):
         return dialect.literal(columns.currency.value)

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
-from txmq.quantity import quantity
 from txmq.reconcile.extract.controls import LIMIT, ContentHash, ControlSums
 from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
 from txmq.reconcile.parquet_files import sha256_of, sync
@@ -134,7 +133,10 @@ class TableWriter:
         """
         if not batch.num_rows:
             return
-        batch = self._cast(batch)
+        try:
+            batch = batch.select(self.schema.names).cast(self.schema)
+        except (ValueError, pa.ArrowException) as error:
+            raise ReconcileRefused(f"{self._source}/{self._table.name}: {error}") from error
         self._sums.add(batch)
         self._contents.add(batch)
         thread = threading.get_ident()
@@ -158,20 +160,6 @@ class TableWriter:
                 self._count += 1
             self._writers[thread] = parquet_writer(path, self.schema)
         return self._writers[thread]
-
-    def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        where = f"{self._source}/{self._table.name}"
-        columns = []
-        for field in self.schema:
-            found = batch.column(field.name)
-            if found.null_count and not field.nullable:
-                rows = quantity(found.null_count, "row")
-                raise ReconcileRefused(f"{where}: {field.name} is empty in {rows}")
-            try:
-                columns.append(found.cast(field.type))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise ReconcileRefused(f"{where}: {field.name} does not fit: {error}") from error
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
 def _part(path: Path) -> Part:

@@ -98,10 +98,9 @@ class BookReader(ABC):
 
     @abstractmethod
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
-        """Find a table: the changes of its rules, and a dialect that knows its columns' types.
+        """Check the columns of a table.
 
-        Raises:
-            ReconcileRefused: It lacks a column.
+        Returns the rules that differ where statements read it, and a dialect that knows its types.
         """
 
     @cached_property
@@ -153,8 +152,7 @@ class BookReader(ABC):
     def quarantine(
         self, statements: Statements, sums: pa.Table | None = None
     ) -> tuple[QuarantinedRow, ...]:
-        """The rows of a table that cannot be read; the database need not search them if the sums
-        of its accounts have none.
+        """The rows of a table that cannot be read; if the sums have none, it is not searched.
 
         Raises:
             ReconcileRefused: They are more than the rules allow; the message shows the first.
@@ -182,11 +180,7 @@ class BookReader(ABC):
         return control_of(self._books.bank.name, statements.table, rows)
 
     def _write_sums(self, answer: pa.Table) -> Iterable[ExtractedTable]:
-        """Write the sums of accounts before the day and after it.
-
-        Raises:
-            ReconcileRefused: The sum of an account does not fit into 64 bits; the message names it.
-        """
+        """Write the sums of accounts before the day and after it."""
         name = self._books.bank.name
         for period, table in enumerate((OPENING, LATER)):
             rows = answer.filter(pc.field("period") == period)

@@ -66,13 +66,10 @@ def join_halves(low: int | None, high: int | None) -> int:
 
 
 def control_of(source: str, table: TableSchema, rows: Iterable[Sequence[Any]]) -> Control:
-    """The control totals of a table.
+    """The control totals of a table of a bank, or of ``log``.
 
-    Args:
-        source: A bank's name, or ``log``.
-        table: The table.
-        rows: Currency, number of rows, least id, greatest id, and the sums of the lower and the
-            upper halves of each number; several rows may have the same currency.
+    A row has a currency, the number of rows, the least and the greatest id, and the sums of the
+    lower and the upper halves of each number. Several may have the same currency.
     """
     count, total, ends, amounts = 0, 0, list[int](), defaultdict[str, int](int)
     names, money = number_columns(table), _money_column(table)

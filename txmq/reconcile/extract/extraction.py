@@ -82,11 +82,7 @@ def extract_day(
 def _reader_of(
     bank: Bank, home: Folder, spark: SparkSession | None
 ) -> Callable[[BookRequest], ExtractedSource]:
-    """The function that reads a bank; each kind needs packages of its own, imported here.
-
-    Raises:
-        ReconcileRefused: The kind of its database is unknown, or Spark is missing.
-    """
+    """The function that reads a bank; each kind needs packages of its own, imported here."""
     if bank.files is not None:
         from txmq.reconcile.extract.book_files import read_files
 

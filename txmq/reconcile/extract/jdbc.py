@@ -99,10 +99,7 @@ def options(bank: Bank, columns: TableColumns) -> dict[str, str]:
 def read_jdbc(books: BookRequest, spark: SparkSession, home: Folder) -> ExtractedSource:
     """Extract a bank's books; the database's clock is not read.
 
-    Args:
-        books: The bank, the day and the target directory.
-        spark: A session that has the driver's jar.
-        home: The folder of the day's extracts, where Spark must be able to write.
+    Spark has the driver's jar, and must be able to write into the folder of the day's extracts.
 
     Raises:
         ReconcileRefused: The database cannot be read, or has an invalid value.

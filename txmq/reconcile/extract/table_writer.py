@@ -91,11 +91,8 @@ def parquet_writer(path: Path | pa.NativeFile, schema: pa.Schema) -> pq.ParquetW
 class TableWriter:
     """Writes a table of an extract into a folder that nobody reads before it is complete.
 
-    Several threads may write at once: each writes its own part, so no thread waits for another.
-
-    Args:
-        table: The table.
-        directory: The source's directory; it has the source's name.
+    Its directory is one in that of the source, whose name is the source's. Several threads may
+    write at once: each writes its own part, so no thread waits for another.
     """
 
     def __init__(self, table: TableSchema, directory: Path) -> None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import date, datetime
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
@@ -41,8 +41,10 @@ from txmq.reconcile.extract.file_rows import (
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
 from txmq.reconcile.extract.sqlite import (
+    Function,
     SqliteDialect,
     SqliteReader,
+    add_functions,
     milliseconds,
     number_of,
     whole_number,
@@ -51,7 +53,7 @@ from txmq.reconcile.extract.statements import Dialect, TableColumns, column_name
 from txmq.reconcile.extract.table_writer import TableWriter, arrow_table
 from txmq.reconcile.parquet_files import sha256_of
 from txmq.reconcile.results import Results
-from txmq.reconcile.rules import Bank, BankFiles, Day, EntryColumns
+from txmq.reconcile.rules import BankFiles, Day, EntryColumns
 from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, TableSchema
 
 __all__ = ["read_files"]
@@ -61,8 +63,6 @@ _RECORDED: Final = "moment of recording"
 _CHUNK: Final = 1 << 16
 _SHOWN: Final = 300
 """The maximum of characters of a reason, which may contain the whole line."""
-_CACHED: Final = 1 << 16
-"""The SQL converts each value several times, and files repeat many values."""
 _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
 _Account: TypeAlias = tuple[str, str]
@@ -98,12 +98,8 @@ class _FileReader(SqliteReader):
         self._day = books.day
         self._hashes: list[str] = []
         self._pages: list[StatementPage] = []
-        for name, count, function in (
-            ("txmq_amount", 2, _amount_parser(bank.files)),
-            ("txmq_time", 1, _moment_parser(bank, bank.files, books.rules.day)),
-        ):
-            cached = lru_cache(_CACHED)(function)
-            connection.create_function(name, count, cached, deterministic=True)
+        moment = _moment_parser(bank.files, books.rules.day)
+        add_functions(connection, _amount_parser(bank.files), moment)
         super().__init__(books, connection, _FileDialect(books.window.start_ms))
 
     @property
@@ -141,8 +137,12 @@ class _FileReader(SqliteReader):
             self._connection.executemany(
                 insert, self._stored(table, page.file, iter([(page.line, values)]))
             )
-        changes = {"recorded": _RECORDED} if is_journal and self._files.is_dated else {}
-        return {"table": table, **changes}, self._dialect
+        changes = {"table": table}
+        if is_journal and self._files.is_dated:
+            changes["recorded"] = _RECORDED
+        if is_journal and self._files.is_statement:
+            changes["time"] = "timestamp"
+        return changes, self._dialect
 
     def _stored(self, table: str, file: str, rows: FileRows) -> Iterator[Sequence[Any]]:
         """The rows of a file for SQLite; the others are set aside."""
@@ -187,7 +187,7 @@ class _FileReader(SqliteReader):
 
     def _check_end(self) -> None:
         """Check that no row of a dated file is of a later date, which would not read it."""
-        moment = self._dialect.moment(_RECORDED, "", "")
+        moment = self.entries.values["recorded_ms"]
         chosen = ", ".join(map(self._dialect.quoted, [*self._dialect.place.values(), _RECORDED]))
         end_ms = self._books.window.end_ms
         later = self.ask(f"SELECT {chosen} FROM entries WHERE {moment} >= {end_ms} LIMIT 1")
@@ -260,26 +260,19 @@ class _FileReader(SqliteReader):
 
 
 class _FileDialect(SqliteDialect):
-    """SQL expressions for amounts and moments as a bank writes them.
-
-    A row of a dated file counts from ``start_ms`` on, however early it was booked.
-    """
+    """A row of a dated file counts from ``start_ms`` on, however early it was booked."""
 
     place: Mapping[str, str] = {"file": "txmq_file", "line": "txmq_line"}
 
     def __init__(self, start_ms: int) -> None:
         self._start_ms = start_ms
 
-    def minor(self, column: str, scale: str) -> str:
-        return f"txmq_amount({self.quoted(column)}, {scale})"
-
     def moment(self, column: str, held: str, zone: str) -> str:
-        del held, zone
-        found = f"txmq_time({self.quoted(column)})"
+        found = super().moment(column, held, zone)
         return f"max({found}, {self._start_ms})" if column == _RECORDED else found
 
 
-def _amount_parser(files: BankFiles) -> Callable[..., int | None]:
+def _amount_parser(files: BankFiles) -> Function:
     decimal, grouping = re.escape(files.decimal), re.escape(files.grouping)
     groups = rf"|[0-9]{{1,3}}(?:{grouping}[0-9]{{3}})+" if grouping else ""
     pattern = re.compile(rf"\s*[+-]?(?:[0-9]+{groups})(?:{decimal}[0-9]+)?\s*")
@@ -293,23 +286,15 @@ def _amount_parser(files: BankFiles) -> Callable[..., int | None]:
     return parse
 
 
-def _moment_parser(bank: Bank, files: BankFiles, day: Day) -> Callable[..., int | None]:
-    factor = {"milliseconds": 1, "seconds": 1000}.get(bank.entries.time, 0)
-
-    def parse(value: int | str | None) -> int | None:
-        if factor and not files.is_statement:
-            return whole_number(number_of(value), factor, floored=True)
-        if not isinstance(value, str):
-            return None
+def _moment_parser(files: BankFiles, day: Day) -> Function:
+    def parse(value: int | str | None, zone: str) -> int | None:
         with suppress(ValueError, OverflowError):
-            found = _read(value.strip(), files.moments)
-            if not isinstance(found, datetime):
-                # Nobody knows the time, so grace counts from the end of the date.
-                return day.window(found).end_ms - 1
-            is_local = bank.entries.time == "timestamp"
-            if files.is_statement:
-                is_local = found.tzinfo is None
-            return milliseconds(found, bank.zone if is_local else "")
+            found = _read(value.strip(), files.moments) if isinstance(value, str) else None
+            if isinstance(found, datetime):
+                is_zoned = files.is_statement and found.tzinfo is not None
+                return milliseconds(found, "" if is_zoned else zone)
+            # Nobody knows the time of a date, so grace counts from its end.
+            return None if found is None else day.window(found).end_ms - 1
         return None
 
     return parse

@@ -7,12 +7,13 @@ functions convert all other values, exactly as they are written.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Context, Decimal, InvalidOperation
+from functools import lru_cache
 from math import floor
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
@@ -29,8 +30,10 @@ from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
 
 __all__ = [
+    "Function",
     "SqliteDialect",
     "SqliteReader",
+    "add_functions",
     "milliseconds",
     "number_of",
     "read_sqlite",
@@ -39,9 +42,15 @@ __all__ = [
 
 _BATCH: Final = 50_000
 _PATIENCE_S: Final = 30
+_CACHED: Final = 1 << 16
+"""The SQL converts each value several times, and books repeat many values."""
 _GREATEST: Final = (1 << 63) - 1
 _EXACT: Final = Context(prec=10_000)
 """By default, 28 digits are kept, and others are rounded away."""
+
+
+Function: TypeAlias = Callable[..., int | None]
+"""Converts a value with a scale or a zone; the result is ``None`` if it is invalid."""
 
 
 class SqliteDialect(Dialect):
@@ -54,19 +63,21 @@ class SqliteDialect(Dialect):
         return f"{text} GLOB '[A-Z][A-Z][A-Z]'"
 
     def minor(self, column: str, scale: str) -> str:
-        quoted = self.quoted(column)
-        counted = f"txmq_minor({quoted}, {scale})"
-        if scale != "1":
-            return counted
-        return f"(CASE typeof({quoted}) WHEN 'integer' THEN {quoted} ELSE {counted} END)"
+        return self._counted("txmq_minor", column, scale)
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        quoted = self.quoted(column)
         if held in ("milliseconds", "seconds"):
-            factor = 1 if held == "milliseconds" else 1000
-            plain, counted = f"{quoted} * {factor}", f"txmq_floor({quoted}, {factor})"
-            return f"(CASE typeof({quoted}) WHEN 'integer' THEN {plain} ELSE {counted} END)"
-        return f"txmq_moment({quoted}, {self.literal(zone if held == 'timestamp' else '')})"
+            factor = "1" if held == "milliseconds" else "1000"
+            return self._counted("txmq_floor", column, factor)
+        zone = self.literal(zone if held == "timestamp" else "")
+        return f"txmq_moment({self.quoted(column)}, {zone})"
+
+    def _counted(self, function: str, column: str, factor: str) -> str:
+        quoted = self.quoted(column)
+        counted = f"{function}({quoted}, {factor})"
+        if factor != "1":
+            return counted
+        return f"(CASE typeof({quoted}) WHEN 'integer' THEN {quoted} ELSE {counted} END)"
 
 
 def read_sqlite(books: BookRequest) -> ExtractedSource:
@@ -125,13 +136,20 @@ def _open(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode=ro", uri=True, isolation_level=None, timeout=_PATIENCE_S
     )
-    for name, function in (
-        ("txmq_minor", lambda given, scale: whole_number(number_of(given), scale)),
-        ("txmq_floor", lambda given, factor: whole_number(number_of(given), factor, floored=True)),
-        ("txmq_moment", _moment),
-    ):
-        connection.create_function(name, 2, function, deterministic=True)
+    add_functions(connection, lambda given, scale: whole_number(number_of(given), scale), _moment)
     return connection
+
+
+def add_functions(connection: sqlite3.Connection, minor: Function, moment: Function) -> None:
+    """Give a connection the functions of the dialect: for amounts, and for moments."""
+
+    def floored(given: object, factor: int) -> int | None:
+        return whole_number(number_of(given), factor, floored=True)
+
+    functions = {"txmq_minor": minor, "txmq_floor": floored, "txmq_moment": moment}
+    for name, function in functions.items():
+        cached = lru_cache(_CACHED)(function)
+        connection.create_function(name, 2, cached, deterministic=True)
 
 
 def number_of(given: object) -> Decimal | None:

@@ -9,23 +9,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from msgspec import Struct, field
 
 from txmq.errors import ReconcileRefused
+from txmq.protocol.properties import one_line
+from txmq.reconcile.extract.manifest import QuarantinedRow
 
-__all__ = ["DamagedRow", "EntryFields", "StatementPage", "kind_of", "refuse", "stated_balances"]
+__all__ = ["EntryFields", "StatementPage", "damaged_row", "kind_of", "refuse", "stated_balances"]
+
+_SHOWN: Final = 300
+"""The maximum of characters of a reason, which may contain the whole line."""
 
 EntryFields: TypeAlias = dict[str, Any]
 """An entry's values by the names in ``STATEMENT_FIELDS``, and its ``line`` in the file."""
-
-
-class DamagedRow(NamedTuple):
-    """A row of a file without readable values."""
-
-    line: int
-    reason: str
 
 
 class StatementPage(Struct):
@@ -46,6 +44,11 @@ class StatementPage(Struct):
     closing: dict[str, Decimal] = {}
     is_whole: bool = True
     """False if an entry cannot be read, so that the sum of all entries is unknown."""
+
+
+def damaged_row(file: str, line: int, why: object) -> QuarantinedRow:
+    """A row of a file without readable values."""
+    return QuarantinedRow(f"file {file}, line {line}", one_line(str(why), _SHOWN))
 
 
 def refuse(file: str, line: int, why: str) -> NoReturn:

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
 from txmq.errors import ReconcileRefused
-from txmq.protocol.properties import one_line
 from txmq.reconcile.extract.bank_statements import (
-    DamagedRow,
     StatementPage,
+    damaged_row,
     refuse,
     stated_balances,
 )
@@ -36,7 +35,7 @@ from txmq.reconcile.extract.file_rows import (
     decoded_lines,
     open_unchanged,
     read_rows,
-    stored_row,
+    stored_value,
 )
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
@@ -46,7 +45,6 @@ from txmq.reconcile.extract.sqlite import (
     SqliteReader,
     add_functions,
     milliseconds,
-    number_of,
     whole_number,
 )
 from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names, halves, roles_of
@@ -61,8 +59,6 @@ __all__ = ["read_files"]
 _RECORDED: Final = "moment of recording"
 """The column with the moment at which a row of a dated file counts."""
 _CHUNK: Final = 1 << 16
-_SHOWN: Final = 300
-"""The maximum of characters of a reason, which may contain the whole line."""
 _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
 _Account: TypeAlias = tuple[str, str]
@@ -146,14 +142,17 @@ class _FileReader(SqliteReader):
 
     def _stored(self, table: str, file: str, rows: FileRows) -> Iterator[Sequence[Any]]:
         """The rows of a file for SQLite; the others are set aside."""
-        decimal = self._files.decimal
         for row in rows:
-            found = row if isinstance(row, DamagedRow) else stored_row(row[0], row[1], decimal)
-            if isinstance(found, DamagedRow):
-                place, reason = f"file {file}, line {found.line}", one_line(found.reason, _SHOWN)
-                self.damaged[table].append(QuarantinedRow(place, reason))
+            if isinstance(row, QuarantinedRow):
+                self.damaged[table].append(row)
+                continue
+            line, values = row
+            try:
+                stored = [stored_value(value, self._files.decimal) for value in values]
+            except ValueError as error:
+                self.damaged[table].append(damaged_row(file, line, error))
             else:
-                yield (*found, file, row[0])
+                yield (*stored, file, line)
 
     def _paths(self, pattern: str) -> list[Path]:
         """The files of a pattern; on a date without business there may be none."""
@@ -180,7 +179,7 @@ class _FileReader(SqliteReader):
         for item in found:
             if isinstance(item, StatementPage):
                 self._pages.append(item)
-            elif isinstance(item, DamagedRow):
+            elif isinstance(item, QuarantinedRow):
                 yield item
             else:
                 yield item["line"], [item.get(column) for column in columns]
@@ -281,7 +280,7 @@ def _amount_parser(files: BankFiles) -> Function:
         if pattern.fullmatch(text := str(value)) is None:
             return None
         plain = text.replace(files.grouping, "").replace(files.decimal, ".")
-        return whole_number(number_of(plain), scale)
+        return whole_number(plain, scale)
 
     return parse
 

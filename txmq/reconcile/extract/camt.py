@@ -14,12 +14,13 @@ from xml.etree.ElementTree import Element
 from xml.parsers import expat
 
 from txmq.reconcile.extract.bank_statements import (
-    DamagedRow,
     EntryFields,
     StatementPage,
+    damaged_row,
     kind_of,
     refuse,
 )
+from txmq.reconcile.extract.manifest import QuarantinedRow
 
 __all__ = ["read_camt"]
 
@@ -45,7 +46,7 @@ _LINE: Final = "line"
 
 def read_camt(
     file: str, chunks: Iterable[bytes]
-) -> Iterator[EntryFields | DamagedRow | StatementPage]:
+) -> Iterator[EntryFields | QuarantinedRow | StatementPage]:
     """The booked entries of each statement, and then its balances.
 
     Raises:
@@ -65,7 +66,7 @@ def read_camt(
                     yield from list(_rows(page, element))
                 except ValueError as error:
                     page.is_whole = False
-                    yield DamagedRow(_line(element), str(error))
+                    yield damaged_row(file, _line(element), error)
             case "Acct":
                 page.account = _text(element, "Id/IBAN", "Id/Othr/Id")
             case _:

@@ -21,13 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.bank_statements import DamagedRow, refuse
+from txmq.reconcile.extract.bank_statements import damaged_row, refuse
 from txmq.reconcile.extract.books import check_columns
+from txmq.reconcile.extract.manifest import QuarantinedRow
 from txmq.reconcile.rules import BankFiles
 
-__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows", "stored_row"]
+__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows", "stored_value"]
 
-FileRows: TypeAlias = Iterator[tuple[int, Sequence[Any]] | DamagedRow]
+FileRows: TypeAlias = Iterator[tuple[int, Sequence[Any]] | QuarantinedRow]
 """The line of each row, and its values of the wanted columns."""
 
 _BATCH: Final = 1 << 14
@@ -106,7 +107,7 @@ def _csv_rows(
                 yield reader.line_num, take(row)
             elif row:
                 why = f"it has {len(row)} values, not {len(header)}: {row}"
-                yield DamagedRow(reader.line_num, why)
+                yield damaged_row(name, reader.line_num, why)
     except csv.Error as error:
         refuse(name, reader.line_num, f"{last[:40]!r} is not CSV: {error}")
     if not last.endswith("\n"):
@@ -134,12 +135,12 @@ def _json_rows(name: str, lines: Iterable[tuple[int, str]], columns: Sequence[st
             if not line.endswith("\n"):
                 why = "is not JSON and has no line end, so the file may be truncated; get it again"
                 refuse(name, number, f"{shown} {why}")
-            yield DamagedRow(number, f"{shown} is not JSON: {error}")
+            yield damaged_row(name, number, f"{shown} is not JSON: {error}")
             continue
         if isinstance(row, dict):
             yield number, [_value_at(row, path) for path in paths]
         else:
-            yield DamagedRow(number, f"{shown} is not a JSON object")
+            yield damaged_row(name, number, f"{shown} is not a JSON object")
 
 
 def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -169,15 +170,12 @@ def _parquet_rows(name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows
         refuse(name, line + 1, f"it is not complete Parquet: {str(error).splitlines()[0]}")
 
 
-def stored_row(line: int, values: Sequence[Any], decimal: str) -> list[Any] | DamagedRow:
-    """The values for SQLite: texts, with the bank's decimal character, and whole numbers."""
-    try:
-        return [_stored(value, decimal) for value in values]
-    except ValueError as error:
-        return DamagedRow(line, str(error))
+def stored_value(value: Any, decimal: str) -> Any:
+    """A value for SQLite: a text, with the bank's decimal character, or a whole number.
 
-
-def _stored(value: Any, decimal: str) -> Any:
+    Raises:
+        ValueError: It is neither.
+    """
     match value:
         case None | "":
             return None

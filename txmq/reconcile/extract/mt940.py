@@ -14,12 +14,13 @@ from decimal import Decimal
 from typing import Final
 
 from txmq.reconcile.extract.bank_statements import (
-    DamagedRow,
     EntryFields,
     StatementPage,
+    damaged_row,
     kind_of,
     refuse,
 )
+from txmq.reconcile.extract.manifest import QuarantinedRow
 
 __all__ = ["read_mt940"]
 
@@ -41,7 +42,7 @@ _NONE: Final = ("NONREF", "NOTPROVIDED")
 
 def read_mt940(
     file: str, lines: Iterable[tuple[int, str]]
-) -> Iterator[EntryFields | DamagedRow | StatementPage]:
+) -> Iterator[EntryFields | QuarantinedRow | StatementPage]:
     """The booked entries of each message, and then its balances.
 
     Raises:
@@ -66,7 +67,7 @@ def read_mt940(
                     rows = _entry(page, line, text)
                 except ValueError as error:
                     page.is_whole = False
-                    yield DamagedRow(line, f":61:{text!r} {error}")
+                    yield damaged_row(file, line, f":61:{text!r} {error}")
             case "86" if rows:
                 _describe_entry(rows[0], text.replace("\n", ""))
             case "62F" | "62M":

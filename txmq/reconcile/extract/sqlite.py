@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from decimal import Context, Decimal, InvalidOperation
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import floor
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
@@ -35,7 +35,6 @@ __all__ = [
     "SqliteReader",
     "add_functions",
     "milliseconds",
-    "number_of",
     "read_sqlite",
     "whole_number",
 ]
@@ -136,40 +135,30 @@ def _open(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"file:{quote(path)}?mode=ro", uri=True, isolation_level=None, timeout=_PATIENCE_S
     )
-    add_functions(connection, lambda given, scale: whole_number(number_of(given), scale), _moment)
+    add_functions(connection, whole_number, _moment)
     return connection
 
 
 def add_functions(connection: sqlite3.Connection, minor: Function, moment: Function) -> None:
     """Give a connection the functions of the dialect: for amounts, and for moments."""
-
-    def floored(given: object, factor: int) -> int | None:
-        return whole_number(number_of(given), factor, floored=True)
-
+    floored: Function = partial(whole_number, floored=True)
     functions = {"txmq_minor": minor, "txmq_floor": floored, "txmq_moment": moment}
     for name, function in functions.items():
         cached = lru_cache(_CACHED)(function)
         connection.create_function(name, 2, cached, deterministic=True)
 
 
-def number_of(given: object) -> Decimal | None:
-    """A value as a number, with all of its digits."""
+def whole_number(given: object, factor: int | None, *, floored: bool = False) -> int | None:
+    """A multiple of a value, rounded downwards if wanted; ``None`` if it is not whole."""
     if isinstance(given, float):
         given = repr(given)  # The shortest text of the number, as it was written.
-    if not isinstance(given, int | str):
+    if not isinstance(given, int | str) or factor is None:  # An unknown currency has no scale.
         return None
     try:
-        found = Decimal(given)
+        number = Decimal(given)
     except InvalidOperation:
         return None
-    return found if found.is_finite() and abs(found) <= _GREATEST else None
-
-
-def whole_number(
-    number: Decimal | None, factor: int | None, *, floored: bool = False
-) -> int | None:
-    """A multiple of a number, rounded downwards if wanted; ``None`` if it is not whole."""
-    if number is None or factor is None:  # An unknown currency has no scale.
+    if not number.is_finite() or abs(number) > _GREATEST:
         return None
     exact = _EXACT.multiply(number, factor)
     found = floor(exact)

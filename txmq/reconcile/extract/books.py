@@ -19,7 +19,7 @@ from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
 from txmq.protocol.properties import one_line
 from txmq.quantity import quantity
-from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF, control_of, difference
+from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF, control_of
 from txmq.reconcile.extract.manifest import ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
@@ -39,9 +39,7 @@ __all__ = [
     "BookReader",
     "BookRequest",
     "check_columns",
-    "checked",
     "error_text",
-    "sums_of",
 ]
 
 _SUMS: Final = pa.schema(
@@ -93,8 +91,8 @@ class BookReader(ABC):
         """Run a statement in the state of the database that all others see; returns its rows."""
 
     @abstractmethod
-    def batches(self, statement: str, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
-        """Run a statement in the same way; its rows fit into a schema."""
+    def batches(self, statement: str) -> Iterable[pa.RecordBatch]:
+        """Run a statement in the same way, if it may have many rows."""
 
     @abstractmethod
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
@@ -133,7 +131,7 @@ class BookReader(ABC):
 
     def copy_entries(self) -> tuple[ExtractedTable, ...]:
         """Copy the entries of the day, and the sums of accounts before it and after it."""
-        sums = sums_of(self.batches(self.entries.sums(), _SUMS))
+        sums = self._sums()
         return self.copy(self.entries, sums), *self._write_sums(sums)
 
     def copy(self, statements: Statements, sums: pa.Table | None = None) -> ExtractedTable:
@@ -145,9 +143,9 @@ class BookReader(ABC):
         quarantine = self.quarantine(statements, sums)
         control = self._control(statements)
         with TableWriter(statements.table, self._books.directory) as writer:
-            for batch in self.batches(statements.rows(), writer.schema):
+            for batch in self.batches(statements.rows()):
                 writer.write(batch)
-        return checked(control, writer, quarantine)
+        return writer.extracted(quarantine, control)
 
     def quarantine(
         self, statements: Statements, sums: pa.Table | None = None
@@ -179,6 +177,12 @@ class BookReader(ABC):
         rows = self.ask(statements.control())
         return control_of(self._books.bank.name, statements.table, rows)
 
+    def _sums(self) -> pa.Table:
+        """The answer to :meth:`EntryStatements.sums`."""
+        pieces = (pa.table(batch) for batch in self.batches(self.entries.sums()))
+        found = [piece.rename_columns(_SUMS.names).cast(_SUMS) for piece in pieces]
+        return pa.concat_tables([_SUMS.empty_table(), *found])
+
     def _write_sums(self, answer: pa.Table) -> Iterable[ExtractedTable]:
         """Write the sums of accounts before the day and after it."""
         name = self._books.bank.name
@@ -196,25 +200,7 @@ class BookReader(ABC):
                 (currency, count, None, None, *halves, 0)
                 for currency, count, *halves in zip(*totals.values(), strict=True)
             )
-            yield checked(control_of(name, table, sums), writer)
-
-
-def checked(
-    control: Control, writer: TableWriter, quarantine: tuple[QuarantinedRow, ...] = ()
-) -> ExtractedTable:
-    """The written table, after a check that its control totals are those of the source."""
-    found = writer.extracted(quarantine)
-    if (differs := difference(control, found.written)) is not None:
-        why = "rows were lost or doubled on the way into the extract"
-        raise ReconcileRefused(f"{differs}: {why}")
-    return found
-
-
-def sums_of(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The answer to :meth:`EntryStatements.sums`."""
-    pieces = (pa.Table.from_batches([batch]) for batch in batches)
-    found = [piece.rename_columns(_SUMS.names).cast(_SUMS) for piece in pieces]
-    return pa.concat_tables([_SUMS.empty_table(), *found])
+            yield writer.extracted(control=control_of(name, table, sums))
 
 
 def _quarantined(statements: Statements, row: Sequence[Any]) -> QuarantinedRow:

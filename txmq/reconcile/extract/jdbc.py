@@ -131,8 +131,7 @@ class _JdbcReader(BookReader):
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._spark.sql(statement).collect()
 
-    def batches(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        del schema
+    def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
         # They may be more than fit into the memory of this process.
         place = self._scratch.at("answer")
         self._spark.sql(statement).write.mode("overwrite").parquet(place.uri)

@@ -22,9 +22,7 @@ from txmq.reconcile.extract.books import (
     BookReader,
     BookRequest,
     check_columns,
-    checked,
     error_text,
-    sums_of,
 )
 from txmq.reconcile.extract.controls import LIMIT
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
@@ -147,8 +145,7 @@ class _PostgresReader(BookReader):
     def ask(self, statement: str) -> list[tuple[Any, ...]]:
         return _rows(self._answer(statement))
 
-    def batches(self, statement: str, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
-        del schema
+    def batches(self, statement: str) -> Iterable[pa.RecordBatch]:
         yield from self._answer(statement).to_batches()
 
     def _answer(self, statement: str) -> pa.Table:
@@ -165,7 +162,7 @@ class _PostgresReader(BookReader):
             ThreadPoolExecutor(bank.readers, f"extract-{bank.name}") as pool,
         ):
             control = pool.submit(self._control, statements)
-            answer = pool.submit(self._answer, statements.sums())
+            answer = pool.submit(self._sums)
             readers: list[Future[Any]] = [
                 pool.submit(self._copy_slices, slices, writer) for _ in range(bank.readers)
             ]
@@ -176,9 +173,9 @@ class _PostgresReader(BookReader):
             finally:
                 self._stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-        sums = sums_of(answer.result().to_batches())
+        sums = answer.result()
         aside = self.quarantine(statements, sums)
-        return checked(control.result(), writer, aside), *self._write_sums(sums)
+        return writer.extracted(aside, control.result()), *self._write_sums(sums)
 
     def _copy_slices(self, slices: Iterator[str], writer: TableWriter) -> None:
         """Copy slices over one connection, one after the other."""

@@ -113,12 +113,12 @@ class SqliteReader(BookReader):
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._connection.execute(statement).fetchall()
 
-    def batches(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
         cursor = self._connection.execute(statement)
+        names = [field[0] for field in cursor.description]
         while rows := cursor.fetchmany(_BATCH):
-            columns = zip(zip(*rows, strict=True), schema.types, strict=True)
-            arrays = [pa.array(column, type_) for column, type_ in columns]
-            yield pa.RecordBatch.from_arrays(arrays, names=schema.names)
+            arrays = list(map(pa.array, zip(*rows, strict=True)))
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
 
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
         # SQLite reads an unknown column name as a text, so the names are checked first.

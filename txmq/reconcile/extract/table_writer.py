@@ -18,10 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.controls import LIMIT, ContentHash, ControlSums
+from txmq.reconcile.extract.controls import LIMIT, ContentHash, ControlSums, difference
 from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
 from txmq.reconcile.parquet_files import sha256_of, sync
 from txmq.reconcile.report.words import mask, mask_sides
+from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import RECURRING, TableSchema
 
 __all__ = ["TableWriter", "arrow_schema", "arrow_table", "parquet_writer"]
@@ -143,12 +144,19 @@ class TableWriter:
             self._writers.pop(thread).close()
             del self._rows[thread]
 
-    def extracted(self, quarantine: tuple[QuarantinedRow, ...] = ()) -> ExtractedTable:
-        """Describe the written table, after the block; it has no row of the quarantine."""
-        written = self._sums.control(self._source)
-        return ExtractedTable(
-            self._table.name, written, self._contents.word, self._parts, quarantine
-        )
+    def extracted(
+        self, quarantine: tuple[QuarantinedRow, ...] = (), control: Control | None = None
+    ) -> ExtractedTable:
+        """Describe the written table, after the block; it has no row of the quarantine.
+
+        Raises:
+            ReconcileRefused: Its control totals are not those that the source has computed.
+        """
+        name, written = self._table.name, self._sums.control(self._source)
+        if control is not None and (differs := difference(control, written)) is not None:
+            why = "rows were lost or doubled on the way into the extract"
+            raise ReconcileRefused(f"{differs}: {why}")
+        return ExtractedTable(name, written, self._contents.word, self._parts, quarantine)
 
     def _writer(self, thread: int) -> pq.ParquetWriter:
         if thread not in self._writers:

@@ -56,8 +56,6 @@ from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, TableSchema
 
 __all__ = ["read_files"]
 
-_RECORDED: Final = "moment of recording"
-"""The column with the moment at which a row of a dated file counts."""
 _CHUNK: Final = 1 << 16
 _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
@@ -96,7 +94,7 @@ class _FileReader(SqliteReader):
         self._pages: list[StatementPage] = []
         moment = _moment_parser(bank.files, books.rules.day)
         add_functions(connection, _amount_parser(bank.files), moment)
-        super().__init__(books, connection, _FileDialect(books.window.start_ms))
+        super().__init__(books, connection, _FileDialect())
 
     @property
     def snapshot(self) -> str:
@@ -114,13 +112,10 @@ class _FileReader(SqliteReader):
         return self.copy(entries), *self._write_balances(are_all_stated=are_all_stated)
 
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
-        """Copy the rows of files into a table; a row of a dated file counts from its date on."""
-        table, quoted = where.rpartition("/")[2], self._dialect.quoted
-        names = sorted(column_names(columns))
-        decisive = getattr(columns, "recorded", "") or getattr(columns, "booked", names[0])
-        fields = [*map(quoted, [*names, *self._dialect.place.values()])]
-        recorded = f"{quoted(_RECORDED)} AS ({quoted(decisive)})"
-        self._connection.execute(f"CREATE TABLE {table} ({', '.join([*fields, recorded])})")
+        """Copy the rows of files into a table."""
+        table, names = where.rpartition("/")[2], sorted(column_names(columns))
+        fields = [*map(self._dialect.quoted, [*names, *self._dialect.place.values()])]
+        self._connection.execute(f"CREATE TABLE {table} ({', '.join(fields)})")
         insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(fields))})"
         is_journal = isinstance(columns, EntryColumns)
         for path in self._paths(self._files.path if is_journal else self._files.balances):
@@ -133,12 +128,8 @@ class _FileReader(SqliteReader):
             self._connection.executemany(
                 insert, self._stored(table, page.file, iter([(page.line, values)]))
             )
-        changes = {"table": table}
-        if is_journal and self._files.is_dated:
-            changes["recorded"] = _RECORDED
-        if is_journal and self._files.is_statement:
-            changes["time"] = "timestamp"
-        return changes, self._dialect
+        time = {"time": "timestamp"} if is_journal and self._files.is_statement else {}
+        return {"table": table, **time}, self._dialect
 
     def _stored(self, table: str, file: str, rows: FileRows) -> Iterator[Sequence[Any]]:
         """The rows of a file for SQLite; the others are set aside."""
@@ -186,8 +177,9 @@ class _FileReader(SqliteReader):
 
     def _check_end(self) -> None:
         """Check that no row of a dated file is of a later date, which would not read it."""
-        moment = self.entries.values["recorded_ms"]
-        chosen = ", ".join(map(self._dialect.quoted, [*self._dialect.place.values(), _RECORDED]))
+        columns, moment = self._books.bank.entries, self.entries.values["recorded_ms"]
+        named = [*self._dialect.place.values(), columns.recorded or columns.booked]
+        chosen = ", ".join(map(self._dialect.quoted, named))
         end_ms = self._books.window.end_ms
         later = self.ask(f"SELECT {chosen} FROM entries WHERE {moment} >= {end_ms} LIMIT 1")
         for file, line, value in later:
@@ -259,16 +251,7 @@ class _FileReader(SqliteReader):
 
 
 class _FileDialect(SqliteDialect):
-    """A row of a dated file counts from ``start_ms`` on, however early it was booked."""
-
     place: Mapping[str, str] = {"file": "txmq_file", "line": "txmq_line"}
-
-    def __init__(self, start_ms: int) -> None:
-        self._start_ms = start_ms
-
-    def moment(self, column: str, held: str, zone: str) -> str:
-        found = super().moment(column, held, zone)
-        return f"max({found}, {self._start_ms})" if column == _RECORDED else found
 
 
 def _amount_parser(files: BankFiles) -> Function:

@@ -237,12 +237,17 @@ class EntryStatements(Statements):
             amount = f"CASE WHEN {is_paid} THEN -({amount}) ELSE {amount} END"
         role = _case(entries.account, roles_of(entries), "customer", dialect)
         self.values |= {"id": id_, "key": key, "kind": kind, "role": role, "amount": amount}
-        self.values |= {"booked_ms": moments[entries.booked], "recorded_ms": moments[decisive]}
-        self._moment, self._window = moments[decisive], window
+        recorded = moments[decisive]
+        if bank.files is not None and bank.files.is_dated:
+            # A row of a dated file counts from its date on, however early it was booked.
+            start = window.start_ms
+            recorded = f"(CASE WHEN {recorded} < {start} THEN {start} ELSE {recorded} END)"
+        self.values |= {"booked_ms": moments[entries.booked], "recorded_ms": recorded}
+        self._window = window
 
     def rows(self, *conditions: str) -> str:
         """A query for the day's entries."""
-        by, window = self._moment, self._window
+        by, window = self.values["recorded_ms"], self._window
         within = f"{by} >= {window.start_ms} AND {by} < {window.end_ms}"
         return super().rows(*conditions, within)
 
@@ -255,9 +260,9 @@ class EntryStatements(Statements):
         and 0. Rows that begin with 1 are the sums of these by period and currency; they end with
         the number of accounts.
         """
-        low, high = halves("amount")
-        is_before = f"{self._moment} < {self._window.start_ms}"
-        is_other = f"{self._unreadable} OR {is_before} OR {self._moment} >= {self._window.end_ms}"
+        by, (low, high) = self.values["recorded_ms"], halves("amount")
+        is_before = f"{by} < {self._window.start_ms}"
+        is_other = f"{self._unreadable} OR {is_before} OR {by} >= {self._window.end_ms}"
         period = f"CASE WHEN {self._unreadable} THEN 2 WHEN {is_before} THEN 0 ELSE 1 END"
         named = ("account", "role", "currency", "amount")
         values = ", ".join(f"{self.values[name]} AS {name}" for name in named)

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from decimal import Context, Decimal, InvalidOperation
+from decimal import Context, Decimal
 from functools import lru_cache, partial
 from math import floor
 from typing import Any, Final, TypeAlias
@@ -155,14 +155,12 @@ def whole_number(given: object, factor: int | None, *, floored: bool = False) ->
     if not isinstance(given, int | str) or factor is None:  # An unknown currency has no scale.
         return None
     try:
-        number = Decimal(given)
-    except InvalidOperation:
+        exact = _EXACT.multiply(Decimal(given), factor)
+        is_long = abs(exact) <= _GREATEST
+    except ArithmeticError:  # It is not a number, or far too great.
         return None
-    if not number.is_finite() or abs(number) > _GREATEST:
-        return None
-    exact = _EXACT.multiply(number, factor)
-    found = floor(exact)
-    return found if (floored or found == exact) and abs(found) <= _GREATEST else None
+    found = floor(exact) if is_long else None
+    return found if floored or found == exact else None
 
 
 def _moment(given: object, zone: str) -> int | None:

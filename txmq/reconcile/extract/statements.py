@@ -239,9 +239,9 @@ class EntryStatements(Statements):
         self.values |= {"id": id_, "key": key, "kind": kind, "role": role, "amount": amount}
         recorded = moments[decisive]
         if bank.files is not None and bank.files.is_dated:
-            # A row of a dated file counts from its date on, however early it was booked.
-            start = window.start_ms
-            recorded = f"(CASE WHEN {recorded} < {start} THEN {start} ELSE {recorded} END)"
+            # A row of a dated file counts from its date on, however early it was booked. SQLite
+            # reads files; its max of two values is the greater one, or NULL.
+            recorded = f"max({recorded}, {window.start_ms})"
         self.values |= {"booked_ms": moments[entries.booked], "recorded_ms": recorded}
         self._window = window
 

@@ -79,7 +79,8 @@ def read_files(books: BookRequest) -> ExtractedSource:
             tables = reader.tables()
     except (sqlite3.Error, OSError, OverflowError) as error:
         raise ReconcileRefused(f"{name}: {error_text(error)}") from error
-    return ExtractedSource(name, "files", reader.snapshot, taken_ms, taken_ms, tables)
+    snapshot = hashlib.sha256("\n".join(reader.hashes).encode()).hexdigest()
+    return ExtractedSource(name, "files", snapshot, taken_ms, taken_ms, tables)
 
 
 class _FileReader(SqliteReader):
@@ -90,16 +91,12 @@ class _FileReader(SqliteReader):
         assert bank.files is not None
         self._files: BankFiles = bank.files
         self._day = books.day
-        self._hashes: list[str] = []
+        self.hashes: list[str] = []
+        """The names and hashes of the files that were read."""
         self._pages: list[StatementPage] = []
         moment = _moment_parser(bank.files, books.rules.day)
         add_functions(connection, _amount_parser(bank.files), moment)
         super().__init__(books, connection, _FileDialect())
-
-    @property
-    def snapshot(self) -> str:
-        """A hash of the files that were read."""
-        return hashlib.sha256("\n".join(self._hashes).encode()).hexdigest()
 
     def tables(self) -> tuple[ExtractedTable, ...]:
         """Read the files, and write the tables of the extract."""
@@ -107,8 +104,8 @@ class _FileReader(SqliteReader):
         if not self._files.is_dated:
             return super().tables()
         self._check_end()
-        count = len(self._hashes)
-        are_all_stated = self.accounts is not None and len(self._hashes) > count
+        count = len(self.hashes)
+        are_all_stated = self.accounts is not None and len(self.hashes) > count
         return self.copy(entries), *self._write_balances(are_all_stated=are_all_stated)
 
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
@@ -122,7 +119,7 @@ class _FileReader(SqliteReader):
             with open_unchanged(path) as file:
                 rows = self._stored(table, path.name, self._rows(path.name, file, names))
                 self._connection.executemany(insert, rows)
-                self._hashes.append(f"{path.name} {sha256_of(path)}")
+                self.hashes.append(f"{path.name} {sha256_of(path)}")
         for page, balance in stated_balances(self._pages if table == ACCOUNTS.name else []):
             values = [balance[name] for name in names]
             self._connection.executemany(

@@ -88,7 +88,10 @@ def read_sqlite(books: BookRequest) -> ExtractedSource:
     name = books.bank.name
     path = books.bank.database.partition(":///")[2].partition("?")[0]
     try:
-        with closing(_open(path)) as connection:
+        uri = f"file:{quote(path)}?mode=ro"
+        opened = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_PATIENCE_S)
+        with closing(opened) as connection:
+            add_functions(connection, whole_number, _moment)
             connection.execute("BEGIN")
             # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
@@ -129,14 +132,6 @@ class SqliteReader(BookReader):
         wanted = column_names(columns)
         check_columns(where, (name for name in wanted if name.casefold() not in known), names)
         return {}, self._dialect
-
-
-def _open(path: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"file:{quote(path)}?mode=ro", uri=True, isolation_level=None, timeout=_PATIENCE_S
-    )
-    add_functions(connection, whole_number, _moment)
-    return connection
 
 
 def add_functions(connection: sqlite3.Connection, minor: Function, moment: Function) -> None:

@@ -35,12 +35,7 @@ from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING
 from txmq.runtime.clock import Clock
 
-__all__ = [
-    "BookReader",
-    "BookRequest",
-    "check_columns",
-    "error_text",
-]
+__all__ = ["BookReader", "BookRequest", "check_columns", "error_text"]
 
 _SUMS: Final = pa.schema(
     {

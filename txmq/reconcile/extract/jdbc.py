@@ -21,12 +21,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DecimalType, IntegralType
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import (
-    BookReader,
-    BookRequest,
-    check_columns,
-    error_text,
-)
+from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
 from txmq.reconcile.rules import Bank

@@ -18,12 +18,7 @@ import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import (
-    BookReader,
-    BookRequest,
-    check_columns,
-    error_text,
-)
+from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
 from txmq.reconcile.extract.controls import LIMIT
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
 from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names

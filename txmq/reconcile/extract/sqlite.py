@@ -20,12 +20,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import (
-    BookReader,
-    BookRequest,
-    check_columns,
-    error_text,
-)
+from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
 

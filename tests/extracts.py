@@ -108,9 +108,9 @@ def no_log(rules, window, directory):
     """A log with nothing in it."""
     found = []
     for table in (MESSAGES, FAILURES, OFFSETS):
-        with TableWriter(table, directory / "log" / table.name) as writer:
+        with TableWriter(table, directory / "log") as writer:
             pass
-        found.append(writer.extracted("log"))
+        found.append(writer.extracted())
     return ExtractedSource("log", "log", "", 1 << 50, 1 << 50, tuple(found), 0)
 
 

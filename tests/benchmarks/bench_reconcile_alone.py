@@ -31,7 +31,7 @@ from pyspark.sql import functions as f
 from tests.reconcile.days import BANKS, Plan, write_day
 from tests.reconcile.frames import read
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.extract.control_sums import count_files
+from txmq.reconcile.extract.controls import ControlSums
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
 from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.proofs import proofs_of
@@ -140,7 +140,9 @@ def sources(folder, at_ms):
         for source in (*BANKS, "log"):
             place = LocalFolder(folder / source / table.name)
             if names := place.files():
-                control = count_files(source, table, place, names)
+                sums = ControlSums(table)
+                place.read_rows(names, sums.add, sums.columns)
+                control = sums.control(source)
                 extracted = ExtractedTable(table.name, control, content="", parts=())
                 yield ExtractedSource(source, "log", "", at_ms, at_ms, (extracted,))
 

@@ -77,33 +77,30 @@ def _measured(rules, plan, jar):
 
 def _extract(rules, folder, spark):
     from txmq.reconcile.extract.postgres import read_postgres
-    from txmq.runtime.clock import SystemClock
 
-    books = _books(rules, folder)
-    return read_postgres(books, SystemClock()).tables[0].written.rows
+    return read_postgres(_books(rules, folder)).tables[0].written.rows
 
 
 def _see_alike(rules, folder, spark):
     """The extract of a bank behind JDBC has the same control totals."""
     from txmq.reconcile.extract.jdbc import read_jdbc
     from txmq.reconcile.extract.postgres import read_postgres
-    from txmq.runtime.clock import SystemClock
+    from txmq.reconcile.storage import LocalFolder
 
     (bank,) = rules.bank
     behind = msgspec.structs.replace(bank, database=_jdbc_url(bank.database))
-    clock = SystemClock()
-    one = read_postgres(_books(rules, folder / "one"), clock)
+    one = read_postgres(_books(rules, folder / "one"))
     books = _books(msgspec.structs.replace(rules, bank=(behind,)), folder / "other")
-    other = read_jdbc(books, spark, clock)
+    other = read_jdbc(books, spark, LocalFolder(folder))
     if [each.written for each in one.tables] != [each.written for each in other.tables]:
         raise CannotStart(f"one bank, two extracts: {one} and {other}")
 
 
 def _books(rules, folder):
     from txmq.reconcile.extract.books import BookRequest
+    from txmq.runtime.clock import SystemClock
 
-    window = rules.day.window(DAY)
-    return BookRequest(rules.bank[0], window, folder / "icbc", rules.money, 0)
+    return BookRequest(rules.bank[0], rules, DAY, folder / "icbc", SystemClock())
 
 
 def _jdbc(rules, folder, spark):

@@ -620,7 +620,7 @@ def test_the_moment_of_recording_decides_the_date_of_a_row(tmp_path):
     assert (row["booked_ms"], row["recorded_ms"]) == (START_MS - 7, NOON_MS)
 
     csv_of(tmp_path, lines_of({"id": "soon"}), "ccb-2024-11-20.csv")
-    with pytest.raises(ReconcileRefused, match="file .*: moment of recording is 'soon'"):
+    with pytest.raises(ReconcileRefused, match="file .*: id is 'soon': not a moment"):
         taken(rules)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.extracts import DAY, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.extract import table_writer
 from txmq.reconcile.extract.loader import check_totals, load, load_unchecked
 from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.extract.table_writer import TableWriter
@@ -223,20 +224,19 @@ def test_only_texts_that_come_again_have_a_dictionary(made):
     assert with_one == {"kind", "role", "currency"}
 
 
-def test_a_block_that_fails_leaves_no_file(tmp_path):
-    folder = tmp_path / "icbc" / "entries"
+def test_parts_are_numbered_and_counted_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_writer, "_ROWS_A_PART", 2)
     batch = pq.read_table(_some(tmp_path)).to_batches()[0]
 
-    def fail():
-        with TableWriter(ENTRIES, folder, rows_a_part=1) as writer:
+    with TableWriter(ENTRIES, tmp_path / "icbc") as writer:
+        for _ in range(3):
             writer.write(batch)
-            assert [path.name for path in folder.iterdir()] == ["part-00000.parquet"]
             writer.write(batch.slice(0, 0))
-            raise KeyError
+    found = writer.extracted()
 
-    with pytest.raises(KeyError):
-        fail()
-    assert list(folder.iterdir()) == []
+    parts = [(part.path, part.rows) for part in found.parts]
+    assert parts == [(f"icbc/entries/part-0000{at}.parquet", rows) for at, rows in ((0, 2), (1, 1))]
+    assert found.written.rows == 3
 
 
 def _some(folder):

@@ -1,5 +1,6 @@
 """All readers of a bank see one state: each booking has all of its rows, or none."""
 
+import contextlib
 import threading
 
 import pyarrow.parquet as pq
@@ -86,16 +87,17 @@ def test_books_balance_in_every_extract_while_others_book(bank, tmp_path):
 
 def test_readers_with_snapshots_of_their_own_tear_the_books(bank, tmp_path, monkeypatch):
     """It is the shared snapshot that holds them together, and nothing else."""
-    one_by_one = threading.Lock()
+    one_by_one, transaction = threading.Lock(), reading._transaction
 
-    def alone(self, connection):
-        with one_by_one:
-            bank.run(BOOK)
-            reading._begin(connection)
-            reading._set_limits(connection)
-            reading._ask(connection, "SELECT 1")
+    @contextlib.contextmanager
+    def alone(url, snapshot=""):
+        with transaction(url) as connection:
+            with one_by_one:
+                bank.run(BOOK)
+                reading._table(connection, "SELECT 1")
+            yield connection
 
-    monkeypatch.setattr(reading._PostgresReader, "_join", alone)
+    monkeypatch.setattr(reading, "_transaction", alone)
 
     with pytest.raises(reading.ReconcileRefused, match="icbc/entries: .* rows were extracted and"):
         taken(rules_of(tmp_path, bank_of(bank)))

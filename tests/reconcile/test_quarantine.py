@@ -57,6 +57,20 @@ BAD = [
 ]
 
 
+def test_numbers_keep_all_digits_and_the_size_of_64_bits(bank, tmp_path):
+    long, second = f"1.{'0' * 28}1", NOON_MS // 1000
+    rows = [{"amount": "1"}, {"amount": long}, {"amount": "2", "booked": 10**16}]
+    bank.journal([{"booked": second} | row for row in rows], TEXTS)
+
+    manifest, folder = taken(limited(rules_of(tmp_path, bank_of(bank, time="seconds")), 2))
+
+    assert set_aside(manifest) == [
+        ("id 2, key t-1", f"amount is '{long}': not whole minor units"),
+        ("id 3, key t-1", "booked is '10000000000000000': not a moment"),
+    ]
+    assert [(row["id"], row["booked_ms"]) for row in rows_of(folder)] == [(1, NOON_MS)]
+
+
 def test_rows_that_cannot_be_read_are_set_aside_with_their_reasons(bank, tmp_path):
     bank.journal([{"amount": "1"}, *BAD, {"amount": "2", "transfer": "t-2"}], TEXTS)
     money = {"CNY": {}, "JPY": {"digits": 0}}

@@ -50,10 +50,10 @@ def extracted(directory, folder):
 
 
 def written(folder, directory, source, table):
-    with TableWriter(table, directory / source / table.name) as writer:
+    with TableWriter(table, directory / source) as writer:
         for batch in pq.read_table(folder / source / table.name).to_batches():
             writer.write(batch)
-    return writer.extracted(source)
+    return writer.extracted()
 
 
 def reconciled(spark, directory, extract_id):

@@ -27,7 +27,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.extract.contents import ContentHash
+from txmq.reconcile.extract.controls import ContentHash
 from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.file_systems import Directory, open_folder

@@ -7,42 +7,48 @@ balance, and the next page begins with it. If they do not, the file is incomplet
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from decimal import Decimal
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
+
+from msgspec import Struct, field
 
 from txmq.errors import ReconcileRefused
+from txmq.protocol.properties import one_line
+from txmq.reconcile.extract.manifest import QuarantinedRow
 
-__all__ = ["DamagedRow", "EntryFields", "StatementPage", "kind_of", "refuse", "stated_balances"]
+__all__ = ["EntryFields", "StatementPage", "damaged_row", "kind_of", "refuse", "stated_balances"]
+
+_SHOWN: Final = 300
+"""The maximum of characters of a reason, which may contain the whole line."""
 
 EntryFields: TypeAlias = dict[str, Any]
 """An entry's values by the names in ``STATEMENT_FIELDS``, and its ``line`` in the file."""
 
 
-class DamagedRow(NamedTuple):
-    """A row of a file without readable values."""
-
-    line: int
-    reason: str
-
-
-class StatementPage(NamedTuple):
-    """A statement, or a page of one. Amounts are in major units, by currency."""
+class StatementPage(Struct):
+    """A statement, or a page of one, which its reader fills. Amounts are in major units."""
 
     file: str
-    line: int
+    line: int = 0
     """Where it ends in the file."""
-    account: str
-    name: str
-    order: list[int]
+    account: str = ""
+    name: str = ""
+    order: tuple[int, ...] = ()
     """The numbers of the statement and of the page, as far as the bank numbers them."""
-    is_last: bool
+    is_last: bool = True
     """False if more pages of the statement follow."""
-    opening: Mapping[str, Decimal]
-    moved: Mapping[str, Decimal]
-    closing: Mapping[str, Decimal]
-    is_whole: bool
+    opening: dict[str, Decimal] = {}
+    """Amounts by currency, as the next two."""
+    moved: defaultdict[str, Decimal] = field(default_factory=lambda: defaultdict(Decimal))
+    closing: dict[str, Decimal] = {}
+    is_whole: bool = True
     """False if an entry cannot be read, so that the sum of all entries is unknown."""
+
+
+def damaged_row(file: str, line: int, why: object) -> QuarantinedRow:
+    """A row of a file without readable values."""
+    return QuarantinedRow(f"file {file}, line {line}", one_line(str(why), _SHOWN))
 
 
 def refuse(file: str, line: int, why: str) -> NoReturn:
@@ -56,9 +62,9 @@ def refuse(file: str, line: int, why: str) -> NoReturn:
 
 def kind_of(is_credit: bool, is_reversal: bool) -> str:
     """The kind of an entry. The reversal of a debit is a credit, and the reverse."""
-    return f"{'debit' if is_credit else 'credit'}-reversal" if is_reversal else (
-        "credit" if is_credit else "debit"
-    )  # fmt: skip
+    if is_reversal:
+        return "debit-reversal" if is_credit else "credit-reversal"
+    return "credit" if is_credit else "debit"
 
 
 def stated_balances(pages: Iterable[StatementPage]) -> Iterable[tuple[StatementPage, EntryFields]]:

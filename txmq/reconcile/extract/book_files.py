@@ -1,7 +1,8 @@
 """A bank's book from files instead of a database.
 
 All formats take one path: their rows go into a temporary SQLite database on the disk, and from
-there into the extract as the rows of any bank. So the same checks and the same SQL apply.
+there into the extract as the rows of any bank. So the same checks and the same SQL apply, with
+expressions for amounts and moments as the bank writes them.
 
 A file of one date does not have earlier entries. Its opening balances are those that the bank
 states, and otherwise the closing balances of the day before.
@@ -10,178 +11,144 @@ states, and otherwise the closing balances of the day before.
 from __future__ import annotations
 
 import hashlib
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from datetime import date
+from contextlib import closing, suppress
+from datetime import date, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
-import msgspec
-
 from txmq.errors import ReconcileRefused
-from txmq.protocol.properties import one_line
 from txmq.reconcile.extract.bank_statements import (
-    DamagedRow,
     StatementPage,
+    damaged_row,
     refuse,
     stated_balances,
 )
 from txmq.reconcile.extract.books import BookRequest, error_text
 from txmq.reconcile.extract.camt import read_camt
 from txmq.reconcile.extract.controls import join_halves
-from txmq.reconcile.extract.file_dialect import RECORDED, FileDialect, stored_value
-from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
+from txmq.reconcile.extract.file_rows import (
+    FileRows,
+    decoded_lines,
+    open_unchanged,
+    read_rows,
+    stored_value,
+)
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
-from txmq.reconcile.extract.sqlite import SqliteReader
-from txmq.reconcile.extract.statements import column_names, halves, roles_of
-from txmq.reconcile.extract.table_writer import arrow_table
+from txmq.reconcile.extract.sqlite import (
+    Function,
+    SqliteDialect,
+    SqliteReader,
+    add_functions,
+    milliseconds,
+    whole_number,
+)
+from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names, halves, roles_of
+from txmq.reconcile.extract.table_writer import TableWriter, arrow_table
 from txmq.reconcile.results import Results
-from txmq.reconcile.rules import AccountColumns, BankFiles, EntryColumns, Rules
+from txmq.reconcile.rules import BankFiles, Day, EntryColumns
 from txmq.reconcile.storage import sha256_of
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
-from txmq.runtime.clock import Clock
+from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, TableSchema
 
 __all__ = ["read_files"]
 
 _CHUNK: Final = 1 << 16
-_SHOWN: Final = 300
-"""The maximum of characters of a reason, which may contain the whole line."""
+_TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
-_Sums: TypeAlias = Mapping[tuple[str, str], tuple[int, int]]
-"""The balance and the number of entries of each account and currency."""
+_Account: TypeAlias = tuple[str, str]
+"""An account, and one of its currencies."""
 
 
-def read_files(books: BookRequest, rules: Rules, day: date, clock: Clock) -> ExtractedSource:
+def read_files(books: BookRequest) -> ExtractedSource:
     """Extract a bank's book; the rules know where the result of the day before is.
 
     Raises:
         ReconcileRefused: A file is missing or has an invalid value.
     """
-    name, taken_ms = books.bank.name, clock.wall_ms()
+    name, taken_ms = books.bank.name, books.clock.wall_ms()
     try:
         # The empty name is a database on the disk that SQLite removes by itself.
         with closing(sqlite3.connect("", isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = OFF")
             connection.execute("BEGIN")
-            reader = _FileReader(books, rules, day, connection)
+            reader = _FileReader(books, connection)
             tables = reader.tables()
     except (sqlite3.Error, OSError, OverflowError) as error:
         raise ReconcileRefused(f"{name}: {error_text(error)}") from error
-    return ExtractedSource(name, "files", reader.snapshot, taken_ms, taken_ms, tables)
+    snapshot = hashlib.sha256("\n".join(reader.hashes).encode()).hexdigest()
+    return ExtractedSource(name, "files", snapshot, taken_ms, taken_ms, tables)
 
 
 class _FileReader(SqliteReader):
     """Reads a bank's files, through tables of a temporary database."""
 
-    def __init__(
-        self, books: BookRequest, rules: Rules, day: date, connection: sqlite3.Connection
-    ) -> None:
+    def __init__(self, books: BookRequest, connection: sqlite3.Connection) -> None:
         bank = books.bank
         assert bank.files is not None
         self._files: BankFiles = bank.files
-        self._given = bank
-        self._rules = rules
-        self._day = day
-        self._hashes: list[str] = []
+        self._day = books.day
+        self.hashes: list[str] = []
+        """The names and hashes of the files that were read."""
         self._pages: list[StatementPage] = []
-        changes = {"recorded": RECORDED} if bank.files.is_dated else {}
-        entries = msgspec.structs.replace(bank.entries, table=ENTRIES.name, **changes)
-        accounts = bank.accounts and msgspec.structs.replace(bank.accounts, table=ACCOUNTS.name)
-        staged = msgspec.structs.replace(bank, entries=entries, accounts=accounts)
-        dialect = FileDialect(bank, bank.files, rules.day, books.window.start_ms)
-        for function, parse in dialect.functions.items():
-            connection.create_function(function, 2, parse, deterministic=True)
-        super().__init__(books._replace(bank=staged), connection, dialect)
-
-    @property
-    def snapshot(self) -> str:
-        """A hash of the files that were read."""
-        return hashlib.sha256("\n".join(self._hashes).encode()).hexdigest()
+        moment = _moment_parser(bank.files, books.rules.day)
+        add_functions(connection, _amount_parser(bank.files), moment)
+        super().__init__(books, connection, _FileDialect())
 
     def tables(self) -> tuple[ExtractedTable, ...]:
         """Read the files, and write the tables of the extract."""
-        files, bank = self._files, self._given
-        self._stage(ENTRIES.name, bank.entries, files.path)
-        self._check_end()
-        count = len(self._hashes)
-        if bank.accounts is not None:
-            self._stage(ACCOUNTS.name, bank.accounts, files.balances)
-        if not files.is_dated:
+        entries = self.entries  # This reads the files.
+        if not self._files.is_dated:
             return super().tables()
-        entries = self.copy(ENTRIES, self.entries)
-        moved, stated = self._moved(), self._stated()
-        opening = self._opening(moved, stated)
-        ended = {key: (end, 0) for key, (_, end) in stated.items()}
-        if len(self._hashes) == count:
-            # A bank sends no statement of an account that did not move.
-            ended = {k: (sum_ + moved.get(k, 0), 0) for k, (sum_, _) in opening.items()} | ended
-        sums = self._write(OPENING, opening), self._write(LATER, {})
-        if self.accounts is None:
-            return (entries, *sums)
-        aside = self.quarantine(ACCOUNTS, self.accounts)
-        return (entries, *sums, self._write(ACCOUNTS, ended, aside))
+        self._check_end()
+        count = len(self.hashes)
+        are_all_stated = self.accounts is not None and len(self.hashes) > count
+        return self.copy(entries), *self._write_balances(are_all_stated=are_all_stated)
 
-    def _moved(self) -> dict[tuple[str, str], int]:
-        """The change of each account and currency on the day."""
-        chosen = ", ".join(["account", "currency", *halves("amount")])
-        statement = f"SELECT {chosen} FROM ({self.entries.rows()}) GROUP BY 1, 2"
-        return {
-            (account, currency): join_halves(low, high)
-            for account, currency, low, high in self.ask(statement)
-        }
-
-    def _stated(self) -> dict[tuple[str, str], tuple[int | None, int]]:
-        """The opening balance of each account, if the bank states it, and the closing balance."""
-        if self.accounts is None:
-            return {}
-        rows = self.ask(self.accounts.ends())
-        found = {(account, currency): (begun, ended) for account, currency, begun, ended in rows}
-        if len(found) < len(rows):
-            where = f"{self._books.bank.name}/{ACCOUNTS.name}"
-            raise ReconcileRefused(f"{where}: an account has two balances in one currency")
-        return found
-
-    def _stage(self, table: str, columns: EntryColumns | AccountColumns, pattern: str) -> None:
-        """Copy the rows of files into a table of the temporary database."""
-        names = sorted(column_names(columns))
-        decisive = getattr(columns, "recorded", "") or getattr(columns, "booked", names[0])
-        place, decimal = names.index(decisive), self._files.decimal
-        fields = [*map(self._dialect.quoted, [*names, RECORDED, *self._dialect.place.values()])]
+    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
+        """Copy the rows of files into a table."""
+        table, names = where.rpartition("/")[2], sorted(column_names(columns))
+        fields = [*map(self._dialect.quoted, [*names, *self._dialect.place.values()])]
         self._connection.execute(f"CREATE TABLE {table} ({', '.join(fields)})")
         insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(fields))})"
-
-        def stored(file: str, rows: FileRows) -> Iterator[tuple[Any, ...]]:
-            for found in rows:
-                line, values = found
-                why = found.reason if isinstance(found, DamagedRow) else ""
-                try:
-                    row = [] if why else [stored_value(value, decimal) for value in values]
-                except ValueError as error:
-                    why = str(error)
-                if why:
-                    damaged = QuarantinedRow(f"file {file}, line {line}", one_line(why, _SHOWN))
-                    self.damaged[table].append(damaged)
-                else:
-                    yield (*row, row[place], file, line)
-
-        for path in self._paths(pattern) if pattern else []:
+        is_journal = isinstance(columns, EntryColumns)
+        for path in self._paths(self._files.path if is_journal else self._files.balances):
             with open_unchanged(path) as file:
-                rows = self._rows(path.name, file, names)
-                self._connection.executemany(insert, stored(path.name, rows))
-                self._hashes.append(f"{path.name} {sha256_of(path)}")
-        if table == ACCOUNTS.name:
-            for page, balance in stated_balances(self._pages):
-                rows = iter([(page.line, [balance[name] for name in names])])
-                self._connection.executemany(insert, stored(page.file, rows))
+                rows = self._stored(table, path.name, self._rows(path.name, file, names))
+                self._connection.executemany(insert, rows)
+                self.hashes.append(f"{path.name} {sha256_of(path)}")
+        for page, balance in stated_balances(self._pages if table == ACCOUNTS.name else []):
+            values = [balance[name] for name in names]
+            self._connection.executemany(
+                insert, self._stored(table, page.file, iter([(page.line, values)]))
+            )
+        time = {"time": "timestamp"} if is_journal and self._files.is_statement else {}
+        return {"table": table, **time}, self._dialect
+
+    def _stored(self, table: str, file: str, rows: FileRows) -> Iterator[Sequence[Any]]:
+        """The rows of a file for SQLite; the others are set aside."""
+        for row in rows:
+            if isinstance(row, QuarantinedRow):
+                self.damaged[table].append(row)
+                continue
+            line, values = row
+            try:
+                stored = [stored_value(value, self._files.decimal) for value in values]
+            except ValueError as error:
+                self.damaged[table].append(damaged_row(file, line, error))
+            else:
+                yield (*stored, file, line)
 
     def _paths(self, pattern: str) -> list[Path]:
         """The files of a pattern; on a date without business there may be none."""
+        if not pattern:
+            return []
         path = Path(pattern.format(date=self._day))
         found = sorted(path.parent.glob(path.name))
-        if not found and (not self._files.is_dated or self._rules.day.is_business(self._day)):
+        if not found and (not self._files.is_dated or self._books.rules.day.is_business(self._day)):
             raise ReconcileRefused(
                 f"{self._books.bank.name}: the file {path} does not exist; get it from the bank, "
                 f"or add {self._day} to day.holidays if the bank sends none"
@@ -200,43 +167,66 @@ class _FileReader(SqliteReader):
         for item in found:
             if isinstance(item, StatementPage):
                 self._pages.append(item)
-            elif isinstance(item, DamagedRow):
+            elif isinstance(item, QuarantinedRow):
                 yield item
             else:
                 yield item["line"], [item.get(column) for column in columns]
 
     def _check_end(self) -> None:
         """Check that no row of a dated file is of a later date, which would not read it."""
-        moment = self._dialect.moment(RECORDED, "", "")
-        chosen = ", ".join(map(self._dialect.quoted, [*self._dialect.place.values(), RECORDED]))
-        statement = f"SELECT {chosen} FROM entries WHERE {moment} >= {self._books.window.end_ms} "
-        statement += "LIMIT 1"
-        later = self.ask(statement)
-        for file, line, value in later if self._files.is_dated else ():
+        columns, moment = self._books.bank.entries, self.entries.values["recorded_ms"]
+        named = [*self._dialect.place.values(), columns.recorded or columns.booked]
+        chosen = ", ".join(map(self._dialect.quoted, named))
+        end_ms = self._books.window.end_ms
+        later = self.ask(f"SELECT {chosen} FROM entries WHERE {moment} >= {end_ms} LIMIT 1")
+        for file, line, value in later:
             why = f"{value!r} is after the end of {self._day}, the date of the file"
             refuse(file, line, f"{why}: compare day.cut_off and day.zone with the bank's")
 
-    def _opening(
-        self,
-        moved: Mapping[tuple[str, str], int],
-        stated: Mapping[tuple[str, str], tuple[int | None, int]],
-    ) -> _Sums:
-        """The balances at the beginning of the date: stated, or as the day before ended.
-
-        On the first date they follow from the closing balances, if only these are stated.
+    def _write_balances(self, *, are_all_stated: bool) -> Iterator[ExtractedTable]:
+        """Write how the accounts began the date, as stated or as the day before ended, and how
+        they ended it. On the first date, the end tells the beginning if only the end is stated.
         """
-        carried, found = self._closed(), dict[tuple[str, str], tuple[int, int]]()
-        for key in sorted(moved.keys() | stated.keys() | (carried or {}).keys()):
-            before, rows = (carried or {}).get(key, (0, 0))
-            opening, ended = stated.get(key, (None, None))
-            if carried is None and ended is not None:
-                before = ended - moved.get(key, 0)
-            found[key] = (before if opening is None else opening), rows
+        roles, opening, ended = roles_of(self._books.bank.entries), [], []
+        moved, stated, closed = self._moved(), self._stated(), self._closed()
+        for key in sorted(moved.keys() | stated.keys() | (closed or {}).keys()):
+            begun, end = stated.get(key, (None, None))
+            carried, rows = (closed or {}).get(key, (0, 0))
+            if begun is None and closed is None and end is not None:
+                begun = end - moved.get(key, 0)
+            elif begun is None:
+                begun = carried
+            if end is None and not are_all_stated:
+                # A bank sends no statement of an account that did not move.
+                end = begun + moved.get(key, 0)
+            account, currency = key
+            if begun or rows:
+                opening.append((account, roles.get(account, "customer"), currency, begun, rows))
+            if end is not None:
+                ended.append((account, currency, end))
+        yield self._write(OPENING, opening)
+        yield self._write(LATER, [])
+        if self.accounts is not None:
+            yield self._write(ACCOUNTS, ended, self.quarantine(self.accounts))
+
+    def _moved(self) -> dict[_Account, int]:
+        """The change of each account on the day."""
+        chosen = ", ".join(["account", "currency", *halves("amount")])
+        rows = self.ask(f"SELECT {chosen} FROM ({self.entries.rows()}) GROUP BY 1, 2")
+        return {(account, currency): join_halves(*sums) for account, currency, *sums in rows}
+
+    def _stated(self) -> dict[_Account, tuple[int | None, int]]:
+        """The opening balance of each account, if the bank states it, and the closing balance."""
+        rows = [] if self.accounts is None else self.ask(self.accounts.ends())
+        found = {(account, currency): (begun, ended) for account, currency, begun, ended in rows}
+        if len(found) < len(rows):
+            where = f"{self._books.bank.name}/{ACCOUNTS.name}"
+            raise ReconcileRefused(f"{where}: an account has two balances in one currency")
         return found
 
-    def _closed(self) -> _Sums | None:
-        """How the day before ended; ``None`` if it has no result."""
-        results = Results(self._rules.directory)
+    def _closed(self) -> dict[_Account, tuple[int, int]] | None:
+        """How the day before ended: balances and numbers of entries; ``None`` without a result."""
+        results = Results(self._books.rules.directory)
         past = results.previous(self._day)
         if past is None or past.result.end_ms != self._books.window.start_ms:
             return None
@@ -249,17 +239,51 @@ class _FileReader(SqliteReader):
         }
 
     def _write(
-        self, table: TableSchema, sums: _Sums, aside: tuple[QuarantinedRow, ...] = ()
+        self, table: TableSchema, rows: Sequence[Any], aside: tuple[QuarantinedRow, ...] = ()
     ) -> ExtractedTable:
-        roles = roles_of(self._books.bank.entries)
-        rows = [
-            (account, currency, amount)
-            if table is ACCOUNTS
-            else (account, roles.get(account, "customer"), currency, amount, count)
-            for (account, currency), (amount, count) in sums.items()
-            if amount or count or table is ACCOUNTS
-        ]
-        with self._writer(table) as writer:
+        with TableWriter(table, self._books.directory) as writer:
             for batch in arrow_table(table, rows).to_batches():
                 writer.write(batch)
-        return writer.extracted(self._books.bank.name, aside)
+        return writer.extracted(aside)
+
+
+class _FileDialect(SqliteDialect):
+    place: Mapping[str, str] = {"file": "txmq_file", "line": "txmq_line"}
+
+
+def _amount_parser(files: BankFiles) -> Function:
+    decimal, grouping = re.escape(files.decimal), re.escape(files.grouping)
+    groups = rf"|[0-9]{{1,3}}(?:{grouping}[0-9]{{3}})+" if grouping else ""
+    pattern = re.compile(rf"\s*[+-]?(?:[0-9]+{groups})(?:{decimal}[0-9]+)?\s*")
+
+    def parse(value: int | str | None, scale: int | None) -> int | None:
+        if pattern.fullmatch(text := str(value)) is None:
+            return None
+        plain = text.replace(files.grouping, "").replace(files.decimal, ".")
+        return whole_number(plain, scale)
+
+    return parse
+
+
+def _moment_parser(files: BankFiles, day: Day) -> Function:
+    def parse(value: int | str | None, zone: str) -> int | None:
+        with suppress(ValueError, OverflowError):
+            found = _read(value.strip(), files.moments) if isinstance(value, str) else None
+            if isinstance(found, datetime):
+                is_zoned = files.is_statement and found.tzinfo is not None
+                return milliseconds(found, "" if is_zoned else zone)
+            # Nobody knows the time of a date, so grace counts from its end.
+            return None if found is None else day.window(found).end_ms - 1
+        return None
+
+    return parse
+
+
+def _read(text: str, form: str) -> date:
+    """A moment, or a date without a time."""
+    if form:
+        found = datetime.strptime(text, form)  # noqa: DTZ007 - the rules name the zone
+        return found if _TIMES.search(form) else found.date()
+    with suppress(ValueError):
+        return date.fromisoformat(text)
+    return datetime.fromisoformat(text)

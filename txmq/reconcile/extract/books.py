@@ -4,51 +4,38 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
 from txmq.protocol.properties import one_line
 from txmq.quantity import quantity
-from txmq.reconcile.extract.controls import (
-    LIMIT,
-    LOWER_HALF,
-    control_from_answer,
-    control_totals,
-    difference,
-    join_halves,
-)
+from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF, control_of
 from txmq.reconcile.extract.manifest import ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
     Dialect,
     EntryStatements,
-    control_query,
+    Statements,
+    TableColumns,
 )
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.report.words import mask
-from txmq.reconcile.rules import AccountColumns, Bank, DayWindow, EntryColumns, Money
+from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING
+from txmq.runtime.clock import Clock
 
-__all__ = [
-    "BookReader",
-    "BookRequest",
-    "Columns",
-    "Statements",
-    "check_columns",
-    "error_text",
-    "sums_of",
-    "unreadable_count_of",
-]
+__all__ = ["BookReader", "BookRequest", "check_columns", "error_text"]
 
 _SUMS: Final = pa.schema(
     {
@@ -68,29 +55,26 @@ _WIDE: Final = pa.decimal128(19, 0)
 _SHOWN: Final = 100
 """The maximum of characters of an invalid value."""
 
-Statements: TypeAlias = EntryStatements | AccountStatements
-Columns = TypeVar("Columns", EntryColumns, AccountColumns)
-
 
 class BookRequest(NamedTuple):
     """The bank to read, the day, and the target directory."""
 
     bank: Bank
-    window: DayWindow
+    rules: Rules
+    day: date
     directory: Path
     """The bank's directory in the extract."""
-    money: Mapping[str, Money]
-    """The known currencies."""
-    quarantine_max: int
-    """The most rows of a table that may be set aside."""
+    clock: Clock
+    """This machine's clock."""
+
+    @property
+    def window(self) -> DayWindow:
+        """The moments of the day."""
+        return self.rules.day.window(self.day)
 
 
 class BookReader(ABC):
-    """Reads a bank's tables; each kind of database runs the statements in its own way.
-
-    Args:
-        books: The bank, the day and the target directory.
-    """
+    """Reads a bank's tables; each kind of database runs the statements in its own way."""
 
     def __init__(self, books: BookRequest) -> None:
         self.damaged = defaultdict[str, list[QuarantinedRow]](list)
@@ -102,33 +86,34 @@ class BookReader(ABC):
         """Run a statement in the state of the database that all others see; returns its rows."""
 
     @abstractmethod
-    def batches(self, statement: str, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
-        """Run a statement in the same way; its rows fit into a schema."""
+    def batches(self, statement: str) -> Iterable[pa.RecordBatch]:
+        """Run a statement in the same way, if it may have many rows."""
 
     @abstractmethod
-    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
-        """Find a table: the columns as statements name them, and a dialect that knows their types.
+    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
+        """Check the columns of a table.
 
-        Raises:
-            ReconcileRefused: It lacks a column.
+        Returns the rules that differ where statements read it, and a dialect that knows its types.
         """
 
     @cached_property
     def entries(self) -> EntryStatements:
         """The statements for the journal."""
-        books = self._books
-        columns, dialect = self._look_up(f"{books.bank.name}/{ENTRIES.name}", books.bank.entries)
-        bank = msgspec.structs.replace(books.bank, entries=columns)
-        return EntryStatements(bank, books.money, books.window, dialect)
+        books, bank = self._books, self._books.bank
+        changes, dialect = self._look_up(f"{bank.name}/{ENTRIES.name}", bank.entries)
+        entries = replace(bank.entries, **changes)
+        bank = replace(bank, entries=entries)
+        return EntryStatements(bank, books.rules.money, books.window, dialect)
 
     @cached_property
     def accounts(self) -> AccountStatements | None:
         """The statements for the table of accounts, if the rules name one."""
-        bank = self._books.bank
+        bank, money = self._books.bank, self._books.rules.money
         if bank.accounts is None:
             return None
-        columns, dialect = self._look_up(f"{bank.name}/{ACCOUNTS.name}", bank.accounts)
-        return AccountStatements(columns, bank.entries.units, self._books.money, dialect)
+        changes, dialect = self._look_up(f"{bank.name}/{ACCOUNTS.name}", bank.accounts)
+        accounts = replace(bank.accounts, **changes)
+        return AccountStatements(accounts, bank.entries.units, money, dialect)
 
     def tables(self) -> tuple[ExtractedTable, ...]:
         """Copy all tables into the extract.
@@ -137,113 +122,86 @@ class BookReader(ABC):
             ReconcileRefused: A table cannot be read.
         """
         found = self.copy_entries()
-        return found if self.accounts is None else (*found, self.copy(ACCOUNTS, self.accounts))
+        return found if self.accounts is None else (*found, self.copy(self.accounts))
 
     def copy_entries(self) -> tuple[ExtractedTable, ...]:
         """Copy the entries of the day, and the sums of accounts before it and after it."""
-        sums = sums_of(self.batches(self.entries.sums(), _SUMS))
-        entries = self.copy(ENTRIES, self.entries, unreadable_count_of(sums))
-        return entries, *self._write_sums(sums)
+        sums = self._sums()
+        return self.copy(self.entries, sums), *self._write_sums(sums)
 
-    def copy(
-        self, table: TableSchema, statements: Statements, unreadable: int | None = None
-    ) -> ExtractedTable:
+    def copy(self, statements: Statements, sums: pa.Table | None = None) -> ExtractedTable:
         """Copy a table into the extract, without the rows that cannot be read.
 
         Raises:
             ReconcileRefused: Too many rows cannot be read, or rows were lost on the way.
         """
-        quarantine = self.quarantine(table, statements, unreadable)
-        control = self._control(table, statements)
-        with self._writer(table) as writer:
-            for batch in self.batches(statements.rows(), writer.schema):
+        quarantine = self.quarantine(statements, sums)
+        control = self._control(statements)
+        with TableWriter(statements.table, self._books.directory) as writer:
+            for batch in self.batches(statements.rows()):
                 writer.write(batch)
-        return self._checked(control, writer, quarantine)
+        return writer.extracted(quarantine, control)
 
     def quarantine(
-        self, table: TableSchema, statements: Statements, count: int | None = None
+        self, statements: Statements, sums: pa.Table | None = None
     ) -> tuple[QuarantinedRow, ...]:
-        """The rows of a table that cannot be read; they are counted if ``count`` is left out.
+        """The rows of a table that cannot be read; if the sums have none, it is not searched.
 
         Raises:
             ReconcileRefused: They are more than the rules allow; the message shows the first.
         """
-        most, found = self._books.quarantine_max, list(self.damaged[table.name])
-        if count is None:
-            ((count,),) = self.ask(statements.unreadable_count())
-        rows = self.ask(statements.unreadable(max(most, 1))) if count else ()
-        found += (_quarantined(statements, row) for row in rows)
-        if (count := count + len(self.damaged[table.name])) > most:
+        name, most = statements.table.name, self._books.rules.limits.quarantine_max
+        found = list(self.damaged[name])
+        count = len(found)
+        if sums is None or pc.any(pc.equal(sums["period"], 2)).as_py():
+            for total, *row in self.ask(statements.unreadable(max(most, 1))):
+                count = len(self.damaged[name]) + total
+                found.append(_quarantined(statements, row))
+        if count > most:
             first = found[0]
             raise ReconcileRefused(
-                f"{self._books.bank.name}/{table.name}: {quantity(count, 'row')} cannot be read, "
+                f"{self._books.bank.name}/{name}: {quantity(count, 'row')} cannot be read, "
                 f"and limits.quarantine_max is {most}: correct the book, or raise the limit to "
                 "report such rows instead; the first is "
                 f"{first.row or 'one without an id'}: {first.reason}"
             )
         return tuple(sorted(found))
 
-    def _control(self, table: TableSchema, statements: Statements) -> Control:
+    def _control(self, statements: Statements) -> Control:
         """The control totals that the source computes."""
-        answer = self.ask(control_query(statements.rows(), table))
-        return control_from_answer(self._books.bank.name, table, answer)
+        rows = self.ask(statements.control())
+        return control_of(self._books.bank.name, statements.table, rows)
 
-    def _writer(self, table: TableSchema) -> TableWriter:
-        return TableWriter(table, self._books.directory / table.name)
-
-    def _checked(
-        self, control: Control, writer: TableWriter, quarantine: tuple[QuarantinedRow, ...] = ()
-    ) -> ExtractedTable:
-        """The written table; its control totals must be those of the source."""
-        found = writer.extracted(self._books.bank.name, quarantine)
-        if (differs := difference(control, found.written)) is not None:
-            why = "rows were lost or doubled on the way into the extract"
-            raise ReconcileRefused(f"{differs}: {why}")
-        return found
+    def _sums(self) -> pa.Table:
+        """The answer to :meth:`EntryStatements.sums`."""
+        pieces = (pa.table(batch) for batch in self.batches(self.entries.sums()))
+        found = [piece.rename_columns(_SUMS.names).cast(_SUMS) for piece in pieces]
+        return pa.concat_tables([_SUMS.empty_table(), *found])
 
     def _write_sums(self, answer: pa.Table) -> Iterable[ExtractedTable]:
-        """Write the sums of accounts before the day and after it.
-
-        Raises:
-            ReconcileRefused: The sum of an account does not fit into 64 bits; the message names it.
-        """
+        """Write the sums of accounts before the day and after it."""
         name = self._books.bank.name
         for period, table in enumerate((OPENING, LATER)):
             rows = answer.filter(pc.field("period") == period)
             accounts = rows.filter(pc.field("is_sum") == 0).rename_columns({"lines": "rows"})
             amounts = _joined(f"{name}/{table.name}", accounts)
-            with self._writer(table) as writer:
+            with TableWriter(table, self._books.directory) as writer:
                 chosen = accounts.append_column("amount", amounts).select(table.names)
                 for batch in chosen.to_batches():
                     writer.write(batch)
-            totals = [
-                (row, join_halves(row["low"], row["high"]))
-                for row in rows.filter(pc.field("is_sum") == 1).to_pylist()
-            ]
+            columns = ["currency", "accounts", "low", "high", "lines"]
+            totals = rows.filter(pc.field("is_sum") == 1).select(columns).to_pydict()
             sums = (
-                (row["currency"], row["accounts"], None, None, total, total + row["lines"])
-                for row, total in totals
+                (currency, count, None, None, *halves, 0)
+                for currency, count, *halves in zip(*totals.values(), strict=True)
             )
-            yield self._checked(control_totals(name, table, sums), writer)
-
-
-def sums_of(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The answer to :meth:`EntryStatements.sums`."""
-    pieces = (pa.Table.from_batches([batch]) for batch in batches)
-    found = [piece.rename_columns(_SUMS.names).cast(_SUMS) for piece in pieces]
-    return pa.concat_tables([_SUMS.empty_table(), *found])
-
-
-def unreadable_count_of(sums: pa.Table) -> int:
-    """The number of rows that cannot be read, from the sums."""
-    found = sums.filter((pc.field("period") == 2) & (pc.field("is_sum") == 1))
-    return pc.sum(found["lines"]).as_py() or 0
+            yield writer.extracted(control=control_of(name, table, sums))
 
 
 def _quarantined(statements: Statements, row: Sequence[Any]) -> QuarantinedRow:
-    """A row of the answer to :meth:`EntryStatements.unreadable`."""
+    """A row of the answer to :meth:`Statements.unreadable`, without the number of all."""
     index, value, *places = row
-    fault = statements.faults()[index]
+    fault = statements.faults[index]
     found = [
         # Reports show it: in one line, and accounts with a mask.
         f"{name} {one_line(mask(place) if name == 'account' else place, _SHOWN)}"
@@ -288,11 +246,6 @@ def error_text(error: BaseException, url: str = "") -> str:
 
 def check_columns(where: str, wanted: Iterable[str], found: Iterable[str]) -> None:
     """Check that a table has the columns that the rules name.
-
-    Args:
-        where: The bank and its table.
-        wanted: The columns of the rules.
-        found: The columns of the table.
 
     Raises:
         ReconcileRefused: One is missing.

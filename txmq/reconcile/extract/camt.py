@@ -7,20 +7,20 @@ lead to another file. At most one entry is in memory, with all of its transactio
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import Final
 from xml.etree.ElementTree import Element
 from xml.parsers import expat
 
 from txmq.reconcile.extract.bank_statements import (
-    DamagedRow,
     EntryFields,
     StatementPage,
+    damaged_row,
     kind_of,
     refuse,
 )
+from txmq.reconcile.extract.manifest import QuarantinedRow
 
 __all__ = ["read_camt"]
 
@@ -46,137 +46,119 @@ _LINE: Final = "line"
 
 def read_camt(
     file: str, chunks: Iterable[bytes]
-) -> Iterator[EntryFields | DamagedRow | StatementPage]:
+) -> Iterator[EntryFields | QuarantinedRow | StatementPage]:
     """The booked entries of each statement, and then its balances.
 
     Raises:
         ReconcileRefused: The file is not camt.053, or has an invalid balance.
     """
-    statement: _Statement | None = None
+    page, head = StatementPage(file), Element("Stmt")
     has_any = False
     for element in _children(file, chunks):
         has_any = True
-        statement = statement or _Statement(file)
         match element.tag:
             case "Stmt":
-                yield statement.page(int(element.attrib[_LINE]))
-                statement = None
+                _close(page, head, _line(element))
+                yield page
+                page, head = StatementPage(file), Element("Stmt")
             case "Ntry" if _text(element, "Sts/Cd", "Sts") == "BOOK":
-                yield from statement.rows(element)
-            case "Bal":
-                statement.add_balance(element)
+                try:
+                    yield from list(_rows(page, element))
+                except ValueError as error:
+                    page.is_whole = False
+                    yield damaged_row(file, _line(element), error)
+            case "Acct":
+                page.account = _text(element, "Id/IBAN", "Id/Othr/Id")
             case _:
-                statement.head.append(element)
+                head.append(element)
     if not has_any:
         refuse(file, 1, "it has no statement (Stmt), so it is not camt.053")
 
 
-class _Statement:
-    """A statement while it is read."""
-
-    def __init__(self, file: str) -> None:
-        self.head = Element("Stmt")
-        self._file = file
-        self._balances: list[tuple[str, str, Decimal]] = []
-        self._moved = defaultdict[str, Decimal](Decimal)
-        self._is_whole = True
-
-    @property
-    def _account(self) -> str:
-        return _text(self.head, "Acct/Id/IBAN", "Acct/Id/Othr/Id")
-
-    def add_balance(self, element: Element) -> None:
+def _close(page: StatementPage, head: Element, line: int) -> None:
+    """Take the balances and numbers of a statement from its elements."""
+    if not page.account:
+        refuse(page.file, line, "the statement has no account (Acct/Id)")
+    balances = []
+    for element in head.findall("Bal"):
         try:
-            amount, currency = _money(element)
+            balances.append((_text(element, "Tp/CdOrPrtry/Cd"), *_money(element)))
         except ValueError as error:
-            refuse(self._file, int(element.attrib[_LINE]), str(error))
-        self._balances.append((_text(element, "Tp/CdOrPrtry/Cd"), currency, amount))
+            refuse(page.file, _line(element), str(error))
+    # A page may begin with an interim balance, or end with one.
+    page.opening = _ends(balances[::-1], "ITBD", "PRCD", "OPBD")
+    page.closing = _ends(balances, "ITBD", "CLBD")
+    number, part = _text(head, "ElctrncSeqNb"), _text(head, "StmtPgntn/PgNb")
+    page.line = line
+    page.name = "/".join(filter(None, (_text(head, "Id") or number, part)))
+    page.order = tuple(int(text) if text.isdecimal() else 0 for text in (number, part))
+    page.is_last = _text(head, "StmtPgntn/LastPgInd") in ("", *_TRUE)
 
-    def page(self, line: int) -> StatementPage:
-        if not self._account:
-            refuse(self._file, line, "the statement has no account (Acct/Id)")
-        # A page may begin with an interim balance, or end with one.
-        opening = _ends(self._balances[::-1], "ITBD", "PRCD", "OPBD")
-        closing = _ends(self._balances, "ITBD", "CLBD")
-        number, page = _text(self.head, "ElctrncSeqNb"), _text(self.head, "StmtPgntn/PgNb")
-        name = "/".join(filter(None, (_text(self.head, "Id") or number, page)))
-        order = [int(text) if text.isdecimal() else 0 for text in (number, page)]
-        is_last = _text(self.head, "StmtPgntn/LastPgInd") in ("", *_TRUE)
-        sums = opening, self._moved, closing
-        where = self._file, line, self._account, name, order, is_last
-        return StatementPage(*where, *sums, self._is_whole)
 
-    def rows(self, entry: Element) -> list[EntryFields] | list[DamagedRow]:
-        """The rows of an entry: one for each of its transactions, and one for each charge."""
-        try:
-            return list(self._entry(entry))
-        except ValueError as error:
-            self._is_whole = False
-            return [DamagedRow(int(entry.attrib[_LINE]), str(error))]
+def _rows(page: StatementPage, entry: Element) -> Iterator[EntryFields]:
+    """The rows of an entry: one for each of its transactions, and one for each charge.
 
-    def _entry(self, entry: Element) -> Iterator[EntryFields]:
-        amount, currency = _money(entry)
-        self._moved[currency] += amount
-        transactions = entry.findall("NtryDtls/TxDtls")
-        sign = "DBIT" if amount < 0 else "CRDT"
-        amounts = [self._amount_of(one, currency, sign) for one in transactions]
-        if len(transactions) == 1:
-            amounts = [amount]
-        elif None in amounts or not amounts:
-            # A batch without its amounts stays one row, which names no transfer.
-            transactions, amounts = [entry], [amount]
-        rest, included = amount, self._charges(entry, currency)
-        for transaction, part in zip(transactions, amounts, strict=True):
-            assert part is not None
-            charge = self._charges(transaction, currency)
-            charge = charge or (included if len(transactions) == 1 else Decimal(0))
-            rest -= part
-            yield self._row(entry, transaction, part - charge, currency)
-            if charge:
-                yield self._row(entry, None, charge, currency)
-        if rest and rest != included:
-            sum_ = amount - rest
-            raise ValueError(f"it is {amount} {currency}, but its transactions sum to {sum_}")
-        if rest:
-            yield self._row(entry, None, rest, currency)
+    Raises:
+        ValueError: An amount cannot be read, or the amounts do not add up.
+    """
+    amount, currency = _money(entry)
+    page.moved[currency] += amount
+    transactions = entry.findall("NtryDtls/TxDtls")
+    sign = "DBIT" if amount < 0 else "CRDT"
+    amounts = [_amount_of(one, currency, sign) for one in transactions]
+    if len(transactions) == 1:
+        amounts = [amount]
+    elif None in amounts or not amounts:
+        # A batch without its amounts stays one row, which names no transfer.
+        transactions, amounts = [entry], [amount]
+    row: EntryFields = {name: _text(entry, *paths) for name, paths in _OF_ENTRY.items()}
+    row |= {"line": _line(entry), "account": page.account, "kind": "charge", "currency": currency}
+    rest, included = amount, _charges(entry, currency)
+    for transaction, part in zip(transactions, amounts, strict=True):
+        assert part is not None
+        charge = _charges(transaction, currency)
+        charge = charge or (included if len(transactions) == 1 else Decimal(0))
+        rest -= part
+        yield row | _transfer(entry, transaction) | {"amount": part - charge}
+        if charge:
+            yield row | {"amount": charge}
+    if rest and rest != included:
+        sum_ = amount - rest
+        raise ValueError(f"it is {amount} {currency}, but its transactions sum to {sum_}")
+    if rest:
+        yield row | {"amount": rest}
 
-    def _row(
-        self, entry: Element, transaction: Element | None, amount: Decimal, currency: str
-    ) -> EntryFields:
-        """A row; a charge has no transaction."""
-        row: EntryFields = {name: _text(entry, *paths) for name, paths in _OF_ENTRY.items()}
-        row |= {"line": int(entry.attrib[_LINE]), "account": self._account, "kind": "charge"}
-        row |= {"amount": amount, "currency": currency}
-        if transaction is not None:
-            is_reversal = _text(entry, "RvslInd") in _TRUE
-            row["kind"] = kind_of(_text(entry, "CdtDbtInd") == "CRDT", is_reversal)
-            found = {name: _text(transaction, *paths) for name, paths in _OF_TRANSACTION.items()}
-            # The payer gave no id.
-            row |= {name: "" if text == "NOTPROVIDED" else text for name, text in found.items()}
-            source = entry if transaction.find("BkTxCd") is None else transaction
-            codes = (_text(source, f"BkTxCd/{path}") for path in _CODES)
-            row["code"] = "-".join(filter(None, codes))
-        return row
 
-    @staticmethod
-    def _amount_of(transaction: Element, currency: str, sign: str) -> Decimal | None:
-        """The amount of a transaction; ``None`` if it is not in the entry's currency."""
-        for holder in (transaction, *transaction.findall("AmtDtls/TxAmt")):
-            if holder.find("Amt") is not None:
-                amount, named = _money(holder, _text(transaction, "CdtDbtInd") or sign)
-                if named == currency:
-                    return amount
-        return None
+def _transfer(entry: Element, transaction: Element) -> EntryFields:
+    """The fields of an entry's transaction."""
+    found = {name: _text(transaction, *paths) for name, paths in _OF_TRANSACTION.items()}
+    # The payer gave no id.
+    row: EntryFields = {name: "" if text == "NOTPROVIDED" else text for name, text in found.items()}
+    is_credit, is_reversal = _text(entry, "CdtDbtInd") == "CRDT", _text(entry, "RvslInd") in _TRUE
+    row["kind"] = kind_of(is_credit, is_reversal)
+    source = entry if transaction.find("BkTxCd") is None else transaction
+    row["code"] = "-".join(filter(None, (_text(source, f"BkTxCd/{path}") for path in _CODES)))
+    return row
 
-    @staticmethod
-    def _charges(element: Element, currency: str) -> Decimal:
-        """The sum of the charges that an amount includes."""
-        found = [
-            _money(record, _text(record, "CdtDbtInd") or "DBIT")
-            for record in (*element.findall("Chrgs/Rcrd"), *element.findall("Chrgs"))
-            if _text(record, "ChrgInclInd") in _TRUE
-        ]
-        return sum((amount for amount, named in found if named == currency), Decimal(0))
+
+def _amount_of(transaction: Element, currency: str, sign: str) -> Decimal | None:
+    """The amount of a transaction; ``None`` if it is not in the entry's currency."""
+    for holder in (transaction, *transaction.findall("AmtDtls/TxAmt")):
+        if holder.find("Amt") is not None:
+            amount, named = _money(holder, _text(transaction, "CdtDbtInd") or sign)
+            if named == currency:
+                return amount
+    return None
+
+
+def _charges(element: Element, currency: str) -> Decimal:
+    """The sum of the charges that an amount includes."""
+    found = [
+        _money(record, _text(record, "CdtDbtInd") or "DBIT")
+        for record in (*element.findall("Chrgs/Rcrd"), *element.findall("Chrgs"))
+        if _text(record, "ChrgInclInd") in _TRUE
+    ]
+    return sum((amount for amount, named in found if named == currency), Decimal(0))
 
 
 def _money(element: Element, sign: str = "") -> tuple[Decimal, str]:
@@ -190,10 +172,14 @@ def _money(element: Element, sign: str = "") -> tuple[Decimal, str]:
     return (Decimal(text) if sign == "CRDT" else -Decimal(text)), currency
 
 
-def _ends(balances: list[tuple[str, str, Decimal]], *codes: str) -> dict[str, Decimal]:
+def _ends(balances: Sequence[tuple[str, Decimal, str]], *codes: str) -> dict[str, Decimal]:
     """The last balance of each currency that has the last of these codes."""
     order = ((code, *balance) for code in codes for balance in balances)
-    return {currency: amount for code, named, currency, amount in order if named == code}
+    return {currency: amount for code, named, amount, currency in order if named == code}
+
+
+def _line(element: Element) -> int:
+    return int(element.attrib[_LINE])
 
 
 def _text(element: Element, *paths: str) -> str:

@@ -1,13 +1,23 @@
-"""Control totals from the sums of a database or Spark; pure.
+"""What proves that rows are the same in two places: control totals, and a hash of their content.
 
-Both return one row for each currency. A sum may not fit into 64 bits, so they add up the lower and
-the upper halves of the numbers, which are joined here.
+Control totals are numbers that databases, Spark and Arrow compute equally: rows, sums and ids, one
+row for each currency. A sum may not fit into 64 bits, so all of them add up the lower and the upper
+halves of the numbers, which are joined here.
+
+Moving an entry to another account changes no total. The hash of the content shows it; it is
+computed only here, on whole columns.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.quantity import quantity
 from txmq.reconcile.summary import Control
@@ -16,12 +26,12 @@ from txmq.reconcile.tables import TableSchema
 __all__ = [
     "LIMIT",
     "LOWER_HALF",
-    "control_from_answer",
-    "control_totals",
+    "ContentHash",
+    "ControlSums",
+    "control_of",
     "difference",
     "has_number",
     "join_halves",
-    "money_column",
     "number_columns",
 ]
 
@@ -34,16 +44,22 @@ _OTHERS: Final = {
     "the greatest id": "most",
     "the hash total": "hash_total",
 }
+_Words: TypeAlias = npt.NDArray[np.uint64]
+_WORD: Final = 8
+"""The bytes of a word."""
+_STEP: Final = 0x9E3779B97F4A7C15
+_START: Final = np.uint64(_STEP)
+_NONE: Final = np.uint64(0xD1B54A32D192ED03)
+"""The hash of NULL."""
+_ROWS_AT_ONCE: Final = 1 << 14
+"""Small enough to stay in the processor's cache."""
+_WORDS_AT_ONCE: Final = 1 << 20
+"""The most words of texts, each as long as the longest, in memory."""
 
 
 def number_columns(table: TableSchema) -> tuple[str, ...]:
     """The columns of a table's hash total: all numbers."""
     return tuple(column.name for column in table.columns if column.type in ("long", "int"))
-
-
-def money_column(table: TableSchema) -> str | None:
-    """The column added up by currency; ``None`` in a table without money."""
-    return next((name for name in ("amount", "balance") if name in table.names), None)
 
 
 def has_number(table: TableSchema) -> bool:
@@ -56,56 +72,30 @@ def join_halves(low: int | None, high: int | None) -> int:
     return (low or 0) + ((high or 0) << 32)
 
 
-def control_totals(source: str, table: TableSchema, rows: Iterable[Sequence[Any]]) -> Control:
-    """The control totals of a table.
+def control_of(source: str, table: TableSchema, rows: Iterable[Sequence[Any]]) -> Control:
+    """The control totals of a table of a bank, or of ``log``.
 
-    Args:
-        source: A bank's name, or ``log``.
-        table: The table.
-        rows: One for each currency: currency, number of rows, least id, greatest id, sum of
-            money, sum of all numbers.
+    A row has a currency, the number of rows, the least and the greatest id, and the sums of the
+    lower and the upper halves of each number. Several may have the same currency.
     """
-    count, total, amounts, ends = 0, 0, dict[str, int](), list[int]()
-    for currency, counted, least, most, money, numbers in rows:
+    count, total, ends, amounts = 0, 0, list[int](), defaultdict[str, int](int)
+    names, money = number_columns(table), _money_column(table)
+    for currency, counted, least, most, *halves in rows:
+        sums = dict(zip(names, map(join_halves, halves[::2], halves[1::2]), strict=True))
         count += counted
-        total += numbers
+        total += sum(sums.values())
         ends += [id_ for id_ in (least, most) if id_ is not None]
-        if money_column(table) is not None:
-            amounts[currency or ""] = amounts.get(currency or "", 0) + money
+        if money is not None:
+            amounts[currency or ""] += sums[money]
     if not amounts.get("", 1):
         del amounts[""]  # A sum of zero without a currency is not information.
-    return Control(
-        source,
-        table.name,
-        count,
-        dict(sorted(amounts.items())),
-        total % LIMIT,
-        min(ends, default=None),
-        max(ends, default=None),
-    )
-
-
-def control_from_answer(source: str, table: TableSchema, rows: Sequence[Sequence[Any]]) -> Control:
-    """The control totals from answers to ``control_query`` in ``statements``."""
-    numbers, money = number_columns(table), money_column(table)
-    found = []
-    for currency, count, least, most, *sums in rows:
-        totals = {
-            name: join_halves(*sums[2 * place : 2 * place + 2])
-            for place, name in enumerate(numbers)
-        }
-        total = totals[money] if money is not None else 0
-        found.append((currency, count, least, most, total, sum(totals.values())))
-    return control_totals(source, table, found)
+    sorted_amounts = dict(sorted(amounts.items()))
+    numbers = total % LIMIT, min(ends, default=None), max(ends, default=None)
+    return Control(source, table.name, count, sorted_amounts, *numbers)
 
 
 def difference(was: Control, now: Control) -> str | None:
-    """Describe the first control total that differs; ``None`` if all are equal.
-
-    Args:
-        was: The control totals before.
-        now: The control totals after.
-    """
+    """Describe the first control total that differs; ``None`` if all are equal."""
     where = f"{was.source}/{was.table}"
     if was.rows != now.rows:
         extracted = quantity(was.rows, "row was", "rows were")
@@ -123,3 +113,102 @@ def difference(was: Control, now: Control) -> str | None:
         if then != since:
             return f"{where}: {name} was {then} when it was extracted and is {since}"
     return None
+
+
+class ControlSums:
+    """Control totals of rows in Arrow, in any order and from any number of threads.
+
+    Arrow adds up the numbers of a ledger in a tenth of the time that Spark takes.
+    """
+
+    def __init__(self, table: TableSchema) -> None:
+        self.columns = [*number_columns(table), *(["currency"] if _money_column(table) else [])]
+        """The columns that :meth:`add` reads."""
+        self._table = table
+        self._rows: list[Sequence[Any]] = []
+        """The rows for :func:`control_of`."""
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Count rows, which may have more columns."""
+        columns = {name: batch.column(name) for name in self.columns}
+        columns.setdefault("currency", pa.nulls(batch.num_rows, pa.string()))
+        wanted: list[Any] = [([], "count_all")]
+        wanted += [("id", end) for end in ("min", "max") if has_number(self._table)]
+        for name in number_columns(self._table):
+            number = columns[name].cast(pa.int64())
+            # No sum of halves overflows.
+            columns[f"{name} low"] = pc.bit_wise_and(number, LOWER_HALF)
+            columns[f"{name} high"] = pc.shift_right(number, 32)
+            wanted += [(f"{name} low", "sum"), (f"{name} high", "sum")]
+        groups = pa.table(columns).group_by("currency", use_threads=False).aggregate(wanted)
+        ends = [] if has_number(self._table) else [None, None]
+        for row in groups.to_pylist():
+            currency, count, *others = row.values()
+            self._rows.append([currency, count, *ends, *others])
+
+    def control(self, source: str) -> Control:
+        """The control totals so far."""
+        return control_of(source, self._table, self._rows)
+
+
+class ContentHash:
+    """The hash of rows, texts included, in any order and from any number of threads."""
+
+    def __init__(self, table: TableSchema) -> None:
+        self._names = sorted(table.names)
+        self._sums: list[tuple[int, int]] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows, which have the table's columns, of its types."""
+        for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            some = batch.slice(first, _ROWS_AT_ONCE)
+            rows = np.full(some.num_rows, _START)
+            for name in self._names:
+                # Mixed again, so that a value counts in its own column only.
+                rows = _mix(rows ^ _hash_column(some.column(name)))
+            self._sums.append((some.num_rows, int(rows.sum())))
+
+    @property
+    def word(self) -> str:
+        """The hash of the rows so far."""
+        count, total = (sum(pair[at] for pair in self._sums) for at in (0, 1))
+        return f"{count}-{total % (1 << 64):016x}"
+
+
+def _hash_column(column: pa.Array) -> _Words:
+    if pa.types.is_string(column.type):
+        found = _hash_texts(column.fill_null(""))
+    else:
+        found = _mix(column.cast(pa.int64()).fill_null(0).to_numpy().view(np.uint64))
+    if column.null_count:
+        found[column.is_null().to_numpy(zero_copy_only=False)] = _NONE
+    return found
+
+
+def _hash_texts(texts: pa.Array) -> _Words:
+    """Hash texts word by word, all of them at once; the padding of shorter ones is ignored."""
+    lengths = pc.binary_length(texts).to_numpy()
+    words = -(-int(lengths.max()) // _WORD)
+    if len(texts) > 1 and len(texts) * words > _WORDS_AT_ONCE:
+        half = len(texts) // 2
+        return np.concatenate([_hash_texts(texts[:half]), _hash_texts(texts[half:])])
+    padded = pc.ascii_rpad(texts, words * _WORD, padding="\0").buffers()[-1]
+    table = np.frombuffer(padded, "<u8", len(texts) * words).reshape(len(texts), words)
+    found = lengths.astype(np.uint64)
+    for place in range(words):
+        word = _mix(table[:, place] ^ np.uint64((place + 1) * _STEP % (1 << 64)))
+        found += np.where(lengths > place * _WORD, word, np.uint64(0))
+    return _mix(found)
+
+
+def _mix(words: _Words) -> _Words:
+    """Spread each bit of a word over all of its bits; different words stay different."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: _Words = words ^ (words >> np.uint64(31))
+    return mixed
+
+
+def _money_column(table: TableSchema) -> str | None:
+    """The column added up by currency; ``None`` in a table without money."""
+    return next((name for name in ("amount", "balance") if name in table.names), None)

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from decimal import Decimal
 from operator import itemgetter
 from pathlib import Path
@@ -20,13 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.bank_statements import DamagedRow, refuse
+from txmq.reconcile.extract.bank_statements import damaged_row, refuse
 from txmq.reconcile.extract.books import check_columns
+from txmq.reconcile.extract.manifest import QuarantinedRow
 from txmq.reconcile.rules import BankFiles
 
-__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows"]
+__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows", "stored_value"]
 
-FileRows: TypeAlias = Iterator[tuple[int, Sequence[Any]] | DamagedRow]
+FileRows: TypeAlias = Iterator[tuple[int, Sequence[Any]] | QuarantinedRow]
 """The line of each row, and its values of the wanted columns."""
 
 _BATCH: Final = 1 << 14
@@ -105,7 +107,7 @@ def _csv_rows(
                 yield reader.line_num, take(row)
             elif row:
                 why = f"it has {len(row)} values, not {len(header)}: {row}"
-                yield DamagedRow(reader.line_num, why)
+                yield damaged_row(name, reader.line_num, why)
     except csv.Error as error:
         refuse(name, reader.line_num, f"{last[:40]!r} is not CSV: {error}")
     if not last.endswith("\n"):
@@ -133,12 +135,12 @@ def _json_rows(name: str, lines: Iterable[tuple[int, str]], columns: Sequence[st
             if not line.endswith("\n"):
                 why = "is not JSON and has no line end, so the file may be truncated; get it again"
                 refuse(name, number, f"{shown} {why}")
-            yield DamagedRow(number, f"{shown} is not JSON: {error}")
+            yield damaged_row(name, number, f"{shown} is not JSON: {error}")
             continue
         if isinstance(row, dict):
             yield number, [_value_at(row, path) for path in paths]
         else:
-            yield DamagedRow(number, f"{shown} is not a JSON object")
+            yield damaged_row(name, number, f"{shown} is not a JSON object")
 
 
 def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -161,19 +163,31 @@ def _parquet_rows(name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows
         with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as source:
             _check_names(name, source.schema_arrow.names, heads)
             for batch in source.iter_batches(_BATCH, columns=heads):
-                for row in _with_microseconds(batch).to_pylist():
+                for row in batch.to_pylist():
                     line += 1
                     yield line, [_value_at(row, path) for path in paths]
     except (pa.ArrowException, OSError) as error:
         refuse(name, line + 1, f"it is not complete Parquet: {str(error).splitlines()[0]}")
 
 
-def _with_microseconds(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with moments as Python has them."""
-    columns = [
-        column.cast(pa.timestamp("us", column.type.tz), safe=False)
-        if pa.types.is_timestamp(column.type)
-        else column
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+def stored_value(value: Any, decimal: str) -> Any:
+    """A value for SQLite: a text, with the bank's decimal character, or a whole number.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    match value:
+        case None | "":
+            return None
+        case str() if "\0" not in value:
+            return value
+        case bool():
+            return str(value).lower()
+        case int():
+            return value if abs(value) < 1 << 63 else str(value)
+        case Decimal() | float():
+            text = format(value, "f") if isinstance(value, Decimal) else repr(value)
+            return text.replace(".", decimal)
+        case date():
+            return value.isoformat()
+    raise ValueError(f"{value!r} is not a text or a number; a dot in a name leads into an object")

@@ -13,40 +13,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import DecimalType, IntegralType, NumericType
+from pyspark.sql.types import DecimalType, IntegralType
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import (
-    BookReader,
-    BookRequest,
-    Columns,
-    check_columns,
-    error_text,
-)
+from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
 from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.statements import Dialect, column_names
-from txmq.reconcile.rules import AccountColumns, Bank, EntryColumns
+from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
+from txmq.reconcile.rules import Bank
+from txmq.reconcile.spark import check_reach
 from txmq.reconcile.storage import Folder, LocalFolder
-from txmq.runtime.clock import Clock
 
 __all__ = ["SparkDialect", "options", "read_jdbc"]
 
-_GREATEST: Final = (1 << 63) - 1
 _WHOLE: Final = frozenset({"byte", "short", "integer", "long"})
 
 
 class SparkDialect(Dialect):
-    """SQL expressions of Spark.
-
-    Args:
-        types: The columns' types in Spark's schema, by name.
-    """
+    """SQL expressions of Spark; the types of columns in its schema are given by their names."""
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
@@ -70,17 +58,13 @@ class SparkDialect(Dialect):
     def minor(self, column: str, scale: str) -> str:
         if self._types.get(column) in _WHOLE and scale == "1":
             return f"CAST({self.quoted(column)} AS BIGINT)"
-        scaled = self._scaled(column, scale)
-        return (
-            f"(CASE WHEN {scaled} = floor({scaled}) AND abs({scaled}) <= {_GREATEST} "
-            f"THEN CAST({scaled} AS BIGINT) END)"
-        )
+        return self.whole(self._scaled(column, scale))
 
     def moment(self, column: str, held: str, zone: str) -> str:
         quoted = self.quoted(column)
         if held in ("milliseconds", "seconds"):
-            floor = f"floor({self._scaled(column, '1' if held == 'milliseconds' else '1000')})"
-            return f"(CASE WHEN abs({floor}) <= {_GREATEST} THEN CAST({floor} AS BIGINT) END)"
+            scale = "1" if held == "milliseconds" else "1000"
+            return self.whole(f"floor({self._scaled(column, scale)})")
         if held == "timestamptz":
             return f"unix_millis(try_cast({quoted} AS TIMESTAMP))"
         found = f"try_cast({quoted} AS TIMESTAMP_NTZ)"
@@ -93,7 +77,7 @@ class SparkDialect(Dialect):
         return f"({number} * CAST({scale} AS DECIMAL(7, 0)))"
 
 
-def options(bank: Bank, columns: EntryColumns | AccountColumns) -> dict[str, str]:
+def options(bank: Bank, columns: TableColumns) -> dict[str, str]:
     """The options of Spark's JDBC reader for a table."""
     table = columns.table
     if columns.where:
@@ -107,29 +91,22 @@ def options(bank: Bank, columns: EntryColumns | AccountColumns) -> dict[str, str
     }
 
 
-def read_jdbc(
-    books: BookRequest,
-    spark: SparkSession,
-    clock: Clock,
-    scratch: Folder | None = None,
-) -> ExtractedSource:
-    """Extract a bank's books.
+def read_jdbc(books: BookRequest, spark: SparkSession, home: Folder) -> ExtractedSource:
+    """Extract a bank's books; the database's clock is not read.
 
-    Args:
-        books: The bank, the day and the target directory.
-        spark: A session that has the driver's jar.
-        clock: This machine's clock; the database's clock is not read.
-        scratch: A folder for Spark's own files; one in the target directory if left out.
+    Spark has the driver's jar, and must be able to write into the folder of the day's extracts.
 
     Raises:
         ReconcileRefused: The database cannot be read, or has an invalid value.
     """
-    name, taken_ms = books.bank.name, clock.wall_ms()
-    scratch = scratch or LocalFolder(books.directory / "raw")
-    reader = _JdbcReader(books, spark, scratch)
+    check_reach(spark, home.uri)  # By now Python has written there.
+    name, taken_ms = books.bank.name, books.clock.wall_ms()
+    # Spark's workers may not see a draft that is below this machine's TMPDIR.
+    is_local = home.local is not None
+    scratch = LocalFolder(books.directory / "raw") if is_local else home.at(".scratch", name)
     try:
         scratch.remove_all()  # A killed run left it.
-        tables = reader.tables()
+        tables = _JdbcReader(books, spark, scratch).tables()
     except (PySparkException, Py4JError) as error:
         raise ReconcileRefused(f"{name}: {_error_sentence(error, books.bank.database)}") from error
     finally:
@@ -147,10 +124,9 @@ class _JdbcReader(BookReader):
         self._scratch = scratch
 
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
-        return [tuple(row) for row in self._spark.sql(statement).collect()]
+        return self._spark.sql(statement).collect()
 
-    def batches(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        del schema
+    def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
         # They may be more than fit into the memory of this process.
         place = self._scratch.at("answer")
         self._spark.sql(statement).write.mode("overwrite").parquet(place.uri)
@@ -158,33 +134,28 @@ class _JdbcReader(BookReader):
             with place.parquet(name) as file:
                 yield from file.iter_batches()
 
-    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
-        """Store the driver's rows of a table; return the columns of a view of them."""
+    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
+        """Store the driver's rows of a table, and make a view of them."""
         bank = self._books.bank
         given = self._spark.read.format("jdbc").options(**options(bank, columns))
         frame = given.load()
         types = {field.name: field.dataType.typeName() for field in frame.schema}
-        types |= {
-            field.name: "whole decimal"
-            for field in frame.schema
-            if isinstance(field.dataType, DecimalType) and not field.dataType.scale
-        }
         wanted = column_names(columns)
         check_columns(where, wanted, types)
         number = getattr(columns, "id", "")
-        if number and isinstance(frame.schema[number].dataType, NumericType):
+        if number and isinstance(frame.schema[number].dataType, IntegralType | DecimalType):
             frame = _partitioned(given, frame, number, bank.readers)
         place = self._scratch.at(where.partition("/")[2]).uri
         frame.select(*(f.col(f"`{name}`") for name in sorted(wanted))).write.parquet(place)
         view = "txmq_" + hashlib.sha256(place.encode()).hexdigest()[:16]
         self._spark.read.parquet(place).createOrReplaceTempView(view)
-        return msgspec.structs.replace(columns, table=view, where=""), SparkDialect(types)
+        return {"table": view, "where": ""}, SparkDialect(types)
 
 
 def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> DataFrame:
     """Split by ranges of numbers for several connections; the first also reads rows without."""
     ((least, most),) = frame.agg(f.min(f"`{number}`"), f.max(f"`{number}`")).collect()
-    if least is None or not isinstance(frame.schema[number].dataType, IntegralType | DecimalType):
+    if least is None:
         return frame
     bounds = {"partitionColumn": number, "numPartitions": str(readers)}
     bounds |= {"lowerBound": str(int(least)), "upperBound": str(int(most) + 1)}

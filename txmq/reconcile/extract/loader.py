@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
+from functools import partial, reduce
 from typing import Final
 
 import pyarrow as pa
@@ -19,8 +19,7 @@ from pyspark.sql import functions as f
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
-from txmq.reconcile.extract.control_sums import count_files
-from txmq.reconcile.extract.controls import difference
+from txmq.reconcile.extract.controls import ControlSums, difference
 from txmq.reconcile.extract.manifest import FILE, ExtractedTable, Manifest, Part
 from txmq.reconcile.ledgers import Ledgers
 from txmq.reconcile.storage import Folder
@@ -34,11 +33,6 @@ _TABLES: Final = {table.name: table for table in SOURCES}
 
 def load(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
     """The ledgers of a day, after the extract was checked.
-
-    Args:
-        spark: The session.
-        manifest: The extract's manifest.
-        folder: The extract's folder.
 
     Raises:
         ReconcileRefused: A file is missing, changed or extra, or a control total differs; the
@@ -75,20 +69,16 @@ def check_files(manifest: Manifest, folder: Folder) -> None:
     Raises:
         ReconcileRefused: A file is missing, changed or extra.
     """
+    parts = [part for table in manifest.tables for part in table.parts]
     try:
-        found = {
-            path
-            for path in folder.files()
-            for name in [path.rpartition("/")[2]]
-            if name != FILE and not name.startswith((".", "_"))
-        }
+        names = {path: path.rpartition("/")[2] for path in folder.files()}
+        found = {path for path in names if names[path] != FILE and names[path][0] not in "._"}
         for table in manifest.tables:
             _check_names(table, found, folder)
-        parts = [part for table in manifest.tables for part in table.parts]
         for path in sorted(found - {part.path for part in parts}):
             raise ReconcileRefused(f"{path} is there, and was not extracted")
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda part: _check_content(part, folder), parts))
+            list(pool.map(partial(_check_content, folder), parts))
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be read: {error}") from error
 
@@ -96,33 +86,34 @@ def check_files(manifest: Manifest, folder: Folder) -> None:
 def check_totals(manifest: Manifest, folder: Folder) -> None:
     """Check the control totals of the files against those computed while writing.
 
+    The files are read in any case to compare their hashes.
+
     Raises:
         ReconcileRefused: A control total differs; the message names it.
     """
     for table in manifest.tables:
-        names = [part.path for part in table.parts]
+        sums = ControlSums(_TABLES[table.table])
         try:
-            now = count_files(table.written.source, _TABLES[table.table], folder, names)
+            folder.read_rows([part.path for part in table.parts], sums.add, sums.columns)
         except (OSError, pa.ArrowException) as error:
             raise ReconcileRefused(f"the extract cannot be read: {error}") from error
+        now = sums.control(table.written.source)
         if (differs := difference(table.written, now)) is not None:
             raise ReconcileRefused(differs)
 
 
 def _check_names(table: ExtractedTable, found: set[str], folder: Folder) -> None:
     """Check that each part exists once; the message counts rows and names files."""
-    parts = {part.path: part for part in table.parts}
+    rows = {part.path: part.rows for part in table.parts}
     paths = {path for path in found if path.startswith(f"{table.place}/")}
-    missing, foreign = sorted(parts.keys() - paths), sorted(paths - parts.keys())
+    missing, foreign = sorted(rows.keys() - paths), sorted(paths - rows.keys())
     if not missing and not foreign:
         return
-    was = sum(part.rows for part in parts.values())
-    now = was - sum(parts[path].rows for path in missing)
-    now += sum(_rows(folder, path) for path in foreign)
+    now = sum(rows[path] if path in rows else _rows(folder, path) for path in paths)
     why = [f"{path} is missing" for path in missing]
     why += [f"{path} was not extracted" for path in foreign]
     raise ReconcileRefused(
-        f"{table.place}: {quantity(was, 'row was', 'rows were')} "
+        f"{table.place}: {quantity(sum(rows.values()), 'row was', 'rows were')} "
         f"extracted and {quantity(now, 'is', 'are')} there; {', '.join(why)}"
     )
 
@@ -135,7 +126,7 @@ def _rows(folder: Folder, name: str) -> int:
         return 0
 
 
-def _check_content(part: Part, folder: Folder) -> None:
+def _check_content(folder: Folder, part: Part) -> None:
     if (size := folder.size(part.path)) != part.bytes:
         raise ReconcileRefused(
             f"{part.path}: {quantity(part.bytes, 'byte was', 'bytes were')} extracted and "

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
-from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.rules import Rules
 from txmq.reconcile.storage import Folder, sync
 from txmq.reconcile.summary import Control
 
@@ -26,7 +26,6 @@ __all__ = [
     "Manifest",
     "Part",
     "QuarantinedRow",
-    "extract_id",
     "read_manifest",
     "write_manifest",
 ]
@@ -135,53 +134,33 @@ class Manifest(Struct, frozen=True):
                 found.append(f"{table.place}: {read} read, and {one} in quarantine")
         return tuple(found)
 
+    @property
+    def own_id(self) -> str:
+        """The id by the content; for a past day it does not depend on the time of reading."""
+        held = [(table.written, table.content, *table.quarantine) for table in self.tables]
+        named = self.reading_digest, (self.start_ms, self.end_ms), self.as_of_ms, held
+        return hashlib.sha256(msgspec.json.encode(named, order="sorted")).hexdigest()[:16]
+
     @classmethod
     def of(cls, rules: Rules, day: date, sources: tuple[ExtractedSource, ...]) -> Manifest:
         """Make the manifest of these sources."""
         window = rules.day.window(day)
-        as_of_ms = min(
-            window.end_ms, *(min(source.taken_ms, source.source_ms) for source in sources)
-        )
-        return cls(
-            extract_id(rules.reading_digest, window, as_of_ms, sources),
-            rules.name,
-            rules.version,
-            rules.reading_digest,
-            day.isoformat(),
-            window.start_ms,
-            window.end_ms,
-            as_of_ms,
-            sources,
-        )
-
-
-def extract_id(
-    reading_digest: str, window: DayWindow, as_of_ms: int, sources: tuple[ExtractedSource, ...]
-) -> str:
-    """The id of an extract; for a past day it does not depend on the time of reading."""
-    held = [
-        (table.written, table.content, *table.quarantine)
-        for source in sources
-        for table in source.tables
-    ]
-    text = msgspec.json.encode((reading_digest, window, as_of_ms, held), order="sorted")
-    return hashlib.sha256(text).hexdigest()[:16]
+        as_of_ms = min(window.end_ms, *(min(one.taken_ms, one.source_ms) for one in sources))
+        named = "", rules.name, rules.version, rules.reading_digest
+        found = cls(*named, day.isoformat(), *window, as_of_ms, sources)
+        return msgspec.structs.replace(found, extract_id=found.own_id)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest into the extract's directory, atomically.
+    """Write the manifest into the extract's directory.
 
     Raises:
-        ReconcileRefused: The manifest cannot be written.
+        OSError: It cannot be written.
     """
-    draft = directory / f".{FILE}.writing"
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    try:
-        draft.write_bytes(text + b"\n")
-        sync(draft)
-        draft.rename(directory / FILE)
-    except OSError as error:
-        raise ReconcileRefused(f"the manifest cannot be written: {error}") from error
+    path = directory / FILE
+    path.write_bytes(text + b"\n")
+    sync(path)
 
 
 def read_manifest(folder: Folder) -> Manifest:
@@ -201,8 +180,6 @@ def read_manifest(folder: Folder) -> Manifest:
         raise ReconcileRefused(
             f"{path} has format {manifest.format}, and this version of txmq reads {_FORMAT}"
         )
-    window = DayWindow(manifest.start_ms, manifest.end_ms)
-    known = extract_id(manifest.reading_digest, window, manifest.as_of_ms, manifest.sources)
-    if known != manifest.extract_id:
+    if manifest.own_id != manifest.extract_id:
         raise ReconcileRefused(f"{path} was changed: its control totals do not belong to its id")
     return manifest

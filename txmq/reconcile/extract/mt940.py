@@ -14,12 +14,13 @@ from decimal import Decimal
 from typing import Final
 
 from txmq.reconcile.extract.bank_statements import (
-    DamagedRow,
     EntryFields,
     StatementPage,
+    damaged_row,
     kind_of,
     refuse,
 )
+from txmq.reconcile.extract.manifest import QuarantinedRow
 
 __all__ = ["read_mt940"]
 
@@ -41,122 +42,119 @@ _NONE: Final = ("NONREF", "NOTPROVIDED")
 
 def read_mt940(
     file: str, lines: Iterable[tuple[int, str]]
-) -> Iterator[EntryFields | DamagedRow | StatementPage]:
+) -> Iterator[EntryFields | QuarantinedRow | StatementPage]:
     """The booked entries of each message, and then its balances.
 
     Raises:
         ReconcileRefused: The file is not MT940, or has an invalid balance.
     """
-    message: _Message | None = None
+    page: StatementPage | None = None
+    rows: list[EntryFields] = []
+    """The rows of the last entry: its ``:86:`` may follow."""
     line = 1
     for line, tag, text in _fields(file, lines):
-        if tag == "20":
-            if message is not None:
-                message.check_end(line)
-            message = _Message(file)
-        elif message is None:
-            refuse(file, line, f":{tag}: is before the first :20:")
-        yield from message.take(line, tag, text)
-    if message is None:
-        refuse(file, line, "it has no statement (:20:), so it is not MT940")
-    message.check_end(line)
-
-
-class _Message:
-    """A page of a statement while it is read."""
-
-    def __init__(self, file: str) -> None:
-        self._account = self._number = self._currency = ""
-        self._opening: Decimal | None = None
-        self._file = file
-        self._moved = Decimal(0)
-        self._rows: list[EntryFields] = []
-        """The rows of the last entry: its ``:86:`` may follow."""
-        self._is_closed = False
-        self._is_whole = True
-
-    def take(
-        self, line: int, tag: str, text: str
-    ) -> Iterator[EntryFields | DamagedRow | StatementPage]:
-        """Take the next field."""
         if tag != "86":
-            yield from self._rows
-            self._rows = []
+            yield from rows
+            rows = []
+        if tag == "20":
+            _check_end(page, line)
+            page = StatementPage(file)
+        elif page is None:
+            refuse(file, line, f":{tag}: is before the first :20:")
         match tag:
-            case "25" | "25P":
-                self._account = text.partition("\n")[0].strip()
-            case "28C":
-                self._number = text.strip()
-            case "60F" | "60M":
-                self._opening, self._currency = _balance(self._file, line, text)
             case "61":
                 try:
-                    self._add_entry(line, text)
+                    rows = _entry(page, line, text)
                 except ValueError as error:
-                    self._is_whole = False
-                    yield DamagedRow(line, f":61:{text!r} {error}")
-            case "86" if self._rows:
-                self._describe_entry(text.replace("\n", ""))
+                    page.is_whole = False
+                    yield damaged_row(file, line, f":61:{text!r} {error}")
+            case "86" if rows:
+                _describe_entry(rows[0], text.replace("\n", ""))
             case "62F" | "62M":
-                yield self._page(line, text, is_last=tag == "62F")
+                _close(page, line, text, is_last=tag == "62F")
+                yield page
+            case _:
+                _begin(page, line, tag, text)
+    if page is None:
+        refuse(file, line, "it has no statement (:20:), so it is not MT940")
+    _check_end(page, line)
 
-    def _page(self, line: int, text: str, *, is_last: bool) -> StatementPage:
-        amount, currency = _balance(self._file, line, text)
-        if not self._account or currency != (self._currency or currency):
-            why = f"account {self._account!r} begins in {self._currency!r} and ends in {currency!r}"
-            refuse(self._file, line, f"{why}; a statement has one account and one currency")
-        self._is_closed = True
-        # Some banks write the currency after the account.
-        account = self._account.removesuffix(currency).strip()
-        order = [int(part) if part.isdecimal() else 0 for part in self._number.split("/")]
-        opening = {} if self._opening is None else {currency: self._opening}
-        sums = opening, {currency: self._moved}, {currency: amount}
-        where = self._file, line, account, self._number, order, is_last
-        return StatementPage(*where, *sums, self._is_whole)
 
-    def check_end(self, line: int) -> None:
-        """Refuse a message without an end."""
-        if not self._is_closed:
-            why = "has no closing balance (:62F:), so the file may be truncated"
-            refuse(self._file, line, f"statement {self._number} {why}")
+def _begin(page: StatementPage, line: int, tag: str, text: str) -> None:
+    match tag:
+        case "25" | "25P":
+            page.account = text.partition("\n")[0].strip()
+        case "28C":
+            page.name = text.strip()
+        case "60F" | "60M":
+            page.opening = _balance(page.file, line, text)
 
-    def _add_entry(self, line: int, text: str) -> None:
-        found = _ENTRY.fullmatch(text)
-        if self._is_closed or not self._currency:
-            refuse(self._file, line, f":61:{text!r} is not between :60F: and :62F:")
-        if found is None:
-            raise ValueError("is no entry")
-        value, booked, mark, number, code, customer, bank, more = found.groups()
-        if mark.startswith("E"):
-            return  # It is expected, and not booked.
-        try:
-            value_date = date.fromisoformat(f"20{value}")
-            booked_date = _nearest(booked, value_date) if booked else value_date
-        except ValueError:
-            raise ValueError("has an invalid date") from None
-        is_credit = mark in ("C", "RD")
-        amount = _decimal(number) if is_credit else -_decimal(number)
-        self._moved += amount
-        reference = "" if customer.strip() in _NONE else customer.strip()
-        row: EntryFields = {"line": line, "currency": self._currency}
-        row["account"] = self._account.removesuffix(self._currency).strip()
-        row |= {"booked": booked_date.isoformat(), "value": value_date.isoformat()}
-        charges = _CHARGE.findall(more or "")
-        included = sum((_decimal(sum_) for money, sum_ in charges if money == self._currency), 0)
-        if included:
-            self._rows.append(row | {"amount": -included, "kind": "charge"})
-        row |= {"amount": amount + included, "kind": kind_of(is_credit, mark.startswith("R"))}
-        row |= {"end_to_end_id": reference, "customer_reference": reference}
-        row |= {"bank_reference": (bank or "").strip(), "code": code}
-        self._rows.insert(0, row)
 
-    def _describe_entry(self, text: str) -> None:
-        row, is_coded = self._rows[0], text[:3].isdecimal() and text[3:4] == "?"
-        row["remittance"] = text = "".join(_SUBFIELD.findall(text)) if is_coded else text
-        found = _END_TO_END.search(text)
-        named = (found[1] or found[2]).strip() if found else ""
-        if named and named not in _NONE:
-            row["end_to_end_id"] = named
+def _close(page: StatementPage, line: int, text: str, *, is_last: bool) -> None:
+    page.line, page.is_last, page.closing = line, is_last, _balance(page.file, line, text)
+    (currency,) = page.closing
+    begun = _currency(page) or currency
+    if not page.account or currency != begun:
+        why = f"account {page.account!r} begins in {begun!r} and ends in {currency!r}"
+        refuse(page.file, line, f"{why}; a statement has one account and one currency")
+    page.account = _account(page, currency)
+    parts = page.name.split("/")
+    page.order = tuple(int(part) if part.isdecimal() else 0 for part in parts)
+
+
+def _check_end(page: StatementPage | None, line: int) -> None:
+    """Refuse a message without an end."""
+    if page is not None and not page.closing:
+        why = "has no closing balance (:62F:), so the file may be truncated"
+        refuse(page.file, line, f"statement {page.name} {why}")
+
+
+def _currency(page: StatementPage) -> str:
+    return next(iter(page.opening), "")
+
+
+def _account(page: StatementPage, currency: str) -> str:
+    # Some banks write the currency after the account.
+    return page.account.removesuffix(currency).strip()
+
+
+def _entry(page: StatementPage, line: int, text: str) -> list[EntryFields]:
+    """The rows of an entry: itself, and a charge that it includes."""
+    found, currency = _ENTRY.fullmatch(text), _currency(page)
+    if page.closing or not currency:
+        refuse(page.file, line, f":61:{text!r} is not between :60F: and :62F:")
+    if found is None:
+        raise ValueError("is no entry")
+    value, booked, mark, number, code, customer, bank, more = found.groups()
+    if mark.startswith("E"):
+        return []  # It is expected, and not booked.
+    try:
+        value_date = date.fromisoformat(f"20{value}")
+        booked_date = _nearest(booked, value_date) if booked else value_date
+    except ValueError:
+        raise ValueError("has an invalid date") from None
+    is_credit = mark in ("C", "RD")
+    amount = _decimal(number) if is_credit else -_decimal(number)
+    page.moved[currency] += amount
+    reference = "" if customer.strip() in _NONE else customer.strip()
+    row: EntryFields = {"line": line, "currency": currency, "account": _account(page, currency)}
+    row |= {"booked": booked_date.isoformat(), "value": value_date.isoformat()}
+    charges = _CHARGE.findall(more or "")
+    included = sum((_decimal(sum_) for money, sum_ in charges if money == currency), 0)
+    charge = [row | {"amount": -included, "kind": "charge"}] if included else []
+    row |= {"amount": amount + included, "kind": kind_of(is_credit, mark.startswith("R"))}
+    row |= {"end_to_end_id": reference, "customer_reference": reference}
+    row |= {"bank_reference": (bank or "").strip(), "code": code}
+    return [row, *charge]
+
+
+def _describe_entry(row: EntryFields, text: str) -> None:
+    is_coded = text[:3].isdecimal() and text[3:4] == "?"
+    row["remittance"] = text = "".join(_SUBFIELD.findall(text)) if is_coded else text
+    found = _END_TO_END.search(text)
+    named = (found[1] or found[2]).strip() if found else ""
+    if named and named not in _NONE:
+        row["end_to_end_id"] = named
 
 
 def _fields(file: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
@@ -177,12 +175,12 @@ def _fields(file: str, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, 
         yield at, tag, "\n".join(texts)
 
 
-def _balance(file: str, line: int, text: str) -> tuple[Decimal, str]:
+def _balance(file: str, line: int, text: str) -> dict[str, Decimal]:
     found = _BALANCE.fullmatch(text)
     if found is None:
         refuse(file, line, f"{text!r} is not a balance such as C240331EUR10,00")
     amount = _decimal(found[3])
-    return (amount if found[1] == "C" else -amount), found[2]
+    return {found[2]: amount if found[1] == "C" else -amount}
 
 
 def _decimal(text: str) -> Decimal:

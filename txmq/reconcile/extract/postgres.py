@@ -11,28 +11,20 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import (
-    BookReader,
-    BookRequest,
-    Columns,
-    check_columns,
-    error_text,
-    sums_of,
-    unreadable_count_of,
-)
+from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
+from txmq.reconcile.extract.controls import LIMIT
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
-from txmq.reconcile.extract.statements import Dialect, column_names
+from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.rules import EntryColumns
 from txmq.reconcile.tables import ENTRIES
-from txmq.runtime.clock import Clock
 
 __all__ = ["PostgresDialect", "read_postgres"]
 
@@ -45,7 +37,6 @@ _PAGES: Final = (256, 16_384)
 """The minimum and maximum of pages in a slice."""
 _SLICES_A_READER: Final = 6
 
-_GREATEST: Final = (1 << 63) - 1
 _EXACT: Final = 10**15
 """Floating point is exact up to here."""
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
@@ -61,11 +52,7 @@ _ZONE: Final = r"\s*(Z|[+-](0[0-9]|1[0-5])(:?[0-5][0-9])?)"
 
 
 class PostgresDialect(Dialect):
-    """SQL expressions of PostgreSQL.
-
-    Args:
-        types: The columns' types, by name.
-    """
+    """SQL expressions of PostgreSQL; the types of columns are given by their names."""
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self._types = types
@@ -84,20 +71,16 @@ class PostgresDialect(Dialect):
     def minor(self, column: str, scale: str) -> str:
         if self._types.get(column) in _WHOLE and scale == "1":
             return f"{self.quoted(column)}::bigint"
-        scaled = f"({self._number(column)} * {scale})"
-        most = _EXACT if self._types.get(column) in _FLOATS else _GREATEST
-        return (
-            f"(CASE WHEN {scaled} = trunc({scaled}) AND abs({scaled}) <= {most} "
-            f"THEN {scaled}::bigint END)"
-        )
+        most = _EXACT if self._types.get(column) in _FLOATS else LIMIT - 1
+        return self.whole(f"({self._number(column)} * {scale})", most)
 
     def moment(self, column: str, held: str, zone: str) -> str:
         quoted = self.quoted(column)
         if held in ("milliseconds", "seconds"):
             if held == "milliseconds" and self._types.get(column) in _WHOLE:
                 return f"{quoted}::bigint"
-            floor = f"floor({self._number(column)} * {1 if held == 'milliseconds' else 1000})"
-            return f"(CASE WHEN abs({floor}) <= {_GREATEST} THEN {floor}::bigint END)"
+            factor = 1 if held == "milliseconds" else 1000
+            return self.whole(f"floor({self._number(column)} * {factor})")
         given = f"{quoted}::{held}"
         if self._types.get(column) in _TEXTS:
             given = _moment_of_text(quoted, held)
@@ -127,40 +110,27 @@ def _moment_of_text(quoted: str, held: str) -> str:
     )
 
 
-class _Snapshot(NamedTuple):
-    """The snapshot that all connections share."""
-
-    name: str
-    source_ms: int
-    version: int
-
-
-def read_postgres(books: BookRequest, clock: Clock) -> ExtractedSource:
+def read_postgres(books: BookRequest) -> ExtractedSource:
     """Extract a bank's books.
-
-    Args:
-        books: The bank, the day and the target directory.
-        clock: This machine's clock.
 
     Raises:
         ReconcileRefused: The database cannot be read, or has an invalid value.
     """
     url = _url(books.bank.database)
     try:
-        with _connect(url) as first:
-            snapshot = _export_snapshot(first)
-            taken_ms = clock.wall_ms()
+        with _transaction(url) as first:
+            snapshot, source_ms = _export_snapshot(first)
+            taken_ms = books.clock.wall_ms()
             tables = _PostgresReader(books, url, snapshot, first).tables()
-            moments = taken_ms, snapshot.source_ms
-            return ExtractedSource(books.bank.name, "postgresql", snapshot.name, *moments, tables)
     except (adbc.Error, pa.ArrowException, OSError) as error:
         raise ReconcileRefused(f"{books.bank.name}: {error_text(error, url)}") from error
+    return ExtractedSource(books.bank.name, "postgresql", snapshot, taken_ms, source_ms, tables)
 
 
 class _PostgresReader(BookReader):
     """Reads a bank's tables under a snapshot; the first connection owns it."""
 
-    def __init__(self, books: BookRequest, url: str, snapshot: _Snapshot, first: Any) -> None:
+    def __init__(self, books: BookRequest, url: str, snapshot: str, first: Any) -> None:
         super().__init__(books)
         self._url = url
         self._snapshot = snapshot
@@ -170,26 +140,24 @@ class _PostgresReader(BookReader):
     def ask(self, statement: str) -> list[tuple[Any, ...]]:
         return _rows(self._answer(statement))
 
-    def batches(self, statement: str, schema: pa.Schema) -> Iterable[pa.RecordBatch]:
-        del schema
+    def batches(self, statement: str) -> Iterable[pa.RecordBatch]:
         yield from self._answer(statement).to_batches()
 
     def _answer(self, statement: str) -> pa.Table:
         """The answer over a connection of its own, since several threads ask."""
-        with _connect(self._url) as connection:
-            self._join(connection)
+        with _transaction(self._url, self._snapshot) as connection:
             return _table(connection, statement)
 
     def copy_entries(self) -> tuple[ExtractedTable, ...]:
         bank, statements = self._books.bank, self.entries
         relation = statements.dialect.relation(bank.entries.table)
-        slices = iter(_slices(self._first, relation, bank.readers, self._snapshot.version))
+        slices = iter(_slices(self._first, relation, bank.readers))
         with (
-            self._writer(ENTRIES) as writer,
+            TableWriter(ENTRIES, self._books.directory) as writer,
             ThreadPoolExecutor(bank.readers, f"extract-{bank.name}") as pool,
         ):
-            control = pool.submit(self._control, ENTRIES, statements)
-            answer = pool.submit(self._answer, statements.sums())
+            control = pool.submit(self._control, statements)
+            answer = pool.submit(self._sums)
             readers: list[Future[Any]] = [
                 pool.submit(self._copy_slices, slices, writer) for _ in range(bank.readers)
             ]
@@ -200,14 +168,13 @@ class _PostgresReader(BookReader):
             finally:
                 self._stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
-        sums = sums_of(answer.result().to_batches())
-        aside = self.quarantine(ENTRIES, statements, unreadable_count_of(sums))
-        return self._checked(control.result(), writer, aside), *self._write_sums(sums)
+        sums = answer.result()
+        aside = self.quarantine(statements, sums)
+        return writer.extracted(aside, control.result()), *self._write_sums(sums)
 
     def _copy_slices(self, slices: Iterator[str], writer: TableWriter) -> None:
         """Copy slices over one connection, one after the other."""
-        with _connect(self._url) as connection:
-            self._join(connection)
+        with _transaction(self._url, self._snapshot) as connection:
             # The threads share the iterator of a list, which gives each slice to one of them.
             for slice_ in slices:
                 with closing(connection.cursor()) as cursor:
@@ -217,17 +184,18 @@ class _PostgresReader(BookReader):
                             return
                         writer.write(batch)
 
-    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
-        types = _types(self._first, PostgresDialect({}).relation(columns.table))
+    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
+        schema = _table(
+            self._first, f"SELECT * FROM {PostgresDialect({}).relation(columns.table)} LIMIT 0"
+        ).schema
+        types = {
+            field.name: (field.metadata or {}).get(b"POSTGRESQL:type", b"").decode()
+            for field in schema
+        }
         check_columns(where, column_names(columns), types)
         if isinstance(columns, EntryColumns):
             _check_zones(where, columns, types)
-        return columns, PostgresDialect(types)
-
-    def _join(self, connection: Any) -> None:
-        _begin(connection)
-        _execute(connection, f"SET TRANSACTION SNAPSHOT '{self._snapshot.name}'")
-        _set_limits(connection)
+        return {}, PostgresDialect(types)
 
 
 def _check_zones(where: str, entries: EntryColumns, types: Mapping[str, str]) -> None:
@@ -250,75 +218,54 @@ def _url(given: str) -> str:
 
 
 @contextmanager
-def _connect(url: str) -> Iterator[Any]:
+def _transaction(url: str, snapshot: str = "") -> Iterator[Any]:
+    """A connection in a transaction that only reads, and that sees the snapshot."""
+    statements = [
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+        *([f"SET TRANSACTION SNAPSHOT '{snapshot}'"] if snapshot else []),
+        f"SET LOCAL lock_timeout = '{_LOCK_S}s'",
+        f"SET LOCAL statement_timeout = '{_STATEMENT_S}s'",
+        # The first connection waits for all others.
+        "SET LOCAL idle_in_transaction_session_timeout = '0'",
+        "SET LOCAL TimeZone = 'UTC'",
+        "SET LOCAL extra_float_digits = '1'",
+    ]
     with closing(adbc.connect(url)) as connection:
+        for statement in statements:
+            with closing(connection.cursor()) as cursor:
+                cursor.execute(statement)
         yield connection
 
 
-def _begin(connection: Any) -> None:
-    _execute(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+def _export_snapshot(connection: Any) -> tuple[str, int]:
+    """The snapshot of a connection, for others to import, and its time by the database's clock."""
+    time = "floor(date_part('epoch', clock_timestamp()) * 1000)::bigint"
+    ((name, source_ms),) = _rows(_table(connection, f"SELECT pg_export_snapshot(), {time}"))
+    return name, source_ms
 
 
-def _set_limits(connection: Any) -> None:
-    for name, value in (
-        ("lock_timeout", f"{_LOCK_S}s"),
-        ("statement_timeout", f"{_STATEMENT_S}s"),
-        ("idle_in_transaction_session_timeout", "0"),  # The first waits for all others.
-        ("TimeZone", "UTC"),
-        ("extra_float_digits", "1"),
-    ):
-        _execute(connection, f"SET LOCAL {name} = '{value}'")
-
-
-def _export_snapshot(connection: Any) -> _Snapshot:
-    _begin(connection)
-    _set_limits(connection)
-    statement = (
-        "SELECT pg_export_snapshot(), floor(date_part('epoch', clock_timestamp()) * 1000)::bigint, "
-        "current_setting('server_version_num')::bigint"
-    )
-    ((name, source_ms, version),) = _ask(connection, statement)
-    return _Snapshot(name, source_ms, version)
-
-
-def _slices(connection: Any, relation: str, readers: int, version: int) -> list[str]:
+def _slices(connection: Any, relation: str, readers: int) -> list[str]:
     """Conditions for ranges of pages: rows spread evenly over pages, but not over ids."""
     oid = f"to_regclass({PostgresDialect({}).literal(relation)})"
     size = "pg_relation_size(oid) / current_setting('block_size')::bigint"
-    statement = f"SELECT relkind::text, {size} FROM pg_class WHERE oid = {oid}"
-    ((kind, pages),) = _ask(connection, statement)
-    if kind not in ("r", "m") or version < _TID_RANGES:
+    version = "current_setting('server_version_num')::bigint"
+    statement = f"SELECT relkind::text, {size}, {version} FROM pg_class WHERE oid = {oid}"
+    ((kind, pages, number),) = _rows(_table(connection, statement))
+    if kind not in ("r", "m") or number < _TID_RANGES:
         return [""]  # A view or a partitioned table has no pages of its own.
     least, most = _PAGES
     step = max(least, min(most, -(-pages // (readers * _SLICES_A_READER))))
-    starts = list(range(0, max(pages, 1), step))
+    starts = range(0, max(pages, 1), step)
     ranges = [
         f"ctid >= '({start},0)'::tid AND ctid < '({start + step},0)'::tid" for start in starts[:-1]
     ]
     return [*ranges, f"ctid >= '({starts[-1]},0)'::tid"]
 
 
-def _types(connection: Any, relation: str) -> dict[str, str]:
-    """The types of a table's columns."""
-    schema = _table(connection, f"SELECT * FROM {relation} LIMIT 0").schema
-    return {
-        field.name: (field.metadata or {}).get(b"POSTGRESQL:type", b"").decode() for field in schema
-    }
-
-
-def _execute(connection: Any, statement: str) -> None:
-    with closing(connection.cursor()) as cursor:
-        cursor.execute(statement)
-
-
 def _table(connection: Any, statement: str) -> pa.Table:
     with closing(connection.cursor()) as cursor:
         cursor.execute(statement)
         return cursor.fetch_arrow_table()
-
-
-def _ask(connection: Any, statement: str) -> list[tuple[Any, ...]]:
-    return _rows(_table(connection, statement))
 
 
 def _rows(answer: pa.Table) -> list[tuple[Any, ...]]:

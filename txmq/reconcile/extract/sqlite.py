@@ -7,33 +7,44 @@ functions convert all other values, exactly as they are written.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
-from typing import Any, Final
+from decimal import Context, Decimal
+from functools import lru_cache, partial
+from math import floor
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.books import (
-    BookReader,
-    BookRequest,
-    Columns,
-    check_columns,
-    error_text,
-)
+from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
 from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.statements import Dialect, column_names
-from txmq.runtime.clock import Clock
+from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
 
-__all__ = ["SqliteDialect", "SqliteReader", "floored", "milliseconds", "read_sqlite"]
+__all__ = [
+    "Function",
+    "SqliteDialect",
+    "SqliteReader",
+    "add_functions",
+    "milliseconds",
+    "read_sqlite",
+    "whole_number",
+]
 
 _BATCH: Final = 50_000
 _PATIENCE_S: Final = 30
+_CACHED: Final = 1 << 16
+"""The SQL converts each value several times, and books repeat many values."""
 _GREATEST: Final = (1 << 63) - 1
+_EXACT: Final = Context(prec=10_000)
+"""By default, 28 digits are kept, and others are rounded away."""
+
+
+Function: TypeAlias = Callable[..., int | None]
+"""Converts a value with a scale or a zone; the result is ``None`` if it is invalid."""
 
 
 class SqliteDialect(Dialect):
@@ -46,27 +57,25 @@ class SqliteDialect(Dialect):
         return f"{text} GLOB '[A-Z][A-Z][A-Z]'"
 
     def minor(self, column: str, scale: str) -> str:
+        return self._counted("txmq_minor", column, scale)
+
+    def moment(self, column: str, held: str, zone: str) -> str:
+        if held in ("milliseconds", "seconds"):
+            factor = "1" if held == "milliseconds" else "1000"
+            return self._counted("txmq_floor", column, factor)
+        zone = self.literal(zone if held == "timestamp" else "")
+        return f"txmq_moment({self.quoted(column)}, {zone})"
+
+    def _counted(self, function: str, column: str, factor: str) -> str:
         quoted = self.quoted(column)
-        counted = f"txmq_minor({quoted}, {scale})"
-        if scale != "1":
+        counted = f"{function}({quoted}, {factor})"
+        if factor != "1":
             return counted
         return f"(CASE typeof({quoted}) WHEN 'integer' THEN {quoted} ELSE {counted} END)"
 
-    def moment(self, column: str, held: str, zone: str) -> str:
-        quoted = self.quoted(column)
-        if held in ("milliseconds", "seconds"):
-            factor = 1 if held == "milliseconds" else 1000
-            plain, counted = f"{quoted} * {factor}", f"txmq_floor({quoted}, {factor})"
-            return f"(CASE typeof({quoted}) WHEN 'integer' THEN {plain} ELSE {counted} END)"
-        return f"txmq_moment({quoted}, {self.literal(zone if held == 'timestamp' else '')})"
 
-
-def read_sqlite(books: BookRequest, clock: Clock) -> ExtractedSource:
-    """Extract a bank's books.
-
-    Args:
-        books: The bank, the day and the target directory.
-        clock: This machine's clock, which is also the database's.
+def read_sqlite(books: BookRequest) -> ExtractedSource:
+    """Extract a bank's books; this machine's clock is also the database's.
 
     Raises:
         ReconcileRefused: The database cannot be read, or has an invalid value.
@@ -74,11 +83,14 @@ def read_sqlite(books: BookRequest, clock: Clock) -> ExtractedSource:
     name = books.bank.name
     path = books.bank.database.partition(":///")[2].partition("?")[0]
     try:
-        with closing(_open(path)) as connection:
+        uri = f"file:{quote(path)}?mode=ro"
+        opened = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_PATIENCE_S)
+        with closing(opened) as connection:
+            add_functions(connection, whole_number, _moment)
             connection.execute("BEGIN")
             # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
-            taken_ms = clock.wall_ms()
+            taken_ms = books.clock.wall_ms()
             reader = SqliteReader(books, connection, SqliteDialect())
             tables = reader.tables()
     except sqlite3.Error as error:
@@ -87,13 +99,7 @@ def read_sqlite(books: BookRequest, clock: Clock) -> ExtractedSource:
 
 
 class SqliteReader(BookReader):
-    """Reads a bank's tables in one transaction.
-
-    Args:
-        books: The bank, the day and the target directory.
-        connection: Has the functions that the dialect uses.
-        dialect: The form of the bank's values.
-    """
+    """Reads a bank's tables in one transaction; the connection has the dialect's functions."""
 
     def __init__(
         self, books: BookRequest, connection: sqlite3.Connection, dialect: SqliteDialect
@@ -105,14 +111,14 @@ class SqliteReader(BookReader):
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._connection.execute(statement).fetchall()
 
-    def batches(self, statement: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
         cursor = self._connection.execute(statement)
+        names = [field[0] for field in cursor.description]
         while rows := cursor.fetchmany(_BATCH):
-            columns = zip(zip(*rows, strict=True), schema.types, strict=True)
-            arrays = [pa.array(column, type_) for column, type_ in columns]
-            yield pa.RecordBatch.from_arrays(arrays, names=schema.names)
+            arrays = list(map(pa.array, zip(*rows, strict=True)))
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
 
-    def _look_up(self, where: str, columns: Columns) -> tuple[Columns, Dialect]:
+    def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
         # SQLite reads an unknown column name as a text, so the names are checked first.
         relation = self._dialect.relation(columns.table)
         cursor = self._connection.execute(f"SELECT * FROM {relation} LIMIT 0")
@@ -120,54 +126,31 @@ class SqliteReader(BookReader):
         known = {name.casefold() for name in names}
         wanted = column_names(columns)
         check_columns(where, (name for name in wanted if name.casefold() not in known), names)
-        return columns, self._dialect
+        return {}, self._dialect
 
 
-def _open(path: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"file:{quote(path)}?mode=ro", uri=True, isolation_level=None, timeout=_PATIENCE_S
-    )
-    for name, count, function in (
-        ("txmq_minor", 2, _minor),
-        ("txmq_floor", 2, floored),
-        ("txmq_moment", 2, _moment),
-    ):
-        connection.create_function(name, count, function, deterministic=True)
-    return connection
+def add_functions(connection: sqlite3.Connection, minor: Function, moment: Function) -> None:
+    """Give a connection the functions of the dialect: for amounts, and for moments."""
+    floored: Function = partial(whole_number, floored=True)
+    functions = {"txmq_minor": minor, "txmq_floor": floored, "txmq_moment": moment}
+    for name, function in functions.items():
+        cached = lru_cache(_CACHED)(function)
+        connection.create_function(name, 2, cached, deterministic=True)
 
 
-def _number(given: object) -> Decimal | None:
-    """A value as a number, with all of its digits."""
+def whole_number(given: object, factor: int | None, *, floored: bool = False) -> int | None:
+    """A multiple of a value, rounded downwards if wanted; ``None`` if it is not whole."""
     if isinstance(given, float):
         given = repr(given)  # The shortest text of the number, as it was written.
-    if not isinstance(given, int | str):
+    if not isinstance(given, int | str) or factor is None:  # An unknown currency has no scale.
         return None
     try:
-        found = Decimal(given)
-    except InvalidOperation:
+        exact = _EXACT.multiply(Decimal(given), factor)
+        is_long = abs(exact) <= _GREATEST
+    except ArithmeticError:  # It is not a number, or far too great.
         return None
-    return found if found.is_finite() and abs(found) <= _GREATEST else None
-
-
-def _minor(given: object, scale: int | None) -> int | None:
-    number = _number(given)
-    if number is None or scale is None:  # An unknown currency has no scale.
-        return None
-    return _whole_number(number * scale, is_floored=False)
-
-
-def floored(given: object, factor: int) -> int | None:
-    """A multiple of a number, rounded downwards; ``None`` if it is not a number."""
-    number = _number(given)
-    return None if number is None else _whole_number(number * factor, is_floored=True)
-
-
-def _whole_number(number: Decimal, *, is_floored: bool) -> int | None:
-    if number != number.to_integral_value() and not is_floored:
-        return None
-    found = int(number // 1)
-    found -= found > number  # Decimals are rounded towards zero, moments downwards.
-    return found if abs(found) <= _GREATEST else None
+    found = floor(exact) if is_long else None
+    return found if floored or found == exact else None
 
 
 def _moment(given: object, zone: str) -> int | None:

@@ -7,16 +7,10 @@ same snapshot, so that rows lost on the way to the files are detected.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias
 
-from txmq.reconcile.extract.controls import (
-    LIMIT,
-    LOWER_HALF,
-    has_number,
-    number_columns,
-)
+from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF, has_number, number_columns
 from txmq.reconcile.rules import (
     AccountColumns,
     Bank,
@@ -26,21 +20,23 @@ from txmq.reconcile.rules import (
     Money,
     Namespaces,
 )
-from txmq.reconcile.tables import ENTRIES, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, TableSchema
 
 __all__ = [
     "AccountStatements",
     "Dialect",
     "EntryStatements",
     "RowFault",
+    "Statements",
+    "TableColumns",
     "column_names",
-    "control_query",
     "halves",
     "roles_of",
 ]
 
-_Columns = TypeVar("_Columns", bound=EntryColumns | AccountColumns)
-_POWERS: Final = {digits: 10**digits for digits in range(7)}
+
+TableColumns: TypeAlias = EntryColumns | AccountColumns
+"""The columns of a bank's table."""
 
 
 class Dialect(Protocol):
@@ -60,6 +56,13 @@ class Dialect(Protocol):
     def literal(self, text: str) -> str:
         """A text."""
         return "'" + text.replace("'", "''") + "'"
+
+    def whole(self, number: str, most: int = LIMIT - 1) -> str:
+        """A number of 64 bits; NULL if it is not whole, or greater."""
+        return (
+            f"(CASE WHEN {number} = floor({number}) AND abs({number}) <= {most} "
+            f"THEN CAST({number} AS BIGINT) END)"
+        )
 
     def text(self, column: str) -> str:
         """A column as text."""
@@ -86,7 +89,7 @@ class RowFault(NamedTuple):
     """The valid values, if they are few."""
 
 
-def column_names(columns: EntryColumns | AccountColumns) -> frozenset[str]:
+def column_names(columns: TableColumns) -> frozenset[str]:
     """The names of a bank's columns that are read."""
     sources = ("id", "key", "account", "amount", "balance", "opening", "booked", "recorded", "kind")
     names = {getattr(columns, source, "") for source in (*sources, "currency")}
@@ -97,162 +100,156 @@ def column_names(columns: EntryColumns | AccountColumns) -> frozenset[str]:
 
 def roles_of(entries: EntryColumns) -> dict[str, str]:
     """The roles of a bank's own accounts; all other accounts belong to customers."""
-    return {
-        account: role
-        for role in ("capital", "suspense", "clearing")
-        for account in getattr(entries, role)
-    }
+    roles = ("capital", "suspense", "clearing")
+    return {account: role for role in roles for account in getattr(entries, role)}
 
 
-class _Statements(ABC, Generic[_Columns]):
-    """The SQL that both of a bank's tables need.
+def halves(number: str) -> tuple[str, str]:
+    """The sums of the lower and of the upper halves of a number, which fit into 64 bits."""
+    low, high = f"sum({number} & {LOWER_HALF})", f"sum({number} >> 32)"
+    return f"CAST({low} AS BIGINT)", f"CAST({high} AS BIGINT)"
 
-    Args:
-        columns: The table's columns.
-        units: The units of amounts and balances.
-        money: The known currencies; if empty, any currency is accepted.
-        dialect: The database's dialect.
+
+class Statements:
+    """The statements for one of a bank's tables; ``amount`` is the column with the amounts.
+
+    If ``money`` has no currencies, any currency is accepted.
     """
 
     def __init__(
-        self, columns: _Columns, units: str, money: Mapping[str, Money], dialect: Dialect
+        self,
+        table: TableSchema,
+        columns: TableColumns,
+        amount: str,
+        units: str,
+        money: Mapping[str, Money],
+        dialect: Dialect,
     ) -> None:
-        self._columns = columns
-        self._units = units
-        self._money = money
-        names = ("id", "key") if isinstance(columns, EntryColumns) else ("account",)
-        named = {name: getattr(columns, name) for name in names}
-        self.place = dialect.place or {name: named[name] for name in named if named[name]}
-        """The columns that identify a row, by the names that messages use."""
+        self.table = table
         self.dialect = dialect
+        names = ("id", "key") if table is ENTRIES else ("account",)
+        given = {name: getattr(columns, name) for name in names}
+        self.place = dialect.place or {name: column for name, column in given.items() if column}
+        """The columns that identify a row, by the names that messages use."""
+        self._columns = columns
+        self._scale = _scale(columns.currency, units, money, dialect)
+        account, currency = dialect.text(columns.account), _currency(columns, money, dialect)
+        self.values = {"account": account, "currency": currency}
+        """The expression of each column of the extract."""
+        self.faults: list[RowFault] = []
+        """The reasons why a row cannot be read."""
+        if isinstance(columns.currency, str):
+            # It comes first: the amounts of an unknown currency have no unit.
+            known = sorted(money)
+            expected = f"not one of {', '.join(known)}" if known else "not a currency code"
+            condition = f"{currency} IS NULL"
+            self.faults.append(RowFault(columns.currency, expected, condition, known))
+        # The least number has no opposite of 64 bits.
+        minor = f"NULLIF({self._minor(amount)}, CAST('{-LIMIT}' AS BIGINT))"
+        self._refuse_null(amount, minor, "not whole minor units")
+        self._refuse_null(columns.account, account, "not an account")
 
-    def currency(self) -> str:
-        """The currency; NULL if it is unknown."""
-        given = self._columns.currency
-        if isinstance(given, Constant):
-            return self.dialect.literal(given.value)
-        text = self.dialect.text(given)
-        if not self._money:
-            return f"CASE WHEN {self.dialect.code(text)} THEN {text} END"
-        known = ", ".join(self.dialect.literal(currency) for currency in sorted(self._money))
-        return f"CASE WHEN {text} IN ({known}) THEN {text} END"
+    def rows(self, *conditions: str) -> str:
+        """A query for the rows that can be read; its columns are those of the extract."""
+        chosen = ", ".join(f"{self.values[name]} AS {name}" for name in self.table.names)
+        return f"SELECT {chosen} {self._from(*conditions, f'NOT {self._unreadable}')}"
 
-    def _minor(self, column: str) -> str:
-        return self.dialect.minor(column, self._scale())
-
-    def _scale(self) -> str:
-        """The number of minor units in a major one."""
-        given = self._columns.currency
-        if self._units == "minor":
-            return "1"
-        if isinstance(given, Constant):
-            return str(_POWERS[self._money.get(given.value, Money()).digits])
-        powers = {
-            currency: _POWERS[money.digits] for currency, money in sorted(self._money.items())
-        }
-        if len(set(powers.values())) <= 1:
-            return str(next(iter(powers.values()), _POWERS[Money().digits]))
-        text = self.dialect.text(given)
-        whens = (
-            f"WHEN {self.dialect.literal(currency)} THEN {powers[currency]}" for currency in powers
+    def control(self) -> str:
+        """A query for the rows that :func:`~txmq.reconcile.extract.controls.control_of` takes."""
+        ends = "min(id), max(id)" if has_number(self.table) else "NULL, NULL"
+        sums = (half for column in number_columns(self.table) for half in halves(column))
+        return (
+            f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({self.rows()}) AS found "
+            "GROUP BY currency"
         )
-        return f"(CASE {text} {' '.join(whens)} END)"
-
-    def _from(self, *conditions: str) -> str:
-        given = [f"({self._columns.where})"] if self._columns.where else []
-        all_ = " AND ".join([*given, *(condition for condition in conditions if condition)])
-        found = f"FROM {self.dialect.relation(self._columns.table)}"
-        return f"{found} WHERE {all_}" if all_ else found
-
-    @abstractmethod
-    def faults(self) -> list[RowFault]:
-        """The reasons why a row cannot be read. An unknown currency comes first: its amounts have
-        no unit.
-        """
-
-    def unreadable_count(self) -> str:
-        """A query for the number of rows that cannot be read."""
-        return f"SELECT count(*) {self._from(self._is_unreadable())}"
 
     def unreadable(self, most: int) -> str:
         """A query for the first rows that cannot be read, up to a number.
 
-        A row has the index of its first fault, the invalid value, and the values of ``place``; all
-        but the index as text.
+        A row has the number of all of them, the index of its first fault, the invalid value, and
+        the values of ``place``; the last two as text.
         """
-        faults, text = self.faults(), self.dialect.text
-        index = " ".join(f"WHEN {fault.condition} THEN {at}" for at, fault in enumerate(faults))
-        values = " ".join(f"WHEN {fault.condition} THEN {text(fault.column)}" for fault in faults)
+        text, found = self.dialect.text, self._from(self._unreadable)
+        whens = [(f"WHEN {fault.condition} THEN", fault.column) for fault in self.faults]
+        index = " ".join(f"{when} {at}" for at, (when, _) in enumerate(whens))
+        values = " ".join(f"{when} {text(column)}" for when, column in whens)
         places = map(text, self.place.values())
-        chosen = ", ".join([f"CASE {index} END", f"CASE {values} END", *places])
+        count = f"(SELECT count(*) {found})"
+        chosen = ", ".join([count, f"CASE {index} END", f"CASE {values} END", *places])
         order = ", ".join(map(self.dialect.quoted, self.place.values()))
-        return f"SELECT {chosen} {self._from(self._is_unreadable())} ORDER BY {order} LIMIT {most}"
+        return f"SELECT {chosen} {found} ORDER BY {order} LIMIT {most}"
 
-    def _is_unreadable(self) -> str:
-        return f"({' OR '.join(f'({fault.condition})' for fault in self.faults())})"
+    @property
+    def _unreadable(self) -> str:
+        return f"({' OR '.join(f'({fault.condition})' for fault in self.faults)})"
 
-    def _is_readable(self) -> str:
-        return f"NOT {self._is_unreadable()}"
+    def _from(self, *conditions: str) -> str:
+        given = f"({self._columns.where})" if self._columns.where else ""
+        all_ = " AND ".join(filter(None, [given, *conditions]))
+        return f"FROM {self.dialect.relation(self._columns.table)} WHERE {all_}"
 
-    def _fault(
+    def _minor(self, column: str) -> str:
+        return self.dialect.minor(column, self._scale)
+
+    def _refuse_null(
         self, column: str, expression: str, expected: str, *, optional: bool = False
-    ) -> RowFault:
+    ) -> None:
+        """Let the bank's NULL, or an invalid value, be a fault; with ``optional`` only the last."""
         when = f"{expression} IS NULL"
         if optional:
             when += f" AND {self.dialect.text(column)} IS NOT NULL"
-        return RowFault(column, expected, when)
-
-    def _currency_faults(self) -> list[RowFault]:
-        given = self._columns.currency
-        if isinstance(given, Constant):
-            return []
-        known = (
-            f"not one of {', '.join(sorted(self._money))}" if self._money else "not a currency code"
-        )
-        return [self._fault(given, self.currency(), known)._replace(known=sorted(self._money))]
+        self.faults.append(RowFault(column, expected, when))
 
 
-class EntryStatements(_Statements[EntryColumns]):
-    """The statements for a bank's journal.
-
-    Args:
-        bank: The bank.
-        money: The known currencies; if empty, any currency is accepted.
-        window: The day.
-        dialect: The database's dialect.
-    """
+class EntryStatements(Statements):
+    """The statements for a bank's journal."""
 
     def __init__(
         self, bank: Bank, money: Mapping[str, Money], window: DayWindow, dialect: Dialect
     ) -> None:
-        super().__init__(bank.entries, bank.entries.units, money, dialect)
-        self._zone = bank.zone
+        entries, text = bank.entries, dialect.text
+        super().__init__(ENTRIES, entries, entries.amount, entries.units, money, dialect)
+        decisive = entries.recorded or entries.booked
+        moments = {
+            column: dialect.moment(column, entries.time, bank.zone)
+            for column in (entries.booked, decisive)
+        }
+        for column, moment in moments.items():
+            self._refuse_null(column, moment, "not a moment")
+        # A blank is no id: all rows with one would be one transfer.
+        has_key = f"({text(entries.key)} IS NOT NULL AND trim({text(entries.key)}) <> '')"
+        key = f"CASE WHEN {has_key} THEN {_named_key(entries, dialect)} || {text(entries.key)} END"
+        if isinstance(namespace := entries.namespace, Namespaces):
+            known = ", ".join(map(repr, sorted(namespace.names)))
+            why = f"{namespace.column or 'its beginning'} is not one of {known}"
+            unknown = f"{has_key} AND {key} IS NULL"
+            self.faults.append(RowFault(entries.key, why, unknown, tuple(namespace.names)))
+        id_ = "CAST(NULL AS BIGINT)"
+        if entries.id:
+            id_ = dialect.minor(entries.id, "1")
+            self._refuse_null(entries.id, id_, "not a whole number", optional=True)
+        kind, amount = _kind(entries, dialect), self._minor(entries.amount)
+        if entries.amounts == "unsigned":
+            # Only the kind says in which direction the money went.
+            if isinstance(entries.kind, str):
+                self._refuse_null(entries.kind, text(entries.kind), "not a kind")
+            is_paid = f"{kind} IN ('debit', 'recall')"
+            amount = f"CASE WHEN {is_paid} THEN -({amount}) ELSE {amount} END"
+        role = _case(entries.account, roles_of(entries), "customer", dialect)
+        self.values |= {"id": id_, "key": key, "kind": kind, "role": role, "amount": amount}
+        recorded = moments[decisive]
+        if bank.files is not None and bank.files.is_dated:
+            # A row of a dated file counts from its date on, however early it was booked. SQLite
+            # reads files; its max of two values is the greater one, or NULL.
+            recorded = f"max({recorded}, {window.start_ms})"
+        self.values |= {"booked_ms": moments[entries.booked], "recorded_ms": recorded}
         self._window = window
 
-    def rows(self, slice_: str = "") -> str:
-        """The day's entries; the columns are those of ``ENTRIES``.
-
-        Args:
-            slice_: A condition on the rows; all rows if left out.
-        """
-        booked = self._moment(self._columns.booked)
-        recorded = self._columns.recorded
-        values = {
-            "id": self._id(),
-            "key": self._key(),
-            "kind": self._kind(),
-            "role": self._role(),
-            "account": self.dialect.text(self._columns.account),
-            "amount": self._amount(),
-            "currency": self.currency(),
-            "booked_ms": booked,
-            "recorded_ms": self._moment(recorded) if recorded else booked,
-        }
-        chosen = ", ".join(f"{values[name]} AS {name}" for name in ENTRIES.names)
-        by = self._decisive_moment()
-        start_ms, end_ms = self._window
-        within = f"{by} >= {start_ms} AND {by} < {end_ms}"
-        return f"SELECT {chosen} {self._from(slice_, within, self._is_readable())}"
+    def rows(self, *conditions: str) -> str:
+        """A query for the day's entries."""
+        by, window = self.values["recorded_ms"], self._window
+        within = f"{by} >= {window.start_ms} AND {by} < {window.end_ms}"
+        return super().rows(*conditions, within)
 
     def sums(self) -> str:
         """The sum of every account before the day and after it, and the rows that cannot be read:
@@ -260,18 +257,17 @@ class EntryStatements(_Statements[EntryColumns]):
 
         A row has 0, the period (0 before, 1 after, 2 of rows that cannot be read), account, role,
         currency, the sums of the lower and the upper halves of the amounts, number of entries,
-        and 0. Rows that begin with 1 are
-        the sums of these by period and currency; they end with the number of accounts.
+        and 0. Rows that begin with 1 are the sums of these by period and currency; they end with
+        the number of accounts.
         """
-        by, (low, high) = self._decisive_moment(), halves("amount")
-        start_ms, end_ms = self._window
-        unreadable = self._is_unreadable()
-        period = f"CASE WHEN {unreadable} THEN 2 WHEN {by} < {start_ms} THEN 0 ELSE 1 END"
+        by, (low, high) = self.values["recorded_ms"], halves("amount")
+        is_before = f"{by} < {self._window.start_ms}"
+        is_other = f"{self._unreadable} OR {is_before} OR {by} >= {self._window.end_ms}"
+        period = f"CASE WHEN {self._unreadable} THEN 2 WHEN {is_before} THEN 0 ELSE 1 END"
+        named = ("account", "role", "currency", "amount")
+        values = ", ".join(f"{self.values[name]} AS {name}" for name in named)
         return (
-            f"WITH lines AS (SELECT {period} AS period, "
-            f"{self.dialect.text(self._columns.account)} AS account, "
-            f"{self._role()} AS role, {self.currency()} AS currency, {self._amount()} AS amount "
-            f"{self._from(f'({unreadable} OR {by} < {start_ms} OR {by} >= {end_ms})')}), "
+            f"WITH lines AS (SELECT {period} AS period, {values} {self._from(f'({is_other})')}), "
             "found AS (SELECT period, account, role, currency, "
             f"{low} AS low, {high} AS high, count(*) AS lines "
             "FROM lines GROUP BY period, account, role, currency) "
@@ -281,135 +277,77 @@ class EntryStatements(_Statements[EntryColumns]):
             "count(*) FROM found GROUP BY period, currency"
         )
 
-    def faults(self) -> list[RowFault]:
-        """The reasons why an entry cannot be read."""
-        entries, namespace = self._columns, self._columns.namespace
-        found = [
-            *self._currency_faults(),
-            # The least number has no opposite of 64 bits.
-            self._fault(
-                entries.amount,
-                f"NULLIF({self._minor(entries.amount)}, CAST('{-LIMIT}' AS BIGINT))",
-                "not whole minor units",
-            ),
-            self._fault(entries.account, self.dialect.text(entries.account), "not an account"),
-        ]
-        moments = dict.fromkeys((entries.booked, entries.recorded or entries.booked))
-        found += [self._fault(moment, self._moment(moment), "not a moment") for moment in moments]
-        if isinstance(namespace, Namespaces):
-            known = ", ".join(map(repr, sorted(namespace.names)))
-            why = f"{namespace.column or 'its beginning'} is not one of {known}"
-            unknown = f"{self._has_key()} AND {self._key()} IS NULL"
-            found.append(RowFault(entries.key, why, unknown, tuple(namespace.names)))
-        if entries.id:
-            found.append(self._fault(entries.id, self._id(), "not a whole number", optional=True))
-        if entries.amounts == "unsigned" and isinstance(entries.kind, str):
-            # Only the kind says in which direction the money went.
-            text = self.dialect.text(entries.kind)
-            found.append(self._fault(entries.kind, text, "not a kind"))
-        return found
 
-    def _decisive_moment(self) -> str:
-        return self._moment(self._columns.recorded or self._columns.booked)
+class AccountStatements(Statements):
+    """The statements for a bank's table of accounts; its units are those of the journal."""
 
-    def _id(self) -> str:
-        id_ = self._columns.id
-        return self.dialect.minor(id_, "1") if id_ else "CAST(NULL AS BIGINT)"
-
-    def _key(self) -> str:
-        namespace, text = self._columns.namespace, self.dialect.text(self._columns.key)
-        literal = self.dialect.literal
-        if isinstance(namespace, str):
-            return f"CASE WHEN {self._has_key()} THEN {literal(f'{namespace}/')} || {text} END"
-        decisive = self.dialect.text(namespace.column) if namespace.column else ""
-        whens = (
-            f"WHEN {decisive or f'substr({text}, 1, {len(word)})'} = {literal(word)} "
-            f"THEN {literal(f'{name}/')}"
-            for word, name in sorted(namespace.names.items(), key=lambda pair: -len(pair[0]))
-        )
-        return f"CASE WHEN {self._has_key()} THEN CASE {' '.join(whens)} END || {text} END"
-
-    def _has_key(self) -> str:
-        """A condition, never NULL. A blank is no id: all rows with one would be one transfer."""
-        text = self.dialect.text(self._columns.key)
-        return f"({text} IS NOT NULL AND trim({text}) <> '')"
-
-    def _kind(self) -> str:
-        given = self._columns.kind
-        kinds = {word: kind for kind, words in self._columns.kinds.items() for word in words}
-        if isinstance(given, Constant):
-            return self.dialect.literal(kinds.get(given.value, "other"))
-        return self._case(given, kinds, "other")
-
-    def _role(self) -> str:
-        return self._case(self._columns.account, roles_of(self._columns), "customer")
-
-    def _case(self, column: str, words: Mapping[str, str], otherwise: str) -> str:
-        text, literal = self.dialect.text(column), self.dialect.literal
-        whens = [f"WHEN {literal(value)} THEN {literal(word)}" for value, word in words.items()]
-        if not whens:
-            return literal(otherwise)
-        return f"CASE {text} {' '.join(whens)} ELSE {literal(otherwise)} END"
-
-    def _amount(self) -> str:
-        amount = self._minor(self._columns.amount)
-        if self._columns.amounts == "signed":
-            return amount
-        return f"CASE WHEN {self._kind()} IN ('debit', 'recall') THEN -({amount}) ELSE {amount} END"
-
-    def _moment(self, column: str) -> str:
-        return self.dialect.moment(column, self._columns.time, self._zone)
-
-
-class AccountStatements(_Statements[AccountColumns]):
-    """The statements for a bank's table of accounts."""
-
-    def rows(self) -> str:
-        """All accounts; the columns are those of ``ACCOUNTS``."""
-        return (
-            f"SELECT {self.dialect.text(self._columns.account)} AS account, "
-            f"{self.currency()} AS currency, {self._minor(self._columns.balance)} AS balance "
-            f"{self._from(self._is_readable())}"
-        )
+    def __init__(
+        self, accounts: AccountColumns, units: str, money: Mapping[str, Money], dialect: Dialect
+    ) -> None:
+        super().__init__(ACCOUNTS, accounts, accounts.balance, units, money, dialect)
+        self.values["balance"] = self._minor(accounts.balance)
+        self._opening = "NULL"
+        if accounts.opening:
+            self._opening = self._minor(accounts.opening)
+            why = "not whole minor units"
+            self._refuse_null(accounts.opening, self._opening, why, optional=True)
 
     def ends(self) -> str:
         """All accounts with their balances at the beginning and the end of the day."""
-        opening = self._columns.opening
-        begun = self._minor(opening) if opening else "NULL"
-        account, ended = self.dialect.text(self._columns.account), self._columns.balance
-        chosen = f"{account}, {self.currency()}, {begun}, {self._minor(ended)}"
-        return f"SELECT {chosen} {self._from(self._is_readable())}"
-
-    def faults(self) -> list[RowFault]:
-        """The reasons why an account cannot be read."""
-        accounts, amount = self._columns, "not whole minor units"
-        found = [
-            *self._currency_faults(),
-            self._fault(accounts.balance, self._minor(accounts.balance), amount),
-            self._fault(accounts.account, self.dialect.text(accounts.account), "not an account"),
-        ]
-        if accounts.opening:
-            minor = self._minor(accounts.opening)
-            found.append(self._fault(accounts.opening, minor, amount, optional=True))
-        return found
+        values = self.values | {"opening": self._opening}
+        chosen = ", ".join(values[name] for name in ("account", "currency", "opening", "balance"))
+        return f"SELECT {chosen} {self._from(f'NOT {self._unreadable}')}"
 
 
-def halves(number: str) -> tuple[str, str]:
-    """The sums of the lower and of the upper halves of a number, which fit into 64 bits."""
-    sums = f"sum({number} & {LOWER_HALF})", f"sum({number} >> 32)"
-    return f"CAST({sums[0]} AS BIGINT)", f"CAST({sums[1]} AS BIGINT)"
+def _currency(columns: TableColumns, money: Mapping[str, Money], dialect: Dialect) -> str:
+    """The currency; NULL if it is unknown."""
+    if isinstance(columns.currency, Constant):
+        return dialect.literal(columns.currency.value)
+    text = dialect.text(columns.currency)
+    known = ", ".join(map(dialect.literal, sorted(money)))
+    return f"CASE WHEN {f'{text} IN ({known})' if known else dialect.code(text)} THEN {text} END"
 
 
-def control_query(rows: str, table: TableSchema) -> str:
-    """A query for the control totals of a table at its source; for :func:`control_from_answer`.
+def _scale(
+    currency: str | Constant, units: str, money: Mapping[str, Money], dialect: Dialect
+) -> str:
+    """The number of minor units in a major one."""
+    if units == "minor":
+        return "1"
+    if isinstance(currency, Constant):
+        return str(10 ** money.get(currency.value, Money()).digits)
+    powers = {name: str(10**one.digits) for name, one in sorted(money.items())}
+    if len(set(powers.values())) <= 1:
+        return next(iter(powers.values()), str(10 ** Money().digits))
+    whens = " ".join(f"WHEN {dialect.literal(name)} THEN {powers[name]}" for name in powers)
+    return f"(CASE {dialect.text(currency)} {whens} END)"
 
-    Args:
-        rows: The statement that reads the table.
-        table: The table.
-    """
-    ends = "min(id), max(id)" if has_number(table) else "NULL, NULL"
-    sums = (half for column in number_columns(table) for half in halves(column))
-    return (
-        f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({rows}) AS found "
-        "GROUP BY currency"
-    )
+
+def _named_key(entries: EntryColumns, dialect: Dialect) -> str:
+    """The beginning of a key: the bank that issues it; NULL if it is unknown."""
+    namespace, text = entries.namespace, dialect.text(entries.key)
+    if isinstance(namespace, str):
+        return dialect.literal(f"{namespace}/")
+    whens = []
+    for word, name in sorted(namespace.names.items(), key=lambda pair: -len(pair[0])):
+        start = f"substr({text}, 1, {len(word)})"
+        decisive = dialect.text(namespace.column) if namespace.column else start
+        whens.append(
+            f"WHEN {decisive} = {dialect.literal(word)} THEN {dialect.literal(f'{name}/')}"
+        )
+    return f"CASE {' '.join(whens)} END"
+
+
+def _kind(entries: EntryColumns, dialect: Dialect) -> str:
+    kinds = {word: kind for kind, words in entries.kinds.items() for word in words}
+    if isinstance(entries.kind, Constant):
+        return dialect.literal(kinds.get(entries.kind.value, "other"))
+    return _case(entries.kind, kinds, "other", dialect)
+
+
+def _case(column: str, words: Mapping[str, str], otherwise: str, dialect: Dialect) -> str:
+    literal = dialect.literal
+    whens = [f"WHEN {literal(value)} THEN {literal(word)}" for value, word in words.items()]
+    if not whens:
+        return literal(otherwise)
+    return f"CASE {dialect.text(column)} {' '.join(whens)} ELSE {literal(otherwise)} END"

@@ -9,6 +9,7 @@ equally and fast.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -17,13 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
-from txmq.quantity import quantity
-from txmq.reconcile.extract.contents import ContentHash
-from txmq.reconcile.extract.control_sums import ControlSums
-from txmq.reconcile.extract.controls import LIMIT
+from txmq.reconcile.extract.controls import LIMIT, ContentHash, ControlSums, difference
 from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
 from txmq.reconcile.report.words import mask, mask_sides
 from txmq.reconcile.storage import sha256_of, sync
+from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import RECURRING, TableSchema
 
 __all__ = ["TableWriter", "arrow_schema", "arrow_table", "parquet_writer"]
@@ -91,29 +90,23 @@ def parquet_writer(path: Path | pa.NativeFile, schema: pa.Schema) -> pq.ParquetW
 
 
 class TableWriter:
-    """Writes a table of an extract; its files get their names at the end of the block.
+    """Writes a table of an extract into a folder that nobody reads before it is complete.
 
-    Several threads may write at once: each writes its own part, so no thread waits for another.
-
-    Args:
-        table: The table.
-        directory: The target, which is created; its parent has the source's name.
-        rows_a_part: The approximate maximum of rows in a part.
+    Its directory is one in that of the source, whose name is the source's. Several threads may
+    write at once: each writes its own part, so no thread waits for another.
     """
 
-    def __init__(
-        self, table: TableSchema, directory: Path, *, rows_a_part: int = _ROWS_A_PART
-    ) -> None:
-        self.parts: tuple[Part, ...] = ()
-        """The written parts, after the block; their paths begin two directories above."""
-        self._table = table
-        self._directory = directory
-        self._rows_a_part = rows_a_part
+    def __init__(self, table: TableSchema, directory: Path) -> None:
         self.schema = arrow_schema(table)
+        self._table = table
+        self._source = directory.name
+        self._directory = directory / table.name
         self._lock = threading.Lock()
-        self._open: dict[int, _OpenPart] = {}
-        self._done: list[Part] = []
-        self._part_count = 0
+        self._writers: dict[int, pq.ParquetWriter] = {}
+        self._rows = Counter[int]()
+        """The rows in the open part of each thread."""
+        self._count = 0
+        self._parts: tuple[Part, ...] = ()
         self._sums = ControlSums(table)
         self._contents = ContentHash(table)
 
@@ -122,18 +115,13 @@ class TableWriter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        unfinished, self._open = list(self._open.values()), {}
-        if error is not None:
-            for part in unfinished:
-                part.drop()
-            for done in self._done:
-                (self._directory / Path(done.path).name).unlink()
-            return
-        if not unfinished and not self._done:
-            unfinished = [self._begin()]  # A table without rows still has a file with its columns.
-        self._done += [part.finish() for part in unfinished]
-        self.parts = tuple(sorted(self._done))
-        sync(self._directory)
+        if error is None and not self._count:
+            self._writer(0)  # A table without rows still has a file with its columns.
+        for writer in self._writers.values():
+            writer.close()
+        if error is None:
+            self._parts = tuple(map(_part, sorted(self._directory.iterdir())))
+            sync(self._directory)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows that have the table's columns in any order.
@@ -143,74 +131,44 @@ class TableWriter:
         """
         if not batch.num_rows:
             return
-        batch = self._cast(batch)
+        try:
+            batch = batch.select(self.schema.names).cast(self.schema)
+        except (ValueError, pa.ArrowException) as error:
+            raise ReconcileRefused(f"{self._source}/{self._table.name}: {error}") from error
         self._sums.add(batch)
         self._contents.add(batch)
         thread = threading.get_ident()
-        with self._lock:
-            part = self._open.get(thread)
-            if part is None:
-                part = self._open[thread] = self._begin()
-        part.write(batch)
-        if part.rows >= self._rows_a_part:
-            del self._open[thread]
-            done = part.finish()
-            with self._lock:
-                self._done.append(done)
+        self._writer(thread).write_batch(batch)
+        self._rows[thread] += batch.num_rows
+        if self._rows[thread] >= _ROWS_A_PART:
+            self._writers.pop(thread).close()
+            del self._rows[thread]
 
-    def extracted(self, source: str, quarantine: tuple[QuarantinedRow, ...] = ()) -> ExtractedTable:
-        """Describe the written table, after the block.
+    def extracted(
+        self, quarantine: tuple[QuarantinedRow, ...] = (), control: Control | None = None
+    ) -> ExtractedTable:
+        """Describe the written table, after the block; it has no row of the quarantine.
 
-        Args:
-            source: A bank's name, or ``log``.
-            quarantine: The rows that are left out.
+        Raises:
+            ReconcileRefused: Its control totals are not those that the source has computed.
         """
-        written = self._sums.control(source)
-        name, word = self._table.name, self._contents.word
-        return ExtractedTable(name, written, word, self.parts, quarantine)
+        name, written = self._table.name, self._sums.control(self._source)
+        if control is not None and (differs := difference(control, written)) is not None:
+            why = "rows were lost or doubled on the way into the extract"
+            raise ReconcileRefused(f"{differs}: {why}")
+        return ExtractedTable(name, written, self._contents.word, self._parts, quarantine)
 
-    def _begin(self) -> _OpenPart:
-        self._part_count += 1
-        return _OpenPart(self._directory / f"part-{self._part_count - 1:05}.parquet", self.schema)
-
-    def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        where = f"{self._directory.parent.name}/{self._table.name}"
-        columns = []
-        for field in self.schema:
-            found = batch.column(field.name)
-            if found.null_count and not field.nullable:
-                rows = quantity(found.null_count, "row")
-                raise ReconcileRefused(f"{where}: {field.name} is empty in {rows}")
-            try:
-                columns.append(found.cast(field.type))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise ReconcileRefused(f"{where}: {field.name} does not fit: {error}") from error
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+    def _writer(self, thread: int) -> pq.ParquetWriter:
+        if thread not in self._writers:
+            with self._lock:
+                path = self._directory / f"part-{self._count:05}.parquet"
+                self._count += 1
+            self._writers[thread] = parquet_writer(path, self.schema)
+        return self._writers[thread]
 
 
-class _OpenPart:
-    """A file with a temporary name until it is synced."""
-
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self.rows = 0
-        self._path = path
-        self._draft = path.with_name(f".{path.name}.writing")
-        self._writer = parquet_writer(self._draft, schema)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows."""
-        self._writer.write_batch(batch)
-        self.rows += batch.num_rows
-
-    def finish(self) -> Part:
-        """Sync the file, and give it its name."""
-        self._writer.close()
-        sync(self._draft)
-        size, digest = self._draft.stat().st_size, sha256_of(self._draft)
-        self._draft.rename(self._path)
-        return Part("/".join(self._path.parts[-3:]), self.rows, size, digest)
-
-    def drop(self) -> None:
-        """Remove the file."""
-        self._writer.close()
-        self._draft.unlink()
+def _part(path: Path) -> Part:
+    """Sync a complete part, and describe it."""
+    sync(path)
+    rows, size = pq.read_metadata(path).num_rows, path.stat().st_size
+    return Part("/".join(path.parts[-3:]), rows, size, sha256_of(path))

@@ -70,7 +70,7 @@ def extract_log(
     clock = clock or SystemClock()
     with ExitStack() as stack:
         writers = {
-            table.name: stack.enter_context(TableWriter(table, directory / _SOURCE / table.name))
+            table.name: stack.enter_context(TableWriter(table, directory / _SOURCE))
             for table in (MESSAGES, FAILURES, OFFSETS)
         }
 
@@ -86,7 +86,7 @@ def extract_log(
         else:
             source = _read_directories(rules, window, write, spark, clock)
     # The broker keeps no totals, so the control totals are those of the written rows.
-    return replace(source, tables=tuple(writer.extracted(_SOURCE) for writer in writers.values()))
+    return replace(source, tables=tuple(writer.extracted() for writer in writers.values()))
 
 
 def _read_directories(

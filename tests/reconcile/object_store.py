@@ -58,6 +58,7 @@ class Store(FileSystemHandler):
         return [self.info(path) for path in paths]
 
     def info(self, path):
+        assert "" not in path.split("/"), "a store of objects refuses an empty name"
         if path in self.files:
             data, now = self.files[path]
             mtime = datetime.fromtimestamp(now, UTC)

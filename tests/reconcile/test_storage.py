@@ -100,6 +100,11 @@ def test_a_table_in_force_that_was_damaged_is_written_again_after_any_death(stor
         assert store.data() == whole
 
 
+def test_a_chain_ends_with_the_run_that_continues_no_other(store):
+    run = work(store.folder(), "a", 1)
+    assert Results(store.folder()).chain(run, DAY) == [run]
+
+
 def test_what_people_write_is_the_old_or_the_new_after_any_death(store):
     run = work(store.folder(), "a", 1)
     people = Explanations(store.folder())

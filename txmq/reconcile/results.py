@@ -214,9 +214,10 @@ class Results:
         found: list[Run] = []
         while run is not None and run.day >= since:
             found.append(run)
-            before = self.folder.at(
-                "runs", f"{run.day - timedelta(days=1)}", run.previous_run_id or ""
-            )
+            if run.previous_run_id is None:
+                break
+            day = run.day - timedelta(days=1)
+            before = self.folder.at("runs", day.isoformat(), run.previous_run_id)
             run = read_run_file(before) if before.exists("run.json") else None
         return found[::-1]
 

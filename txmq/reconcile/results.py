@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import date, timedelta
 from typing import Final
 
@@ -82,7 +82,6 @@ def open_results(directory: Directory) -> Iterator[Results]:
             check_lock = stack.enter_context(folder.lock())
             drafts = folder.at(_DRAFTS)
             drafts.remove_all()  # A killed run left them.
-            stack.callback(drafts.remove_all)
         except BlockingIOError as error:
             why = "" if folder.local else f" ({error})"
             raise ReconcileRefused(
@@ -92,7 +91,13 @@ def open_results(directory: Directory) -> Iterator[Results]:
             raise ReconcileRefused(
                 f"directory {str(folder)!r} cannot be written: {error}"
             ) from error
-        yield Results(folder, check_lock)
+        try:
+            yield Results(folder, check_lock)
+        finally:
+            # The next run removes them otherwise. A run that lost its lock has none there.
+            with suppress(OSError, ReconcileRefused):
+                check_lock()
+                drafts.remove_all()
 
 
 class Results:

@@ -17,12 +17,15 @@ __all__ = [
 
 
 def parquet_options(names: Iterable[str]) -> dict[str, str]:
-    """Spark's write options for a table with these columns."""
-    layout: dict[str, str] = {}
-    for option in ("parquet.enable.dictionary", "parquet.column.statistics.enabled"):
-        layout[option] = "false"
-        layout |= {f"{option}#{name}": "true" for name in names if name in RECURRING}
-    return layout
+    """Spark's write options for a table with these columns.
+
+    Each column has one encoding. Java lists several in the order of its hash codes, which differ
+    from one process to the next, so a rerun would write other bytes.
+    """
+    statistics = "parquet.column.statistics.enabled"
+    layout = {"parquet.writer.version": "v2", "parquet.enable.dictionary": "false"}
+    layout[statistics] = "false"
+    return layout | {f"{statistics}#{name}": "true" for name in names if name in RECURRING}
 
 
 def sha256_of(path: Path) -> str:

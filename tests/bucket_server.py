@@ -201,8 +201,9 @@ class _Request(BaseHTTPRequestHandler):
         most = min(int(query.get("max-keys", KEYS_MAX)), KEYS_MAX)
         page, has_more = self.server.list_page(bucket, prefix, delimiter, after, most)
         rows = [
-            f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount>"
-            f"<MaxKeys>{most}</MaxKeys><IsTruncated>{str(has_more).lower()}</IsTruncated>"
+            f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix>",
+            f"<KeyCount>{len(page)}</KeyCount><MaxKeys>{most}</MaxKeys>",
+            f"<IsTruncated>{str(has_more).lower()}</IsTruncated>",
         ]
         if has_more:
             rows.append(f"<NextContinuationToken>{escape(page[-1][0])}</NextContinuationToken>")
@@ -225,13 +226,19 @@ class _Request(BaseHTTPRequestHandler):
         if source := self.headers.get("x-amz-copy-source"):
             one = self.server.put(path, self.server.get(unquote(source).lstrip("/")).data)
             moment = f"<LastModified>{one.moment}</LastModified>"
-            return 200, {}, f"<CopyObjectResult>{moment}<ETag>{escape(one.tag)}</ETag></CopyObjectResult>"
+            return (
+                200,
+                {},
+                f"<CopyObjectResult>{moment}<ETag>{escape(one.tag)}</ETag></CopyObjectResult>",
+            )
         return 200, {"ETag": self.server.put(path, data).tag}, b""
 
     def _post(self, path, query, data):
         bucket, _, key = path.partition("/")
         if "delete" in query:
-            keys = [element.text for element in ET.fromstring(data).iter() if _name(element) == "Key"]
+            keys = [
+                element.text for element in ET.fromstring(data).iter() if _name(element) == "Key"
+            ]
             for each in keys:
                 self.server.delete(f"{bucket}/{each}")
             return 200, {}, "<DeleteResult></DeleteResult>"

@@ -5,6 +5,7 @@ Spark's Hadoop is newer: some of its default settings have units, which this con
 read, and one names a class of a newer library.
 """
 
+import shutil
 import tarfile
 
 from tests.packages import Unprepared, cache, locked, pip_source
@@ -40,9 +41,12 @@ def jars():
 def _unpack(source, wanted):
     with tarfile.open(source) as archive:
         for path in wanted:
+            draft = path.with_suffix(".writing")
             try:
-                archive.extract(f"{PACKAGE}-{VERSION}/deps/jars/{path.name}", path.parent)
+                packed = archive.extractfile(f"{PACKAGE}-{VERSION}/deps/jars/{path.name}")
             except KeyError as error:
                 raise Unprepared(f"{source.name} has no {path.name}") from error
-            (path.parent / f"{PACKAGE}-{VERSION}/deps/jars/{path.name}").replace(path)
+            with draft.open("wb") as target:
+                shutil.copyfileobj(packed, target)
+            draft.replace(path)
     source.unlink()  # It is as large as they are.

@@ -24,6 +24,7 @@ from tests.reconcile.whole_stage import RULES, THURSDAY, WEDNESDAY, Stage
 from tests.serving import environment
 from tests.soak import only_in_soak
 from txmq.cli.root import app
+from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.results import Results
 
 pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
@@ -250,12 +251,13 @@ def descendants(pid):
 
 
 @pytest.mark.fault("P22")
-def test_a_run_that_is_killed_twice_has_the_same_bytes_as_one_under_a_path(night):
+@pytest.mark.parametrize("run", [Night.run_here, *only_in_soak(Night.run)])
+def test_a_run_that_is_killed_twice_has_the_same_bytes_as_one_under_a_path(night, run):
     for moment in (COMPLETE_EXTRACT, SPARKS_COMMIT):
         night.run_killed(moment)
         night.check_between()
 
-    code, out, err = night.run()
+    code, out, err = run(night)
 
     assert (code, err) == (1, "")
     assert "1 break is within the limits" in out
@@ -316,3 +318,23 @@ def test_a_store_that_fails_under_spark_is_one_line_and_loses_nothing(night, mom
     night.check_between()
     assert night.run_here()[0] == 1
     night.check()
+
+
+def test_people_work_on_the_store_without_spark(night):
+    for path, data in files_of(night.after).items():
+        night.store.put(FOLDER + path, data)
+
+    def call(*arguments):
+        found = CliRunner().invoke(app, ["reconcile", *arguments, *night.options[1:-1]])
+        assert (found.exit_code, found.stderr) == (0, "")
+        return found.stdout
+
+    assert "delivered-uncredited" in call("breaks")
+    call("breaks", "explain", "--class", "delivered-uncredited", "--by", "Li", "--reason", "late")
+    for role, by in ("preparer", "Li"), ("reviewer", "Wu"):
+        call("signoff", "--as", role, "--by", by, "--despite", "it is explained")
+
+    done = Results(URI).current(THURSDAY)
+    assert done.sign_off.is_complete
+    assert [one.reason for one in Explanations(URI).in_force()] == ["late"]
+    assert Results(URI).folder.at("claims").files() == []

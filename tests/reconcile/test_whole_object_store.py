@@ -86,7 +86,7 @@ MOMENTS = [
     Moment("tidy", False, "DELETE", "recon/claims/"),
 ]
 OF_JAVA = [moment for moment in MOMENTS if moment.is_java]
-OF_PYTHON = [moment for moment in MOMENTS[:-1] if not moment.is_java]
+OF_PYTHON = [moment for moment in MOMENTS[:-1] if not moment.is_java and moment != REPORT]
 WITHOUT_JAVA = [SPARKS_COMMIT, REPORT]
 """Here Python alone is killed, and its Java has to end by itself."""
 CODES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied"}

@@ -330,6 +330,7 @@ def test_people_work_on_the_store_without_spark(night):
         return found.stdout
 
     assert "delivered-uncredited" in call("breaks")
+    call("proofs")
     call("breaks", "explain", "--class", "delivered-uncredited", "--by", "Li", "--reason", "late")
     for role, by in ("preparer", "Li"), ("reviewer", "Wu"):
         call("signoff", "--as", role, "--by", by, "--despite", "it is explained")

@@ -42,7 +42,6 @@ class Request(NamedTuple):
     is_java: bool
     method: str
     path: str
-    is_copy: bool
 
 
 class Refusal(Exception):
@@ -147,8 +146,7 @@ class _Request(BaseHTTPRequestHandler):
         data = self._body()
         try:
             is_java = "java" in self.headers.get("User-Agent", "")
-            is_copy = "x-amz-copy-source" in self.headers
-            self.server.on_request(Request(is_java, self.command, path, is_copy))
+            self.server.on_request(Request(is_java, self.command, path))
             status, headers, body = getattr(self, f"_{self.command.lower()}")(path, query, data)
         except Refusal as error:
             status, headers = error.status, {}
@@ -239,8 +237,8 @@ class _Request(BaseHTTPRequestHandler):
             keys = [
                 element.text for element in ET.fromstring(data).iter() if _name(element) == "Key"
             ]
-            for each in keys:
-                self.server.delete(f"{bucket}/{each}")
+            for name in keys:
+                self.server.delete(f"{bucket}/{name}")
             return 200, {}, "<DeleteResult></DeleteResult>"
         place = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key>"
         if "uploads" in query:

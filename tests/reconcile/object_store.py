@@ -28,6 +28,7 @@ class Store(FileSystemHandler):
         self.now = 1_000
         self.changes = count()
         self.dies_at = None
+        self.is_down = False
 
     def folder(self):
         return Folder(PyFileSystem(self), "b/recon", "s3a://b/recon", has_objects=self.has_objects)
@@ -58,6 +59,8 @@ class Store(FileSystemHandler):
         return [self.info(path) for path in paths]
 
     def info(self, path):
+        self.answer(path)
+        assert "" not in path.split("/"), "a store of objects refuses an empty name"
         if path in self.files:
             data, now = self.files[path]
             mtime = datetime.fromtimestamp(now, UTC)
@@ -108,7 +111,12 @@ class Store(FileSystemHandler):
     def enter(self, path):
         assert path.rpartition("/")[0] in self.folders, "its folder does not exist"
 
+    def answer(self, path):
+        if self.is_down:
+            raise OSError(f"AWS Error UNKNOWN (HTTP status 503) for {path}")
+
     def open_input_file(self, path):
+        self.answer(path)
         if path not in self.files:
             raise FileNotFoundError(f"{path}: No such file")
         return pa.PythonFile(io.BytesIO(self.files[path][0]), mode="r")

@@ -11,8 +11,10 @@ from zoneinfo import ZoneInfo
 import pytest
 from typer.testing import CliRunner
 
+from tests.reconcile.object_store import Store
 from tests.serving import CHECKOUT
 from txmq.cli.root import app
+from txmq.reconcile import results
 
 HOWTO = CHECKOUT / "docs" / "howto"
 RULES = """
@@ -93,6 +95,19 @@ def test_what_cannot_be_is_one_sentence(rules, arguments, said):
     assert (found.exit_code, found.stdout, found.stderr.count("\n")) == (3, "", 1)
     assert found.stderr.startswith("txmq: ")
     assert said in found.stderr
+
+
+def test_a_store_that_does_not_answer_is_one_sentence(rules, monkeypatch):
+    store = Store(has_objects=True)
+    folder = store.folder()
+    store.is_down = True
+    monkeypatch.setattr(results, "open_folder", lambda _: folder)
+
+    found = run("breaks", "--config", rules)
+
+    assert (found.exit_code, found.stdout, found.stderr.count("\n")) == (3, "", 1)
+    assert found.stderr.startswith("txmq: a file system failed: AWS Error")
+    assert "503) for b/recon/runs/" in found.stderr
 
 
 def test_the_help_says_what_exit_codes_mean():

@@ -28,11 +28,10 @@ def results(tmp_path):
         yield opened
 
 
-def with_dictionary(path):
-    """The columns of a Parquet file that have one."""
+def columns_of(path):
+    """The columns of a Parquet file, as its footer describes them."""
     group = pq.read_metadata(path).row_group(0)
-    columns = [group.column(place) for place in range(group.num_columns)]
-    return {column.path_in_schema for column in columns if column.has_dictionary_page}
+    return map(group.column, range(group.num_columns))
 
 
 def files(directory):
@@ -77,8 +76,13 @@ def test_a_table_is_the_same_in_whatever_files_it_lies(spark, tmp_path):
     assert len(hashes) == 1
     assert other not in hashes
     assert len(list((tmp_path / "3").rglob("*.parquet"))) == 3
-    paths = [next((tmp_path / name).rglob("*.parquet")) for name in ("1", "here")]
-    assert [with_dictionary(path) for path in paths] == [{"class", "currency"}] * 2
+    from_spark, from_arrow = (
+        [*columns_of(next((tmp_path / name).rglob("*.parquet")))] for name in ("1", "here")
+    )
+    # Java lists several in an order that differs from one process to the next.
+    assert [len(column.encodings) for column in from_spark] == [1] * 4
+    coded = {column.path_in_schema for column in from_arrow if column.has_dictionary_page}
+    assert coded == {"class", "currency"}
 
 
 def test_what_was_written_is_read_the_same(spark, results):
@@ -293,9 +297,7 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark
             results.publish(again, {"report.html": b"new"})
     for name in dying_run.NAMES:
         run = Path("results", name, f"business_date={DAY}", f"run={dying_run.RUN}")
-        one, other = (pq.read_table(directory / run) for directory in (here, elsewhere))
-        assert one.equals(other)
-        assert files(here / run).keys() == files(elsewhere / run).keys() != set()
+        assert files(here / run) == files(elsewhere / run) != {}
     # The files of the one that died were the same already.
     assert {item: item.stat().st_ino for item in written} == written != {}
     assert results.current(DAY) == again

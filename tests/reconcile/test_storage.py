@@ -1,6 +1,7 @@
 """Where results are on other file systems: whole after any death, and never written by two."""
 
 import os
+from contextlib import ExitStack
 from datetime import date
 
 import msgspec
@@ -98,6 +99,11 @@ def test_a_table_in_force_that_was_damaged_is_written_again_after_any_death(stor
         assert store.data() == whole
 
 
+def test_a_chain_ends_with_the_run_that_continues_no_other(store):
+    run = work(store.folder(), "a", 1)
+    assert Results(store.folder()).chain(run, DAY) == [run]
+
+
 def test_what_people_write_is_the_old_or_the_new_after_any_death(store):
     run = work(store.folder(), "a", 1)
     people = Explanations(store.folder())
@@ -154,6 +160,29 @@ def test_of_two_writers_one_is_refused_until_the_other_is_dead(store):
             results.publish(breaks.run(DAY), {})
     assert Results(folder).current(DAY) is None
     assert folder.at("claims").files() == []
+
+
+def test_a_run_that_lost_its_claim_leaves_the_drafts_of_the_other_one(store):
+    drafts = store.folder().at("results", ".drafts")
+    with ExitStack() as late:
+        late.enter_context(open_results(store.folder()))
+        store.now += LEASE_S  # It does not renew its claim any more.
+        with open_results(store.folder()):
+            with drafts.create("items/part-0") as file:
+                file.write(b"rows")
+            late.close()
+            assert drafts.files() == ["items/part-0"]
+    assert drafts.files() == []
+
+
+def test_a_store_that_goes_away_is_the_error_of_the_work_and_not_of_the_tidying(store):
+    def look():
+        with open_results(store.folder()) as results:
+            store.is_down = True
+            results.current(DAY)
+
+    with pytest.raises(OSError, match="for b/recon/runs"):
+        look()
 
 
 def test_a_view_is_the_folder_that_it_links_to(monkeypatch, tmp_path):

@@ -273,6 +273,14 @@ def report_failures() -> Iterator[None]:
         with suppress(BrokenPipeError):
             note("txmq: nobody reads the output any more, so the command ended")
         raise typer.Exit(NOT_RUN) from None
+    except OSError as error:
+        # Arrow's texts name the file, and what its store answered.
+        why = " ".join(str(error).split())
+        fail(
+            f"a file system failed: {why}; each date has its former result or the whole new one: "
+            "try again when the file system works",
+            NOT_RUN,
+        )
     except Exception as error:  # noqa: BLE001  # Python would exit with 1, and that is a verdict.
         if isinstance(error, ModuleNotFoundError) and _root(error) in _EXTRA:
             fail(f"this command needs {_root(error)}: pip install 'txmq[spark]'", NOT_RUN)

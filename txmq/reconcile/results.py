@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import date, timedelta
 from typing import Final
 
@@ -84,7 +84,6 @@ def open_results(directory: Directory) -> Iterator[Results]:
             check_lock = stack.enter_context(folder.lock())
             drafts = folder.at(_DRAFTS)
             drafts.remove_all()  # A killed run left them.
-            stack.callback(drafts.remove_all)
         except BlockingIOError as error:
             why = "" if folder.local else f" ({error})"
             raise ReconcileRefused(
@@ -94,7 +93,13 @@ def open_results(directory: Directory) -> Iterator[Results]:
             raise ReconcileRefused(
                 f"directory {str(folder)!r} cannot be written: {error}"
             ) from error
-        yield Results(folder, check_lock)
+        try:
+            yield Results(folder, check_lock)
+        finally:
+            # The next run removes them otherwise. A run that lost its lock has none there.
+            with suppress(OSError, ReconcileRefused):
+                check_lock()
+                drafts.remove_all()
 
 
 class Results:
@@ -146,8 +151,10 @@ class Results:
         found: list[Run] = []
         while run is not None and run.day >= since:
             found.append(run)
+            if run.previous_run_id is None:
+                break
             day = run.day - timedelta(days=1)
-            before = self.folder.at("runs", day.isoformat(), run.previous_run_id or "")
+            before = self.folder.at("runs", day.isoformat(), run.previous_run_id)
             run = _read_run(before) if before.exists("run.json") else None
         return found[::-1]
 
@@ -385,12 +392,15 @@ class Results:
 
 
 def parquet_options(names: Iterable[str]) -> dict[str, str]:
-    """Spark's write options for a table with these columns."""
-    layout: dict[str, str] = {}
-    for option in ("parquet.enable.dictionary", "parquet.column.statistics.enabled"):
-        layout[option] = "false"
-        layout |= {f"{option}#{name}": "true" for name in names if name in RECURRING}
-    return layout
+    """Spark's write options for a table with these columns.
+
+    Each column has one encoding. Java lists several in the order of its hash codes, which differ
+    from one process to the next, so a rerun would write other bytes.
+    """
+    statistics = "parquet.column.statistics.enabled"
+    layout = {"parquet.writer.version": "v2", "parquet.enable.dictionary": "false"}
+    layout[statistics] = "false"
+    return layout | {f"{statistics}#{name}": "true" for name in names if name in RECURRING}
 
 
 def _read_run(folder: Folder) -> Run:

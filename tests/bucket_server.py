@@ -1,0 +1,300 @@
+"""Owns an object store on a loopback port, with the part of S3's protocol that clients need here.
+
+It has no folders and no rename, and an object appears when its last byte has arrived. Signatures
+are not checked. A test can set its clock, and may act before any request or have it fail.
+"""
+
+import hashlib
+import io
+import threading
+import time
+from contextlib import contextmanager, suppress
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+from xml.etree import ElementTree as ET
+from xml.sax.saxutils import escape
+
+KEYS_MAX = 1_000
+CHUNKED = "STREAMING-"
+"""How the sum of a body begins that comes in chunks, each with a line before it."""
+
+
+class StoredObject(NamedTuple):
+    """The bytes of an object, and when they were written."""
+
+    data: bytes
+    written_s: float
+
+    @property
+    def tag(self):
+        return f'"{hashlib.md5(self.data).hexdigest()}"'
+
+    @property
+    def moment(self):
+        return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(self.written_s))
+
+
+class Request(NamedTuple):
+    """A request of a client: Hadoop's Java, or Arrow in Python."""
+
+    is_java: bool
+    method: str
+    path: str
+
+
+class Refusal(Exception):
+    """The answer to a request that is not carried out: a status, and a code of S3's."""
+
+    def __init__(self, status, code):
+        super().__init__(status, code)
+        self.status, self.code = status, code
+
+
+class BucketServer(ThreadingHTTPServer):
+    """Objects by their path, which begins with the bucket: ``bank/recon/runs/…``."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Request)
+        self.objects = {}
+        self.uploads = {}
+        self.ahead_s = 0
+        """How far its clock is ahead of ours."""
+        self.on_request = lambda request: None
+        """Called before each request; an error that it raises is the answer."""
+        self.lock = threading.RLock()
+
+    @property
+    def endpoint(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def data(self, prefix):
+        """The bytes of the objects below, by the rest of their paths."""
+        with self.lock:
+            found = sorted(self.objects.items())
+        return {
+            path.removeprefix(prefix): one.data for path, one in found if path.startswith(prefix)
+        }
+
+    def put(self, path, data):
+        with self.lock:
+            self.objects[path] = one = StoredObject(data, time.time() + self.ahead_s)
+        return one
+
+    def delete(self, path):
+        with self.lock:
+            self.objects.pop(path, None)
+
+    def get(self, path):
+        with self.lock:
+            if path not in self.objects:
+                raise Refusal(404, "NoSuchKey")
+            return self.objects[path]
+
+    def list_page(self, bucket, prefix, delimiter, after, most):
+        """Objects and common prefixes, in the order of their names; whether there are more."""
+        with self.lock:
+            keys = sorted(
+                path.removeprefix(f"{bucket}/")
+                for path in self.objects
+                if path.startswith(f"{bucket}/{prefix}")
+            )
+        names = {}
+        for key in keys:
+            head, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            name = f"{prefix}{head}{delimiter}" if found else key
+            if name > after:
+                names[name] = bool(found)
+        page = sorted(names)[:most]
+        return [(name, names[name]) for name in page], len(names) > most
+
+    def handle_error(self, request, client_address):
+        """A client that was killed says nothing here."""
+
+
+@contextmanager
+def bucket_server():
+    """A server, until the end of the block."""
+    with BucketServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Request(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def handle_one_request(self):
+        with suppress(ConnectionError):
+            super().handle_one_request()
+            return
+        self.close_connection = True
+
+    def _answer(self):
+        url = urlsplit(self.path)
+        query = dict(parse_qsl(url.query, keep_blank_values=True))
+        path = unquote(url.path).lstrip("/")
+        data = self._body()
+        try:
+            is_java = "java" in self.headers.get("User-Agent", "")
+            self.server.on_request(Request(is_java, self.command, path))
+            status, headers, body = getattr(self, f"_{self.command.lower()}")(path, query, data)
+        except Refusal as error:
+            status, headers = error.status, {}
+            body = f"<Error><Code>{error.code}</Code><Message>{error.code}</Message></Error>"
+        body = body if isinstance(body, bytes) else body.encode()
+        self.send_response(status)
+        if self.command != "HEAD":
+            headers = {"Content-Length": len(body), **headers}
+        for name, value in headers.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer
+
+    def _body(self):
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            data = _joined(self.rfile)
+        else:
+            data = _whole(self.rfile, int(self.headers.get("Content-Length") or 0))
+        is_in_chunks = self.headers.get("x-amz-content-sha256", "").startswith(CHUNKED)
+        return _joined(io.BytesIO(data)) if is_in_chunks else data
+
+    def _head(self, path, query, data):
+        if "/" not in path.rstrip("/"):
+            return 200, {"Content-Length": 0}, b""
+        one = self.server.get(path)
+        return 200, {"Content-Length": len(one.data), **_described(one)}, b""
+
+    def _get(self, path, query, data):
+        bucket, _, key = path.partition("/")
+        if not key:
+            return 200, {"Content-Type": "application/xml"}, self._listed(bucket, query)
+        one = self.server.get(path)
+        if not (wanted := self.headers.get("Range")):
+            return 200, _described(one), one.data
+        first, _, last = wanted.removeprefix("bytes=").partition("-")
+        size = len(one.data)
+        begin = int(first) if first else max(size - int(last), 0)
+        end = min(int(last) + 1, size) if first and last else size
+        if begin >= size:
+            raise Refusal(416, "InvalidRange")
+        reach = {"Content-Range": f"bytes {begin}-{end - 1}/{size}"}
+        return 206, {**_described(one), **reach}, one.data[begin:end]
+
+    def _listed(self, bucket, query):
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        after = query.get("continuation-token") or query.get("start-after", "")
+        most = min(int(query.get("max-keys", KEYS_MAX)), KEYS_MAX)
+        page, has_more = self.server.list_page(bucket, prefix, delimiter, after, most)
+        rows = [
+            f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix>",
+            f"<KeyCount>{len(page)}</KeyCount><MaxKeys>{most}</MaxKeys>",
+            f"<IsTruncated>{str(has_more).lower()}</IsTruncated>",
+        ]
+        if has_more:
+            rows.append(f"<NextContinuationToken>{escape(page[-1][0])}</NextContinuationToken>")
+        for name, is_prefix in page:
+            if is_prefix:
+                rows.append(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>")
+                continue
+            with suppress(Refusal):
+                one = self.server.get(f"{bucket}/{name}")
+                rows.append(
+                    f"<Contents><Key>{escape(name)}</Key><LastModified>{one.moment}</LastModified>"
+                    f"<ETag>{escape(one.tag)}</ETag><Size>{len(one.data)}</Size></Contents>"
+                )
+        return f"<ListBucketResult>{''.join(rows)}</ListBucketResult>"
+
+    def _put(self, path, query, data):
+        if "uploadId" in query:
+            self.server.uploads[query["uploadId"]][int(query["partNumber"])] = data
+            return 200, {"ETag": f'"{hashlib.md5(data).hexdigest()}"'}, b""
+        if source := self.headers.get("x-amz-copy-source"):
+            one = self.server.put(path, self.server.get(unquote(source).lstrip("/")).data)
+            moment = f"<LastModified>{one.moment}</LastModified>"
+            return (
+                200,
+                {},
+                f"<CopyObjectResult>{moment}<ETag>{escape(one.tag)}</ETag></CopyObjectResult>",
+            )
+        return 200, {"ETag": self.server.put(path, data).tag}, b""
+
+    def _post(self, path, query, data):
+        bucket, _, key = path.partition("/")
+        if "delete" in query:
+            keys = [
+                element.text for element in ET.fromstring(data).iter() if _name(element) == "Key"
+            ]
+            for name in keys:
+                self.server.delete(f"{bucket}/{name}")
+            return 200, {}, "<DeleteResult></DeleteResult>"
+        place = f"<Bucket>{bucket}</Bucket><Key>{escape(key)}</Key>"
+        if "uploads" in query:
+            upload = hashlib.md5(f"{path}{time.monotonic_ns()}".encode()).hexdigest()
+            self.server.uploads[upload] = {}
+            name = "InitiateMultipartUploadResult"
+            return 200, {}, f"<{name}>{place}<UploadId>{upload}</UploadId></{name}>"
+        parts = self.server.uploads[query["uploadId"]]
+        one = self.server.put(path, b"".join(parts[number] for number in sorted(parts)))
+        del self.server.uploads[query["uploadId"]]
+        name = "CompleteMultipartUploadResult"
+        return 200, {}, f"<{name}>{place}<ETag>{escape(one.tag)}</ETag></{name}>"
+
+    def _delete(self, path, query, data):
+        if "uploadId" in query:
+            self.server.uploads.pop(query["uploadId"], None)
+        else:
+            self.server.delete(path)
+        return 204, {}, b""
+
+    def log_message(self, *args):
+        """A request is no line of output."""
+
+
+def _joined(stream):
+    """The data of a body in chunks. Each has its size in a line before it; lines may follow."""
+    data = b""
+    while size := int(_line(stream).partition(b";")[0], 16):
+        data += _whole(stream, size)
+        _line(stream)
+    while _line(stream):
+        pass
+    return data
+
+
+def _line(stream):
+    line = stream.readline()
+    if not line.endswith(b"\n"):
+        raise ConnectionError("the body ended early")
+    return line.strip()
+
+
+def _whole(stream, size):
+    data = stream.read(size)
+    if len(data) < size:
+        raise ConnectionError("the body ended early")
+    return data
+
+
+def _described(one):
+    return {
+        "ETag": one.tag,
+        "Last-Modified": formatdate(one.written_s, usegmt=True),
+        "Accept-Ranges": "bytes",
+    }
+
+
+def _name(element):
+    return element.tag.rpartition("}")[2]

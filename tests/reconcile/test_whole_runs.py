@@ -318,7 +318,7 @@ def test_a_day_goes_on_from_nothing_but_what_is_in_force(spark, second, tmp_path
     assert stage.rows(spark, friday)["T3"]["age_days"] == 2
 
 
-@pytest.mark.parametrize("name", ["items", "entries", "messages", "failures", "balances"])
+@pytest.mark.parametrize("name", ["items", "entries", "messages", "balances"])  # Nothing failed.
 def test_a_day_does_not_go_on_from_a_table_that_was_changed(spark, first, tmp_path, name):
     stage, done = first[0].copy(tmp_path / "changed"), first[1]
     place = stage.directory / f"results/{name}/business_date={WEDNESDAY}/run={done.run_id}"

@@ -47,12 +47,13 @@ SAID = {
     "broadcast": r"^new price: 42\n$",
     "request-reply": r"^the price is 42\n$",
     "delay": r"^(SendResult\(status=<SendStatus\.OK.*?\n){3}tea in time\nrecalled True\n$",
-    "transaction": r"^COMMITTED True None\nROLLED_BACK True too little money\n"
-    r"in the thread that sends: order-7\nCOMMITTED\n"
-    r"COMMITTED 4000 None\nROLLED_BACK None too little money\n"
+    "transaction-listener": r"^COMMITTED True None\nROLLED_BACK True too little money\n"
+    r"in the thread that sends: order-7\nCOMMITTED\n$",
+    "transaction": r"^COMMITTED 4000 None\nROLLED_BACK None too little money\n"
     r"COMMITTED \{'id': 1, 'amount': 700\}\nTrue\nCOMMITTED\n$",
-    "idempotent": r"^120\nversion 2 is 900\nVerdict\.FIRST\n(200 \{'paid': 30\}\n){2}422 .*\n"
-    r"Verdict\.FIRST\n$",
+    "idempotent": r"^120\nVerdict\.FIRST\n$",
+    "idempotent-versions": r"^version 2 is 900\nVerdict\.FIRST\n$",
+    "idempotent-tokens": r"^(200 \{'paid': 30\}\n){2}422 .*\n$",
     "fence": r"^INSERT INTO txmq_fence_mark\n\S+\.COMMIT\n\S+\.COMMIT\n\S+\.ROLLBACK\n0\n$",
     "test-handlers": r"^seed 5, 1 key, 3 attempts:\n.* had 3 effects:\n.*: killed: after",
     "trace": r"^SendRecord\(at_ms=\d+, region='DefaultRegion', group='shop', topic='Orders', ",

@@ -45,6 +45,15 @@ def test_every_target_that_a_file_names_is_in_the_makefile(file):
     assert named - TARGETS == set()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_path_that_a_page_names_is_there(page):
+    named = re.findall(
+        r"[` ]((?:tests|tools|docs|examples|txmq|broker)/[\w/.-]*\w)", page.read_text()
+    )
+
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_ci_calls_only_the_makefile_and_its_own_script():
     texts = [file.read_text() for file in WORKFLOWS]
     calls = [call for text in texts for call in re.findall(r"\brun: (.+)$", text, re.MULTILINE)]

@@ -16,7 +16,8 @@ from tests.serving import environment, free_port
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 NAMES = "127.0.0.1:9876"
-PATIENCE_S = 40
+PROGRAM_S = 40
+BROKER_S = 100
 
 
 class Command(NamedTuple):
@@ -58,10 +59,13 @@ def follow(python, folder, variables):
     with subprocess.Popen(
         [python, "-m", *serve, *ports], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **options
     ) as broker:
-        overdue = threading.Timer(PATIENCE_S, broker.kill)
+        overdue = threading.Timer(BROKER_S, broker.kill)
         overdue.start()
         try:
-            results.append((serve, broker.stdout.readline()))
+            ready = broker.stdout.readline()
+            if not ready:
+                raise RuntimeError(f"{shlex.join(serve)} ended before it was ready")
+            results.append((serve, ready))
             for words, _ in commands():
                 if words[0] == "python":
                     line = [python, *words[1:]]
@@ -70,14 +74,15 @@ def follow(python, folder, variables):
                 else:
                     continue
                 done = subprocess.run(
-                    line, capture_output=True, timeout=PATIENCE_S, check=False, **options
+                    line, capture_output=True, timeout=PROGRAM_S, check=False, **options
                 )
                 if done.returncode != 0 or done.stderr:
                     raise RuntimeError(f"{shlex.join(words)} failed: {done.stdout}{done.stderr}")
                 results.append((words, done.stdout))
         finally:
-            overdue.cancel()
             broker.terminate()
+            broker.wait()
+            overdue.cancel()
     return results
 
 

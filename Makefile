@@ -1,4 +1,5 @@
-# Everything a developer or CI calls. Each target sets up what it needs in .venv first.
+# Everything a developer or CI calls; `make help` lists it. Each target sets up what it needs in
+# .venv first.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -7,10 +8,13 @@ READY  := $(VENV)/.ready
 # Processes that share the tests. Each may start a PostgreSQL and a Redis of its own.
 WORKERS ?= 3
 
-.PHONY: demo tour test soak check lint needs format bench docs pins clean
+.PHONY: demo help tour test soak check lint needs format bench docs wheels pins clean
 
 demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 	$(RUN) -m examples.bank_transfer
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 tour: $(READY)  ## the programs of RocketMQ's tutorial, one after the other
 	$(RUN) -m examples.rocketmq_tour
@@ -24,7 +28,7 @@ soak: needs  ## all cases with high counts, for hours
 check: lint  ## what every commit passes: format, lint, types, import directions, fast tests
 	$(RUN) -m pytest -q -n $(WORKERS) --no-loadscope-reorder -m "not slow" tests/unit tests/property tests/tidy
 
-lint: $(READY)
+lint: $(READY)  ## format, lint, types, import directions
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	@# Each of these two uses one core for half a minute.
@@ -33,7 +37,7 @@ lint: $(READY)
 needs: $(READY)  ## fetch what the tests need, or name all that is missing
 	@$(RUN) -m tests.needs
 
-format: $(READY)
+format: $(READY)  ## format every file, and mend what ruff can
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
@@ -47,6 +51,14 @@ docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m tools.fault_table > docs/internals/faults.md
 	$(RUN) -m tools.state_diagram docs/explanation/half-messages.md
 	$(RUN) -m tools.class_table docs/explanation/reconciliation.md
+
+wheels: $(READY)  ## build dist/, and follow README.md with the wheel in an empty environment
+	rm -rf dist .cache/wheels
+	$(VENV)/bin/hatchling build
+	$(RUN) -m venv .cache/wheels/venv
+	.cache/wheels/venv/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[broker,sql]"
+	.cache/wheels/venv/bin/txmq --help > .cache/wheels/help
+	.cache/wheels/venv/bin/python -m tests.docs.readme .cache/wheels
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -64,5 +76,5 @@ pins:  ## choose the pinned versions again
 	  --no-emit-trusted-host --no-emit-find-links --no-header --allow-unsafe --extra dev \
 	  --build-deps-for editable -o constraints.txt pyproject.toml
 
-clean:
+clean:  ## remove .venv and all caches
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

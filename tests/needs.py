@@ -2,7 +2,7 @@
 
 ``python -m tests.needs`` fetches what can be fetched and names everything that is missing at once,
 with the commands that install it; `make test` runs it first. pytest checks the same before a run of
-the whole suite. The README's table is printed from this list.
+the whole suite. The table in CONTRIBUTING.md is printed from this list.
 """
 
 import contextlib
@@ -182,7 +182,7 @@ def missing(needs=NEEDS):
 
 
 def table():
-    """The same list for the README."""
+    """The same list for CONTRIBUTING.md."""
     lines = ["| the tests need | for | on Debian | where it is missing, `make test` |"]
     lines += ["|---|---|---|---|"]
     lines += [

@@ -11,6 +11,16 @@ from txmq.cli.root import app
 from txmq_broker.testing import embedded
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+WORDS_MAX = 1800
+STILL_LONG = {
+    "bank-transfer",
+    "operate",
+    "reconcile",
+    "reconciliation",
+    "three-ways",
+    "what-happens-when",
+}
+"""Pages that must still be split or cut."""
 
 
 def test_the_configuration_page_is_fresh():
@@ -52,8 +62,39 @@ def test_the_page_of_faults_is_fresh():
     assert (DOCS / "internals/faults.md").read_text() == fault_table.page(), "run: make docs"
 
 
+def slug(heading):
+    """The anchor of a heading."""
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
+
+
+def anchors(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+
+
+def test_links_to_headings_lead_to_a_heading():
+    pages = [*sorted(DOCS.parent.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+    broken = [
+        f"{page.relative_to(DOCS.parent)} links to {target}#{anchor}"
+        for page in pages
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)#([^)]+)\)", page.read_text())
+        if (other := page.parent / target if target else page).suffix == ".md"
+        if other.exists() and anchor not in anchors(other)
+    ]
+
+    assert broken == []
+
+
+def test_a_page_that_is_no_reference_is_read_in_one_sitting():
+    pages = [*(DOCS / "howto").glob("*.md"), *(DOCS / "explanation").glob("*.md")]
+    long = {page.stem for page in pages if len(page.read_text().split()) > WORDS_MAX}
+
+    assert long <= STILL_LONG
+
+
 def test_links_between_pages_lead_somewhere():
-    pages = [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]
+    pages = [*sorted(DOCS.parent.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
     broken = [
         f"{page.relative_to(DOCS.parent)} links to {target}"
         for page in pages

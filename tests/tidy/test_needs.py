@@ -1,4 +1,4 @@
-"""What the suite needs is one list, checked before the first test and shown in the README."""
+"""What the suite needs is one list, checked before the first test and shown in CONTRIBUTING.md."""
 
 import os
 import sys
@@ -10,7 +10,8 @@ import pytest
 from tests import browser, conftest, needs
 from tests.packages import Unprepared
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+ROOT = Path(__file__).resolve().parents[2]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 
 def lacking(reason):
@@ -20,9 +21,9 @@ def lacking(reason):
     return see
 
 
-def test_the_readme_shows_the_list():
-    assert needs.table() in README.read_text(), (
-        "put this into the README: python -c 'from tests import needs; print(needs.table())'"
+def test_the_page_for_contributors_shows_the_list():
+    assert needs.table() in CONTRIBUTING.read_text(), (
+        "put this into CONTRIBUTING.md: python -c 'from tests import needs; print(needs.table())'"
     )
 
 
@@ -52,14 +53,14 @@ def test_a_machine_that_has_everything_gets_no_message():
 
 def session(*arguments, **options):
     chosen = {"keyword": "", "markexpr": "", "collectonly": False, **options}
-    asked = SimpleNamespace(dir=README.parent)
+    asked = SimpleNamespace(dir=ROOT)
     config = SimpleNamespace(
         args=arguments, invocation_params=asked, option=SimpleNamespace(**chosen)
     )
     return SimpleNamespace(config=config)
 
 
-@pytest.mark.parametrize("argument", ["tests", "tests/", ".", str(README.parent)])
+@pytest.mark.parametrize("argument", ["tests", "tests/", ".", str(ROOT)])
 def test_a_run_of_the_whole_suite_stops_before_its_first_test(monkeypatch, argument):
     monkeypatch.setattr(needs, "missing", lambda: "no Java")
 

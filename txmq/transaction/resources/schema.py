@@ -16,7 +16,7 @@ from txmq.transaction.resources.sql import SQLResource
 __all__ = ["create_fence"]
 
 
-def create_fence(engine: Engine, name: str, schema: str | None) -> bool:
+def create_fence(engine: Engine, name: str = "txmq_fence", schema: str | None = None) -> bool:
     """Create the missing tables of the fence and verify it; returns whether any was missing.
 
     Raises:

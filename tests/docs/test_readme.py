@@ -1,0 +1,55 @@
+"""README.md is short, and everything that it tells a stranger to run does what it says."""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.docs.readme import README, commands, follow, programs, wrong_lines
+from tests.serving import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES_MAX = 120
+SERVICE_LINES_MAX = 30
+
+
+def test_it_is_short():
+    assert len(README.read_text().splitlines()) <= LINES_MAX
+
+
+def test_its_service_has_at_most_thirty_lines():
+    (service,) = programs().values()
+
+    assert len(service.splitlines()) <= SERVICE_LINES_MAX
+
+
+@pytest.mark.timeout(120)
+def test_a_stranger_who_follows_it_commits_a_transaction(tmp_path):
+    results = follow(sys.executable, tmp_path, environment())
+
+    assert wrong_lines(results) == []
+    (_, pulled) = results[-1]
+    assert re.search(r't-1 +{"id":"t-1","amount":6000}', pulled)
+    assert "t-2" not in pulled
+
+
+def test_every_command_is_one_that_is_tried():
+    """A test runs the programs and `txmq`; CI runs the demo, and `make wheels` the installation."""
+    for words, _ in commands():
+        match words:
+            case ["make", target]:
+                assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            case ["pip", "install", wanted]:
+                extras = re.fullmatch(r"\.\[([\w,]+)\]", wanted)[1].split(",")
+                project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+                assert set(extras) <= set(project["optional-dependencies"])
+            case ["python", name]:
+                assert name in programs()
+            case ["txmq", *_] | [".", "venv/bin/activate"]:
+                pass
+            case ["python3", *more]:
+                assert more == ["-m", "venv", "venv", "&&", ".", "venv/bin/activate"]
+            case _:
+                pytest.fail(f"no test runs {words}")

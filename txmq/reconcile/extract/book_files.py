@@ -43,16 +43,15 @@ from txmq.reconcile.extract.sqlite import (
     Function,
     SqliteDialect,
     SqliteReader,
-    add_functions,
     milliseconds,
     whole_number,
 )
 from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names, halves, roles_of
-from txmq.reconcile.extract.table_writer import TableWriter, arrow_table
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import BankFiles, Day, EntryColumns
 from txmq.reconcile.storage import sha256_of
-from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING
 
 __all__ = ["read_files"]
 
@@ -87,16 +86,14 @@ class _FileReader(SqliteReader):
     """Reads a bank's files, through tables of a temporary database."""
 
     def __init__(self, books: BookRequest, connection: sqlite3.Connection) -> None:
-        bank = books.bank
-        assert bank.files is not None
-        self._files: BankFiles = bank.files
+        assert books.bank.files is not None
+        self._files = files = books.bank.files
         self._day = books.day
         self.hashes: list[str] = []
         """The names and hashes of the files that were read."""
         self._pages: list[StatementPage] = []
-        moment = _moment_parser(bank.files, books.rules.day)
-        add_functions(connection, _amount_parser(bank.files), moment)
-        super().__init__(books, connection, _FileDialect())
+        parsers = _amount_parser(files), _moment_parser(files, books.rules.day)
+        super().__init__(books, connection, _FileDialect(), *parsers)
 
     def tables(self) -> tuple[ExtractedTable, ...]:
         """Read the files, and write the tables of the extract."""
@@ -204,10 +201,11 @@ class _FileReader(SqliteReader):
                 opening.append((account, roles.get(account, "customer"), currency, begun, rows))
             if end is not None:
                 ended.append((account, currency, end))
-        yield self._write(OPENING, opening)
-        yield self._write(LATER, [])
+        yield self.write(OPENING, arrow_table(OPENING, opening).to_batches())
+        yield self.write(LATER, [])
         if self.accounts is not None:
-            yield self._write(ACCOUNTS, ended, self.quarantine(self.accounts))
+            aside = self.quarantine(self.accounts)
+            yield self.write(ACCOUNTS, arrow_table(ACCOUNTS, ended).to_batches(), aside)
 
     def _moved(self) -> dict[_Account, int]:
         """The change of each account on the day."""
@@ -237,14 +235,6 @@ class _FileReader(SqliteReader):
             for row in piece.to_pylist()
             if row["bank"] == self._books.bank.name
         }
-
-    def _write(
-        self, table: TableSchema, rows: Sequence[Any], aside: tuple[QuarantinedRow, ...] = ()
-    ) -> ExtractedTable:
-        with TableWriter(table, self._books.directory) as writer:
-            for batch in arrow_table(table, rows).to_batches():
-                writer.write(batch)
-        return writer.extracted(aside)
 
 
 class _FileDialect(SqliteDialect):

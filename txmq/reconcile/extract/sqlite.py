@@ -28,7 +28,6 @@ __all__ = [
     "Function",
     "SqliteDialect",
     "SqliteReader",
-    "add_functions",
     "milliseconds",
     "read_sqlite",
     "whole_number",
@@ -56,22 +55,16 @@ class SqliteDialect(Dialect):
     def code(self, text: str) -> str:
         return f"{text} GLOB '[A-Z][A-Z][A-Z]'"
 
-    def minor(self, column: str, scale: str) -> str:
-        return self._counted("txmq_minor", column, scale)
+    def scaled(self, column: str, scale: str, *, floored: bool = False) -> str:
+        quoted = self.quoted(column)
+        found = f"{'txmq_floor' if floored else 'txmq_minor'}({quoted}, {scale})"
+        if scale != "1":
+            return found
+        return f"(CASE typeof({quoted}) WHEN 'integer' THEN {quoted} ELSE {found} END)"
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        if held in ("milliseconds", "seconds"):
-            factor = "1" if held == "milliseconds" else "1000"
-            return self._counted("txmq_floor", column, factor)
         zone = self.literal(zone if held == "timestamp" else "")
         return f"txmq_moment({self.quoted(column)}, {zone})"
-
-    def _counted(self, function: str, column: str, factor: str) -> str:
-        quoted = self.quoted(column)
-        counted = f"{function}({quoted}, {factor})"
-        if factor != "1":
-            return counted
-        return f"(CASE typeof({quoted}) WHEN 'integer' THEN {quoted} ELSE {counted} END)"
 
 
 def read_sqlite(books: BookRequest) -> ExtractedSource:
@@ -86,12 +79,11 @@ def read_sqlite(books: BookRequest) -> ExtractedSource:
         uri = f"file:{quote(path)}?mode=ro"
         opened = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_PATIENCE_S)
         with closing(opened) as connection:
-            add_functions(connection, whole_number, _moment)
             connection.execute("BEGIN")
             # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
             taken_ms = books.clock.wall_ms()
-            reader = SqliteReader(books, connection, SqliteDialect())
+            reader = SqliteReader(books, connection, SqliteDialect(), whole_number, _moment)
             tables = reader.tables()
     except sqlite3.Error as error:
         raise ReconcileRefused(f"{name}: {error_text(error)} ({path})") from error
@@ -99,14 +91,23 @@ def read_sqlite(books: BookRequest) -> ExtractedSource:
 
 
 class SqliteReader(BookReader):
-    """Reads a bank's tables in one transaction; the connection has the dialect's functions."""
+    """Reads a bank's tables in one transaction, with functions for its amounts and moments."""
 
     def __init__(
-        self, books: BookRequest, connection: sqlite3.Connection, dialect: SqliteDialect
+        self,
+        books: BookRequest,
+        connection: sqlite3.Connection,
+        dialect: SqliteDialect,
+        minor: Function,
+        moment: Function,
     ) -> None:
         super().__init__(books)
         self._connection = connection
         self._dialect = dialect
+        floored: Function = partial(whole_number, floored=True)
+        functions = {"txmq_minor": minor, "txmq_floor": floored, "txmq_moment": moment}
+        for name, function in functions.items():
+            connection.create_function(name, 2, lru_cache(_CACHED)(function), deterministic=True)
 
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._connection.execute(statement).fetchall()
@@ -127,15 +128,6 @@ class SqliteReader(BookReader):
         wanted = column_names(columns)
         check_columns(where, (name for name in wanted if name.casefold() not in known), names)
         return {}, self._dialect
-
-
-def add_functions(connection: sqlite3.Connection, minor: Function, moment: Function) -> None:
-    """Give a connection the functions of the dialect: for amounts, and for moments."""
-    floored: Function = partial(whole_number, floored=True)
-    functions = {"txmq_minor": minor, "txmq_floor": floored, "txmq_moment": moment}
-    for name, function in functions.items():
-        cached = lru_cache(_CACHED)(function)
-        connection.create_function(name, 2, cached, deterministic=True)
 
 
 def whole_number(given: object, factor: int | None, *, floored: bool = False) -> int | None:

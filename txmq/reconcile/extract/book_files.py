@@ -13,39 +13,23 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import date, datetime
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.bank_statements import (
-    StatementPage,
-    damaged_row,
-    refuse,
-    stated_balances,
-)
+from txmq.reconcile.extract.bank_statements import StatementPage, damaged_row, stated_balances
 from txmq.reconcile.extract.books import BookRequest, error_text
 from txmq.reconcile.extract.camt import read_camt
 from txmq.reconcile.extract.controls import join_halves
-from txmq.reconcile.extract.file_rows import (
-    FileRows,
-    decoded_lines,
-    open_unchanged,
-    read_rows,
-    stored_value,
-)
+from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
-from txmq.reconcile.extract.sqlite import (
-    Function,
-    SqliteDialect,
-    SqliteReader,
-    milliseconds,
-    whole_number,
-)
+from txmq.reconcile.extract.sqlite import SqliteDialect, SqliteReader, milliseconds, whole_number
 from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names, halves, roles_of
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
@@ -133,7 +117,7 @@ class _FileReader(SqliteReader):
                 continue
             line, values = row
             try:
-                stored = [stored_value(value, self._files.decimal) for value in values]
+                stored = [_stored_value(value, self._files.decimal) for value in values]
             except ValueError as error:
                 self.damaged[table].append(damaged_row(file, line, error))
             else:
@@ -177,8 +161,10 @@ class _FileReader(SqliteReader):
         end_ms = self._books.window.end_ms
         later = self.ask(f"SELECT {chosen} FROM entries WHERE {moment} >= {end_ms} LIMIT 1")
         for file, line, value in later:
-            why = f"{value!r} is after the end of {self._day}, the date of the file"
-            refuse(file, line, f"{why}: compare day.cut_off and day.zone with the bank's")
+            raise ReconcileRefused(
+                f"{file} line {line}: {value!r} is after the end of {self._day}, the date of the "
+                "file: compare day.cut_off and day.zone with the bank's"
+            )
 
     def _write_balances(self, *, are_all_stated: bool) -> Iterator[ExtractedTable]:
         """Write how the accounts began the date, as stated or as the day before ended, and how
@@ -237,11 +223,34 @@ class _FileReader(SqliteReader):
         }
 
 
+def _stored_value(value: Any, decimal: str) -> Any:
+    """A value for SQLite: a text, with the bank's decimal character, or a whole number.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    match value:
+        case None | "":
+            return None
+        case str() if "\0" not in value:
+            return value
+        case bool():
+            return str(value).lower()
+        case int():
+            return value if abs(value) < 1 << 63 else str(value)
+        case Decimal() | float():
+            text = format(value, "f") if isinstance(value, Decimal) else repr(value)
+            return text.replace(".", decimal)
+        case date():
+            return value.isoformat()
+    raise ValueError(f"{value!r} is not a text or a number; a dot in a name leads into an object")
+
+
 class _FileDialect(SqliteDialect):
     place: Mapping[str, str] = {"file": "txmq_file", "line": "txmq_line"}
 
 
-def _amount_parser(files: BankFiles) -> Function:
+def _amount_parser(files: BankFiles) -> Callable[..., int | None]:
     decimal, grouping = re.escape(files.decimal), re.escape(files.grouping)
     groups = rf"|[0-9]{{1,3}}(?:{grouping}[0-9]{{3}})+" if grouping else ""
     pattern = re.compile(rf"\s*[+-]?(?:[0-9]+{groups})(?:{decimal}[0-9]+)?\s*")
@@ -255,7 +264,7 @@ def _amount_parser(files: BankFiles) -> Function:
     return parse
 
 
-def _moment_parser(files: BankFiles, day: Day) -> Function:
+def _moment_parser(files: BankFiles, day: Day) -> Callable[..., int | None]:
     def parse(value: int | str | None, zone: str) -> int | None:
         with suppress(ValueError, OverflowError):
             found = _read(value.strip(), files.moments) if isinstance(value, str) else None

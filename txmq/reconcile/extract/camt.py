@@ -13,13 +13,7 @@ from typing import Final
 from xml.etree.ElementTree import Element
 from xml.parsers import expat
 
-from txmq.reconcile.extract.bank_statements import (
-    EntryFields,
-    StatementPage,
-    damaged_row,
-    kind_of,
-    refuse,
-)
+from txmq.reconcile.extract.bank_statements import EntryFields, StatementPage, kind_of, refuse
 from txmq.reconcile.extract.manifest import QuarantinedRow
 
 __all__ = ["read_camt"]
@@ -65,8 +59,7 @@ def read_camt(
                 try:
                     yield from list(_rows(page, element))
                 except ValueError as error:
-                    page.is_whole = False
-                    yield damaged_row(file, _line(element), error)
+                    yield page.damaged(_line(element), error)
             case "Acct":
                 page.account = _text(element, "Id/IBAN", "Id/Othr/Id")
             case _:

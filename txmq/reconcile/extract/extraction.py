@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
-from txmq.reconcile.extract.manifest import (
-    FILE,
-    ExtractedSource,
-    Manifest,
-    read_manifest,
-    write_manifest,
-)
+from txmq.reconcile.extract.manifest import FILE, ExtractedSource, Manifest, read_manifest
 from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.reconcile.storage import Folder
@@ -72,7 +66,7 @@ def extract_day(
                 banks = [report(future.result()) for future in futures]
             log = report(take_log(rules, rules.day.window(day), draft))
             manifest = Manifest.of(rules, day, (*banks, log))
-            write_manifest(draft, manifest)
+            manifest.write(draft)
             final = home.at(manifest.extract_id)
             return manifest if final.take(draft, last=FILE) else read_manifest(final)
     except OSError as error:

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import date
 from decimal import Decimal
 from operator import itemgetter
 from pathlib import Path
@@ -26,7 +25,7 @@ from txmq.reconcile.extract.books import check_columns
 from txmq.reconcile.extract.manifest import QuarantinedRow
 from txmq.reconcile.rules import BankFiles
 
-__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows", "stored_value"]
+__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows"]
 
 FileRows: TypeAlias = Iterator[tuple[int, Sequence[Any]] | QuarantinedRow]
 """The line of each row, and its values of the wanted columns."""
@@ -168,26 +167,3 @@ def _parquet_rows(name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows
                     yield line, [_value_at(row, path) for path in paths]
     except (pa.ArrowException, OSError) as error:
         refuse(name, line + 1, f"it is not complete Parquet: {str(error).splitlines()[0]}")
-
-
-def stored_value(value: Any, decimal: str) -> Any:
-    """A value for SQLite: a text, with the bank's decimal character, or a whole number.
-
-    Raises:
-        ValueError: It is neither.
-    """
-    match value:
-        case None | "":
-            return None
-        case str() if "\0" not in value:
-            return value
-        case bool():
-            return str(value).lower()
-        case int():
-            return value if abs(value) < 1 << 63 else str(value)
-        case Decimal() | float():
-            text = format(value, "f") if isinstance(value, Decimal) else repr(value)
-            return text.replace(".", decimal)
-        case date():
-            return value.isoformat()
-    raise ValueError(f"{value!r} is not a text or a number; a dot in a name leads into an object")

@@ -24,14 +24,7 @@ from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns,
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
 
-__all__ = [
-    "Function",
-    "SqliteDialect",
-    "SqliteReader",
-    "milliseconds",
-    "read_sqlite",
-    "whole_number",
-]
+__all__ = ["SqliteDialect", "SqliteReader", "milliseconds", "read_sqlite", "whole_number"]
 
 _BATCH: Final = 50_000
 _PATIENCE_S: Final = 30
@@ -42,7 +35,7 @@ _EXACT: Final = Context(prec=10_000)
 """By default, 28 digits are kept, and others are rounded away."""
 
 
-Function: TypeAlias = Callable[..., int | None]
+_Function: TypeAlias = Callable[..., int | None]
 """Converts a value with a scale or a zone; the result is ``None`` if it is invalid."""
 
 
@@ -98,13 +91,13 @@ class SqliteReader(BookReader):
         books: BookRequest,
         connection: sqlite3.Connection,
         dialect: SqliteDialect,
-        minor: Function,
-        moment: Function,
+        minor: _Function,
+        moment: _Function,
     ) -> None:
         super().__init__(books)
         self._connection = connection
         self._dialect = dialect
-        floored: Function = partial(whole_number, floored=True)
+        floored: _Function = partial(whole_number, floored=True)
         functions = {"txmq_minor": minor, "txmq_floor": floored, "txmq_moment": moment}
         for name, function in functions.items():
             connection.create_function(name, 2, lru_cache(_CACHED)(function), deterministic=True)

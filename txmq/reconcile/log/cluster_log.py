@@ -36,14 +36,9 @@ from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
 from txmq.protocol.span import Decision
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.extract.manifest import ExtractedSource
+from txmq.reconcile.log import pulled_records as pulled
 from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, LogRows
 from txmq.reconcile.log.flows import check_names
-from txmq.reconcile.log.pulled_records import (
-    decided_records,
-    half_of,
-    marked_records,
-    merged_records,
-)
 from txmq.reconcile.rules import DayWindow, Flow, Rules
 from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock
@@ -174,8 +169,8 @@ def _write_rows(
         write(collapse.take_rows())
 
     paths = [[path for path, _ in queue] for queue in broker.files(folder)]
-    records = merged_records(paths, is_txmq=broker.is_txmq)
-    found = (decided_records if broker.is_txmq else marked_records)(records)
+    records = pulled.merged_records(paths, is_txmq=broker.is_txmq)
+    found = (pulled.decided_records if broker.is_txmq else pulled.marked_records)(records)
     for count, item in enumerate(found, 1):
         collapse.take(item)
         if count % _RECORDS_A_BATCH == 0:
@@ -385,4 +380,4 @@ def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | 
         names,
         lambda session: _ClusterReader(session).read(queue, offset, offset + 1, is_search=True),
     )
-    return half_of(unpack(records[0], errors="replace")[0]) if records else None
+    return pulled.half_of(unpack(records[0], errors="replace")[0]) if records else None

@@ -22,14 +22,7 @@ from txmq.protocol.record import Record
 from txmq.protocol.topics import RETRY
 from txmq.reconcile.rules import Constant, Flow, Money
 
-__all__ = [
-    "FailureRow",
-    "MessageRow",
-    "check_names",
-    "facts_of",
-    "printable_text",
-    "real_place_of",
-]
+__all__ = ["FailureRow", "MessageRow", "check_names", "facts_of", "printable_text", "real_place_of"]
 
 _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200

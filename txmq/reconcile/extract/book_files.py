@@ -98,14 +98,12 @@ class _FileReader(SqliteReader):
         is_journal = isinstance(columns, EntryColumns)
         for path in self._paths(self._files.path if is_journal else self._files.balances):
             with open_unchanged(path) as file:
-                rows = self._stored(table, path.name, self._rows(path.name, file, names))
-                self._connection.executemany(insert, rows)
+                rows = self._rows(path.name, file, names)
+                self._connection.executemany(insert, self._stored(table, path.name, rows))
                 self.hashes.append(f"{path.name} {sha256_of(path)}")
         for page, balance in stated_balances(self._pages if table == ACCOUNTS.name else []):
-            values = [balance[name] for name in names]
-            self._connection.executemany(
-                insert, self._stored(table, page.file, iter([(page.line, values)]))
-            )
+            rows = iter([(page.line, [balance[name] for name in names])])
+            self._connection.executemany(insert, self._stored(table, page.file, rows))
         time = {"time": "timestamp"} if is_journal and self._files.is_statement else {}
         return {"table": table, **time}, self._dialect
 

@@ -123,7 +123,6 @@ def _rows(page: StatementPage, entry: Element) -> Iterator[EntryFields]:
 
 
 def _transfer(entry: Element, transaction: Element) -> EntryFields:
-    """The fields of an entry's transaction."""
     found = {name: _text(transaction, *paths) for name, paths in _OF_TRANSACTION.items()}
     # The payer gave no id.
     row: EntryFields = {name: "" if text == "NOTPROVIDED" else text for name, text in found.items()}

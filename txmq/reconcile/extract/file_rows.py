@@ -25,7 +25,7 @@ from txmq.reconcile.extract.books import check_columns
 from txmq.reconcile.extract.manifest import QuarantinedRow
 from txmq.reconcile.rules import BankFiles
 
-__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows"]
+__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows", "value_at"]
 
 FileRows: TypeAlias = Iterator[tuple[int, Sequence[Any]] | QuarantinedRow]
 """The line of each row, and its values of the wanted columns."""
@@ -123,7 +123,6 @@ def _check_names(name: str, header: Sequence[str], columns: Iterable[str]) -> No
 
 def _json_rows(name: str, lines: Iterable[tuple[int, str]], columns: Sequence[str]) -> FileRows:
     decode = json.JSONDecoder(object_pairs_hook=_json_object, parse_float=Decimal).decode
-    paths = [column.split(".") for column in columns]
     for number, line in lines:
         if not line.strip():
             continue
@@ -137,7 +136,7 @@ def _json_rows(name: str, lines: Iterable[tuple[int, str]], columns: Sequence[st
             yield damaged_row(name, number, f"{shown} is not JSON: {error}")
             continue
         if isinstance(row, dict):
-            yield number, [_value_at(row, path) for path in paths]
+            yield number, [value_at(row, column) for column in columns]
         else:
             yield damaged_row(name, number, f"{shown} is not a JSON object")
 
@@ -149,21 +148,21 @@ def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _value_at(row: Any, path: Sequence[str]) -> Any:
-    for name in path:
+def value_at(row: Any, path: str) -> Any:
+    """The value of a field; a dot leads into an object. ``None`` if it does not exist."""
+    for name in path.split("."):
         row = row.get(name) if isinstance(row, dict) else None
     return row
 
 
 def _parquet_rows(name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows:
-    paths = [column.split(".") for column in columns]
-    heads, line = sorted({path[0] for path in paths}), 0
+    heads, line = sorted({column.partition(".")[0] for column in columns}), 0
     try:
         with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as source:
             _check_names(name, source.schema_arrow.names, heads)
             for batch in source.iter_batches(_BATCH, columns=heads):
                 for row in batch.to_pylist():
                     line += 1
-                    yield line, [_value_at(row, path) for path in paths]
+                    yield line, [value_at(row, column) for column in columns]
     except (pa.ArrowException, OSError) as error:
         refuse(name, line + 1, f"it is not complete Parquet: {str(error).splitlines()[0]}")

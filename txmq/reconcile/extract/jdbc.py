@@ -156,7 +156,6 @@ def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> Dat
 
 
 def _error_sentence(error: PySparkException | Py4JError, url: str) -> str:
-    """Describe the error in one sentence."""
     text = str(error)
     if "No suitable driver" in text or "ClassNotFoundException" in text:
         kind = ":".join(url.split(":")[:2])

@@ -90,21 +90,15 @@ def _close(page: StatementPage, line: int, text: str, *, is_last: bool) -> None:
     if not page.account or currency != begun:
         why = f"account {page.account!r} begins in {begun!r} and ends in {currency!r}"
         refuse(page.file, line, f"{why}; a statement has one account and one currency")
-    page.account = _account(page, currency)
+    page.account = page.account.removesuffix(currency).strip()
     parts = page.name.split("/")
     page.order = tuple(int(part) if part.isdecimal() else 0 for part in parts)
 
 
 def _check_end(page: StatementPage | None, line: int) -> None:
-    """Refuse a message without an end."""
     if page is not None and not page.closing:
         why = "has no closing balance (:62F:), so the file may be truncated"
         refuse(page.file, line, f"statement {page.name} {why}")
-
-
-def _account(page: StatementPage, currency: str) -> str:
-    # Some banks write the currency after the account.
-    return page.account.removesuffix(currency).strip()
 
 
 def _entry(page: StatementPage, line: int, text: str) -> list[EntryFields]:
@@ -126,7 +120,8 @@ def _entry(page: StatementPage, line: int, text: str) -> list[EntryFields]:
     amount = _decimal(number) if is_credit else -_decimal(number)
     page.moved[currency] += amount
     reference = "" if customer.strip() in _NONE else customer.strip()
-    row: EntryFields = {"line": line, "currency": currency, "account": _account(page, currency)}
+    account = page.account.removesuffix(currency).strip()  # Some banks write it after the account.
+    row: EntryFields = {"line": line, "currency": currency, "account": account}
     row |= {"booked": booked_date.isoformat(), "value": value_date.isoformat()}
     charges = _CHARGE.findall(more or "")
     included = sum((_decimal(sum_) for money, sum_ in charges if money == currency), 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from decimal import Context, Decimal
 from functools import lru_cache, partial
@@ -140,13 +140,10 @@ def whole_number(given: object, factor: int | None, *, floored: bool = False) ->
 
 def _moment(given: object, zone: str) -> int | None:
     """A moment in ISO format: in the given zone, or with its own zone if none is given."""
-    if not isinstance(given, str):
-        return None
-    try:
-        found = datetime.fromisoformat(given.strip())
-    except ValueError:
-        return None
-    return milliseconds(found, zone)
+    with suppress(ValueError):
+        if isinstance(given, str):
+            return milliseconds(datetime.fromisoformat(given.strip()), zone)
+    return None
 
 
 def milliseconds(found: datetime, zone: str) -> int | None:

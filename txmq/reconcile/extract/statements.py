@@ -20,7 +20,7 @@ from txmq.reconcile.rules import (
     Money,
     Namespaces,
 )
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 
 __all__ = [
     "AccountStatements",
@@ -118,23 +118,19 @@ def halves(number: str) -> tuple[str, str]:
 
 
 class Statements:
-    """The statements for one of a bank's tables; ``amount`` is the column with the amounts.
+    """The statements for one of a bank's tables.
 
     If ``money`` has no currencies, any currency is accepted.
     """
 
     def __init__(
-        self,
-        table: TableSchema,
-        columns: TableColumns,
-        amount: str,
-        units: str,
-        money: Mapping[str, Money],
-        dialect: Dialect,
+        self, columns: TableColumns, units: str, money: Mapping[str, Money], dialect: Dialect
     ) -> None:
-        self.table = table
+        if isinstance(columns, EntryColumns):
+            self.table, amount, names = ENTRIES, columns.amount, ["id", "key"]
+        else:
+            self.table, amount, names = ACCOUNTS, columns.balance, ["account"]
         self.dialect = dialect
-        names = ("id", "key") if table is ENTRIES else ("account",)
         given = {name: getattr(columns, name) for name in names}
         self.place = dialect.place or {name: column for name, column in given.items() if column}
         """The columns that identify a row, by the names that messages use."""
@@ -215,7 +211,7 @@ class EntryStatements(Statements):
         self, bank: Bank, money: Mapping[str, Money], window: DayWindow, dialect: Dialect
     ) -> None:
         entries, text = bank.entries, dialect.text
-        super().__init__(ENTRIES, entries, entries.amount, entries.units, money, dialect)
+        super().__init__(entries, entries.units, money, dialect)
         decisive = entries.recorded or entries.booked
         scale, moments = _TIME_SCALES.get(entries.time), dict[str, str]()
         for column in dict.fromkeys((entries.booked, decisive)):
@@ -293,7 +289,7 @@ class AccountStatements(Statements):
     def __init__(
         self, accounts: AccountColumns, units: str, money: Mapping[str, Money], dialect: Dialect
     ) -> None:
-        super().__init__(ACCOUNTS, accounts, accounts.balance, units, money, dialect)
+        super().__init__(accounts, units, money, dialect)
         self.values["balance"] = self._minor(accounts.balance)
         self._opening = "NULL"
         if accounts.opening:

@@ -37,11 +37,10 @@ from txmq.protocol.span import Decision
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.log import pulled_records as pulled
-from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, LogRows
+from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, WriteRows
 from txmq.reconcile.log.flows import check_names
 from txmq.reconcile.rules import DayWindow, Flow, Rules
 from txmq.runtime.backoff import Backoff
-from txmq.runtime.clock import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,9 +101,8 @@ def read_cluster(
     rules: Rules,
     window: DayWindow,
     draft: Path,
-    write: Callable[[LogRows], None],
+    write: WriteRows,
     spark: SparkSession | None,
-    clock: Clock,
 ) -> ExtractedSource:
     """Write the rows of the logs of a cluster; describe the log, without the written tables.
 
@@ -117,7 +115,7 @@ def read_cluster(
     """
     names, flows = rules.log.cluster, rules.log.flow
     moment_ms, brokers, notes = _ask_cluster(
-        names, lambda session: _Planner(session, flows, window).plan(clock)
+        names, lambda session: _Planner(session, flows, window).plan()
     )
     folder = draft / _FOLDER
     folder.mkdir(parents=True)
@@ -156,9 +154,7 @@ def number_brokers(names: Iterable[str]) -> dict[str, int]:
     return numbers
 
 
-def _write_rows(
-    broker: BrokerPlan, folder: Path, collapse: Collapse, write: Callable[[LogRows], None]
-) -> None:
+def _write_rows(broker: BrokerPlan, folder: Path, collapse: Collapse, write: WriteRows) -> None:
     """Write the rows of a broker's log in its files."""
 
     def write_done() -> None:
@@ -227,6 +223,18 @@ class _ClusterReader:
             at = batch.next_offset
         return []
 
+    async def fetch(self, path: Path, wanted: QueueRange, limit: asyncio.Semaphore) -> None:
+        """Read a range into its file."""
+        # Spark may repeat a task while the first attempt still runs; both read the same bytes.
+        draft = path.with_name(f".{path.name}.{self.session.entropy.token(8).hex()}")
+        async with limit:
+            with draft.open("wb") as file:
+                at = wanted.start
+                while records := await self.read(wanted.queue, at, wanted.end):
+                    file.writelines(records)
+                    at = queue_offset_of(records[-1]) + 1
+            draft.rename(path)
+
 
 def _ask_cluster(names: str, work: Callable[[Session], Awaitable[T]]) -> T:
     async def opened() -> T:
@@ -244,7 +252,7 @@ class _Planner(_ClusterReader):
         self._groups = {flow.topic: flow.group for flow in flows}
         self._notes: list[str] = []
 
-    async def plan(self, clock: Clock) -> tuple[int, list[BrokerPlan], tuple[str, ...]]:
+    async def plan(self) -> tuple[int, list[BrokerPlan], tuple[str, ...]]:
         """A moment, a plan for each broker that has all records from before it, and notes."""
         known, subscribed = set(await self.ask(self.admin.topics)), set[str]()
         for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
@@ -271,7 +279,7 @@ class _Planner(_ClusterReader):
                     low = await self.ask(self.admin.min_offset, queue)
                     ranges = brokers[queue.broker].ranges
                     ranges.append(QueueRange(queue, low, max(low, high)))
-        moment_ms = clock.wall_ms()
+        moment_ms = self.session.clock.wall_ms()
         plans = [await self._of_day(broker) for broker in brokers.values()]
         return moment_ms, plans, tuple(dict.fromkeys(self._notes))
 
@@ -347,27 +355,13 @@ def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[s
         reader, limit = _ClusterReader(session), asyncio.Semaphore(_READ_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for path, wanted in todo:
-                group.create_task(_fetch(reader, path, wanted, limit))
+                group.create_task(reader.fetch(path, wanted, limit))
 
     try:
         _ask_cluster(names, fetch)
     except* TxmqError as errors:
         failed = [str(error) for error in errors.exceptions]
     return failed
-
-
-async def _fetch(
-    reader: _ClusterReader, path: Path, wanted: QueueRange, limit: asyncio.Semaphore
-) -> None:
-    # Spark may repeat a task while the first attempt still runs; both read the same bytes.
-    draft = path.with_name(f".{path.name}.{reader.session.entropy.token(8).hex()}")
-    async with limit:
-        with draft.open("wb") as file:
-            at = wanted.start
-            while records := await reader.read(wanted.queue, at, wanted.end):
-                file.writelines(records)
-                at = queue_offset_of(records[-1]) + 1
-        draft.rename(path)
 
 
 def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | None:

@@ -33,12 +33,12 @@ from txmq.reconcile.log.flows import (
 from txmq.reconcile.rules import DayWindow, Flow, Money
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
-__all__ = ["BrokerDay", "Collapse", "GroupOffset", "HalfOf", "LogRows"]
+__all__ = ["LOG_TABLES", "BrokerDay", "Collapse", "GroupOffset", "LogRows", "WriteRows"]
 
 _STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
-_TABLES: Final = {table.name: table for table in (MESSAGES, FAILURES, OFFSETS)}
+LOG_TABLES: Final = {table.name: table for table in (MESSAGES, FAILURES, OFFSETS)}
 _BITS: Final = {"position": 48, "queue": 16}
 """The bits of a column below the broker's number."""
 
@@ -57,6 +57,7 @@ class GroupOffset(NamedTuple):
 
 LogRows: TypeAlias = dict[str, pa.RecordBatch]
 """Rows that will not change any more, by table."""
+WriteRows: TypeAlias = Callable[[LogRows], None]
 
 
 class BrokerDay(NamedTuple):
@@ -72,7 +73,7 @@ class BrokerDay(NamedTuple):
 
     def rows(self, **tables: Sequence[Any]) -> LogRows:
         """Rows of ``messages``, ``failures`` or ``offsets`` as Arrow."""
-        return {name: self._batch(arrow_schema(_TABLES[name]), tables[name]) for name in tables}
+        return {name: self._batch(arrow_schema(LOG_TABLES[name]), tables[name]) for name in tables}
 
     def _batch(self, schema: pa.Schema, rows: Sequence[Any]) -> pa.RecordBatch:
         columns = []

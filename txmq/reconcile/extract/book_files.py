@@ -128,10 +128,9 @@ class _FileReader(SqliteReader):
         path = Path(pattern.format(date=self._day))
         found = sorted(path.parent.glob(path.name))
         if not found and (not self._files.is_dated or self._books.rules.day.is_business(self._day)):
-            raise ReconcileRefused(
-                f"{self._books.bank.name}: the file {path} does not exist; get it from the bank, "
-                f"or add {self._day} to day.holidays if the bank sends none"
-            )
+            why = f"{self._books.bank.name}: the file {path} does not exist"
+            remedy = f"or add {self._day} to day.holidays if the bank sends none"
+            raise ReconcileRefused(f"{why}; get it from the bank, {remedy}")
         return found
 
     def _rows(self, name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows:

@@ -160,13 +160,11 @@ class BookReader(ABC):
                 count = len(self.damaged[name]) + total
                 found.append(_quarantined(statements, row))
         if count > most:
-            first = found[0]
-            raise ReconcileRefused(
-                f"{self._books.bank.name}/{name}: {quantity(count, 'row')} cannot be read, "
-                f"and limits.quarantine_max is {most}: correct the book, or raise the limit to "
-                "report such rows instead; the first is "
-                f"{first.row or 'one without an id'}: {first.reason}"
-            )
+            why = f"{quantity(count, 'row')} cannot be read, and limits.quarantine_max is {most}"
+            remedy = "correct the book, or raise the limit to report such rows instead"
+            first = f"{found[0].row or 'one without an id'}: {found[0].reason}"
+            where = f"{self._books.bank.name}/{name}"
+            raise ReconcileRefused(f"{where}: {why}: {remedy}; the first is {first}")
         return tuple(sorted(found))
 
     def _control(self, statements: Statements) -> Control:

@@ -35,14 +35,10 @@ def extract_day(
     spark: SparkSession | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> Manifest:
-    """Extract a day, or keep an equal extract that exists.
+    """Extract a day, which may be unfinished, or keep an equal extract that exists.
 
-    Args:
-        rules: Where the ledgers are, and what their columns mean.
-        day: The business date; it may be unfinished.
-        take_log: Writes the log's tables into the directory ``log`` of an extract.
-        spark: Reads banks with a JDBC URL.
-        progress: Receives each finished source, and its number of rows.
+    ``take_log`` writes the log's tables into the directory ``log`` of an extract. ``spark`` reads
+    banks with a JDBC URL. ``progress`` receives each finished source, and its number of rows.
 
     Raises:
         ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.

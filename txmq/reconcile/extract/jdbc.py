@@ -158,10 +158,7 @@ def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> Dat
 def _error_sentence(error: PySparkException | Py4JError, url: str) -> str:
     text = str(error)
     if "No suitable driver" in text or "ClassNotFoundException" in text:
-        kind = ":".join(url.split(":")[:2])
-        return (
-            f"Spark has no driver for {kind}; name its jar in spark.jars, and its class as driver "
-            "in the bank's properties"
-        )
+        remedy = "name its jar in spark.jars, and its class as driver in the bank's properties"
+        return f"Spark has no driver for {':'.join(url.split(':')[:2])}; {remedy}"
     java = getattr(error, "java_exception", None)
     return error_text(Exception(java.getMessage() or text) if java is not None else error, url)

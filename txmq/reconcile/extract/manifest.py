@@ -174,9 +174,8 @@ def read_manifest(folder: Folder) -> Manifest:
     except (OSError, msgspec.DecodeError) as error:
         raise ReconcileRefused(f"{path} cannot be read: {error}") from error
     if manifest.format != _FORMAT:
-        raise ReconcileRefused(
-            f"{path} has format {manifest.format}, and this version of txmq reads {_FORMAT}"
-        )
+        why = f"has format {manifest.format}, and this version of txmq reads {_FORMAT}"
+        raise ReconcileRefused(f"{path} {why}")
     if manifest.own_id != manifest.extract_id:
         raise ReconcileRefused(f"{path} was changed: its control totals do not belong to its id")
     return manifest

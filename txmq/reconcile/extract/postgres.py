@@ -191,9 +191,8 @@ def _check_zones(where: str, entries: EntryColumns, types: Mapping[str, str]) ->
     other = {"timestamp": "timestamptz", "timestamptz": "timestamp"}.get(entries.time)
     for column in (entries.booked, entries.recorded):
         if column and types[column] == other:
-            raise ReconcileRefused(
-                f'{where}: {column} is a {other}, but the rules have time = "{entries.time}"'
-            )
+            why = f'{column} is a {other}, but the rules have time = "{entries.time}"'
+            raise ReconcileRefused(f"{where}: {why}")
 
 
 def _url(given: str) -> str:

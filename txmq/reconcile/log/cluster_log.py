@@ -85,16 +85,12 @@ class BrokerPlan(NamedTuple):
 
     def files(self, folder: Path) -> list[list[tuple[Path, QueueRange]]]:
         """The files of its records by queue, in the order of offsets."""
-        return [
-            [
-                (
-                    folder / f"{self.name.encode().hex()}-{index}-{start}",
-                    QueueRange(queue, start, min(start + RECORDS_A_FILE, end)),
-                )
-                for start in range(first, end, RECORDS_A_FILE)
-            ]
-            for index, (queue, first, end) in enumerate(self.ranges)
-        ]
+        broker, queues = self.name.encode().hex(), []
+        for index, (queue, first, end) in enumerate(self.ranges):
+            starts = range(first, end, RECORDS_A_FILE)
+            ranges = [QueueRange(queue, at, min(at + RECORDS_A_FILE, end)) for at in starts]
+            queues.append([(folder / f"{broker}-{index}-{one.start}", one) for one in ranges])
+        return queues
 
 
 def read_cluster(
@@ -194,9 +190,8 @@ class _ClusterReader:
                 # A broker that restarts is unknown to the name servers for a moment.
                 may_pass = error.retryable or isinstance(error, TopicNotFound)
                 if not may_pass or isinstance(error, InternalError) or clock.monotonic() > deadline:
-                    raise ReconcileRefused(
-                        f"the cluster {';'.join(self.session.names)} cannot be read: {error}"
-                    ) from error
+                    where = f"the cluster {';'.join(self.session.names)}"
+                    raise ReconcileRefused(f"{where} cannot be read: {error}") from error
             await asyncio.sleep(pauses.next_pause())
 
     async def read(
@@ -211,10 +206,9 @@ class _ClusterReader:
             batch = await self.ask(self.admin.pull_stored, queue, at, min(end - at, most))
             is_gone = batch.outcome is PullOutcome.MOVED and not is_search
             if is_gone or batch.next_offset <= at:
-                raise ReconcileRefused(
-                    f"{queue} has no message {at} any more, and had it when the reading began: let "
-                    "the brokers keep their log for longer, and run the day again"
-                )
+                why = f"{queue} has no message {at} any more, and had it when the reading began"
+                remedy = "let the brokers keep their log for longer, and run the day again"
+                raise ReconcileRefused(f"{why}: {remedy}")
             offsets = [at - 1, *map(queue_offset_of, batch.records)]
             if offsets != sorted(set(offsets)):
                 raise ReconcileRefused(f"{queue} has no order at its message {at}")
@@ -286,9 +280,8 @@ class _Planner(_ClusterReader):
     async def _queues(self, topic: str) -> list[Queue]:
         route = await self.ask(self.admin.route, topic)
         for broker in sorted(set(route.brokers) - {queue.broker for queue in route.readable}):
-            text = (
-                f"{broker} lets nobody read {topic}; permit it: txmq topic update {topic} --perm=rw"
-            )
+            remedy = f"permit it: txmq topic update {topic} --perm=rw"
+            text = f"{broker} lets nobody read {topic}; {remedy}"
             if topic in self._groups:
                 raise ReconcileRefused(text)
             self._notes.append(text)
@@ -302,19 +295,17 @@ class _Planner(_ClusterReader):
         first = stats.get("earliestMessageTimeStamp", "")
         is_late = first.isdecimal() and int(first) > self._window.start_ms
         if is_late and any(one.start for one in ranges):
-            raise ReconcileRefused(
-                f"the log of {name} begins too late: its first record is of {first}, and the day "
-                f"begins at {self._window.start_ms}; let the broker keep its log for longer "
-                "(retention.keep, or fileReservedTime of RocketMQ)"
-            )
+            why = f"its first record is of {first}, and the day begins at {self._window.start_ms}"
+            keys = "(retention.keep, or fileReservedTime of RocketMQ)"
+            remedy = f"let the broker keep its log for longer {keys}"
+            raise ReconcileRefused(f"the log of {name} begins too late: {why}; {remedy}")
         is_txmq = await self.ask(self._is_txmq, ranges[0].queue)
         if is_txmq:  # Its op topic tells what is parked.
             ranges = [one for one in ranges if one.queue.topic != PARKED_TOPIC]
         else:
-            self._notes.append(
-                f"{name} does not keep who decided a transaction, and why: decided_by and reason "
-                "are empty; a delayed message counts from its delivery on"
-            )
+            text = f"{name} does not keep who decided a transaction, and why: decided_by and reason"
+            text = f"{text} are empty; a delayed message counts from its delivery on"
+            self._notes.append(text)
         ranges = await asyncio.gather(*map(self._cut, ranges))
         return broker._replace(ranges=ranges, is_txmq=is_txmq)
 

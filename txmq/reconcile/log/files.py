@@ -59,10 +59,9 @@ class LogFile(NamedTuple):
         """
         with self.path.open("rb", buffering=0) as handle:
             if os.fstat(handle.fileno()).st_size < self.end - self.start:
-                raise ReconcileRefused(
-                    f"{self.path} is shorter than it was when the log was listed: read the log "
-                    "again, from a directory that all machines share"
-                )
+                why = f"{self.path} is shorter than it was when the log was listed"
+                remedy = "read the log again, from a directory that all machines share"
+                raise ReconcileRefused(f"{why}: {remedy}")
             yield OpenFile(self, handle.fileno())
 
 
@@ -90,9 +89,8 @@ class OpenFile(NamedTuple):
         try:
             return os.pread(self.handle, max(0, min(size, end - position)), position - start)
         except OSError as error:
-            raise ReconcileRefused(
-                f"the disk cannot read {self.file.path} at position {position}: {error}"
-            ) from error
+            where = f"{self.file.path} at position {position}"
+            raise ReconcileRefused(f"the disk cannot read {where}: {error}") from error
 
     def records(self, start: int, end: int) -> Iterator[tuple[span.Found, int, bytes]]:
         """The records of a part of the file, with their positions and bytes.
@@ -223,10 +221,8 @@ class LogFiles(NamedTuple):
         except FileNotFoundError:
             return None
         except (OSError, RemoteProtocolError) as error:
-            raise ReconcileRefused(
-                f"{file.path} cannot be read at position {position}, which has a half message: "
-                f"{error}"
-            ) from error
+            where = f"position {position}, which has a half message"
+            raise ReconcileRefused(f"{file.path} cannot be read at {where}: {error}") from error
         if record.position != position:
             raise ReconcileRefused(f"position {position} of the log has no half message")
         return record
@@ -239,11 +235,10 @@ def _since(files: tuple[LogFile, ...], since_ms: int) -> tuple[LogFile, ...]:
     """
     old = bisect_left(files, since_ms, key=lambda file: file.first_ms)
     if old == 0 and files and files[0].start > 0:
-        raise ReconcileRefused(
-            f"the log in {files[0].path.parent.parent} begins too late: records of the day before "
-            f"position {files[0].start} were deleted; let the broker keep its log for longer "
-            "(retention.keep)"
-        )
+        directory, start = files[0].path.parent.parent, files[0].start
+        why = f"records of the day before position {start} were deleted"
+        remedy = "let the broker keep its log for longer (retention.keep)"
+        raise ReconcileRefused(f"the log in {directory} begins too late: {why}; {remedy}")
     return files[max(old - 1, 0) :]
 
 
@@ -252,9 +247,8 @@ def _files_in(directory: Path) -> tuple[LogFile, ...]:
     try:
         found_paths = list((directory / span.FOLDER).iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        raise ReconcileRefused(
-            f"{directory} is not a broker's directory: it has no folder {span.FOLDER}"
-        ) from None
+        why = f"it has no folder {span.FOLDER}"
+        raise ReconcileRefused(f"{directory} is not a broker's directory: {why}") from None
     paths = {start: path for path in found_paths if (start := span.start_in(path.name)) is not None}
     sizes = {start: path.stat().st_size for start, path in paths.items()}
     starts = sorted(paths)
@@ -265,10 +259,9 @@ def _files_in(directory: Path) -> tuple[LogFile, ...]:
     for start, after in zip_longest(starts, starts[1:]):
         path, end = paths[start], start + sizes[start]
         if after is not None and end < after:
-            raise ReconcileRefused(
-                f"{path} ends at position {end} and the log continues at {after}: a file between "
-                "them is missing or truncated; put it back, or restore the directory from a backup"
-            )
+            gap = f"{path} ends at position {end} and the log continues at {after}"
+            remedy = "put it back, or restore the directory from a backup"
+            raise ReconcileRefused(f"{gap}: a file between them is missing or truncated; {remedy}")
         log, first_ms = _log_and_moment(path, start)
         if found and None not in (log, found[0].log) and log != found[0].log:
             raise ReconcileRefused(

@@ -115,9 +115,8 @@ def raw_records(part: LogStretch) -> Iterator[_RawRecord]:
             for item, position, _ in opened.records(part.start, part.end):
                 yield {"position": position} | _raw_record(item)
     except FileNotFoundError:
-        raise ReconcileRefused(
-            f"{part.file.path} was deleted by the broker before it was read; read the log again"
-        ) from None
+        why = "was deleted by the broker before it was read; read the log again"
+        raise ReconcileRefused(f"{part.file.path} {why}") from None
 
 
 def _raw_record(found: Found) -> _RawRecord:

@@ -19,7 +19,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.bank_statements import StatementPage, damaged_row, stated_balances
@@ -41,9 +41,6 @@ __all__ = ["read_files"]
 
 _CHUNK: Final = 1 << 16
 _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
-
-_Account: TypeAlias = tuple[str, str]
-"""An account, and one of its currencies."""
 
 
 def read_files(books: BookRequest) -> ExtractedSource:
@@ -190,13 +187,13 @@ class _FileReader(SqliteReader):
             aside = self.quarantine(self.accounts)
             yield self.write(ACCOUNTS, arrow_table(ACCOUNTS, ended).to_batches(), aside)
 
-    def _moved(self) -> dict[_Account, int]:
-        """The change of each account on the day."""
+    def _moved(self) -> dict[tuple[str, str], int]:
+        """The change of each account on the day, by its name and currency."""
         chosen = ", ".join(["account", "currency", *halves("amount")])
         rows = self.ask(f"SELECT {chosen} FROM ({self.entries.rows()}) GROUP BY 1, 2")
         return {(account, currency): join_halves(*sums) for account, currency, *sums in rows}
 
-    def _stated(self) -> dict[_Account, tuple[int | None, int]]:
+    def _stated(self) -> dict[tuple[str, str], tuple[int | None, int]]:
         """The opening balance of each account, if the bank states it, and the closing balance."""
         rows = [] if self.accounts is None else self.ask(self.accounts.ends())
         found = {(account, currency): (begun, ended) for account, currency, begun, ended in rows}
@@ -205,7 +202,7 @@ class _FileReader(SqliteReader):
             raise ReconcileRefused(f"{where}: an account has two balances in one currency")
         return found
 
-    def _closed(self) -> dict[_Account, tuple[int, int]] | None:
+    def _closed(self) -> dict[tuple[str, str], tuple[int, int]] | None:
         """How the day before ended: balances and numbers of entries; ``None`` without a result."""
         results = Results(self._books.rules.directory)
         past = results.previous(self._day)

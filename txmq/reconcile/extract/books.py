@@ -168,7 +168,6 @@ class BookReader(ABC):
         return tuple(sorted(found))
 
     def _control(self, statements: Statements) -> Control:
-        """The control totals that the source computes."""
         rows = self.ask(statements.control())
         return control_of(self._books.bank.name, statements.table, rows)
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
@@ -31,6 +31,7 @@ FileRows: TypeAlias = Iterator[tuple[int, Sequence[Any]] | QuarantinedRow]
 """The line of each row, and its values of the wanted columns."""
 
 _BATCH: Final = 1 << 14
+_STATE: Final = attrgetter("st_ino", "st_size", "st_mtime_ns")
 
 
 @contextmanager
@@ -41,13 +42,11 @@ def open_unchanged(path: Path) -> Iterator[BinaryIO]:
         ReconcileRefused: It changed.
     """
     with path.open("rb") as file:
-        before = os.fstat(file.fileno())
+        before = _STATE(os.fstat(file.fileno()))
         yield file
-    after = path.stat()
-    for name in ("st_ino", "st_size", "st_mtime_ns"):
-        if getattr(before, name) != getattr(after, name):
-            why = "changed while it was read; wait until it is complete, and run again"
-            raise ReconcileRefused(f"{path.name} {why}")
+    if _STATE(path.stat()) != before:
+        why = "changed while it was read; wait until it is complete, and run again"
+        raise ReconcileRefused(f"{path.name} {why}")
 
 
 def decoded_lines(name: str, file: BinaryIO, charset: str) -> Iterator[tuple[int, str]]:

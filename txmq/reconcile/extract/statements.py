@@ -11,15 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF, has_number, number_columns
-from txmq.reconcile.rules import (
-    AccountColumns,
-    Bank,
-    Constant,
-    DayWindow,
-    EntryColumns,
-    Money,
-    Namespaces,
-)
+from txmq.reconcile.rules import AccountColumns, Bank, Constant, DayWindow, EntryColumns, Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 
 __all__ = [
@@ -101,7 +93,7 @@ def column_names(columns: TableColumns) -> frozenset[str]:
     sources = ("id", "key", "account", "amount", "balance", "opening", "booked", "recorded", "kind")
     names = {getattr(columns, source, "") for source in (*sources, "currency")}
     namespace = getattr(columns, "namespace", "")
-    names.add(namespace.column if isinstance(namespace, Namespaces) else "")
+    names.add("" if isinstance(namespace, str) else namespace.column)
     return frozenset(name for name in names if isinstance(name, str) and name)
 
 
@@ -223,7 +215,7 @@ class EntryStatements(Statements):
         # A blank is no id: all rows with one would be one transfer.
         has_key = f"({text(entries.key)} IS NOT NULL AND trim({text(entries.key)}) <> '')"
         key = f"CASE WHEN {has_key} THEN {_named_key(entries, dialect)} || {text(entries.key)} END"
-        if isinstance(namespace := entries.namespace, Namespaces):
+        if not isinstance(namespace := entries.namespace, str):
             known = ", ".join(map(repr, sorted(namespace.names)))
             why = f"{namespace.column or 'its beginning'} is not one of {known}"
             unknown = f"{has_key} AND {key} IS NULL"

@@ -94,11 +94,7 @@ class BrokerPlan(NamedTuple):
 
 
 def read_cluster(
-    rules: Rules,
-    window: DayWindow,
-    draft: Path,
-    write: WriteRows,
-    spark: SparkSession | None,
+    rules: Rules, window: DayWindow, draft: Path, write: WriteRows, spark: SparkSession | None
 ) -> ExtractedSource:
     """Write the rows of the logs of a cluster; describe the log, without the written tables.
 
@@ -271,8 +267,7 @@ class _Planner(_ClusterReader):
                 if queue.broker in brokers:
                     high = await self.ask(self.admin.max_offset, queue)
                     low = await self.ask(self.admin.min_offset, queue)
-                    ranges = brokers[queue.broker].ranges
-                    ranges.append(QueueRange(queue, low, max(low, high)))
+                    brokers[queue.broker].ranges.append(QueueRange(queue, low, max(low, high)))
         moment_ms = self.session.clock.wall_ms()
         plans = [await self._of_day(broker) for broker in brokers.values()]
         return moment_ms, plans, tuple(dict.fromkeys(self._notes))

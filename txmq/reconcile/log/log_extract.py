@@ -95,11 +95,7 @@ def extract_log(
 
 
 def _read_directories(
-    rules: Rules,
-    window: DayWindow,
-    write: WriteRows,
-    spark: SparkSession | None,
-    clock: Clock,
+    rules: Rules, window: DayWindow, write: WriteRows, spark: SparkSession | None, clock: Clock
 ) -> ExtractedSource:
     """Write the rows of the logs in directories; describe the log, without the written tables."""
     flows, paths = rules.log.flow, [Path(place) for place in rules.log.places]

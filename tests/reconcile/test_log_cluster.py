@@ -244,7 +244,8 @@ async def test_decisions_on_earlier_days(cluster, monkeypatch):
 async def test_a_broker_that_restarts_while_it_is_read(cluster, monkeypatch):
     await a_day(cluster)
     address = cluster.running["b"].address
-    real, loop, restarts = cluster_log._fetch, asyncio.get_running_loop(), []
+    reader, loop, restarts = cluster_log._ClusterReader, asyncio.get_running_loop(), []
+    real = reader.fetch
 
     async def restart():
         if not restarts:
@@ -255,12 +256,12 @@ async def test_a_broker_that_restarts_while_it_is_read(cluster, monkeypatch):
         await asyncio.sleep(0.3)
         await cluster.start("b", names=cluster.names, listen=address)
 
-    async def fetch(reader, path, wanted, limit):
+    async def fetch(reading, path, wanted, limit):
         if wanted.queue.broker == "broker-b":
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(restart(), loop))
-        await real(reader, path, wanted, limit)
+        await real(reading, path, wanted, limit)
 
-    monkeypatch.setattr(cluster_log, "_fetch", fetch)
+    monkeypatch.setattr(reader, "fetch", fetch)
     wire = await cluster.taken()
     await restarts[0]
 

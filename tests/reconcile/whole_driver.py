@@ -10,7 +10,7 @@ import msgspec
 import pyarrow.parquet as pq
 
 from tests.reconcile.days import Plan, write_day
-from txmq.reconcile.extract.manifest import ExtractedSource, Manifest, write_manifest
+from txmq.reconcile.extract.manifest import ExtractedSource, Manifest
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.job import run
 from txmq.reconcile.progress import Progress
@@ -42,7 +42,7 @@ def extracted(directory, folder):
         for name, tables in [*((bank, OF_BANKS) for bank in banks), ("log", OF_THE_LOG)]
     )
     manifest = Manifest.of(rules, PLAN.day, sources)
-    write_manifest(early, manifest)
+    manifest.write(early)
     final = Path(rules.directory, "extracts", manifest.business_date, manifest.extract_id)
     final.parent.mkdir(parents=True)
     early.rename(final)

@@ -45,6 +45,11 @@ class StatementPage(Struct):
     is_whole: bool = True
     """False if an entry cannot be read, so that the sum of all entries is unknown."""
 
+    def damaged(self, line: int, why: object) -> QuarantinedRow:
+        """An entry that cannot be read."""
+        self.is_whole = False
+        return damaged_row(self.file, line, why)
+
 
 def damaged_row(file: str, line: int, why: object) -> QuarantinedRow:
     """A row of a file without readable values."""

@@ -13,54 +13,34 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import date, datetime
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.bank_statements import (
-    StatementPage,
-    damaged_row,
-    refuse,
-    stated_balances,
-)
+from txmq.reconcile.extract.bank_statements import StatementPage, damaged_row, stated_balances
 from txmq.reconcile.extract.books import BookRequest, error_text
 from txmq.reconcile.extract.camt import read_camt
 from txmq.reconcile.extract.controls import join_halves
-from txmq.reconcile.extract.file_rows import (
-    FileRows,
-    decoded_lines,
-    open_unchanged,
-    read_rows,
-    stored_value,
-)
+from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
-from txmq.reconcile.extract.sqlite import (
-    Function,
-    SqliteDialect,
-    SqliteReader,
-    add_functions,
-    milliseconds,
-    whole_number,
-)
+from txmq.reconcile.extract.sqlite import SqliteDialect, SqliteReader, milliseconds, whole_number
 from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names, halves, roles_of
-from txmq.reconcile.extract.table_writer import TableWriter, arrow_table
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import BankFiles, Day, EntryColumns
 from txmq.reconcile.storage import sha256_of
-from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING
 
 __all__ = ["read_files"]
 
 _CHUNK: Final = 1 << 16
 _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
-
-_Account: TypeAlias = tuple[str, str]
-"""An account, and one of its currencies."""
 
 
 def read_files(books: BookRequest) -> ExtractedSource:
@@ -87,16 +67,14 @@ class _FileReader(SqliteReader):
     """Reads a bank's files, through tables of a temporary database."""
 
     def __init__(self, books: BookRequest, connection: sqlite3.Connection) -> None:
-        bank = books.bank
-        assert bank.files is not None
-        self._files: BankFiles = bank.files
+        assert books.bank.files is not None
+        self._files = files = books.bank.files
         self._day = books.day
         self.hashes: list[str] = []
         """The names and hashes of the files that were read."""
         self._pages: list[StatementPage] = []
-        moment = _moment_parser(bank.files, books.rules.day)
-        add_functions(connection, _amount_parser(bank.files), moment)
-        super().__init__(books, connection, _FileDialect())
+        parsers = _amount_parser(files), _moment_parser(files, books.rules.day)
+        super().__init__(books, connection, _FileDialect(), *parsers)
 
     def tables(self) -> tuple[ExtractedTable, ...]:
         """Read the files, and write the tables of the extract."""
@@ -117,14 +95,12 @@ class _FileReader(SqliteReader):
         is_journal = isinstance(columns, EntryColumns)
         for path in self._paths(self._files.path if is_journal else self._files.balances):
             with open_unchanged(path) as file:
-                rows = self._stored(table, path.name, self._rows(path.name, file, names))
-                self._connection.executemany(insert, rows)
+                rows = self._rows(path.name, file, names)
+                self._connection.executemany(insert, self._stored(table, path.name, rows))
                 self.hashes.append(f"{path.name} {sha256_of(path)}")
         for page, balance in stated_balances(self._pages if table == ACCOUNTS.name else []):
-            values = [balance[name] for name in names]
-            self._connection.executemany(
-                insert, self._stored(table, page.file, iter([(page.line, values)]))
-            )
+            rows = iter([(page.line, [balance[name] for name in names])])
+            self._connection.executemany(insert, self._stored(table, page.file, rows))
         time = {"time": "timestamp"} if is_journal and self._files.is_statement else {}
         return {"table": table, **time}, self._dialect
 
@@ -136,7 +112,7 @@ class _FileReader(SqliteReader):
                 continue
             line, values = row
             try:
-                stored = [stored_value(value, self._files.decimal) for value in values]
+                stored = [_stored_value(value, self._files.decimal) for value in values]
             except ValueError as error:
                 self.damaged[table].append(damaged_row(file, line, error))
             else:
@@ -149,10 +125,9 @@ class _FileReader(SqliteReader):
         path = Path(pattern.format(date=self._day))
         found = sorted(path.parent.glob(path.name))
         if not found and (not self._files.is_dated or self._books.rules.day.is_business(self._day)):
-            raise ReconcileRefused(
-                f"{self._books.bank.name}: the file {path} does not exist; get it from the bank, "
-                f"or add {self._day} to day.holidays if the bank sends none"
-            )
+            why = f"{self._books.bank.name}: the file {path} does not exist"
+            remedy = f"or add {self._day} to day.holidays if the bank sends none"
+            raise ReconcileRefused(f"{why}; get it from the bank, {remedy}")
         return found
 
     def _rows(self, name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows:
@@ -180,8 +155,10 @@ class _FileReader(SqliteReader):
         end_ms = self._books.window.end_ms
         later = self.ask(f"SELECT {chosen} FROM entries WHERE {moment} >= {end_ms} LIMIT 1")
         for file, line, value in later:
-            why = f"{value!r} is after the end of {self._day}, the date of the file"
-            refuse(file, line, f"{why}: compare day.cut_off and day.zone with the bank's")
+            raise ReconcileRefused(
+                f"{file} line {line}: {value!r} is after the end of {self._day}, the date of the "
+                "file: compare day.cut_off and day.zone with the bank's"
+            )
 
     def _write_balances(self, *, are_all_stated: bool) -> Iterator[ExtractedTable]:
         """Write how the accounts began the date, as stated or as the day before ended, and how
@@ -204,18 +181,19 @@ class _FileReader(SqliteReader):
                 opening.append((account, roles.get(account, "customer"), currency, begun, rows))
             if end is not None:
                 ended.append((account, currency, end))
-        yield self._write(OPENING, opening)
-        yield self._write(LATER, [])
+        yield self.write(OPENING, arrow_table(OPENING, opening).to_batches())
+        yield self.write(LATER, [])
         if self.accounts is not None:
-            yield self._write(ACCOUNTS, ended, self.quarantine(self.accounts))
+            aside = self.quarantine(self.accounts)
+            yield self.write(ACCOUNTS, arrow_table(ACCOUNTS, ended).to_batches(), aside)
 
-    def _moved(self) -> dict[_Account, int]:
-        """The change of each account on the day."""
+    def _moved(self) -> dict[tuple[str, str], int]:
+        """The change of each account on the day, by its name and currency."""
         chosen = ", ".join(["account", "currency", *halves("amount")])
         rows = self.ask(f"SELECT {chosen} FROM ({self.entries.rows()}) GROUP BY 1, 2")
         return {(account, currency): join_halves(*sums) for account, currency, *sums in rows}
 
-    def _stated(self) -> dict[_Account, tuple[int | None, int]]:
+    def _stated(self) -> dict[tuple[str, str], tuple[int | None, int]]:
         """The opening balance of each account, if the bank states it, and the closing balance."""
         rows = [] if self.accounts is None else self.ask(self.accounts.ends())
         found = {(account, currency): (begun, ended) for account, currency, begun, ended in rows}
@@ -224,7 +202,7 @@ class _FileReader(SqliteReader):
             raise ReconcileRefused(f"{where}: an account has two balances in one currency")
         return found
 
-    def _closed(self) -> dict[_Account, tuple[int, int]] | None:
+    def _closed(self) -> dict[tuple[str, str], tuple[int, int]] | None:
         """How the day before ended: balances and numbers of entries; ``None`` without a result."""
         results = Results(self._books.rules.directory)
         past = results.previous(self._day)
@@ -238,20 +216,35 @@ class _FileReader(SqliteReader):
             if row["bank"] == self._books.bank.name
         }
 
-    def _write(
-        self, table: TableSchema, rows: Sequence[Any], aside: tuple[QuarantinedRow, ...] = ()
-    ) -> ExtractedTable:
-        with TableWriter(table, self._books.directory) as writer:
-            for batch in arrow_table(table, rows).to_batches():
-                writer.write(batch)
-        return writer.extracted(aside)
+
+def _stored_value(value: Any, decimal: str) -> Any:
+    """A value for SQLite: a text, with the bank's decimal character, or a whole number.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    match value:
+        case None | "":
+            return None
+        case str() if "\0" not in value:
+            return value
+        case bool():
+            return str(value).lower()
+        case int():
+            return value if abs(value) < 1 << 63 else str(value)
+        case Decimal() | float():
+            text = format(value, "f") if isinstance(value, Decimal) else repr(value)
+            return text.replace(".", decimal)
+        case date():
+            return value.isoformat()
+    raise ValueError(f"{value!r} is not a text or a number; a dot in a name leads into an object")
 
 
 class _FileDialect(SqliteDialect):
     place: Mapping[str, str] = {"file": "txmq_file", "line": "txmq_line"}
 
 
-def _amount_parser(files: BankFiles) -> Function:
+def _amount_parser(files: BankFiles) -> Callable[..., int | None]:
     decimal, grouping = re.escape(files.decimal), re.escape(files.grouping)
     groups = rf"|[0-9]{{1,3}}(?:{grouping}[0-9]{{3}})+" if grouping else ""
     pattern = re.compile(rf"\s*[+-]?(?:[0-9]+{groups})(?:{decimal}[0-9]+)?\s*")
@@ -265,7 +258,7 @@ def _amount_parser(files: BankFiles) -> Function:
     return parse
 
 
-def _moment_parser(files: BankFiles, day: Day) -> Function:
+def _moment_parser(files: BankFiles, day: Day) -> Callable[..., int | None]:
     def parse(value: int | str | None, zone: str) -> int | None:
         with suppress(ValueError, OverflowError):
             found = _read(value.strip(), files.moments) if isinstance(value, str) else None

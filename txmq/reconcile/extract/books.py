@@ -32,23 +32,15 @@ from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
 from txmq.runtime.clock import Clock
 
 __all__ = ["BookReader", "BookRequest", "check_columns", "error_text"]
 
 _SUMS: Final = pa.schema(
-    {
-        "is_sum": pa.int64(),
-        "period": pa.int64(),
-        "account": pa.string(),
-        "role": pa.string(),
-        "currency": pa.string(),
-        "low": pa.int64(),
-        "high": pa.int64(),
-        "lines": pa.int64(),
-        "accounts": pa.int64(),
-    }
+    [pa.field(name, pa.int64()) for name in ("is_sum", "period")]
+    + [pa.field(name, pa.string()) for name in ("account", "role", "currency")]
+    + [pa.field(name, pa.int64()) for name in ("low", "high", "lines", "accounts")]
 )
 """The answer to :meth:`EntryStatements.sums`."""
 _WIDE: Final = pa.decimal128(19, 0)
@@ -136,9 +128,19 @@ class BookReader(ABC):
             ReconcileRefused: Too many rows cannot be read, or rows were lost on the way.
         """
         quarantine = self.quarantine(statements, sums)
-        control = self._control(statements)
-        with TableWriter(statements.table, self._books.directory) as writer:
-            for batch in self.batches(statements.rows()):
+        control, rows = self._control(statements), self.batches(statements.rows())
+        return self.write(statements.table, rows, quarantine, control)
+
+    def write(
+        self,
+        table: TableSchema,
+        rows: Iterable[pa.RecordBatch],
+        quarantine: tuple[QuarantinedRow, ...] = (),
+        control: Control | None = None,
+    ) -> ExtractedTable:
+        """Write a table of the extract, as in :meth:`TableWriter.extracted`."""
+        with TableWriter(table, self._books.directory) as writer:
+            for batch in rows:
                 writer.write(batch)
         return writer.extracted(quarantine, control)
 
@@ -158,17 +160,14 @@ class BookReader(ABC):
                 count = len(self.damaged[name]) + total
                 found.append(_quarantined(statements, row))
         if count > most:
-            first = found[0]
-            raise ReconcileRefused(
-                f"{self._books.bank.name}/{name}: {quantity(count, 'row')} cannot be read, "
-                f"and limits.quarantine_max is {most}: correct the book, or raise the limit to "
-                "report such rows instead; the first is "
-                f"{first.row or 'one without an id'}: {first.reason}"
-            )
+            why = f"{quantity(count, 'row')} cannot be read, and limits.quarantine_max is {most}"
+            remedy = "correct the book, or raise the limit to report such rows instead"
+            first = f"{found[0].row or 'one without an id'}: {found[0].reason}"
+            where = f"{self._books.bank.name}/{name}"
+            raise ReconcileRefused(f"{where}: {why}: {remedy}; the first is {first}")
         return tuple(sorted(found))
 
     def _control(self, statements: Statements) -> Control:
-        """The control totals that the source computes."""
         rows = self.ask(statements.control())
         return control_of(self._books.bank.name, statements.table, rows)
 
@@ -185,17 +184,15 @@ class BookReader(ABC):
             rows = answer.filter(pc.field("period") == period)
             accounts = rows.filter(pc.field("is_sum") == 0).rename_columns({"lines": "rows"})
             amounts = _joined(f"{name}/{table.name}", accounts)
-            with TableWriter(table, self._books.directory) as writer:
-                chosen = accounts.append_column("amount", amounts).select(table.names)
-                for batch in chosen.to_batches():
-                    writer.write(batch)
+            chosen = accounts.append_column("amount", amounts).select(table.names)
             columns = ["currency", "accounts", "low", "high", "lines"]
             totals = rows.filter(pc.field("is_sum") == 1).select(columns).to_pydict()
             sums = (
                 (currency, count, None, None, *halves, 0)
                 for currency, count, *halves in zip(*totals.values(), strict=True)
             )
-            yield writer.extracted(control=control_of(name, table, sums))
+            control = control_of(name, table, sums)
+            yield self.write(table, chosen.to_batches(), control=control)
 
 
 def _quarantined(statements: Statements, row: Sequence[Any]) -> QuarantinedRow:

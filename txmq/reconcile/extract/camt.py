@@ -13,13 +13,7 @@ from typing import Final
 from xml.etree.ElementTree import Element
 from xml.parsers import expat
 
-from txmq.reconcile.extract.bank_statements import (
-    EntryFields,
-    StatementPage,
-    damaged_row,
-    kind_of,
-    refuse,
-)
+from txmq.reconcile.extract.bank_statements import EntryFields, StatementPage, kind_of, refuse
 from txmq.reconcile.extract.manifest import QuarantinedRow
 
 __all__ = ["read_camt"]
@@ -65,8 +59,7 @@ def read_camt(
                 try:
                     yield from list(_rows(page, element))
                 except ValueError as error:
-                    page.is_whole = False
-                    yield damaged_row(file, _line(element), error)
+                    yield page.damaged(_line(element), error)
             case "Acct":
                 page.account = _text(element, "Id/IBAN", "Id/Othr/Id")
             case _:
@@ -130,7 +123,6 @@ def _rows(page: StatementPage, entry: Element) -> Iterator[EntryFields]:
 
 
 def _transfer(entry: Element, transaction: Element) -> EntryFields:
-    """The fields of an entry's transaction."""
     found = {name: _text(transaction, *paths) for name, paths in _OF_TRANSACTION.items()}
     # The payer gave no id.
     row: EntryFields = {name: "" if text == "NOTPROVIDED" else text for name, text in found.items()}

@@ -39,11 +39,6 @@ LIMIT: Final = 1 << 63
 """Hash totals are sums modulo this."""
 LOWER_HALF: Final = (1 << 32) - 1
 
-_OTHERS: Final = {
-    "the least id": "least",
-    "the greatest id": "most",
-    "the hash total": "hash_total",
-}
 _Words: TypeAlias = npt.NDArray[np.uint64]
 _WORD: Final = 8
 """The bytes of a word."""
@@ -108,8 +103,8 @@ def difference(was: Control, now: Control) -> str | None:
             return f"{where}: {money} was {was_it}extracted and is {is_it}there"
         if one != other:
             return f"{where}: the sum of {money} was {one} when it was extracted and is {other}"
-    for name, field in _OTHERS.items():
-        then, since = getattr(was, field), getattr(now, field)
+    ends = ("the least id", was.least, now.least), ("the greatest id", was.most, now.most)
+    for name, then, since in (*ends, ("the hash total", was.hash_total, now.hash_total)):
         if then != since:
             return f"{where}: {name} was {then} when it was extracted and is {since}"
     return None

@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
-from txmq.reconcile.extract.manifest import (
-    FILE,
-    ExtractedSource,
-    Manifest,
-    read_manifest,
-    write_manifest,
-)
+from txmq.reconcile.extract.manifest import FILE, ExtractedSource, Manifest, read_manifest
 from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.reconcile.storage import Folder
@@ -41,14 +35,10 @@ def extract_day(
     spark: SparkSession | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> Manifest:
-    """Extract a day, or keep an equal extract that exists.
+    """Extract a day, which may be unfinished, or keep an equal extract that exists.
 
-    Args:
-        rules: Where the ledgers are, and what their columns mean.
-        day: The business date; it may be unfinished.
-        take_log: Writes the log's tables into the directory ``log`` of an extract.
-        spark: Reads banks with a JDBC URL.
-        progress: Receives each finished source, and its number of rows.
+    ``take_log`` writes the log's tables into the directory ``log`` of an extract. ``spark`` reads
+    banks with a JDBC URL. ``progress`` receives each finished source, and its number of rows.
 
     Raises:
         ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.
@@ -72,7 +62,7 @@ def extract_day(
                 banks = [report(future.result()) for future in futures]
             log = report(take_log(rules, rules.day.window(day), draft))
             manifest = Manifest.of(rules, day, (*banks, log))
-            write_manifest(draft, manifest)
+            manifest.write(draft)
             final = home.at(manifest.extract_id)
             return manifest if final.take(draft, last=FILE) else read_manifest(final)
     except OSError as error:

@@ -11,9 +11,8 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import date
 from decimal import Decimal
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias
 
@@ -26,12 +25,13 @@ from txmq.reconcile.extract.books import check_columns
 from txmq.reconcile.extract.manifest import QuarantinedRow
 from txmq.reconcile.rules import BankFiles
 
-__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows", "stored_value"]
+__all__ = ["FileRows", "decoded_lines", "open_unchanged", "read_rows", "value_at"]
 
 FileRows: TypeAlias = Iterator[tuple[int, Sequence[Any]] | QuarantinedRow]
 """The line of each row, and its values of the wanted columns."""
 
 _BATCH: Final = 1 << 14
+_STATE: Final = attrgetter("st_ino", "st_size", "st_mtime_ns")
 
 
 @contextmanager
@@ -42,13 +42,11 @@ def open_unchanged(path: Path) -> Iterator[BinaryIO]:
         ReconcileRefused: It changed.
     """
     with path.open("rb") as file:
-        before = os.fstat(file.fileno())
+        before = _STATE(os.fstat(file.fileno()))
         yield file
-    after = path.stat()
-    for name in ("st_ino", "st_size", "st_mtime_ns"):
-        if getattr(before, name) != getattr(after, name):
-            why = "changed while it was read; wait until it is complete, and run again"
-            raise ReconcileRefused(f"{path.name} {why}")
+    if _STATE(path.stat()) != before:
+        why = "changed while it was read; wait until it is complete, and run again"
+        raise ReconcileRefused(f"{path.name} {why}")
 
 
 def decoded_lines(name: str, file: BinaryIO, charset: str) -> Iterator[tuple[int, str]]:
@@ -124,7 +122,6 @@ def _check_names(name: str, header: Sequence[str], columns: Iterable[str]) -> No
 
 def _json_rows(name: str, lines: Iterable[tuple[int, str]], columns: Sequence[str]) -> FileRows:
     decode = json.JSONDecoder(object_pairs_hook=_json_object, parse_float=Decimal).decode
-    paths = [column.split(".") for column in columns]
     for number, line in lines:
         if not line.strip():
             continue
@@ -138,7 +135,7 @@ def _json_rows(name: str, lines: Iterable[tuple[int, str]], columns: Sequence[st
             yield damaged_row(name, number, f"{shown} is not JSON: {error}")
             continue
         if isinstance(row, dict):
-            yield number, [_value_at(row, path) for path in paths]
+            yield number, [value_at(row, column) for column in columns]
         else:
             yield damaged_row(name, number, f"{shown} is not a JSON object")
 
@@ -150,44 +147,21 @@ def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _value_at(row: Any, path: Sequence[str]) -> Any:
-    for name in path:
+def value_at(row: Any, path: str) -> Any:
+    """The value of a field; a dot leads into an object. ``None`` if it does not exist."""
+    for name in path.split("."):
         row = row.get(name) if isinstance(row, dict) else None
     return row
 
 
 def _parquet_rows(name: str, file: BinaryIO, columns: Sequence[str]) -> FileRows:
-    paths = [column.split(".") for column in columns]
-    heads, line = sorted({path[0] for path in paths}), 0
+    heads, line = sorted({column.partition(".")[0] for column in columns}), 0
     try:
         with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as source:
             _check_names(name, source.schema_arrow.names, heads)
             for batch in source.iter_batches(_BATCH, columns=heads):
                 for row in batch.to_pylist():
                     line += 1
-                    yield line, [_value_at(row, path) for path in paths]
+                    yield line, [value_at(row, column) for column in columns]
     except (pa.ArrowException, OSError) as error:
         refuse(name, line + 1, f"it is not complete Parquet: {str(error).splitlines()[0]}")
-
-
-def stored_value(value: Any, decimal: str) -> Any:
-    """A value for SQLite: a text, with the bank's decimal character, or a whole number.
-
-    Raises:
-        ValueError: It is neither.
-    """
-    match value:
-        case None | "":
-            return None
-        case str() if "\0" not in value:
-            return value
-        case bool():
-            return str(value).lower()
-        case int():
-            return value if abs(value) < 1 << 63 else str(value)
-        case Decimal() | float():
-            text = format(value, "f") if isinstance(value, Decimal) else repr(value)
-            return text.replace(".", decimal)
-        case date():
-            return value.isoformat()
-    raise ValueError(f"{value!r} is not a text or a number; a dot in a name leads into an object")

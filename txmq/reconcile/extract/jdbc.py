@@ -9,7 +9,7 @@ with each other.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -34,10 +34,7 @@ _WHOLE: Final = frozenset({"byte", "short", "integer", "long"})
 
 
 class SparkDialect(Dialect):
-    """SQL expressions of Spark; the types of columns in its schema are given by their names."""
-
-    def __init__(self, types: Mapping[str, str]) -> None:
-        self._types = types
+    """SQL expressions of Spark; the types are those of its schema."""
 
     def quoted(self, name: str) -> str:
         return "`" + name.replace("`", "``") + "`"
@@ -47,7 +44,7 @@ class SparkDialect(Dialect):
 
     def text(self, column: str) -> str:
         text = f"CAST({self.quoted(column)} AS STRING)"
-        if self._types.get(column) == "decimal":
+        if self.types.get(column) == "decimal":
             # Some databases have only decimals, and a transfer's id is 4711, not 4711.000.
             return f"regexp_replace({text}, '[.]0*$', '')"
         return text
@@ -55,26 +52,21 @@ class SparkDialect(Dialect):
     def code(self, text: str) -> str:
         return f"{text} RLIKE '^[A-Z]{{3}}$'"
 
-    def minor(self, column: str, scale: str) -> str:
-        if self._types.get(column) in _WHOLE and scale == "1":
-            return f"CAST({self.quoted(column)} AS BIGINT)"
-        return self.whole(self._scaled(column, scale))
+    def scaled(self, column: str, scale: str, *, floored: bool = False) -> str:
+        quoted = self.quoted(column)
+        if not floored and self.types.get(column) in _WHOLE and scale == "1":
+            return f"CAST({quoted} AS BIGINT)"
+        number = f"(try_cast({quoted} AS DECIMAL(28, 10)) * CAST({scale} AS DECIMAL(7, 0)))"
+        return self.whole(f"floor({number})" if floored else number)
 
     def moment(self, column: str, held: str, zone: str) -> str:
         quoted = self.quoted(column)
-        if held in ("milliseconds", "seconds"):
-            scale = "1" if held == "milliseconds" else "1000"
-            return self.whole(f"floor({self._scaled(column, scale)})")
         if held == "timestamptz":
             return f"unix_millis(try_cast({quoted} AS TIMESTAMP))"
         found = f"try_cast({quoted} AS TIMESTAMP_NTZ)"
         local = f"convert_timezone({self.literal(zone)}, 'UTC', {found})"
         micros = f"timestampdiff(MICROSECOND, TIMESTAMP_NTZ '1970-01-01 00:00:00', {local})"
         return f"CAST(floor({micros} / 1000BD) AS BIGINT)"
-
-    def _scaled(self, column: str, scale: str) -> str:
-        number = f"try_cast({self.quoted(column)} AS DECIMAL(28, 10))"
-        return f"({number} * CAST({scale} AS DECIMAL(7, 0)))"
 
 
 def options(bank: Bank, columns: TableColumns) -> dict[str, str]:
@@ -164,13 +156,9 @@ def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> Dat
 
 
 def _error_sentence(error: PySparkException | Py4JError, url: str) -> str:
-    """Describe the error in one sentence."""
     text = str(error)
     if "No suitable driver" in text or "ClassNotFoundException" in text:
-        kind = ":".join(url.split(":")[:2])
-        return (
-            f"Spark has no driver for {kind}; name its jar in spark.jars, and its class as driver "
-            "in the bank's properties"
-        )
+        remedy = "name its jar in spark.jars, and its class as driver in the bank's properties"
+        return f"Spark has no driver for {':'.join(url.split(':')[:2])}; {remedy}"
     java = getattr(error, "java_exception", None)
     return error_text(Exception(java.getMessage() or text) if java is not None else error, url)

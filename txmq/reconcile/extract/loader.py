@@ -128,12 +128,8 @@ def _rows(folder: Folder, name: str) -> int:
 
 def _check_content(folder: Folder, part: Part) -> None:
     if (size := folder.size(part.path)) != part.bytes:
-        raise ReconcileRefused(
-            f"{part.path}: {quantity(part.bytes, 'byte was', 'bytes were')} extracted and "
-            f"{quantity(size, 'is', 'are')} there"
-        )
+        was, now = quantity(part.bytes, "byte was", "bytes were"), quantity(size, "is", "are")
+        raise ReconcileRefused(f"{part.path}: {was} extracted and {now} there")
     if (digest := folder.sha256(part.path)) != part.sha256:
-        raise ReconcileRefused(
-            f"{part.path}: its bytes changed since it was extracted; their hash (SHA-256) was "
-            f"{part.sha256[:12]}… and is {digest[:12]}…"
-        )
+        hashes = f"their hash (SHA-256) was {part.sha256[:12]}… and is {digest[:12]}…"
+        raise ReconcileRefused(f"{part.path}: its bytes changed since it was extracted; {hashes}")

@@ -27,7 +27,6 @@ __all__ = [
     "Part",
     "QuarantinedRow",
     "read_manifest",
-    "write_manifest",
 ]
 
 FILE: Final = "manifest.json"
@@ -150,17 +149,15 @@ class Manifest(Struct, frozen=True):
         found = cls(*named, day.isoformat(), *window, as_of_ms, sources)
         return msgspec.structs.replace(found, extract_id=found.own_id)
 
+    def write(self, directory: Path) -> None:
+        """Write the manifest into the extract's directory.
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest into the extract's directory.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    path = directory / FILE
-    path.write_bytes(text + b"\n")
-    sync(path)
+        Raises:
+            OSError: It cannot be written.
+        """
+        path = directory / FILE
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        sync(path)
 
 
 def read_manifest(folder: Folder) -> Manifest:
@@ -177,9 +174,8 @@ def read_manifest(folder: Folder) -> Manifest:
     except (OSError, msgspec.DecodeError) as error:
         raise ReconcileRefused(f"{path} cannot be read: {error}") from error
     if manifest.format != _FORMAT:
-        raise ReconcileRefused(
-            f"{path} has format {manifest.format}, and this version of txmq reads {_FORMAT}"
-        )
+        why = f"has format {manifest.format}, and this version of txmq reads {_FORMAT}"
+        raise ReconcileRefused(f"{path} {why}")
     if manifest.own_id != manifest.extract_id:
         raise ReconcileRefused(f"{path} was changed: its control totals do not belong to its id")
     return manifest

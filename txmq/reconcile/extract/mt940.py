@@ -13,13 +13,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Final
 
-from txmq.reconcile.extract.bank_statements import (
-    EntryFields,
-    StatementPage,
-    damaged_row,
-    kind_of,
-    refuse,
-)
+from txmq.reconcile.extract.bank_statements import EntryFields, StatementPage, kind_of, refuse
 from txmq.reconcile.extract.manifest import QuarantinedRow
 
 __all__ = ["read_mt940"]
@@ -66,8 +60,7 @@ def read_mt940(
                 try:
                     rows = _entry(page, line, text)
                 except ValueError as error:
-                    page.is_whole = False
-                    yield damaged_row(file, line, f":61:{text!r} {error}")
+                    yield page.damaged(line, f":61:{text!r} {error}")
             case "86" if rows:
                 _describe_entry(rows[0], text.replace("\n", ""))
             case "62F" | "62M":
@@ -93,34 +86,24 @@ def _begin(page: StatementPage, line: int, tag: str, text: str) -> None:
 def _close(page: StatementPage, line: int, text: str, *, is_last: bool) -> None:
     page.line, page.is_last, page.closing = line, is_last, _balance(page.file, line, text)
     (currency,) = page.closing
-    begun = _currency(page) or currency
+    begun = next(iter(page.opening), currency)
     if not page.account or currency != begun:
         why = f"account {page.account!r} begins in {begun!r} and ends in {currency!r}"
         refuse(page.file, line, f"{why}; a statement has one account and one currency")
-    page.account = _account(page, currency)
+    page.account = page.account.removesuffix(currency).strip()
     parts = page.name.split("/")
     page.order = tuple(int(part) if part.isdecimal() else 0 for part in parts)
 
 
 def _check_end(page: StatementPage | None, line: int) -> None:
-    """Refuse a message without an end."""
     if page is not None and not page.closing:
         why = "has no closing balance (:62F:), so the file may be truncated"
         refuse(page.file, line, f"statement {page.name} {why}")
 
 
-def _currency(page: StatementPage) -> str:
-    return next(iter(page.opening), "")
-
-
-def _account(page: StatementPage, currency: str) -> str:
-    # Some banks write the currency after the account.
-    return page.account.removesuffix(currency).strip()
-
-
 def _entry(page: StatementPage, line: int, text: str) -> list[EntryFields]:
     """The rows of an entry: itself, and a charge that it includes."""
-    found, currency = _ENTRY.fullmatch(text), _currency(page)
+    found, currency = _ENTRY.fullmatch(text), next(iter(page.opening), "")
     if page.closing or not currency:
         refuse(page.file, line, f":61:{text!r} is not between :60F: and :62F:")
     if found is None:
@@ -137,7 +120,8 @@ def _entry(page: StatementPage, line: int, text: str) -> list[EntryFields]:
     amount = _decimal(number) if is_credit else -_decimal(number)
     page.moved[currency] += amount
     reference = "" if customer.strip() in _NONE else customer.strip()
-    row: EntryFields = {"line": line, "currency": currency, "account": _account(page, currency)}
+    account = page.account.removesuffix(currency).strip()  # Some banks write it after the account.
+    row: EntryFields = {"line": line, "currency": currency, "account": account}
     row |= {"booked": booked_date.isoformat(), "value": value_date.isoformat()}
     charges = _CHARGE.findall(more or "")
     included = sum((_decimal(sum_) for money, sum_ in charges if money == currency), 0)

@@ -23,10 +23,10 @@ from txmq.reconcile.extract.controls import LIMIT
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
 from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
 from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.rules import EntryColumns
+from txmq.reconcile.rules import Bank, EntryColumns
 from txmq.reconcile.tables import ENTRIES
 
-__all__ = ["PostgresDialect", "read_postgres"]
+__all__ = ["read_postgres"]
 
 _CONNECT_S: Final = 15
 _LOCK_S: Final = 30
@@ -37,6 +37,7 @@ _PAGES: Final = (256, 16_384)
 """The minimum and maximum of pages in a slice."""
 _SLICES_A_READER: Final = 6
 
+_TYPE: Final = b"POSTGRESQL:type"
 _EXACT: Final = 10**15
 """Floating point is exact up to here."""
 _WHOLE: Final = frozenset({"int2", "int4", "int8"})
@@ -52,10 +53,7 @@ _ZONE: Final = r"\s*(Z|[+-](0[0-9]|1[0-5])(:?[0-5][0-9])?)"
 
 
 class PostgresDialect(Dialect):
-    """SQL expressions of PostgreSQL; the types of columns are given by their names."""
-
-    def __init__(self, types: Mapping[str, str]) -> None:
-        self._types = types
+    """SQL expressions of PostgreSQL."""
 
     def literal(self, text: str) -> str:
         quoted = super().literal(text)
@@ -63,40 +61,34 @@ class PostgresDialect(Dialect):
 
     def text(self, column: str) -> str:
         quoted = self.quoted(column)
-        return quoted if self._types.get(column) == "text" else f"{quoted}::text"
+        return quoted if self.types.get(column) == "text" else f"{quoted}::text"
 
     def code(self, text: str) -> str:
         return f"{text} ~ '^[A-Z]{{3}}$'"
 
-    def minor(self, column: str, scale: str) -> str:
-        if self._types.get(column) in _WHOLE and scale == "1":
-            return f"{self.quoted(column)}::bigint"
-        most = _EXACT if self._types.get(column) in _FLOATS else LIMIT - 1
-        return self.whole(f"({self._number(column)} * {scale})", most)
+    def scaled(self, column: str, scale: str, *, floored: bool = False) -> str:
+        quoted, type_ = self.quoted(column), self.types.get(column)
+        if type_ in _WHOLE and scale == "1":
+            return f"{quoted}::bigint"
+        number = f"{quoted}::numeric"
+        if type_ not in _WHOLE | _NUMBERS | _FLOATS:
+            number = (
+                rf"(CASE WHEN {quoted}::text ~ '^\s*[+-]?[0-9]{{1,30}}(\.[0-9]{{1,30}})?\s*$' "
+                f"THEN {quoted}::text::numeric END)"
+            )
+        if floored:
+            return self.whole(f"floor({number} * {scale})")
+        return self.whole(f"({number} * {scale})", _EXACT if type_ in _FLOATS else LIMIT - 1)
 
     def moment(self, column: str, held: str, zone: str) -> str:
         quoted = self.quoted(column)
-        if held in ("milliseconds", "seconds"):
-            if held == "milliseconds" and self._types.get(column) in _WHOLE:
-                return f"{quoted}::bigint"
-            factor = 1 if held == "milliseconds" else 1000
-            return self.whole(f"floor({self._number(column)} * {factor})")
         given = f"{quoted}::{held}"
-        if self._types.get(column) in _TEXTS:
+        if self.types.get(column) in _TEXTS:
             given = _moment_of_text(quoted, held)
         moment = f"({given} AT TIME ZONE {self.literal(zone)})" if held == "timestamp" else given
         # A double still has the microseconds, and is much faster than a numeric.
         micros = f"round(date_part('epoch', {moment}) * 1000000)"
         return f"(CASE WHEN isfinite({given}) THEN floor({micros} / 1000)::bigint END)"
-
-    def _number(self, column: str) -> str:
-        quoted, type_ = self.quoted(column), self._types.get(column, "")
-        if type_ in _WHOLE | _NUMBERS | _FLOATS:
-            return f"{quoted}::numeric"
-        return (
-            rf"(CASE WHEN {quoted}::text ~ '^\s*[+-]?[0-9]{{1,30}}(\.[0-9]{{1,30}})?\s*$' "
-            f"THEN {quoted}::text::numeric END)"
-        )
 
 
 def _moment_of_text(quoted: str, held: str) -> str:
@@ -150,8 +142,7 @@ class _PostgresReader(BookReader):
 
     def copy_entries(self) -> tuple[ExtractedTable, ...]:
         bank, statements = self._books.bank, self.entries
-        relation = statements.dialect.relation(bank.entries.table)
-        slices = iter(_slices(self._first, relation, bank.readers))
+        slices = iter(_slices(self._first, bank))
         with (
             TableWriter(ENTRIES, self._books.directory) as writer,
             ThreadPoolExecutor(bank.readers, f"extract-{bank.name}") as pool,
@@ -185,13 +176,10 @@ class _PostgresReader(BookReader):
                         writer.write(batch)
 
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
-        schema = _table(
-            self._first, f"SELECT * FROM {PostgresDialect({}).relation(columns.table)} LIMIT 0"
-        ).schema
-        types = {
-            field.name: (field.metadata or {}).get(b"POSTGRESQL:type", b"").decode()
-            for field in schema
-        }
+        relation = PostgresDialect().relation(columns.table)
+        schema = _table(self._first, f"SELECT * FROM {relation} LIMIT 0").schema
+        metadata = {field.name: field.metadata or {} for field in schema}
+        types = {name: held.get(_TYPE, b"").decode() for name, held in metadata.items()}
         check_columns(where, column_names(columns), types)
         if isinstance(columns, EntryColumns):
             _check_zones(where, columns, types)
@@ -203,9 +191,8 @@ def _check_zones(where: str, entries: EntryColumns, types: Mapping[str, str]) ->
     other = {"timestamp": "timestamptz", "timestamptz": "timestamp"}.get(entries.time)
     for column in (entries.booked, entries.recorded):
         if column and types[column] == other:
-            raise ReconcileRefused(
-                f'{where}: {column} is a {other}, but the rules have time = "{entries.time}"'
-            )
+            why = f'{column} is a {other}, but the rules have time = "{entries.time}"'
+            raise ReconcileRefused(f"{where}: {why}")
 
 
 def _url(given: str) -> str:
@@ -244,9 +231,10 @@ def _export_snapshot(connection: Any) -> tuple[str, int]:
     return name, source_ms
 
 
-def _slices(connection: Any, relation: str, readers: int) -> list[str]:
+def _slices(connection: Any, bank: Bank) -> list[str]:
     """Conditions for ranges of pages: rows spread evenly over pages, but not over ids."""
-    oid = f"to_regclass({PostgresDialect({}).literal(relation)})"
+    dialect = PostgresDialect()
+    oid = f"to_regclass({dialect.literal(dialect.relation(bank.entries.table))})"
     size = "pg_relation_size(oid) / current_setting('block_size')::bigint"
     version = "current_setting('server_version_num')::bigint"
     statement = f"SELECT relkind::text, {size}, {version} FROM pg_class WHERE oid = {oid}"
@@ -254,7 +242,7 @@ def _slices(connection: Any, relation: str, readers: int) -> list[str]:
     if kind not in ("r", "m") or number < _TID_RANGES:
         return [""]  # A view or a partitioned table has no pages of its own.
     least, most = _PAGES
-    step = max(least, min(most, -(-pages // (readers * _SLICES_A_READER))))
+    step = max(least, min(most, -(-pages // (bank.readers * _SLICES_A_READER))))
     starts = range(0, max(pages, 1), step)
     ranges = [
         f"ctid >= '({start},0)'::tid AND ctid < '({start + step},0)'::tid" for start in starts[:-1]

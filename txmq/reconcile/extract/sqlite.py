@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from decimal import Context, Decimal
 from functools import lru_cache, partial
@@ -24,15 +24,7 @@ from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns,
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
 
-__all__ = [
-    "Function",
-    "SqliteDialect",
-    "SqliteReader",
-    "add_functions",
-    "milliseconds",
-    "read_sqlite",
-    "whole_number",
-]
+__all__ = ["SqliteDialect", "SqliteReader", "milliseconds", "read_sqlite", "whole_number"]
 
 _BATCH: Final = 50_000
 _PATIENCE_S: Final = 30
@@ -43,7 +35,7 @@ _EXACT: Final = Context(prec=10_000)
 """By default, 28 digits are kept, and others are rounded away."""
 
 
-Function: TypeAlias = Callable[..., int | None]
+_Function: TypeAlias = Callable[..., int | None]
 """Converts a value with a scale or a zone; the result is ``None`` if it is invalid."""
 
 
@@ -56,22 +48,16 @@ class SqliteDialect(Dialect):
     def code(self, text: str) -> str:
         return f"{text} GLOB '[A-Z][A-Z][A-Z]'"
 
-    def minor(self, column: str, scale: str) -> str:
-        return self._counted("txmq_minor", column, scale)
+    def scaled(self, column: str, scale: str, *, floored: bool = False) -> str:
+        quoted = self.quoted(column)
+        found = f"{'txmq_floor' if floored else 'txmq_minor'}({quoted}, {scale})"
+        if scale != "1":
+            return found
+        return f"(CASE typeof({quoted}) WHEN 'integer' THEN {quoted} ELSE {found} END)"
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        if held in ("milliseconds", "seconds"):
-            factor = "1" if held == "milliseconds" else "1000"
-            return self._counted("txmq_floor", column, factor)
         zone = self.literal(zone if held == "timestamp" else "")
         return f"txmq_moment({self.quoted(column)}, {zone})"
-
-    def _counted(self, function: str, column: str, factor: str) -> str:
-        quoted = self.quoted(column)
-        counted = f"{function}({quoted}, {factor})"
-        if factor != "1":
-            return counted
-        return f"(CASE typeof({quoted}) WHEN 'integer' THEN {quoted} ELSE {counted} END)"
 
 
 def read_sqlite(books: BookRequest) -> ExtractedSource:
@@ -86,12 +72,11 @@ def read_sqlite(books: BookRequest) -> ExtractedSource:
         uri = f"file:{quote(path)}?mode=ro"
         opened = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_PATIENCE_S)
         with closing(opened) as connection:
-            add_functions(connection, whole_number, _moment)
             connection.execute("BEGIN")
             # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
             taken_ms = books.clock.wall_ms()
-            reader = SqliteReader(books, connection, SqliteDialect())
+            reader = SqliteReader(books, connection, SqliteDialect(), whole_number, _moment)
             tables = reader.tables()
     except sqlite3.Error as error:
         raise ReconcileRefused(f"{name}: {error_text(error)} ({path})") from error
@@ -99,14 +84,23 @@ def read_sqlite(books: BookRequest) -> ExtractedSource:
 
 
 class SqliteReader(BookReader):
-    """Reads a bank's tables in one transaction; the connection has the dialect's functions."""
+    """Reads a bank's tables in one transaction, with functions for its amounts and moments."""
 
     def __init__(
-        self, books: BookRequest, connection: sqlite3.Connection, dialect: SqliteDialect
+        self,
+        books: BookRequest,
+        connection: sqlite3.Connection,
+        dialect: SqliteDialect,
+        minor: _Function,
+        moment: _Function,
     ) -> None:
         super().__init__(books)
         self._connection = connection
         self._dialect = dialect
+        floored: _Function = partial(whole_number, floored=True)
+        functions = {"txmq_minor": minor, "txmq_floor": floored, "txmq_moment": moment}
+        for name, function in functions.items():
+            connection.create_function(name, 2, lru_cache(_CACHED)(function), deterministic=True)
 
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._connection.execute(statement).fetchall()
@@ -129,15 +123,6 @@ class SqliteReader(BookReader):
         return {}, self._dialect
 
 
-def add_functions(connection: sqlite3.Connection, minor: Function, moment: Function) -> None:
-    """Give a connection the functions of the dialect: for amounts, and for moments."""
-    floored: Function = partial(whole_number, floored=True)
-    functions = {"txmq_minor": minor, "txmq_floor": floored, "txmq_moment": moment}
-    for name, function in functions.items():
-        cached = lru_cache(_CACHED)(function)
-        connection.create_function(name, 2, cached, deterministic=True)
-
-
 def whole_number(given: object, factor: int | None, *, floored: bool = False) -> int | None:
     """A multiple of a value, rounded downwards if wanted; ``None`` if it is not whole."""
     if isinstance(given, float):
@@ -155,13 +140,10 @@ def whole_number(given: object, factor: int | None, *, floored: bool = False) ->
 
 def _moment(given: object, zone: str) -> int | None:
     """A moment in ISO format: in the given zone, or with its own zone if none is given."""
-    if not isinstance(given, str):
-        return None
-    try:
-        found = datetime.fromisoformat(given.strip())
-    except ValueError:
-        return None
-    return milliseconds(found, zone)
+    with suppress(ValueError):
+        if isinstance(given, str):
+            return milliseconds(datetime.fromisoformat(given.strip()), zone)
+    return None
 
 
 def milliseconds(found: datetime, zone: str) -> int | None:

@@ -8,25 +8,16 @@ same snapshot, so that rows lost on the way to the files are detected.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF, has_number, number_columns
-from txmq.reconcile.rules import (
-    AccountColumns,
-    Bank,
-    Constant,
-    DayWindow,
-    EntryColumns,
-    Money,
-    Namespaces,
-)
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, TableSchema
+from txmq.reconcile.rules import AccountColumns, Bank, Constant, DayWindow, EntryColumns, Money
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 
 __all__ = [
     "AccountStatements",
     "Dialect",
     "EntryStatements",
-    "RowFault",
     "Statements",
     "TableColumns",
     "column_names",
@@ -38,12 +29,20 @@ __all__ = [
 TableColumns: TypeAlias = EntryColumns | AccountColumns
 """The columns of a bank's table."""
 
+_TIME_SCALES: Final = {"milliseconds": "1", "seconds": "1000"}
+"""The milliseconds in a unit of numbers that are moments."""
+
 
 class Dialect(Protocol):
     """The SQL expressions of a database; columns are given by their names."""
 
+    types: Mapping[str, str]
+    """The database's types of columns, where it has any."""
     place: Mapping[str, str] = {}
     """The columns that identify a row in an error; its id and its key if there are none."""
+
+    def __init__(self, types: Mapping[str, str] | None = None) -> None:
+        self.types = types or {}
 
     def quoted(self, name: str) -> str:
         """A name."""
@@ -70,11 +69,11 @@ class Dialect(Protocol):
     def code(self, text: str) -> str:
         """A condition: the text is three capital letters."""
 
-    def minor(self, column: str, scale: str) -> str:
-        """A column as whole minor units; ``scale`` is the number of them in a major unit."""
+    def scaled(self, column: str, scale: str, *, floored: bool = False) -> str:
+        """The product of a column and a number, if it is whole or is to be rounded downwards."""
 
     def moment(self, column: str, held: str, zone: str) -> str:
-        """A column as milliseconds; ``held`` is a value of ``EntryColumns.time``."""
+        """A ``timestamp`` or a ``timestamptz``, which is in ``held``, as milliseconds."""
 
 
 class RowFault(NamedTuple):
@@ -94,7 +93,7 @@ def column_names(columns: TableColumns) -> frozenset[str]:
     sources = ("id", "key", "account", "amount", "balance", "opening", "booked", "recorded", "kind")
     names = {getattr(columns, source, "") for source in (*sources, "currency")}
     namespace = getattr(columns, "namespace", "")
-    names.add(namespace.column if isinstance(namespace, Namespaces) else "")
+    names.add("" if isinstance(namespace, str) else namespace.column)
     return frozenset(name for name in names if isinstance(name, str) and name)
 
 
@@ -111,23 +110,19 @@ def halves(number: str) -> tuple[str, str]:
 
 
 class Statements:
-    """The statements for one of a bank's tables; ``amount`` is the column with the amounts.
+    """The statements for one of a bank's tables.
 
     If ``money`` has no currencies, any currency is accepted.
     """
 
     def __init__(
-        self,
-        table: TableSchema,
-        columns: TableColumns,
-        amount: str,
-        units: str,
-        money: Mapping[str, Money],
-        dialect: Dialect,
+        self, columns: TableColumns, units: str, money: Mapping[str, Money], dialect: Dialect
     ) -> None:
-        self.table = table
+        if isinstance(columns, EntryColumns):
+            self.table, amount, names = ENTRIES, columns.amount, ["id", "key"]
+        else:
+            self.table, amount, names = ACCOUNTS, columns.balance, ["account"]
         self.dialect = dialect
-        names = ("id", "key") if table is ENTRIES else ("account",)
         given = {name: getattr(columns, name) for name in names}
         self.place = dialect.place or {name: column for name, column in given.items() if column}
         """The columns that identify a row, by the names that messages use."""
@@ -189,7 +184,7 @@ class Statements:
         return f"FROM {self.dialect.relation(self._columns.table)} WHERE {all_}"
 
     def _minor(self, column: str) -> str:
-        return self.dialect.minor(column, self._scale)
+        return self.dialect.scaled(column, self._scale)
 
     def _refuse_null(
         self, column: str, expression: str, expected: str, *, optional: bool = False
@@ -208,27 +203,29 @@ class EntryStatements(Statements):
         self, bank: Bank, money: Mapping[str, Money], window: DayWindow, dialect: Dialect
     ) -> None:
         entries, text = bank.entries, dialect.text
-        super().__init__(ENTRIES, entries, entries.amount, entries.units, money, dialect)
+        super().__init__(entries, entries.units, money, dialect)
         decisive = entries.recorded or entries.booked
-        moments = {
-            column: dialect.moment(column, entries.time, bank.zone)
-            for column in (entries.booked, decisive)
-        }
-        for column, moment in moments.items():
-            self._refuse_null(column, moment, "not a moment")
+        scale, moments = _TIME_SCALES.get(entries.time), dict[str, str]()
+        for column in dict.fromkeys((entries.booked, decisive)):
+            if scale is None:
+                moments[column] = dialect.moment(column, entries.time, bank.zone)
+            else:
+                moments[column] = dialect.scaled(column, scale, floored=True)
+            self._refuse_null(column, moments[column], "not a moment")
         # A blank is no id: all rows with one would be one transfer.
         has_key = f"({text(entries.key)} IS NOT NULL AND trim({text(entries.key)}) <> '')"
         key = f"CASE WHEN {has_key} THEN {_named_key(entries, dialect)} || {text(entries.key)} END"
-        if isinstance(namespace := entries.namespace, Namespaces):
+        if not isinstance(namespace := entries.namespace, str):
             known = ", ".join(map(repr, sorted(namespace.names)))
             why = f"{namespace.column or 'its beginning'} is not one of {known}"
             unknown = f"{has_key} AND {key} IS NULL"
             self.faults.append(RowFault(entries.key, why, unknown, tuple(namespace.names)))
         id_ = "CAST(NULL AS BIGINT)"
         if entries.id:
-            id_ = dialect.minor(entries.id, "1")
+            id_ = dialect.scaled(entries.id, "1")
             self._refuse_null(entries.id, id_, "not a whole number", optional=True)
-        kind, amount = _kind(entries, dialect), self._minor(entries.amount)
+        kinds = {word: kind for kind, words in entries.kinds.items() for word in words}
+        kind, amount = _case(entries.kind, kinds, "other", dialect), self._minor(entries.amount)
         if entries.amounts == "unsigned":
             # Only the kind says in which direction the money went.
             if isinstance(entries.kind, str):
@@ -284,7 +281,7 @@ class AccountStatements(Statements):
     def __init__(
         self, accounts: AccountColumns, units: str, money: Mapping[str, Money], dialect: Dialect
     ) -> None:
-        super().__init__(ACCOUNTS, accounts, accounts.balance, units, money, dialect)
+        super().__init__(accounts, units, money, dialect)
         self.values["balance"] = self._minor(accounts.balance)
         self._opening = "NULL"
         if accounts.opening:
@@ -338,15 +335,12 @@ def _named_key(entries: EntryColumns, dialect: Dialect) -> str:
     return f"CASE {' '.join(whens)} END"
 
 
-def _kind(entries: EntryColumns, dialect: Dialect) -> str:
-    kinds = {word: kind for kind, words in entries.kinds.items() for word in words}
-    if isinstance(entries.kind, Constant):
-        return dialect.literal(kinds.get(entries.kind.value, "other"))
-    return _case(entries.kind, kinds, "other", dialect)
-
-
-def _case(column: str, words: Mapping[str, str], otherwise: str, dialect: Dialect) -> str:
+def _case(
+    column: str | Constant, words: Mapping[str, str], otherwise: str, dialect: Dialect
+) -> str:
     literal = dialect.literal
+    if isinstance(column, Constant):
+        return literal(words.get(column.value, otherwise))
     whens = [f"WHEN {literal(value)} THEN {literal(word)}" for value, word in words.items()]
     if not whens:
         return literal(otherwise)

@@ -63,10 +63,9 @@ def arrow_table(table: TableSchema, rows: Sequence[Sequence[Any]]) -> pa.Table:
         for row in (dict(zip(table.names, row, strict=True)) for row in rows):
             for name, value in row.items():
                 if isinstance(value, int) and not -LIMIT <= value < LIMIT:
-                    why = f"{name} is {value}, which does not fit into 64 bits"
-                    raise ReconcileRefused(
-                        f"{table.name} of {_place(row)}: {why}; correct the wrong booking or order"
-                    ) from None
+                    where = f"{table.name} of {_place(row)}: {name} is {value}"
+                    why = "which does not fit into 64 bits; correct the wrong booking or order"
+                    raise ReconcileRefused(f"{where}, {why}") from None
         raise
 
 

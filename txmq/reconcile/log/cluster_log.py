@@ -36,17 +36,11 @@ from txmq.protocol.record import Record, queue_offset_of, stored_ms_of, unpack
 from txmq.protocol.span import Decision
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, LogRows
+from txmq.reconcile.log import pulled_records as pulled
+from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, WriteRows
 from txmq.reconcile.log.flows import check_names
-from txmq.reconcile.log.pulled_records import (
-    decided_records,
-    half_of,
-    marked_records,
-    merged_records,
-)
 from txmq.reconcile.rules import DayWindow, Flow, Rules
 from txmq.runtime.backoff import Backoff
-from txmq.runtime.clock import Clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,25 +85,16 @@ class BrokerPlan(NamedTuple):
 
     def files(self, folder: Path) -> list[list[tuple[Path, QueueRange]]]:
         """The files of its records by queue, in the order of offsets."""
-        return [
-            [
-                (
-                    folder / f"{self.name.encode().hex()}-{index}-{start}",
-                    QueueRange(queue, start, min(start + RECORDS_A_FILE, end)),
-                )
-                for start in range(first, end, RECORDS_A_FILE)
-            ]
-            for index, (queue, first, end) in enumerate(self.ranges)
-        ]
+        broker, queues = self.name.encode().hex(), []
+        for index, (queue, first, end) in enumerate(self.ranges):
+            starts = range(first, end, RECORDS_A_FILE)
+            ranges = [QueueRange(queue, at, min(at + RECORDS_A_FILE, end)) for at in starts]
+            queues.append([(folder / f"{broker}-{index}-{one.start}", one) for one in ranges])
+        return queues
 
 
 def read_cluster(
-    rules: Rules,
-    window: DayWindow,
-    draft: Path,
-    write: Callable[[LogRows], None],
-    spark: SparkSession | None,
-    clock: Clock,
+    rules: Rules, window: DayWindow, draft: Path, write: WriteRows, spark: SparkSession | None
 ) -> ExtractedSource:
     """Write the rows of the logs of a cluster; describe the log, without the written tables.
 
@@ -122,7 +107,7 @@ def read_cluster(
     """
     names, flows = rules.log.cluster, rules.log.flow
     moment_ms, brokers, notes = _ask_cluster(
-        names, lambda session: _Planner(session, flows, window).plan(clock)
+        names, lambda session: _Planner(session, flows, window).plan()
     )
     folder = draft / _FOLDER
     folder.mkdir(parents=True)
@@ -161,9 +146,7 @@ def number_brokers(names: Iterable[str]) -> dict[str, int]:
     return numbers
 
 
-def _write_rows(
-    broker: BrokerPlan, folder: Path, collapse: Collapse, write: Callable[[LogRows], None]
-) -> None:
+def _write_rows(broker: BrokerPlan, folder: Path, collapse: Collapse, write: WriteRows) -> None:
     """Write the rows of a broker's log in its files."""
 
     def write_done() -> None:
@@ -174,8 +157,8 @@ def _write_rows(
         write(collapse.take_rows())
 
     paths = [[path for path, _ in queue] for queue in broker.files(folder)]
-    records = merged_records(paths, is_txmq=broker.is_txmq)
-    found = (decided_records if broker.is_txmq else marked_records)(records)
+    records = pulled.merged_records(paths, is_txmq=broker.is_txmq)
+    found = (pulled.decided_records if broker.is_txmq else pulled.marked_records)(records)
     for count, item in enumerate(found, 1):
         collapse.take(item)
         if count % _RECORDS_A_BATCH == 0:
@@ -203,9 +186,8 @@ class _ClusterReader:
                 # A broker that restarts is unknown to the name servers for a moment.
                 may_pass = error.retryable or isinstance(error, TopicNotFound)
                 if not may_pass or isinstance(error, InternalError) or clock.monotonic() > deadline:
-                    raise ReconcileRefused(
-                        f"the cluster {';'.join(self.session.names)} cannot be read: {error}"
-                    ) from error
+                    where = f"the cluster {';'.join(self.session.names)}"
+                    raise ReconcileRefused(f"{where} cannot be read: {error}") from error
             await asyncio.sleep(pauses.next_pause())
 
     async def read(
@@ -220,10 +202,9 @@ class _ClusterReader:
             batch = await self.ask(self.admin.pull_stored, queue, at, min(end - at, most))
             is_gone = batch.outcome is PullOutcome.MOVED and not is_search
             if is_gone or batch.next_offset <= at:
-                raise ReconcileRefused(
-                    f"{queue} has no message {at} any more, and had it when the reading began: let "
-                    "the brokers keep their log for longer, and run the day again"
-                )
+                why = f"{queue} has no message {at} any more, and had it when the reading began"
+                remedy = "let the brokers keep their log for longer, and run the day again"
+                raise ReconcileRefused(f"{why}: {remedy}")
             offsets = [at - 1, *map(queue_offset_of, batch.records)]
             if offsets != sorted(set(offsets)):
                 raise ReconcileRefused(f"{queue} has no order at its message {at}")
@@ -231,6 +212,18 @@ class _ClusterReader:
                 return found
             at = batch.next_offset
         return []
+
+    async def fetch(self, path: Path, wanted: QueueRange, limit: asyncio.Semaphore) -> None:
+        """Read a range into its file."""
+        # Spark may repeat a task while the first attempt still runs; both read the same bytes.
+        draft = path.with_name(f".{path.name}.{self.session.entropy.token(8).hex()}")
+        async with limit:
+            with draft.open("wb") as file:
+                at = wanted.start
+                while records := await self.read(wanted.queue, at, wanted.end):
+                    file.writelines(records)
+                    at = queue_offset_of(records[-1]) + 1
+            draft.rename(path)
 
 
 def _ask_cluster(names: str, work: Callable[[Session], Awaitable[T]]) -> T:
@@ -249,7 +242,7 @@ class _Planner(_ClusterReader):
         self._groups = {flow.topic: flow.group for flow in flows}
         self._notes: list[str] = []
 
-    async def plan(self, clock: Clock) -> tuple[int, list[BrokerPlan], tuple[str, ...]]:
+    async def plan(self) -> tuple[int, list[BrokerPlan], tuple[str, ...]]:
         """A moment, a plan for each broker that has all records from before it, and notes."""
         known, subscribed = set(await self.ask(self.admin.topics)), set[str]()
         for name in {broker.cluster for broker in await self.ask(self.admin.cluster)}:
@@ -274,18 +267,16 @@ class _Planner(_ClusterReader):
                 if queue.broker in brokers:
                     high = await self.ask(self.admin.max_offset, queue)
                     low = await self.ask(self.admin.min_offset, queue)
-                    ranges = brokers[queue.broker].ranges
-                    ranges.append(QueueRange(queue, low, max(low, high)))
-        moment_ms = clock.wall_ms()
+                    brokers[queue.broker].ranges.append(QueueRange(queue, low, max(low, high)))
+        moment_ms = self.session.clock.wall_ms()
         plans = [await self._of_day(broker) for broker in brokers.values()]
         return moment_ms, plans, tuple(dict.fromkeys(self._notes))
 
     async def _queues(self, topic: str) -> list[Queue]:
         route = await self.ask(self.admin.route, topic)
         for broker in sorted(set(route.brokers) - {queue.broker for queue in route.readable}):
-            text = (
-                f"{broker} lets nobody read {topic}; permit it: txmq topic update {topic} --perm=rw"
-            )
+            remedy = f"permit it: txmq topic update {topic} --perm=rw"
+            text = f"{broker} lets nobody read {topic}; {remedy}"
             if topic in self._groups:
                 raise ReconcileRefused(text)
             self._notes.append(text)
@@ -299,19 +290,17 @@ class _Planner(_ClusterReader):
         first = stats.get("earliestMessageTimeStamp", "")
         is_late = first.isdecimal() and int(first) > self._window.start_ms
         if is_late and any(one.start for one in ranges):
-            raise ReconcileRefused(
-                f"the log of {name} begins too late: its first record is of {first}, and the day "
-                f"begins at {self._window.start_ms}; let the broker keep its log for longer "
-                "(retention.keep, or fileReservedTime of RocketMQ)"
-            )
+            why = f"its first record is of {first}, and the day begins at {self._window.start_ms}"
+            keys = "(retention.keep, or fileReservedTime of RocketMQ)"
+            remedy = f"let the broker keep its log for longer {keys}"
+            raise ReconcileRefused(f"the log of {name} begins too late: {why}; {remedy}")
         is_txmq = await self.ask(self._is_txmq, ranges[0].queue)
         if is_txmq:  # Its op topic tells what is parked.
             ranges = [one for one in ranges if one.queue.topic != PARKED_TOPIC]
         else:
-            self._notes.append(
-                f"{name} does not keep who decided a transaction, and why: decided_by and reason "
-                "are empty; a delayed message counts from its delivery on"
-            )
+            text = f"{name} does not keep who decided a transaction, and why: decided_by and reason"
+            text = f"{text} are empty; a delayed message counts from its delivery on"
+            self._notes.append(text)
         ranges = await asyncio.gather(*map(self._cut, ranges))
         return broker._replace(ranges=ranges, is_txmq=is_txmq)
 
@@ -352,27 +341,13 @@ def _fetch_ranges(names: str, todo: Iterable[tuple[Path, QueueRange]]) -> list[s
         reader, limit = _ClusterReader(session), asyncio.Semaphore(_READ_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for path, wanted in todo:
-                group.create_task(_fetch(reader, path, wanted, limit))
+                group.create_task(reader.fetch(path, wanted, limit))
 
     try:
         _ask_cluster(names, fetch)
     except* TxmqError as errors:
         failed = [str(error) for error in errors.exceptions]
     return failed
-
-
-async def _fetch(
-    reader: _ClusterReader, path: Path, wanted: QueueRange, limit: asyncio.Semaphore
-) -> None:
-    # Spark may repeat a task while the first attempt still runs; both read the same bytes.
-    draft = path.with_name(f".{path.name}.{reader.session.entropy.token(8).hex()}")
-    async with limit:
-        with draft.open("wb") as file:
-            at = wanted.start
-            while records := await reader.read(wanted.queue, at, wanted.end):
-                file.writelines(records)
-                at = queue_offset_of(records[-1]) + 1
-        draft.rename(path)
 
 
 def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | None:
@@ -385,4 +360,4 @@ def _earlier_half(names: str, plan: BrokerPlan, decision: Decision) -> Record | 
         names,
         lambda session: _ClusterReader(session).read(queue, offset, offset + 1, is_search=True),
     )
-    return half_of(unpack(records[0], errors="replace")[0]) if records else None
+    return pulled.half_of(unpack(records[0], errors="replace")[0]) if records else None

@@ -33,12 +33,12 @@ from txmq.reconcile.log.flows import (
 from txmq.reconcile.rules import DayWindow, Flow, Money
 from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 
-__all__ = ["BrokerDay", "Collapse", "GroupOffset", "HalfOf", "LogRows"]
+__all__ = ["LOG_TABLES", "BrokerDay", "Collapse", "GroupOffset", "LogRows", "WriteRows"]
 
 _STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
-_TABLES: Final = {table.name: table for table in (MESSAGES, FAILURES, OFFSETS)}
+LOG_TABLES: Final = {table.name: table for table in (MESSAGES, FAILURES, OFFSETS)}
 _BITS: Final = {"position": 48, "queue": 16}
 """The bits of a column below the broker's number."""
 
@@ -57,6 +57,7 @@ class GroupOffset(NamedTuple):
 
 LogRows: TypeAlias = dict[str, pa.RecordBatch]
 """Rows that will not change any more, by table."""
+WriteRows: TypeAlias = Callable[[LogRows], None]
 
 
 class BrokerDay(NamedTuple):
@@ -72,7 +73,7 @@ class BrokerDay(NamedTuple):
 
     def rows(self, **tables: Sequence[Any]) -> LogRows:
         """Rows of ``messages``, ``failures`` or ``offsets`` as Arrow."""
-        return {name: self._batch(arrow_schema(_TABLES[name]), tables[name]) for name in tables}
+        return {name: self._batch(arrow_schema(LOG_TABLES[name]), tables[name]) for name in tables}
 
     def _batch(self, schema: pa.Schema, rows: Sequence[Any]) -> pa.RecordBatch:
         columns = []
@@ -132,8 +133,6 @@ class Collapse:
                 self._decide(found)
         elif (kind := found.sys_flag & TYPE_BITS) == PREPARED:
             row = self._message(found, "prepared") if found.stored_ms < self._end_ms else None
-            if row is not None:
-                row.queue_offset = None  # That offset is in the queue of half messages.
             self.open[found.position] = row
         elif kind == COMMITTED:
             self._take_copy(found)
@@ -193,9 +192,11 @@ class Collapse:
         if flow is None:
             return None
         key, payer, payee, amount, currency, problem = facts_of(record, flow, self._day.money)
+        # The offset of a half message is in the queue of half messages.
+        offset = None if state == "prepared" else record.queue_offset
         return MessageRow(
             key, _id_of(record), payer, payee, amount, currency, state, topic, record.queue_id,
-            record.queue_offset, record.stored_ms, None, None, None, record.position, problem,
+            offset, record.stored_ms, None, None, None, record.position, problem,
         )  # fmt: skip
 
     def _flow(self, topic: str, text: str) -> Flow | None:
@@ -241,12 +242,10 @@ class Collapse:
         """The row of a half message from before the log; its copy stands in if it was deleted."""
         record = half_of(decision)
         row = copy if record is None else self._message(record, "prepared")
-        if row is not None:
-            row.queue_offset = None
-            if record is None:
-                # It was stored before all records that were read.
-                row.stored_ms = min(row.stored_ms, self._start_ms - 1)
-                row.position = decision.half_position
+        if row is not None and record is None:
+            # It was stored before all records that were read.
+            row.stored_ms = min(row.stored_ms, self._start_ms - 1)
+            row.position = decision.half_position
         return row
 
     def _arrive(self, waited_at: int, row: MessageRow) -> None:

@@ -22,24 +22,8 @@ from typing import Final, NamedTuple
 from txmq.errors import CorruptRecord, ReconcileRefused, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
+from txmq.protocol import span
 from txmq.protocol.checksum import crc32
-from txmq.protocol.span import (
-    FOLDER,
-    HEAD_BYTES,
-    LOSS,
-    MARKER,
-    MARKER_BYTES,
-    AcceptedLoss,
-    Decision,
-    Found,
-    SpanHead,
-    decided_ms_of,
-    ends_in,
-    found_in,
-    heads_in,
-    read_head,
-    start_in,
-)
 
 __all__ = ["STRETCH_BYTES", "LogFile", "LogFiles", "LogStretch", "OpenFile", "open_log"]
 
@@ -75,10 +59,9 @@ class LogFile(NamedTuple):
         """
         with self.path.open("rb", buffering=0) as handle:
             if os.fstat(handle.fileno()).st_size < self.end - self.start:
-                raise ReconcileRefused(
-                    f"{self.path} is shorter than it was when the log was listed: read the log "
-                    "again, from a directory that all machines share"
-                )
+                why = f"{self.path} is shorter than it was when the log was listed"
+                remedy = "read the log again, from a directory that all machines share"
+                raise ReconcileRefused(f"{why}: {remedy}")
             yield OpenFile(self, handle.fileno())
 
 
@@ -106,11 +89,10 @@ class OpenFile(NamedTuple):
         try:
             return os.pread(self.handle, max(0, min(size, end - position)), position - start)
         except OSError as error:
-            raise ReconcileRefused(
-                f"the disk cannot read {self.file.path} at position {position}: {error}"
-            ) from error
+            where = f"{self.file.path} at position {position}"
+            raise ReconcileRefused(f"the disk cannot read {where}: {error}") from error
 
-    def records(self, start: int, end: int) -> Iterator[tuple[Found, int, bytes]]:
+    def records(self, start: int, end: int) -> Iterator[tuple[span.Found, int, bytes]]:
         """The records of a part of the file, with their positions and bytes.
 
         A span begins at ``start``. Spans that begin at ``end`` or later are left out.
@@ -120,7 +102,7 @@ class OpenFile(NamedTuple):
         """
         for position, payload in self._spans(start, end):
             try:
-                yield from found_in(payload, position + HEAD_BYTES)
+                yield from span.found_in(payload, position + span.HEAD_BYTES)
             except CorruptRecord as error:
                 raise self._damage(error.position, error.reason) from error
 
@@ -129,10 +111,10 @@ class OpenFile(NamedTuple):
         at, size, behind = start, _READ_BYTES, None
         while at < end:
             data, here = self.read(at, size), 0
-            while (head := read_head(data, here, at + here)) is not None and at + here < end:
+            while (head := span.read_head(data, here, at + here)) is not None and at + here < end:
                 if head.log != self.file.log:
                     raise self._damage(at + here, "the log of another broker continues there")
-                payload, after = data[here + HEAD_BYTES : here + head.size], here + head.size
+                payload, after = data[here + span.HEAD_BYTES : here + head.size], here + head.size
                 if after > len(data) or crc32(payload) != head.checksum:
                     break
                 yield at + here, payload
@@ -157,11 +139,11 @@ class OpenFile(NamedTuple):
                     return
                 # The broker writes one span after the other, so this one may be complete by now.
 
-    def _next_head(self, bad: int, head: SpanHead | None) -> int | None:
+    def _next_head(self, bad: int, head: span.SpanHead | None) -> int | None:
         # A body may contain what looks like a head, so skip the span if its own head is complete.
         first = bad + (1 if head is None else head.size)
         for at in range(first, self.file.end, _READ_BYTES):
-            for found in heads_in(self.read(at, _READ_BYTES + HEAD_BYTES), at):
+            for found in span.heads_in(self.read(at, _READ_BYTES + span.HEAD_BYTES), at):
                 return found.position
         return None
 
@@ -211,7 +193,7 @@ class LogFiles(NamedTuple):
             start = at = file.start
             while at < file.end:
                 before = at
-                for end in ends_in(opened.read(at, _READ_BYTES), at):
+                for end in span.ends_in(opened.read(at, _READ_BYTES), at):
                     if end - start >= size:
                         yield LogStretch(file, start, end)
                         start = end
@@ -221,7 +203,7 @@ class LogFiles(NamedTuple):
             if start < file.end:
                 yield LogStretch(file, start, file.end)
 
-    def half_of(self, decision: Decision) -> records.Record | None:
+    def half_of(self, decision: span.Decision) -> records.Record | None:
         """The half message of a decision, also in an older file; ``None`` if that was deleted.
 
         Raises:
@@ -239,10 +221,8 @@ class LogFiles(NamedTuple):
         except FileNotFoundError:
             return None
         except (OSError, RemoteProtocolError) as error:
-            raise ReconcileRefused(
-                f"{file.path} cannot be read at position {position}, which has a half message: "
-                f"{error}"
-            ) from error
+            where = f"position {position}, which has a half message"
+            raise ReconcileRefused(f"{file.path} cannot be read at {where}: {error}") from error
         if record.position != position:
             raise ReconcileRefused(f"position {position} of the log has no half message")
         return record
@@ -255,23 +235,21 @@ def _since(files: tuple[LogFile, ...], since_ms: int) -> tuple[LogFile, ...]:
     """
     old = bisect_left(files, since_ms, key=lambda file: file.first_ms)
     if old == 0 and files and files[0].start > 0:
-        raise ReconcileRefused(
-            f"the log in {files[0].path.parent.parent} begins too late: records of the day before "
-            f"position {files[0].start} were deleted; let the broker keep its log for longer "
-            "(retention.keep)"
-        )
+        directory, start = files[0].path.parent.parent, files[0].start
+        why = f"records of the day before position {start} were deleted"
+        remedy = "let the broker keep its log for longer (retention.keep)"
+        raise ReconcileRefused(f"the log in {directory} begins too late: {why}; {remedy}")
     return files[max(old - 1, 0) :]
 
 
 def _files_in(directory: Path) -> tuple[LogFile, ...]:
     """The files of the log in a broker's directory, oldest first."""
     try:
-        found_paths = list((directory / FOLDER).iterdir())
+        found_paths = list((directory / span.FOLDER).iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        raise ReconcileRefused(
-            f"{directory} is not a broker's directory: it has no folder {FOLDER}"
-        ) from None
-    paths = {start: path for path in found_paths if (start := start_in(path.name)) is not None}
+        why = f"it has no folder {span.FOLDER}"
+        raise ReconcileRefused(f"{directory} is not a broker's directory: {why}") from None
+    paths = {start: path for path in found_paths if (start := span.start_in(path.name)) is not None}
     sizes = {start: path.stat().st_size for start, path in paths.items()}
     starts = sorted(paths)
     if len(starts) > 1 and not sizes[starts[-1]] and starts[-1] < starts[-2] + sizes[starts[-2]]:
@@ -281,10 +259,9 @@ def _files_in(directory: Path) -> tuple[LogFile, ...]:
     for start, after in zip_longest(starts, starts[1:]):
         path, end = paths[start], start + sizes[start]
         if after is not None and end < after:
-            raise ReconcileRefused(
-                f"{path} ends at position {end} and the log continues at {after}: a file between "
-                "them is missing or truncated; put it back, or restore the directory from a backup"
-            )
+            gap = f"{path} ends at position {end} and the log continues at {after}"
+            remedy = "put it back, or restore the directory from a backup"
+            raise ReconcileRefused(f"{gap}: a file between them is missing or truncated; {remedy}")
         log, first_ms = _log_and_moment(path, start)
         if found and None not in (log, found[0].log) and log != found[0].log:
             raise ReconcileRefused(
@@ -300,18 +277,18 @@ def _files_in(directory: Path) -> tuple[LogFile, ...]:
 def _log_and_moment(path: Path, start: int) -> tuple[int | None, int]:
     """The id of the log in a file, and the time of its first record, as in :class:`LogFile`."""
     with path.open("rb") as opened:
-        head = read_head(opened.read(HEAD_BYTES), 0, start)
-        first = opened.read(max(MARKER_BYTES, records.SMALLEST))
-        if first[4:8] == LOSS:
+        head = span.read_head(opened.read(span.HEAD_BYTES), 0, start)
+        first = opened.read(max(span.MARKER_BYTES, records.SMALLEST))
+        if first[4:8] == span.LOSS:
             size = int.from_bytes(first[:4], "big")
             first = (first + opened.read(max(0, size - len(first))))[:size]
     if head is None:
         return None, sys.maxsize
-    if first[4:8] == LOSS:
+    if first[4:8] == span.LOSS:
         with suppress(CorruptRecord):  # It is being written.
-            return head.log, AcceptedLoss.unpack(first, start).accepted_ms
-    elif first[4:8] == MARKER and len(first) >= MARKER_BYTES:
-        return head.log, decided_ms_of(first)
+            return head.log, span.AcceptedLoss.unpack(first, start).accepted_ms
+    elif first[4:8] == span.MARKER and len(first) >= span.MARKER_BYTES:
+        return head.log, span.decided_ms_of(first)
     elif len(first) >= records.SMALLEST:
         return head.log, records.stored_ms_of(first)
     return head.log, sys.maxsize

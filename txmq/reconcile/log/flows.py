@@ -20,16 +20,10 @@ from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
 from txmq.protocol.topics import RETRY
+from txmq.reconcile.extract.file_rows import value_at
 from txmq.reconcile.rules import Constant, Flow, Money
 
-__all__ = [
-    "FailureRow",
-    "MessageRow",
-    "check_names",
-    "facts_of",
-    "printable_text",
-    "real_place_of",
-]
+__all__ = ["FailureRow", "MessageRow", "check_names", "facts_of", "printable_text", "real_place_of"]
 
 _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200
@@ -109,7 +103,7 @@ def facts_of(record: Record, flow: Flow, money: Mapping[str, Money]) -> _Facts:
     amount: Any = None
     body = _body(record, flow, problems)
     if body is not None and flow.key:
-        key = _text(body, flow.key, problems) or _own_key(record) or _cut(_at(body, flow.key))
+        key = _text(body, flow.key, problems) or _own_key(record) or _cut(value_at(body, flow.key))
     else:
         key = _own_key(record)
         if key is None and not problems:
@@ -117,10 +111,10 @@ def facts_of(record: Record, flow: Flow, money: Mapping[str, Money]) -> _Facts:
     if body is not None:
         payer = _text(body, flow.payer, problems)
         payee = _text(body, flow.payee, problems)
-        amount = _at(body, flow.amount)
+        amount = value_at(body, flow.amount)
         if flow.units == "major":
             given = flow.currency
-            code = given.value if isinstance(given, Constant) else _at(body, given)
+            code = given.value if isinstance(given, Constant) else value_at(body, given)
             amount = _minor_units(amount, money.get(str(code), Money()))
         if type(amount) is not int or amount not in _LONG:
             problems.append(_why(flow.amount, amount, "whole number of minor units"))
@@ -181,15 +175,9 @@ def _own_key(record: Record) -> str | None:
     return printable_text(words[0]) or None
 
 
-def _at(body: Any, path: str) -> Any:
-    for name in path.split("."):
-        body = body.get(name) if isinstance(body, dict) else None
-    return body
-
-
 def _text(body: Any, path: str, problems: list[str]) -> str | None:
     """The text at a path in the body; a whole number counts as text."""
-    found = _at(body, path)
+    found = value_at(body, path)
     if type(found) is int:
         found = str(found)
     if type(found) is str and found and len(found) <= _TEXT_CHARS_MAX and found.isprintable():

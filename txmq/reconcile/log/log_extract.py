@@ -9,7 +9,7 @@ rows in the same order on any machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice, repeat
@@ -23,11 +23,17 @@ from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfi
 from txmq.protocol.checked_body import unpack
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, LogRows
+from txmq.reconcile.log.collapse import (
+    LOG_TABLES,
+    BrokerDay,
+    Collapse,
+    GroupOffset,
+    LogRows,
+    WriteRows,
+)
 from txmq.reconcile.log.files import STRETCH_BYTES, LogFiles, LogStretch, OpenFile, open_log
 from txmq.reconcile.log.flows import check_names
 from txmq.reconcile.rules import DayWindow, Rules
-from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
@@ -67,11 +73,10 @@ def extract_log(
             the cluster does not answer.
         ConfigError: The package that decompresses a body is not installed.
     """
-    clock = clock or SystemClock()
     with ExitStack() as stack:
         writers = {
-            table.name: stack.enter_context(TableWriter(table, directory / _SOURCE))
-            for table in (MESSAGES, FAILURES, OFFSETS)
+            name: stack.enter_context(TableWriter(table, directory / _SOURCE))
+            for name, table in LOG_TABLES.items()
         }
 
         def write(rows: LogRows) -> None:
@@ -82,19 +87,15 @@ def extract_log(
             # Only this one needs the client.
             from txmq.reconcile.log.cluster_log import read_cluster
 
-            source = read_cluster(rules, window, directory, write, spark, clock)
+            source = read_cluster(rules, window, directory, write, spark)
         else:
-            source = _read_directories(rules, window, write, spark, clock)
+            source = _read_directories(rules, window, write, spark, clock or SystemClock())
     # The broker keeps no totals, so the control totals are those of the written rows.
     return replace(source, tables=tuple(writer.extracted() for writer in writers.values()))
 
 
 def _read_directories(
-    rules: Rules,
-    window: DayWindow,
-    write: Callable[[LogRows], None],
-    spark: SparkSession | None,
-    clock: Clock,
+    rules: Rules, window: DayWindow, write: WriteRows, spark: SparkSession | None, clock: Clock
 ) -> ExtractedSource:
     """Write the rows of the logs in directories; describe the log, without the written tables."""
     flows, paths = rules.log.flow, [Path(place) for place in rules.log.places]
@@ -140,9 +141,7 @@ def _read(broker: Path, name: str, kind: type[_Body]) -> _Body | None:
         raise ReconcileRefused(f"{path} cannot be read: {error}") from error
 
 
-def _read_log(
-    log: LogFiles, day: BrokerDay, write: Callable[[LogRows], None], spark: SparkSession | None
-) -> int:
+def _read_log(log: LogFiles, day: BrokerDay, write: WriteRows, spark: SparkSession | None) -> int:
     """Write the rows of a log; returns its end."""
     whole, end = Collapse(day, log.half_of), 0
     opened = {file.file: file for file in log.opened}

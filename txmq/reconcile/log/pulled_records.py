@@ -46,10 +46,8 @@ def _records_in(path: Path) -> Iterator[Record]:
                 # Apache RocketMQ stores the properties of a batch as its sender wrote them.
                 yield unpack(data, errors="replace")[0]
             except RemoteProtocolError as error:
-                raise ReconcileRefused(
-                    f"the cluster sent a broken record of offset {queue_offset_of(data)}: {error}; "
-                    "run the day again"
-                ) from error
+                why = f"a broken record of offset {queue_offset_of(data)}: {error}"
+                raise ReconcileRefused(f"the cluster sent {why}; run the day again") from error
 
 
 def half_of(record: Record) -> Record:
@@ -74,10 +72,9 @@ def decided_records(records: Iterable[Record]) -> Iterator[Found]:
                 source = DecisionSource[named["TXMQ_SOURCE"]]
                 half_offset = int(record.body)
             except (KeyError, ValueError) as error:
-                raise ReconcileRefused(
-                    f"record {record.queue_offset} of {OP_TOPIC} has no decision of a txmq broker: "
-                    f"{error!r}; report this as a bug of txmq"
-                ) from error
+                where = f"record {record.queue_offset} of {OP_TOPIC}"
+                why = f"has no decision of a txmq broker: {error!r}"
+                raise ReconcileRefused(f"{where} {why}; report this as a bug of txmq") from error
             reason = named.get("TXMQ_REASON", "")
             yield _decision(record, kind, record.prepared_position, half_offset, source, reason)
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -51,9 +51,6 @@ COLUMNS: Final = pa.schema(
     }
 )
 """``docs/howto/read-the-log-from-spark.md`` describes them."""
-
-_RawRecord: TypeAlias = dict[str, Any]
-"""The columns of a record; those that its kind does not have are left out, or ``None``."""
 
 
 class LogSource(DataSource, DataSourceReader):
@@ -104,7 +101,7 @@ class LogSource(DataSource, DataSourceReader):
             yield pa.RecordBatch.from_pylist(some, COLUMNS)
 
 
-def raw_records(part: LogStretch) -> Iterator[_RawRecord]:
+def raw_records(part: LogStretch) -> Iterator[dict[str, Any]]:
     """The records of a part of the log that begins where a span does.
 
     Raises:
@@ -115,12 +112,12 @@ def raw_records(part: LogStretch) -> Iterator[_RawRecord]:
             for item, position, _ in opened.records(part.start, part.end):
                 yield {"position": position} | _raw_record(item)
     except FileNotFoundError:
-        raise ReconcileRefused(
-            f"{part.file.path} was deleted by the broker before it was read; read the log again"
-        ) from None
+        why = "was deleted by the broker before it was read; read the log again"
+        raise ReconcileRefused(f"{part.file.path} {why}") from None
 
 
-def _raw_record(found: Found) -> _RawRecord:
+def _raw_record(found: Found) -> dict[str, Any]:
+    """The columns of a record; those that its kind does not have are left out, or ``None``."""
     if isinstance(found, Decision):
         return {
             "kind": "decision",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
@@ -20,19 +19,14 @@ from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.summary import BUCKETS, Aged, Proof, Result, Total
 from txmq.reconcile.tables import ENTRIES
-from txmq.reconcile.written_table import Order, WrittenTable, sum_groups, top_rows
+from txmq.reconcile.written_table import WrittenTable, sum_groups, top_rows
 
 __all__ = ["judge"]
 
 _CLASSES: Final[list[str]] = list(Class)
-_BY_DIFFERENCE: Final[Order] = (
-    ("size", "descending"),
-    ("bank", "ascending"),
-    ("account", "ascending"),
-    ("currency", "ascending"),
-)
-_BY_AGE: Final[Order] = (("age_days", "descending"), ("amount", "descending"), ("key", "ascending"))
-_BY_TIME: Final[Order] = (("decided_ms", "descending"), ("position", "ascending"))
+_BY_DIFFERENCE: Final = ("-size", "bank", "account", "currency")
+_BY_AGE: Final = ("-age_days", "-amount", "key")
+_BY_TIME: Final = ("-decided_ms", "position")
 _NOT_SHOWN: Final = (
     *("group", "debit_bank", "credit_bank", "debits", "returns", "credits"),
     *("last_ms", "history"),
@@ -60,7 +54,7 @@ def judge(
             add up to the banks' bookings, or Spark did not read the whole extract.
     """
     _check_all_was_read(tables["balances"], manifest)
-    totals = [msgspec.convert(row, Total) for row in _rows(tables["totals"].pieces())]
+    totals = [msgspec.convert(row, Total) for row in tables["totals"].rows()]
     proofs, broken, off = _proofs(ProofDay(manifest, tables, explanations), rules)
     aging, oldest = _aging(tables["items"])
     most = rules.limits.evidence
@@ -88,12 +82,12 @@ def judge(
             {name: value for name, value in row.items() if name not in _NOT_SHOWN}
             for row in map(mask_sides, items)
         ),
-        closed=tables["closed"].rows,
+        closed=tables["closed"].row_count,
         decisions=tuple(
             {name: row["id" if name == "message_id" else name] for name in _DECISION}
             for row in map(mask_sides, decisions)
         ),
-        decided_by_hand=tables["by_hand"].rows,
+        decided_by_hand=tables["by_hand"].row_count,
         digits={name: rules.money_of(name).digits for name in sorted(filter(None, currencies))},
         contents=dict(contents),
         oldest_days=oldest,
@@ -104,10 +98,6 @@ def judge(
     if within := tuple(_reasons(found)):
         return msgspec.structs.replace(found, verdict="within limits", why=within)
     return found
-
-
-def _rows(pieces: Iterable[pa.Table]) -> Iterator[dict[str, Any]]:
-    return (row for piece in pieces for row in piece.to_pylist())
 
 
 def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
@@ -138,8 +128,7 @@ def _proofs(
     numbers = ("is_open", "size", "by_items", "by_person")
     sums = sum_groups(covered_rows(day, covers), ("proof", "bank", "currency"), numbers)
     single = {proof for proof, _, _ in sums}
-    pieces = day.tables["proofs"].pieces()
-    for row in _rows(piece.filter(pc.field("account").is_null()) for piece in pieces):
+    for row in day.tables["proofs"].rows(where=pc.field("account").is_null()):
         off, group = row["found"] - row["expected"], (row["proof"], row["bank"], row["currency"])
         if off and row["proof"].startswith("classes-"):
             raise ReconcileRefused(

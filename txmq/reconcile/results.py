@@ -207,14 +207,12 @@ class Results:
         """
         assert run.result_digest == run.result.digest
         day = run.result.business_date
-        if run.run_id in self._signed_runs(day):
-            if _read_run(self.folder_of(run)).result_digest != run.result_digest:
-                raise ReconcileRefused(
-                    _SIGNED_ERROR.format(run=run.run_id, day=day, what="its result")
-                )
-        else:
+        signed = self._signed_run(day, run.run_id)
+        if signed is None:
             plain = msgspec.json.encode(msgspec.structs.replace(run, sign_off=None))
             self.write_files(run, {**files, "run.json": msgspec.json.format(plain) + b"\n"})
+        elif signed.result_digest != run.result_digest:
+            raise ReconcileRefused(_SIGNED_ERROR.format(run=run.run_id, day=day, what="its result"))
         self._check_lock()
         # The last step: before it no reader sees the run.
         named = msgspec.json.encode({"run_id": run.run_id})
@@ -319,10 +317,8 @@ class Results:
         draft = self.folder.at(_DRAFTS, name, f"run={run}")
         draft.remove_all()
         if isinstance(table, pa.Table):
-            with (
-                draft.create("part-00000.parquet") as file,
-                parquet_writer(file, table.schema) as writer,
-            ):
+            part = draft.create("part-00000.parquet")
+            with part as file, parquet_writer(file, table.schema) as writer:
                 writer.write_table(table)
         else:
             table.write.options(**parquet_options(table.columns)).parquet(draft.uri)
@@ -360,9 +356,10 @@ class Results:
             raise ReconcileRefused(f"{place}/current does not name a run: {error}") from error
         return _read_run(place.at(run))
 
-    def _signed_runs(self, day: str) -> set[str]:
-        """The signed runs of a day; none of their files is ever replaced."""
-        return {signature.run_id for signature in self.signatures(day)}
+    def _signed_run(self, day: str, run: str) -> Run | None:
+        """A run if it is signed; then none of its files is ever replaced."""
+        is_signed = any(signature.run_id == run for signature in self.signatures(day))
+        return _read_run(self.folder.at("runs", day, run)) if is_signed else None
 
     def _remove_table(self, name: str, day: date, run: str, content: str) -> None:
         """Remove a table that differs from the new one.
@@ -374,10 +371,9 @@ class Results:
         place, of_day = self.table(name, day, run).folder, self.folder.at("runs", day.isoformat())
         if not place.files("*"):
             return
-        if run in self._signed_runs(day.isoformat()):
-            signed = _read_run(of_day.at(run))
-            if signed.result.contents.get(name) != content:
-                raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
+        signed = self._signed_run(day.isoformat(), run)
+        if signed is not None and signed.result.contents.get(name) != content:
+            raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
         current = self._in_force(day)
         if current is not None and current.run_id == run:
             of_day.remove("current")

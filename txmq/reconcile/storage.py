@@ -30,7 +30,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, copy
 from txmq.errors import ReconcileRefused
 from txmq.runtime.disk import LocalDisk
 
-__all__ = ["LEASE_S", "Folder", "LocalFolder", "sha256_of", "sync"]
+__all__ = ["LEASE_S", "Folder", "LocalFolder", "sync"]
 
 LEASE_S: Final = 120
 """The process that wrote a claim counts as dead if it has not renewed the claim for so long."""
@@ -350,12 +350,6 @@ class LocalFolder(Folder):
 
     def _names(self, name: str) -> tuple[str, ...]:
         return (name,)
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -14,6 +14,7 @@ from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
 from txmq.reconcile.differences import OF_ACCOUNTS, ProofDay, covered_rows, covers_of, place_of
 from txmq.reconcile.explanations import Explanations, ProofExplanation
+from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
@@ -105,18 +106,12 @@ def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
     read = balances.pieces("bank", "currency", "rows", "moved")
     sums = sum_groups(read, ("bank", "currency"), ("rows", "moved"))
     for control in (one for one in manifest.controls if one.table == ENTRIES.name):
-        place = f"{control.source}/{control.table}"
-        now = sum(rows for (bank, _), (_, rows, _) in sums.items() if bank == control.source)
-        if now != control.rows:
-            was = quantity(control.rows, "row was", "rows were")
-            raise ReconcileRefused(f"{place}: {was} extracted and Spark read {now}")
-        for currency, sum_ in control.amounts.items():
-            *_, found = sums.get((control.source, currency), [0])
-            if found != sum_:
-                raise ReconcileRefused(
-                    f"{place}: the sum of {currency} was {sum_} when it was extracted, and is "
-                    f"{found} in the rows that Spark read"
-                )
+        bank = control.source
+        rows = sum(of[1] for (name, _), of in sums.items() if name == bank)
+        amounts = {name: sums.get((bank, name), [0])[-1] for name in control.amounts}
+        now = msgspec.structs.replace(control, rows=rows, amounts=amounts)
+        if (differs := difference(control, now)) is not None:
+            raise ReconcileRefused(f"Spark did not read the whole extract: {differs}")
 
 
 def _proofs(

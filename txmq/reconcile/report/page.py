@@ -80,7 +80,6 @@ def page(run: Run) -> bytes:
         "classes": {class_.value: class_ for class_ in Class},
         "no_transfers": set(Class) - {total.class_ for total in result.totals if total.transfers},
         "sum_totals": sum_totals,
-        "in_flight": {total.currency: total.at_risk for total in result.in_flight},
         "aged": _aged(result.aging),
         "aged_together": _aged(together),
         "buckets": BUCKETS,

@@ -16,6 +16,7 @@ force, and the rerun writes it again.
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -33,14 +34,7 @@ from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.ledgers import Rows
 from txmq.reconcile.second_pass import RESULTS
-from txmq.reconcile.signatures import (
-    Role,
-    Signature,
-    lock_signatures,
-    objections,
-    plain_name,
-    sign_offs,
-)
+from txmq.reconcile.signatures import Role, Signature, lock_signatures, objections, sign_offs
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Past, Run, SignatureState, SignOff
 from txmq.reconcile.tables import BALANCES, RECURRING, TOTALS, TableSchema
@@ -239,7 +233,9 @@ class Results:
                 person signs twice; the name is empty; or ``despite`` is missing or not needed.
         """
         day, of_run = run.result.business_date, (run.run_id, run.result_digest)
-        signed = Signature(role, plain_name(name), now_ms, *of_run, note.strip(), despite.strip())
+        # Names that differ only in width and spaces are one person's.
+        by = " ".join(unicodedata.normalize("NFKC", name).split())
+        signed = Signature(role, by, now_ms, *of_run, note.strip(), despite.strip())
         with lock_signatures(self.folder):
             given, outdated = self.signatures(day), self.why_outdated(run)
             if why := next(objections(signed, run, sign_offs(given), outdated), None):
@@ -398,15 +394,8 @@ def _read_run(folder: Folder) -> Run:
 
 def _content_of(name: str, folder: Folder) -> str:
     """A hash of the rows in a folder's files, in any order; without files that Spark ignores."""
-    files = [file for file in folder.files("*") if not file.startswith((".", "_"))]
-    table, names = TABLES[name], list[str]()
-    for file in files[:1]:
-        with folder.parquet(file) as opened:
-            names = opened.schema_arrow.names
-    # An older txmq may have written fewer columns.
-    columns = tuple(column for column in table.columns if column.name in names)
-    contents = ContentHash(table._replace(columns=columns))
-    folder.read_rows(files, contents.add)
+    contents = ContentHash(TABLES[name])
+    folder.read_rows(folder.files("[!._]*"), contents.add)
     return contents.word
 
 
@@ -414,5 +403,5 @@ def _has_content(name: str, place: Folder, content: str | None) -> bool:
     """True if the files of a table have these rows, perhaps cut into other files."""
     try:
         return bool(place.files("*")) and _content_of(name, place) == content
-    except (OSError, KeyError, pa.ArrowException):
+    except (OSError, pa.ArrowException):
         return False  # An unreadable table is not the same.

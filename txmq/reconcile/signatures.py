@@ -7,7 +7,6 @@ invalidates the signatures too, since this result was made from the old one.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
@@ -19,7 +18,7 @@ from txmq.errors import UsageError
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Run, SignOff
 
-__all__ = ["Role", "Signature", "lock_signatures", "objections", "plain_name", "sign_offs"]
+__all__ = ["Role", "Signature", "lock_signatures", "objections", "sign_offs"]
 
 Role: TypeAlias = Literal["preparer", "reviewer"]
 
@@ -35,11 +34,6 @@ class Signature(Struct, frozen=True):
     note: str = ""
     despite: str = ""
     """Why it is given although there are breaks or failed proofs."""
-
-
-def plain_name(name: str) -> str:
-    """A person's name as signatures have it, without differences in width and spaces."""
-    return " ".join(unicodedata.normalize("NFKC", name).split())
 
 
 @contextmanager

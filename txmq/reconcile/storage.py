@@ -18,8 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import gettempdir
 from typing import Any, Final
 
@@ -77,7 +76,11 @@ class Folder:
         below = FileSelector(self._path, allow_not_found=True, recursive=is_deep)
         paths = [info.path for info in self._system.get_file_info(below) if info.is_file]
         names = {_NEW.sub(r"\1", path.removeprefix(f"{self._path}/")) for path in paths}
-        return sorted(name for name in names if pattern is None or _fits(name, pattern))
+        if pattern is not None:
+            # The match is from the right, so the left must not have more names.
+            names = {one for one in names if one.count("/") == pattern.count("/")}
+            names = {one for one in names if PurePosixPath(one).match(pattern)}
+        return sorted(names)
 
     def exists(self, name: str) -> bool:
         """True if a file exists."""
@@ -402,8 +405,3 @@ def _try_lock(folder: Path, how: int = 0) -> Iterator[bool]:
 def _new(name: str) -> str:
     """The name of a file that is about to replace another one."""
     return f".{name}.new"
-
-
-def _fits(path: str, pattern: str) -> bool:
-    names, patterns = path.split("/"), pattern.split("/")
-    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))

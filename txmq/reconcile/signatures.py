@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 from txmq.errors import UsageError
@@ -55,18 +54,13 @@ def lock_signatures(folder: Folder) -> Iterator[None]:
 def sign_offs(signatures: Iterable[Signature]) -> dict[str, SignOff]:
     """The signatures of each result of a day by its digest, in the order of their preparation."""
     found: dict[str, SignOff] = {}
+    prepared: dict[str, tuple[str, int, str, str]] = {}
     for one in signatures:
-        digest = one.result_digest
+        digest, words = one.result_digest, (one.by, one.at_ms, one.note, one.despite)
         if one.role == "preparer":
-            found[digest] = SignOff(digest, one.by, one.at_ms, one.note, one.despite)
-        elif digest in found:
-            found[digest] = msgspec.structs.replace(
-                found[digest],
-                reviewer=one.by,
-                reviewed_ms=one.at_ms,
-                reviewed_note=one.note,
-                reviewed_despite=one.despite,
-            )
+            prepared[digest], found[digest] = words, SignOff(digest, *words)
+        elif digest in prepared:
+            found[digest] = SignOff(digest, *prepared[digest], *words)
     return found
 
 

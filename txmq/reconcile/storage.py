@@ -345,11 +345,9 @@ class LocalFolder(Folder):
     @contextmanager
     def lock(self) -> Iterator[Callable[[], None]]:
         """See :meth:`Folder.lock`; the death of the process releases it."""
-        lock = LocalDisk(self.local).lock()
-        try:
+        with ExitStack() as stack:
+            stack.callback(LocalDisk(self.local).lock().release)
             yield lambda: None
-        finally:
-            lock.release()
 
     def _names(self, name: str) -> tuple[str, ...]:
         return (name,)

@@ -191,18 +191,13 @@ def _exceeded_limits(
     if found.breaks > limits.breaks:
         yield f"{quantity(found.breaks, 'break is', 'breaks are')} more than {limits.breaks}"
     if found.oldest_days > limits.age_days:
-        yield (
-            f"a break is {quantity(found.oldest_days, 'business day')} old, and "
-            f"{quantity(limits.age_days, 'is', 'are')} allowed"
-        )
+        age, allowed = quantity(found.oldest_days, "business day"), limits.age_days
+        yield f"a break is {age} old, and {quantity(allowed, 'is', 'are')} allowed"
     for currency, sum_ in found.at_risk.items():
         money = rules.money_of(currency)
         if sum_ > money.materiality:
-            most = amount(money.materiality, money.digits)
-            yield (
-                f"{amount(sum_, money.digits)} {currency} at risk is more than the {most} that is "
-                "material"
-            )
+            risk, most = (amount(minor, money.digits) for minor in (sum_, money.materiality))
+            yield f"{risk} {currency} at risk is more than the {most} that is material"
     for (proof, currency), sum_ in sorted(off.items()):
         money = rules.money_of(currency)
         if sum_ > money.materiality:

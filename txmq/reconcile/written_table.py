@@ -82,10 +82,8 @@ def sum_groups(
     """For each group: the number of rows, then the sums of its numbers."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for piece in pieces:
-        columns = {name: piece[name] for name in by} | {
-            name: piece[name].cast(_WIDE) for name in numbers
-        }
-        groups = pa.table(columns).group_by(list(by))
+        wide = {name: piece[name].cast(_WIDE) for name in numbers}
+        groups = pa.table({name: piece[name] for name in by} | wide).group_by(list(by))
         sums = [(name, "sum") for name in numbers]
         for row in groups.aggregate([([], "count_all"), *sums]).to_pylist():
             so_far = found.setdefault(tuple(row[name] for name in by), [0] * (1 + len(numbers)))

@@ -256,9 +256,8 @@ class Results:
         except FileNotFoundError:
             return []
         except msgspec.DecodeError as error:
-            raise ReconcileRefused(
-                f"{folder}/{_SIGNATURES} is not a file of signatures: {error}"
-            ) from error
+            why = f"is not a file of signatures: {error}"
+            raise ReconcileRefused(f"{folder}/{_SIGNATURES} {why}") from error
 
     def signature_state(self, run: Run) -> SignatureState:
         """The state of a result's sign-off; ``invalidated`` if another result was signed, or if
@@ -282,11 +281,8 @@ class Results:
         """
         pool = ThreadPoolExecutor(2)
         try:
-            written = {
-                name: pool.submit(self.write_table, name, table, day, run)
-                for name, table in tables.items()
-            }
-            return {name: word.result() for name, word in written.items()}
+            words = pool.map(lambda name: self.write_table(name, tables[name], day, run), tables)
+            return dict(zip(tables, words, strict=True))
         finally:
             # After Ctrl-C, Spark ends at once, and does not finish what it computes.
             pool.shutdown(wait=False, cancel_futures=True)

@@ -77,9 +77,8 @@ class Folder:
         paths = [info.path for info in self._system.get_file_info(below) if info.is_file]
         names = {_NEW.sub(r"\1", path.removeprefix(f"{self._path}/")) for path in paths}
         if pattern is not None:
-            # The match is from the right, so the left must not have more names.
-            names = {one for one in names if one.count("/") == pattern.count("/")}
-            names = {one for one in names if PurePosixPath(one).match(pattern)}
+            # An absolute pattern must match the whole path.
+            names = {name for name in names if PurePosixPath(f"/{name}").match(f"/{pattern}")}
         return sorted(names)
 
     def exists(self, name: str) -> bool:

@@ -358,12 +358,12 @@ def test_a_file_that_is_written_while_it_is_read_is_refused(tmp_path, monkeypatc
     csv_of(tmp_path, lines_of({}))
     path = tmp_path / "in" / "ccb.csv"
 
-    def grow(found):
+    def grow(*found):
         with path.open("a") as file:
             file.write("9")
         return "0"
 
-    monkeypatch.setattr("txmq.reconcile.extract.book_files.sha256_of", grow)
+    monkeypatch.setattr("txmq.reconcile.extract.book_files.LocalFolder.sha256", grow)
     with pytest.raises(ReconcileRefused, match="ccb.csv changed while it was read"):
         taken(files_of(tmp_path, WHOLE))
 

@@ -35,9 +35,9 @@ from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from txmq.reconcile.item_list import ItemFilter
     from txmq.reconcile.rules import Rules
     from txmq.reconcile.summary import Run
+    from txmq.reconcile.written_table import ItemFilter
 
 __all__ = ["app", "withdraw"]
 
@@ -87,8 +87,8 @@ def breaks(
     if ctx.invoked_subcommand is not None:
         return
     with report_failures():
-        from txmq.reconcile.item_list import items_of
         from txmq.reconcile.report.words import amount, mask_sides
+        from txmq.reconcile.written_table import items_of
 
         chosen = _filter(class_, bank, account, older_than, file, status=status)
         rules, run = run_of(config, day)
@@ -218,7 +218,7 @@ def _filter(
     status: str | None = None,
 ) -> "ItemFilter":
     from txmq.reconcile.classes import Class
-    from txmq.reconcile.item_list import ItemFilter
+    from txmq.reconcile.written_table import ItemFilter
 
     check_name("class", class_, list(Class))
     return ItemFilter(class_, status, bank, account, older_than, ids_of(ids, file))
@@ -226,7 +226,7 @@ def _filter(
 
 def _choose(rules: "Rules", run: "Run", chosen: "ItemFilter", *, yes: bool) -> list[dict[str, Any]]:
     """The breaks that fit. If there are several, the user sees their sums, and agrees first."""
-    from txmq.reconcile.item_list import ItemFilter, items_of
+    from txmq.reconcile.written_table import ItemFilter, items_of
 
     if chosen == ItemFilter():
         raise ConfigError("name breaks by their ids, or choose them with --class, --bank, …")

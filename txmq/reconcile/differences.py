@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -23,9 +23,8 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.file_systems import Directory
-from txmq.reconcile.item_list import find_items, items_of
 from txmq.reconcile.summary import Result, Run
-from txmq.reconcile.written_table import WrittenTable
+from txmq.reconcile.written_table import WrittenTable, find_items, items_of
 
 __all__ = [
     "ABOUT_PROOFS",
@@ -186,8 +185,8 @@ def place_of(row: Mapping[str, Any]) -> Place:
 
 def _single_rows(day: ProofDay) -> Iterator[pa.Table]:
     """The rows of single accounts or transfers that differ, with ``off``: found less expected."""
-    for piece in day.tables["proofs"].pieces():
-        rows = piece.filter(pc.field("account").is_valid() & ~pc.field("holds"))
+    differs = pc.field("account").is_valid() & ~pc.field("holds")
+    for rows in day.tables["proofs"].pieces(where=differs):
         # These decimals have room for the difference of any two numbers.
         found, expected = (rows[name].cast(pa.decimal128(19, 0)) for name in ("found", "expected"))
         yield rows.append_column("off", pc.subtract(found, expected))
@@ -198,17 +197,12 @@ def _difference(day: ProofDay, place: Place, *amounts: int) -> Difference:
     return Difference(hashlib.sha256(named).hexdigest()[:16], *place, tuple(sorted(amounts)))
 
 
-def _with(table: pa.Table, column: str, values: Iterable[str] | pa.ChunkedArray) -> pa.Table:
-    if not isinstance(values, pa.ChunkedArray):
-        values = pa.chunked_array([sorted(values)], pa.string())
-    return table.filter(pc.is_in(table[column], values.combine_chunks()))
-
-
 def _singles(day: ProofDay, accounts: set[str] | None) -> dict[Place, Difference]:
     """The differences of single accounts or transfers: all, or those of some names."""
     found: defaultdict[Place, list[int]] = defaultdict(list)
+    is_named = pc.field("account").isin(pa.array(sorted(accounts or ()), pa.string()))
     for piece in _single_rows(day):
-        for row in (piece if accounts is None else _with(piece, "account", accounts)).to_pylist():
+        for row in (piece if accounts is None else piece.filter(is_named)).to_pylist():
             found[place_of(row)].append(int(row["off"]))
     return {place: _difference(day, place, *amounts) for place, amounts in found.items()}
 
@@ -218,8 +212,7 @@ def _wholes(day: ProofDay) -> dict[Place, int]:
     single = {name for piece in _single_rows(day) for name in piece["proof"].unique().to_pylist()}
     return {
         place_of(row): row["found"] - row["expected"]
-        for piece in day.tables["proofs"].pieces()
-        for row in piece.filter(pc.field("account").is_null()).to_pylist()
+        for row in day.tables["proofs"].rows(where=pc.field("account").is_null())
         if row["proof"] not in single
     }
 
@@ -227,13 +220,13 @@ def _wholes(day: ProofDay) -> dict[Place, int]:
 def _explaining_items(day: ProofDay) -> dict[str, dict[str, Any]]:
     """The explained items and those in flight for which a proof fails, by transfer."""
     # After a mishap most transfers may fail: Arrow has room for all of their keys.
-    pieces = (_with(piece, "proof", OF_TRANSFERS) for piece in _single_rows(day))
-    keys = [chunk for piece in pieces for chunk in piece["account"].chunks]
-    failed = pa.chunked_array(keys, pa.string())
+    of_transfers = pc.field("proof").isin(OF_TRANSFERS)
+    pieces = (piece.filter(of_transfers)["account"] for piece in _single_rows(day))
+    failed = pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], pa.string())
+    has_failed = pc.field("key").isin(failed.combine_chunks())
     return {
         row["key"]: row
-        for piece in day.tables["items"].pieces(*_ITEM)
-        for row in _with(piece, "key", failed).to_pylist()
+        for row in day.tables["items"].rows(*_ITEM, where=has_failed)
         if row["class"] in {Class.EXPLAINED, Class.IN_FLIGHT}
     }
 
@@ -264,8 +257,8 @@ def _of_items_today(day: ProofDay, covers: Mapping[Place, Cover]) -> dict[str, i
     }
     keys, at = {key or "" for key, _ in explained}, pc.field("recorded_ms")
     is_today = (at >= day.source.start_ms) & (at < day.source.end_ms)
-    for piece in day.tables["entries"].pieces("key", "currency", "amount", "recorded_ms"):
-        for row in _with(piece.filter(is_today), "key", keys).to_pylist():
-            if (row["key"], row["currency"]) in explained:
-                found[row["currency"]] += row["amount"]
+    where = is_today & pc.field("key").isin(pa.array(sorted(keys), pa.string()))
+    for row in day.tables["entries"].rows("key", "currency", "amount", "recorded_ms", where=where):
+        if (row["key"], row["currency"]) in explained:
+            found[row["currency"]] += row["amount"]
     return found

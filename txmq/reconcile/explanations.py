@@ -196,10 +196,8 @@ class Explanations:
         except FileNotFoundError:
             return []
         except msgspec.DecodeError as error:
-            noun = type_.FILE.removesuffix(".jsonl")
-            raise ReconcileRefused(
-                f"{self._folder}/{type_.FILE} is not a file of {noun}: {error}"
-            ) from error
+            why = f"is not a file of {type_.FILE.removesuffix('.jsonl')}: {error}"
+            raise ReconcileRefused(f"{self._folder}/{type_.FILE} {why}") from error
 
 
 def _valid(every: list[Explained], key: Callable[[Explained], Any]) -> list[Explained]:

@@ -119,9 +119,8 @@ def run(
         results.publish(done, files)
         done = results.current(day) or done
         if rules.recon is not None:
-            items = (row for piece in tables["items"].pieces() for row in piece.to_pylist())
             with closing(ReconSchema(rules.recon)) as schema:
-                schema.write(done, items)
+                schema.write(done, tables["items"].rows())
     return done
 
 

@@ -110,8 +110,7 @@ class _Books:
         rows = rows.append_column("found", _sum_columns(accounts, found))
         sums = sum_groups([rows], ("bank", "currency"), ("expected", "found"))
         for (bank, currency), (count, one, other) in sums.items():
-            whole = self._sums[proof, bank, None, currency]
-            whole.update(rows=count, expected=one, found=other)
+            self._sums[proof, bank, None, currency].update(rows=count, expected=one, found=other)
         for row in rows.filter(pc.field("expected") != pc.field("found")).to_pylist():
             *place, one, other = row.values()
             self._add_wrong((proof, *place), int(one), int(other))

@@ -16,6 +16,7 @@ force, and the rerun writes it again.
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -33,14 +34,7 @@ from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.ledgers import Rows
 from txmq.reconcile.second_pass import RESULTS
-from txmq.reconcile.signatures import (
-    Role,
-    Signature,
-    lock_signatures,
-    objections,
-    plain_name,
-    sign_offs,
-)
+from txmq.reconcile.signatures import Role, Signature, lock_signatures, objections, sign_offs
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Past, Run, SignatureState, SignOff
 from txmq.reconcile.tables import BALANCES, RECURRING, TOTALS, TableSchema
@@ -214,14 +208,12 @@ class Results:
         """
         assert run.result_digest == run.result.digest
         day = run.result.business_date
-        if run.run_id in self._signed_runs(day):
-            if _read_run(self.folder_of(run)).result_digest != run.result_digest:
-                raise ReconcileRefused(
-                    _SIGNED_ERROR.format(run=run.run_id, day=day, what="its result")
-                )
-        else:
+        signed = self._signed_run(day, run.run_id)
+        if signed is None:
             plain = msgspec.json.encode(msgspec.structs.replace(run, sign_off=None))
             self.write_files(run, {**files, "run.json": msgspec.json.format(plain) + b"\n"})
+        elif signed.result_digest != run.result_digest:
+            raise ReconcileRefused(_SIGNED_ERROR.format(run=run.run_id, day=day, what="its result"))
         self._check_lock()
         # The last step: before it no reader sees the run.
         named = msgspec.json.encode({"run_id": run.run_id})
@@ -248,7 +240,9 @@ class Results:
                 person signs twice; the name is empty; or ``despite`` is missing or not needed.
         """
         day, of_run = run.result.business_date, (run.run_id, run.result_digest)
-        signed = Signature(role, plain_name(name), now_ms, *of_run, note.strip(), despite.strip())
+        # Names that differ only in width and spaces are one person's.
+        by = " ".join(unicodedata.normalize("NFKC", name).split())
+        signed = Signature(role, by, now_ms, *of_run, note.strip(), despite.strip())
         with lock_signatures(self.folder):
             given, outdated = self.signatures(day), self.why_outdated(run)
             if why := next(objections(signed, run, sign_offs(given), outdated), None):
@@ -269,9 +263,8 @@ class Results:
         except FileNotFoundError:
             return []
         except msgspec.DecodeError as error:
-            raise ReconcileRefused(
-                f"{folder}/{_SIGNATURES} is not a file of signatures: {error}"
-            ) from error
+            why = f"is not a file of signatures: {error}"
+            raise ReconcileRefused(f"{folder}/{_SIGNATURES} {why}") from error
 
     def signature_state(self, run: Run) -> SignatureState:
         """The state of a result's sign-off; ``invalidated`` if another result was signed, or if
@@ -295,11 +288,8 @@ class Results:
         """
         pool = ThreadPoolExecutor(2)
         try:
-            written = {
-                name: pool.submit(self.write_table, name, table, day, run)
-                for name, table in tables.items()
-            }
-            return {name: word.result() for name, word in written.items()}
+            words = pool.map(lambda name: self.write_table(name, tables[name], day, run), tables)
+            return dict(zip(tables, words, strict=True))
         finally:
             # After Ctrl-C, Spark ends at once, and does not finish what it computes.
             pool.shutdown(wait=False, cancel_futures=True)
@@ -326,10 +316,8 @@ class Results:
         draft = self.folder.at(_DRAFTS, name, f"run={run}")
         draft.remove_all()
         if isinstance(table, pa.Table):
-            with (
-                draft.create("part-00000.parquet") as file,
-                parquet_writer(file, table.schema) as writer,
-            ):
+            part = draft.create("part-00000.parquet")
+            with part as file, parquet_writer(file, table.schema) as writer:
                 writer.write_table(table)
         else:
             table.write.options(**parquet_options(table.columns)).parquet(draft.uri)
@@ -367,9 +355,10 @@ class Results:
             raise ReconcileRefused(f"{place}/current does not name a run: {error}") from error
         return _read_run(place.at(run))
 
-    def _signed_runs(self, day: str) -> set[str]:
-        """The signed runs of a day; none of their files is ever replaced."""
-        return {signature.run_id for signature in self.signatures(day)}
+    def _signed_run(self, day: str, run: str) -> Run | None:
+        """A run if it is signed; then none of its files is ever replaced."""
+        is_signed = any(signature.run_id == run for signature in self.signatures(day))
+        return _read_run(self.folder.at("runs", day, run)) if is_signed else None
 
     def _remove_table(self, name: str, day: date, run: str, content: str) -> None:
         """Remove a table that differs from the new one.
@@ -381,10 +370,9 @@ class Results:
         place, of_day = self.table(name, day, run).folder, self.folder.at("runs", day.isoformat())
         if not place.files("*"):
             return
-        if run in self._signed_runs(day.isoformat()):
-            signed = _read_run(of_day.at(run))
-            if signed.result.contents.get(name) != content:
-                raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
+        signed = self._signed_run(day.isoformat(), run)
+        if signed is not None and signed.result.contents.get(name) != content:
+            raise ReconcileRefused(_SIGNED_ERROR.format(run=run, day=day, what=name))
         current = self._in_force(day)
         if current is not None and current.run_id == run:
             of_day.remove("current")
@@ -412,15 +400,8 @@ def _read_run(folder: Folder) -> Run:
 
 def _content_of(name: str, folder: Folder) -> str:
     """A hash of the rows in a folder's files, in any order; without files that Spark ignores."""
-    files = [file for file in folder.files("*") if not file.startswith((".", "_"))]
-    table, names = TABLES[name], list[str]()
-    for file in files[:1]:
-        with folder.parquet(file) as opened:
-            names = opened.schema_arrow.names
-    # An older txmq may have written fewer columns.
-    columns = tuple(column for column in table.columns if column.name in names)
-    contents = ContentHash(table._replace(columns=columns))
-    folder.read_rows(files, contents.add)
+    contents = ContentHash(TABLES[name])
+    folder.read_rows(folder.files("[!._]*"), contents.add)
     return contents.word
 
 
@@ -428,5 +409,5 @@ def _has_content(name: str, place: Folder, content: str | None) -> bool:
     """True if the files of a table have these rows, perhaps cut into other files."""
     try:
         return bool(place.files("*")) and _content_of(name, place) == content
-    except (OSError, KeyError, pa.ArrowException):
+    except (OSError, pa.ArrowException):
         return False  # An unreadable table is not the same.

@@ -138,9 +138,8 @@ class ReconSchema:
                 self._create_tables(connection)
                 yield connection
         except SQLAlchemyError as error:
-            raise DatabaseFailed(
-                f"the tables of {self._name} could not be written: {words(error)}"
-            ) from error
+            what = f"the tables of {self._name} could not be written"
+            raise DatabaseFailed(f"{what}: {words(error)}") from error
 
     def _create_tables(self, connection: sa.Connection) -> None:
         schema = self._metadata.schema

@@ -7,19 +7,17 @@ invalidates the signatures too, since this result was made from the old one.
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, TypeAlias
 
-import msgspec
 from msgspec import Struct
 
 from txmq.errors import UsageError
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Run, SignOff
 
-__all__ = ["Role", "Signature", "lock_signatures", "objections", "plain_name", "sign_offs"]
+__all__ = ["Role", "Signature", "lock_signatures", "objections", "sign_offs"]
 
 Role: TypeAlias = Literal["preparer", "reviewer"]
 
@@ -35,11 +33,6 @@ class Signature(Struct, frozen=True):
     note: str = ""
     despite: str = ""
     """Why it is given although there are breaks or failed proofs."""
-
-
-def plain_name(name: str) -> str:
-    """A person's name as signatures have it, without differences in width and spaces."""
-    return " ".join(unicodedata.normalize("NFKC", name).split())
 
 
 @contextmanager
@@ -61,18 +54,13 @@ def lock_signatures(folder: Folder) -> Iterator[None]:
 def sign_offs(signatures: Iterable[Signature]) -> dict[str, SignOff]:
     """The signatures of each result of a day by its digest, in the order of their preparation."""
     found: dict[str, SignOff] = {}
+    prepared: dict[str, tuple[str, int, str, str]] = {}
     for one in signatures:
-        digest = one.result_digest
+        digest, words = one.result_digest, (one.by, one.at_ms, one.note, one.despite)
         if one.role == "preparer":
-            found[digest] = SignOff(digest, one.by, one.at_ms, one.note, one.despite)
-        elif digest in found:
-            found[digest] = msgspec.structs.replace(
-                found[digest],
-                reviewer=one.by,
-                reviewed_ms=one.at_ms,
-                reviewed_note=one.note,
-                reviewed_despite=one.despite,
-            )
+            prepared[digest], found[digest] = words, SignOff(digest, *words)
+        elif digest in prepared:
+            found[digest] = SignOff(digest, *prepared[digest], *words)
     return found
 
 

@@ -18,8 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import gettempdir
 from typing import Any, Final
 
@@ -30,7 +29,7 @@ from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, copy
 from txmq.errors import ReconcileRefused
 from txmq.runtime.disk import LocalDisk
 
-__all__ = ["LEASE_S", "Folder", "LocalFolder", "sha256_of", "sync"]
+__all__ = ["LEASE_S", "Folder", "LocalFolder", "sync"]
 
 LEASE_S: Final = 120
 """The process that wrote a claim counts as dead if it has not renewed the claim for so long."""
@@ -77,7 +76,10 @@ class Folder:
         below = FileSelector(self._path, allow_not_found=True, recursive=is_deep)
         paths = [info.path for info in self._system.get_file_info(below) if info.is_file]
         names = {_NEW.sub(r"\1", path.removeprefix(f"{self._path}/")) for path in paths}
-        return sorted(name for name in names if pattern is None or _fits(name, pattern))
+        if pattern is not None:
+            # An absolute pattern must match the whole path.
+            names = {name for name in names if PurePosixPath(f"/{name}").match(f"/{pattern}")}
+        return sorted(names)
 
     def exists(self, name: str) -> bool:
         """True if a file exists."""
@@ -342,20 +344,12 @@ class LocalFolder(Folder):
     @contextmanager
     def lock(self) -> Iterator[Callable[[], None]]:
         """See :meth:`Folder.lock`; the death of the process releases it."""
-        lock = LocalDisk(self.local).lock()
-        try:
+        with ExitStack() as stack:
+            stack.callback(LocalDisk(self.local).lock().release)
             yield lambda: None
-        finally:
-            lock.release()
 
     def _names(self, name: str) -> tuple[str, ...]:
         return (name,)
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:
@@ -408,8 +402,3 @@ def _try_lock(folder: Path, how: int = 0) -> Iterator[bool]:
 def _new(name: str) -> str:
     """The name of a file that is about to replace another one."""
     return f".{name}.new"
-
-
-def _fits(path: str, pattern: str) -> bool:
-    names, patterns = path.split("/"), pattern.split("/")
-    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))

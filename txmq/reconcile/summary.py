@@ -198,9 +198,11 @@ class Result(Struct, frozen=True):
         return {total.currency: total.at_risk for total in found}
 
     @property
-    def in_flight(self) -> tuple[Total, ...]:
-        """The transfers in flight, by currency."""
-        return sum_totals(total for total in self.totals if total.class_ == Class.IN_FLIGHT)
+    def in_flight(self) -> dict[str, Any]:
+        """The number of transfers in flight, and their amounts by currency."""
+        totals = [total for total in self.totals if total.class_ == Class.IN_FLIGHT]
+        amounts = {total.currency: total.at_risk for total in totals}
+        return {"transfers": sum(total.transfers for total in totals), "amounts": amounts}
 
     @property
     def currencies(self) -> tuple[str, ...]:
@@ -216,12 +218,6 @@ class Result(Struct, frozen=True):
     def open(self) -> int:
         """The number of transfers that are in flight or explained."""
         return self._count("open")
-
-    @property
-    def quarantined(self) -> int:
-        """The number of rows of the banks' tables that cannot be read."""
-        wholes = (one for one in self.proofs if one.proof == "readable-rows" and not one.account)
-        return -sum(proof.difference for proof in wholes)
 
     def places(self, currency: str | None) -> int:
         """The digits after the point; 0 without a currency, since that is a count."""
@@ -342,13 +338,8 @@ class Run(Struct, frozen=True):
         such as Python's, but not JavaScript's. Moments end in ``_ms`` and are milliseconds since
         1970 in UTC.
         """
-        names = ("match_rate", "transfers", "breaks", "open", "at_risk")
-        figures: dict[str, Any] = {name: getattr(self.result, name) for name in names}
-        flying = self.result.in_flight
-        figures["in_flight"] = {
-            "transfers": sum(total.transfers for total in flying),
-            "amounts": {total.currency: total.at_risk for total in flying},
-        }
-        figures["signature"] = self.signature
-        text = msgspec.json.encode(msgspec.to_builtins(self) | {"figures": figures}, order="sorted")
+        names = ("match_rate", "transfers", "breaks", "open", "at_risk", "in_flight")
+        figures = {name: getattr(self.result, name) for name in names}
+        more = {"figures": figures | {"signature": self.signature}}
+        text = msgspec.json.encode(msgspec.to_builtins(self) | more, order="sorted")
         return msgspec.json.format(text, indent=1) + b"\n"

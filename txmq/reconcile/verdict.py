@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.errors import ReconcileRefused
@@ -15,24 +14,20 @@ from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
 from txmq.reconcile.differences import OF_ACCOUNTS, ProofDay, covered_rows, covers_of, place_of
 from txmq.reconcile.explanations import Explanations, ProofExplanation
+from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.summary import BUCKETS, Aged, Proof, Result, Total
 from txmq.reconcile.tables import ENTRIES
-from txmq.reconcile.written_table import Order, WrittenTable, sum_groups, top_rows
+from txmq.reconcile.written_table import WrittenTable, sum_groups, top_rows
 
 __all__ = ["judge"]
 
 _CLASSES: Final[list[str]] = list(Class)
-_BY_DIFFERENCE: Final[Order] = (
-    ("size", "descending"),
-    ("bank", "ascending"),
-    ("account", "ascending"),
-    ("currency", "ascending"),
-)
-_BY_AGE: Final[Order] = (("age_days", "descending"), ("amount", "descending"), ("key", "ascending"))
-_BY_TIME: Final[Order] = (("decided_ms", "descending"), ("position", "ascending"))
+_BY_DIFFERENCE: Final = ("-size", "bank", "account", "currency")
+_BY_AGE: Final = ("-age_days", "-amount", "key")
+_BY_TIME: Final = ("-decided_ms", "position")
 _NOT_SHOWN: Final = (
     *("group", "debit_bank", "credit_bank", "debits", "returns", "credits"),
     *("last_ms", "history"),
@@ -60,7 +55,7 @@ def judge(
             add up to the banks' bookings, or Spark did not read the whole extract.
     """
     _check_all_was_read(tables["balances"], manifest)
-    totals = [msgspec.convert(row, Total) for row in _rows(tables["totals"].pieces())]
+    totals = [msgspec.convert(row, Total) for row in tables["totals"].rows()]
     proofs, broken, off = _proofs(ProofDay(manifest, tables, explanations), rules)
     aging, oldest = _aging(tables["items"])
     most = rules.limits.evidence
@@ -88,12 +83,12 @@ def judge(
             {name: value for name, value in row.items() if name not in _NOT_SHOWN}
             for row in map(mask_sides, items)
         ),
-        closed=tables["closed"].rows,
+        closed=tables["closed"].row_count,
         decisions=tuple(
             {name: row["id" if name == "message_id" else name] for name in _DECISION}
             for row in map(mask_sides, decisions)
         ),
-        decided_by_hand=tables["by_hand"].rows,
+        decided_by_hand=tables["by_hand"].row_count,
         digits={name: rules.money_of(name).digits for name in sorted(filter(None, currencies))},
         contents=dict(contents),
         oldest_days=oldest,
@@ -106,27 +101,17 @@ def judge(
     return found
 
 
-def _rows(pieces: Iterable[pa.Table]) -> Iterator[dict[str, Any]]:
-    return (row for piece in pieces for row in piece.to_pylist())
-
-
 def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
     """Check that the accounts' bookings equal the extract, to the row and to the cent."""
     read = balances.pieces("bank", "currency", "rows", "moved")
     sums = sum_groups(read, ("bank", "currency"), ("rows", "moved"))
     for control in (one for one in manifest.controls if one.table == ENTRIES.name):
-        place = f"{control.source}/{control.table}"
-        now = sum(rows for (bank, _), (_, rows, _) in sums.items() if bank == control.source)
-        if now != control.rows:
-            was = quantity(control.rows, "row was", "rows were")
-            raise ReconcileRefused(f"{place}: {was} extracted and Spark read {now}")
-        for currency, sum_ in control.amounts.items():
-            *_, found = sums.get((control.source, currency), [0])
-            if found != sum_:
-                raise ReconcileRefused(
-                    f"{place}: the sum of {currency} was {sum_} when it was extracted, and is "
-                    f"{found} in the rows that Spark read"
-                )
+        bank = control.source
+        rows = sum(of[1] for (name, _), of in sums.items() if name == bank)
+        amounts = {name: sums.get((bank, name), [0])[-1] for name in control.amounts}
+        now = msgspec.structs.replace(control, rows=rows, amounts=amounts)
+        if (differs := difference(control, now)) is not None:
+            raise ReconcileRefused(f"Spark did not read the whole extract: {differs}")
 
 
 def _proofs(
@@ -138,8 +123,7 @@ def _proofs(
     numbers = ("is_open", "size", "by_items", "by_person")
     sums = sum_groups(covered_rows(day, covers), ("proof", "bank", "currency"), numbers)
     single = {proof for proof, _, _ in sums}
-    pieces = day.tables["proofs"].pieces()
-    for row in _rows(piece.filter(pc.field("account").is_null()) for piece in pieces):
+    for row in day.tables["proofs"].rows(where=pc.field("account").is_null()):
         off, group = row["found"] - row["expected"], (row["proof"], row["bank"], row["currency"])
         if off and row["proof"].startswith("classes-"):
             raise ReconcileRefused(
@@ -207,18 +191,13 @@ def _exceeded_limits(
     if found.breaks > limits.breaks:
         yield f"{quantity(found.breaks, 'break is', 'breaks are')} more than {limits.breaks}"
     if found.oldest_days > limits.age_days:
-        yield (
-            f"a break is {quantity(found.oldest_days, 'business day')} old, and "
-            f"{quantity(limits.age_days, 'is', 'are')} allowed"
-        )
+        age, allowed = quantity(found.oldest_days, "business day"), limits.age_days
+        yield f"a break is {age} old, and {quantity(allowed, 'is', 'are')} allowed"
     for currency, sum_ in found.at_risk.items():
         money = rules.money_of(currency)
         if sum_ > money.materiality:
-            most = amount(money.materiality, money.digits)
-            yield (
-                f"{amount(sum_, money.digits)} {currency} at risk is more than the {most} that is "
-                "material"
-            )
+            risk, most = (amount(minor, money.digits) for minor in (sum_, money.materiality))
+            yield f"{risk} {currency} at risk is more than the {most} that is material"
     for (proof, currency), sum_ in sorted(off.items()):
         money = rules.money_of(currency)
         if sum_ > money.materiality:

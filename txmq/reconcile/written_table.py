@@ -1,26 +1,25 @@
-"""A table of a run, read in pieces and without Spark, so that few rows are in memory at once."""
+"""The tables of a run, read without Spark, in pieces, so that few rows are in memory at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
-from txmq.errors import ReconcileRefused
+from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.storage import Folder
+from txmq.reconcile.summary import Run
 
-__all__ = ["Order", "WrittenTable", "sum_groups", "top_rows"]
+__all__ = ["ItemFilter", "WrittenTable", "find_items", "items_of", "sum_groups", "top_rows"]
 
 _ROWS_AT_ONCE: Final = 1 << 17
 _WIDE: Final = pa.decimal128(38, 0)
 """Decimals with room for any sum of 64-bit numbers."""
-
-Order: TypeAlias = tuple[tuple[str, Literal["ascending", "descending"]], ...]
-"""The columns to sort by, and the direction of each."""
 
 
 class WrittenTable(NamedTuple):
@@ -35,7 +34,7 @@ class WrittenTable(NamedTuple):
         return self.folder.files("*.parquet")
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """The number of rows.
 
         Raises:
@@ -43,8 +42,8 @@ class WrittenTable(NamedTuple):
         """
         return sum(len(piece) for piece in self.pieces("key"))
 
-    def pieces(self, *columns: str) -> Iterator[pa.Table]:
-        """The rows in pieces, with all columns or some.
+    def pieces(self, *columns: str, where: pc.Expression | None = None) -> Iterator[pa.Table]:
+        """The rows in pieces: all columns or some, and all rows or those that fit a condition.
 
         Raises:
             ReconcileRefused: A file cannot be read, or none exists.
@@ -57,9 +56,18 @@ class WrittenTable(NamedTuple):
             for part in parts:
                 with self.folder.parquet(part) as file:
                     for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns) or None):
-                        yield pa.Table.from_batches([batch])
+                        piece = pa.Table.from_batches([batch])
+                        yield piece if where is None else piece.filter(where)
         except (OSError, pa.ArrowException) as error:
             raise ReconcileRefused(f"the {self.name} cannot be read: {error}") from error
+
+    def rows(self, *columns: str, where: pc.Expression | None = None) -> Iterator[dict[str, Any]]:
+        """The rows one by one, as :meth:`pieces` has them.
+
+        Raises:
+            ReconcileRefused: A file cannot be read, or none exists.
+        """
+        return (row for piece in self.pieces(*columns, where=where) for row in piece.to_pylist())
 
     @classmethod
     def of_run(cls, results: Directory, day: date, run_id: str, name: str) -> WrittenTable:
@@ -74,10 +82,8 @@ def sum_groups(
     """For each group: the number of rows, then the sums of its numbers."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for piece in pieces:
-        columns = {name: piece[name] for name in by} | {
-            name: piece[name].cast(_WIDE) for name in numbers
-        }
-        groups = pa.table(columns).group_by(list(by))
+        wide = {name: piece[name].cast(_WIDE) for name in numbers}
+        groups = pa.table({name: piece[name] for name in by} | wide).group_by(list(by))
         sums = [(name, "sum") for name in numbers]
         for row in groups.aggregate([([], "count_all"), *sums]).to_pylist():
             so_far = found.setdefault(tuple(row[name] for name in by), [0] * (1 + len(numbers)))
@@ -88,15 +94,91 @@ def sum_groups(
 
 
 def top_rows(
-    pieces: Iterable[pa.Table], most: int, order: Order, *, by: str | None = None
+    pieces: Iterable[pa.Table], most: int, order: Sequence[str], *, by: str | None = None
 ) -> list[dict[str, Any]]:
-    """The first rows in an order, up to a number: of all rows, or of each group."""
+    """The first rows in an order, up to a number: of all rows, or of each group.
+
+    The order names columns; a ``-`` before a name puts its greatest value first.
+    """
+    how = {True: "descending", False: "ascending"}
+    keys = [(name.lstrip("-"), how[name.startswith("-")]) for name in order]
     kept: dict[str | None, pa.Table] = {}
     for piece in pieces:
         for group in piece[by].unique().to_pylist() if by else [None]:
             rows = piece.filter(pc.field(by) == group) if by else piece
             if group in kept:
                 rows = pa.concat_tables([kept[group], rows])
-            kept[group] = rows.take(pc.sort_indices(rows, sort_keys=list(order))[:most])
+            kept[group] = rows.take(pc.sort_indices(rows, sort_keys=keys)[:most])
     groups = sorted(kept, key=lambda group: group or "")
     return [row for group in groups for row in kept[group].to_pylist()]
+
+
+class ItemFilter(Struct, frozen=True):
+    """The items that a person asks for; an item must fit all of it."""
+
+    class_: str | None = None
+    status: str | None = None
+    bank: str | None = None
+    account: str | None = None
+    """An account that pays or is paid, as it is in the books."""
+    older_than: int | None = None
+    """Only items that are more business days old."""
+    ids: Sequence[str] = ()
+    """Ids of breaks, or their beginnings; all if empty."""
+
+    def takes(self, item: dict[str, Any]) -> bool:
+        """True if an item fits, regardless of the ids."""
+        accounts = f"{item['payer'] or ''} / {item['payee'] or ''}".split(" / ")
+        banks = f"{item['debit_bank'] or ''} / {item['credit_bank'] or ''}".split(" / ")
+        return (
+            self.class_ in {None, item["class"]}
+            and self.status in {None, item["status"]}
+            and (self.bank is None or self.bank in banks)
+            and (self.account is None or self.account in accounts)
+            and (self.older_than is None or item["age_days"] > self.older_than)
+        )
+
+
+def items_of(
+    directory: Directory, run: Run, wanted: ItemFilter | None = None, *, is_complete: bool = False
+) -> list[dict[str, Any]]:
+    """The items of a run that are not agreed: the oldest first, then the largest.
+
+    Those in flight and explained ones are left out, unless ``is_complete``, or ``wanted`` names a
+    class, a status or an id.
+
+    Raises:
+        ReconcileRefused: The items cannot be read.
+        UsageError: No item matches an id, or several do.
+    """
+    wanted = wanted or ItemFilter()
+    takes_all = is_complete or wanted.class_ or wanted.status or wanted.ids
+    found = [
+        item
+        for item in WrittenTable.of_run(directory, run.day, run.run_id, "items").rows()
+        if (takes_all or item["group"] == "break") and wanted.takes(item)
+    ]
+    if wanted.ids:
+        found = find_items(found, wanted.ids)
+    return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
+
+
+def find_items(
+    items: list[dict[str, Any]], ids: Sequence[str], name: str = "break_id"
+) -> list[dict[str, Any]]:
+    """The items whose ids begin as given, each once.
+
+    Raises:
+        UsageError: No item matches, or several do.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for id_ in ids:
+        fit = [item for item in items if item[name].startswith(id_)]
+        if len(fit) != 1 or not id_:
+            noun, command = ("break", "breaks") if name == "break_id" else ("difference", "proofs")
+            many = f"several {noun}s" if fit else f"no {noun}"
+            raise UsageError(
+                f"{id_!r} matches {many} of this day; see txmq reconcile {command} --all"
+            )
+        found[fit[0][name]] = fit[0]
+    return list(found.values())

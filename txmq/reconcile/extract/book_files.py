@@ -34,7 +34,7 @@ from txmq.reconcile.extract.statements import Dialect, TableColumns, column_name
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import BankFiles, Day, EntryColumns
-from txmq.reconcile.storage import sha256_of
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING
 
 __all__ = ["read_files"]
@@ -97,7 +97,7 @@ class _FileReader(SqliteReader):
             with open_unchanged(path) as file:
                 rows = self._rows(path.name, file, names)
                 self._connection.executemany(insert, self._stored(table, path.name, rows))
-                self.hashes.append(f"{path.name} {sha256_of(path)}")
+                self.hashes.append(f"{path.name} {LocalFolder(path.parent).sha256(path.name)}")
         for page, balance in stated_balances(self._pages if table == ACCOUNTS.name else []):
             rows = iter([(page.line, [balance[name] for name in names])])
             self._connection.executemany(insert, self._stored(table, page.file, rows))

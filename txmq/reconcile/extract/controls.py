@@ -155,10 +155,12 @@ class ContentHash:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Add rows, which have the table's columns, of its types."""
+        # An older txmq may have written fewer columns.
+        names = [name for name in self._names if name in batch.schema.names]
         for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
             some = batch.slice(first, _ROWS_AT_ONCE)
             rows = np.full(some.num_rows, _START)
-            for name in self._names:
+            for name in names:
                 # Mixed again, so that a value counts in its own column only.
                 rows = _mix(rows ^ _hash_column(some.column(name)))
             self._sums.append((some.num_rows, int(rows.sum())))

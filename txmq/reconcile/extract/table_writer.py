@@ -21,7 +21,7 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.controls import LIMIT, ContentHash, ControlSums, difference
 from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
 from txmq.reconcile.report.words import mask, mask_sides
-from txmq.reconcile.storage import sha256_of, sync
+from txmq.reconcile.storage import LocalFolder, sync
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import RECURRING, TableSchema
 
@@ -170,4 +170,4 @@ def _part(path: Path) -> Part:
     """Sync a complete part, and describe it."""
     sync(path)
     rows, size = pq.read_metadata(path).num_rows, path.stat().st_size
-    return Part("/".join(path.parts[-3:]), rows, size, sha256_of(path))
+    return Part("/".join(path.parts[-3:]), rows, size, LocalFolder(path.parent).sha256(path.name))

@@ -57,14 +57,15 @@ def _samples(run: Run) -> Iterator[tuple[str, float, dict[str, str]]]:
     result = run.result
     versions = {"version": run.txmq_version, "spark": run.spark_version}
     yield "info", 1, {**versions, "rules": result.rules_version}
+    unread = (one for one in result.proofs if one.proof == "readable-rows" and not one.account)
     plain = {
         "final": result.is_final,
         "match_ratio": result.match_rate,
         "breaks": result.breaks,
         "oldest_break_days": result.oldest_days,
-        "in_flight": sum(total.transfers for total in result.in_flight),
+        "in_flight": result.in_flight["transfers"],
         "broken_proofs": result.broken_proofs,
-        "quarantined_rows": result.quarantined,
+        "quarantined_rows": -sum(proof.difference for proof in unread),
         "closed": result.closed,
         "run_seconds": (run.ended_ms - run.began_ms) / 1000,
         "business_date_end_timestamp_seconds": result.end_ms / 1000,

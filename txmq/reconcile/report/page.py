@@ -80,7 +80,6 @@ def page(run: Run) -> bytes:
         "classes": {class_.value: class_ for class_ in Class},
         "no_transfers": set(Class) - {total.class_ for total in result.totals if total.transfers},
         "sum_totals": sum_totals,
-        "in_flight": {total.currency: total.at_risk for total in result.in_flight},
         "aged": _aged(result.aging),
         "aged_together": _aged(together),
         "buckets": BUCKETS,
@@ -119,19 +118,17 @@ def _trends(run: Run) -> tuple[Trend, ...]:
     about = f"{rates[-1]} on {run.result.business_date}; the lowest is {lowest}."
     found = [
         Trend("rate", "Match rate", about, rates, heights, "100%", f"{floor}%"),
-        _columns(run, None, "breaks", "Breaks", [day.breaks for day in run.days]),
+        _columns(run, "breaks", "Breaks", [day.breaks for day in run.days], None),
     ]
     of_breaks = {name for day in run.days for name, sum_ in day.at_risk.items() if sum_}
     for currency in sorted(of_breaks):
         worth = [day.at_risk.get(currency, 0) for day in run.days]
         title = f"Value at risk, {currency}"
-        found.append(_columns(run, currency, f"risk-{currency}", title, worth))
+        found.append(_columns(run, f"risk-{currency}", title, worth, currency))
     return tuple(found)
 
 
-def _columns(
-    run: Run, currency: str | None, name: str, title: str, numbers: Sequence[int]
-) -> Trend:
+def _columns(run: Run, name: str, title: str, numbers: list[int], currency: str | None) -> Trend:
     values = [words.amount(number, run.result.places(currency)) for number in numbers]
     most = max(numbers)
     heights = [max(n * _PLOT // most, 2 if n else 0) if most else 0 for n in numbers]

@@ -73,9 +73,7 @@ def show(run: Run, console: Console, report: str = "") -> None:
 
 
 def _table(run: Run, rows: Iterable[Total]) -> Table:
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    drawn.add_column("class")
-    drawn.add_column("group")
+    drawn = Table("class", "group", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("transfers", *_AMOUNTS):
         drawn.add_column(heading.replace("_", " "), justify="right")
     drawn.add_column("")

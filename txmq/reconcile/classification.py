@@ -6,7 +6,8 @@ holds counts. Together they are complete; a transfer without a class stops the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Final
 
 from txmq.errors import ReconcileRefused
@@ -151,13 +152,11 @@ def _of_the_rules(
     yield Class.DELIVERED_UNCREDITED, is_in_parts
 
 
-def _fits(
-    amounts: Mapping[str, int], most: Mapping[str, int] | Mapping[str | None, int], open_: int = 0
-) -> bool:
+def _fits(amounts: Counter[Any], most: Counter[Any], open_: int = 0) -> bool:
     """True if accounts have no more than the most for each, but for an amount that any may have:
     of orders that leave their account open, and of fees.
     """
-    return sum(max(amount - most.get(name, 0), 0) for name, amount in amounts.items()) <= open_
+    return sum(max(amount - most[name], 0) for name, amount in amounts.items()) <= open_
 
 
 def _incomplete(facts: TransferFacts) -> Iterator[tuple[Class, bool]]:

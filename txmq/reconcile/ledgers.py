@@ -55,27 +55,14 @@ class EarlierDays(NamedTuple):
 class ReconciledDay(NamedTuple):
     """The result of a day."""
 
-    matches: DataFrame
-    items: Rows
-    """The items that are not agreed when the day ends."""
-    closed: Rows
-    """Former items that are agreed now; also as ``ITEMS``."""
-    entries: Rows
-    """All entries of the open items; the next day continues from them."""
-    messages: Rows
-    failures: Rows
-    by_hand: Rows
-    """Messages that operators decided on the day; as ``MESSAGES``."""
-    balances: DataFrame
-    totals: pa.Table
+    tables: dict[str, Rows]
+    """The tables of the run except ``proofs``: ``items`` that are not agreed when the day ends, and
+    ``closed`` ones that are agreed now; all ``entries``, ``messages`` and ``failures`` of the open
+    items, from which the next day continues; ``by_hand``, the messages that operators decided on
+    the day; and ``matches``, ``balances`` and ``totals``."""
     broken: Rows
     """The proofs of single transfers that do not hold; as ``PROOFS``."""
     sums: Sums
     """The sums for the other proofs."""
     was_closed: bool
     """True if the day before has a result."""
-
-    @property
-    def tables(self) -> dict[str, Rows]:
-        """The fields that are tables of :mod:`txmq.reconcile.tables`."""
-        return {name: getattr(self, name) for name in self._fields[:-3]}

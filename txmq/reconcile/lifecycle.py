@@ -48,14 +48,13 @@ class BreakLife:
             return None
         # The same on every day and in every run.
         break_id = hashlib.sha256(f"{self._rules.name}\0{today['key']}".encode()).hexdigest()[:16]
+        figures = {name: today[name] for name in FIGURES}
         note = None if is_agreed else self._explanations.get(break_id)
-        if note is not None and not _is_about(note, today):
-            note = None
+        if note is not None and (note.class_, note.figures) != (own, figures):
+            note = None  # The break has changed since it was explained.
         class_ = own if note is None else Class.EXPLAINED.value
         is_same = (
-            before is not None
-            and own == _own_class(before)
-            and all(today[name] == before[name] for name in FIGURES)
+            before is not None and own == _own_class(before) and figures.items() <= before.items()
         )
         status = _status(is_agreed, note is not None, is_same, rows)
         # A reopened item continues the history of the time that was closed last; its last change
@@ -98,12 +97,6 @@ def _own_class(item: Mapping[str, Any]) -> str:
     """The class of the facts alone, without an explanation."""
     class_: str = item["was"] or item["class"]
     return class_
-
-
-def _is_about(note: Explanation, item: Mapping[str, Any]) -> bool:
-    """True if the break did not change since it was explained."""
-    figures = {name: item[name] for name in FIGURES}
-    return note.class_ == item["class"] and note.figures == figures
 
 
 def _status(is_agreed: bool, is_explained: bool, is_same: bool, rows: TransferRows) -> str:

@@ -114,10 +114,9 @@ def _complete(rules: Path, bank: Bank) -> Bank:
     files, entries = bank.files, bank.entries
     if files is None:
         return replace(bank, database=_local_database(rules, bank.database))
-    path = _local_path(rules, f"{bank.name}: files.path", files.path)
-    balances = files.balances
-    if balances:
-        balances = _local_path(rules, f"{bank.name}: files.balances", balances)
+    where = f"{bank.name}: files"
+    path = _local_path(rules, f"{where}.path", files.path)
+    balances = files.balances and _local_path(rules, f"{where}.balances", files.balances)
     bank = replace(bank, files=replace(files, path=path, balances=balances))
     if not files.is_statement:
         return bank

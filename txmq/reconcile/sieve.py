@@ -22,12 +22,17 @@ from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.controls import LOWER_HALF
-from txmq.reconcile.rows import HASH, index_in, texts, union
+from txmq.reconcile.ledgers import EarlierDays
+from txmq.reconcile.rows import index_in, texts, union
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.transfer import VISIBLE
 
-__all__ = ["PLAIN", "SUSPECT", "sift"]
+__all__ = ["HASH", "PLAIN", "SUSPECT", "sift"]
 
+HASH: Final = "xxhash64(key) AS hash"
+"""The hash of a key, for joins of all keys of a day: numbers are shuffled and compared faster than
+texts.
+"""
 SUSPECT: Final = 0
 """The code of a transfer that needs the second pass."""
 PLAIN: Final = {Class.MATCHED: 1, Class.RETURNED: 2, Class.ROLLED_BACK: 3}
@@ -55,33 +60,27 @@ _WORTH: Final = 63
 def sift(
     entries: DataFrame,
     messages: DataFrame,
-    carried: DataFrame | None,
-    agreed: DataFrame | None,
+    yesterday: EarlierDays,
     rules: Rules,
     window: DayWindow,
 ) -> DataFrame:
     """Sift the day's transfers: matched ones become sums, every other one a row.
 
-    Args:
-        entries: The day's entries (:func:`~txmq.reconcile.rows.transfers_of`).
-        messages: The day's messages (:func:`~txmq.reconcile.rows.messages_of`).
-        carried: The keys of transfers left open before; none of them is plain.
-        agreed: The keys of transfers agreed on earlier days; one whose money moved again is not
-            plain.
-        rules: The banks with double entry, and the currencies.
-        window: The day.
+    The entries are those of :func:`~txmq.reconcile.rows.transfers_of`. A transfer that was left
+    open before is not plain, and neither is one that was agreed before and whose money moved again.
 
     Returns:
         ``plain`` is ``SUSPECT``, or the code of a class in ``PLAIN``. ``hash`` is the hash
-        of the key (:data:`~txmq.reconcile.rows.HASH`), and NULL for matched transfers.
+        of the key (:data:`HASH`), and NULL for matched transfers.
         ``transfers`` is their number, and ``low`` and ``high`` are the sums of the halves of their
         amounts in ``money``, the index of a currency; ``is_ordered`` is true if a message orders
         them, and ``is_seen`` if they were agreed on an earlier day.
     """
     sums = _sums(rules)
+    earlier = yesterday.entries, yesterday.messages, yesterday.agreed
     marked = (
-        None if keys is None else keys.selectExpr(HASH, f"{tag} AS tags")
-        for keys, tag in ((carried, _ROW + _OTHER), (agreed, _SEEN))
+        None if table is None else table.selectExpr(HASH, f"{tag} AS tags")
+        for table, tag in zip(earlier, (_ROW + _OTHER, _ROW + _OTHER, _SEEN), strict=True)
     )
     entries, messages = _of_entries(entries, rules, window, sums), _of_messages(messages, rules)
     narrow = union(entries, messages, *marked)
@@ -96,7 +95,7 @@ def sift(
         *(f"try_sum(coalesce({name}, 0)) AS {name}" for name in sums),
     )
     met = narrow.repartition(parts, "hash").groupBy("hash").agg(*map(f.expr, aggregates))
-    if agreed is not None:
+    if yesterday.agreed is not None:
         met = met.where(f"tags & {_SEEN - 1} > 0")
     digits = _digits(rules)
     found = met.selectExpr(
@@ -173,7 +172,7 @@ def _of_entries(
             WHEN amount > 0 AND {is_theirs} AND kind = 'return' THEN {_RETURN}
             WHEN role = 'clearing' THEN {_CLEARING} ELSE {_OTHER} END AS tag""",
         f"{_mark('account')} AS mark",
-        f"{_place(rules)} AS place",
+        f"{index_in('currency', sorted(rules.money))} AS place",
         # Without its sign; NULL for the least number, which has no opposite of 64 bits.
         "IF(amount < 0, try_subtract(0, amount), amount) AS size",
     )
@@ -192,7 +191,7 @@ def _of_messages(messages: DataFrame, rules: Rules) -> DataFrame:
         "*",
         f"""CASE WHEN state IN ({texts(VISIBLE)}) THEN {_MESSAGE}
             WHEN state = 'rolled_back' THEN {_VOID} ELSE {_OTHER} END AS tag""",
-        f"{_place(rules)} AS place",
+        f"{index_in('currency', sorted(rules.money))} AS place",
     )
 
     def mark(name: str) -> str:
@@ -223,10 +222,6 @@ def _worth(amount: str, rules: Rules) -> str:
     digits = _digits(rules)
     is_known = f"{amount} >= 0 AND {amount} < {1 << _WORTH - digits} AND place IS NOT NULL"
     return f"IF({is_known}, shiftleft({amount}, {digits}) | place, {_UNKNOWN})"
-
-
-def _place(rules: Rules) -> str:
-    return index_in("currency", sorted(rules.money))
 
 
 def _digits(rules: Rules) -> int:

@@ -272,11 +272,10 @@ def _check_start(master: str) -> None:
 
 
 def _is_reached(host: str, port: int) -> bool:
-    try:
+    with suppress(OSError):
         socket.create_connection((host, port), REACH_S).close()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 @contextmanager
@@ -433,14 +432,11 @@ def _cause_of(error: BaseException) -> str:
 
 def _last_words(log: Path) -> str:
     """The error in the log of a Java that did not start."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR.search(line)]
-    return _plain((errors or lines or [""])[0])
+    text = log.read_text(errors="replace")
+    return _plain(next(filter(_ERROR.search, text.splitlines()), text))
 
 
 def _plain(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    line = lines[0] if lines else "it gives no reason"
-    line = _JAVA_NAME.sub(r"\1: ", line).rstrip(": ")
-    is_short = len(line) <= CAUSE_CHARS_MAX
-    return line if is_short else f"{line[: CAUSE_CHARS_MAX - 1]}…"
+    first = next(iter(text.strip().splitlines()), "it gives no reason").rstrip()
+    line = _JAVA_NAME.sub(r"\1: ", first).rstrip(": ")
+    return line if len(line) <= CAUSE_CHARS_MAX else f"{line[: CAUSE_CHARS_MAX - 1]}…"

@@ -39,7 +39,6 @@ def extract_day(
     *,
     take_log: Callable[[Rules, DayWindow, Path], ExtractedSource],
     spark: SparkSession | None = None,
-    progress: Callable[[str, int], None] | None = None,
 ) -> Manifest:
     """Extract a day, or keep an equal extract that exists.
 
@@ -48,17 +47,10 @@ def extract_day(
         day: The business date; it may be unfinished.
         take_log: Writes the log's tables into the directory ``log`` of an extract.
         spark: Reads banks with a JDBC URL.
-        progress: Receives each finished source, and its number of rows.
 
     Raises:
         ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.
     """
-
-    def report(source: ExtractedSource) -> ExtractedSource:
-        if progress is not None:
-            progress(source.name, sum(table.written.rows for table in source.tables))
-        return source
-
     clock = SystemClock()
     home = open_folder(rules.directory).at("extracts", day.isoformat())
     readers = [_reader_of(bank, home, spark) for bank in rules.bank]
@@ -69,8 +61,8 @@ def extract_day(
                     pool.submit(read, BookRequest(bank, rules, day, draft / bank.name, clock))
                     for bank, read in zip(rules.bank, readers, strict=True)
                 ]
-                banks = [report(future.result()) for future in futures]
-            log = report(take_log(rules, rules.day.window(day), draft))
+                banks = [future.result() for future in futures]
+            log = take_log(rules, rules.day.window(day), draft)
             manifest = Manifest.of(rules, day, (*banks, log))
             write_manifest(draft, manifest)
             final = home.at(manifest.extract_id)

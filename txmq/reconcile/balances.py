@@ -28,9 +28,7 @@ _ROLES: Final = ("customer", "suspense", "clearing", "capital")
 _ROLE_CODE: Final = index_in("role", _ROLES)
 """The role as a number: an aggregate over texts has to sort."""
 _SUMS: Final = ("opening", "opening_rows", "rows", "later", "closed", "closed_rows")
-_OTHERS: Final = {
-    "role_code": "max", "told": "sum", "first_id": "min", "closed_id": "max", "last_id": "max",
-}  # fmt: skip
+_OTHERS: Final = {"told": "sum", "first_id": "min", "closed_id": "max", "last_id": "max"}
 """These are NULL if an account has none."""
 _HALVES: Final = {"low": f"amount & {LOWER_HALF}", "high": "shiftright(amount, 32)"}
 """No sum of halves overflows, in whatever order Spark adds them up."""
@@ -77,6 +75,7 @@ def balances_of(
         None if closed is None else closed.selectExpr(*_ACCOUNT, code, *of_before),
     )
     sums = (
+        "max(role_code) AS role_code",
         *(f"coalesce(sum({name}), 0) AS {name}" for name in _SUMS),
         *(f"{how}({name}) AS {name}" for name, how in _OTHERS.items()),
         *(
@@ -97,11 +96,8 @@ def balances_of(
         "last_id": "greatest(last_id, closed_id)",
     }
     columns = (f"{made.get(name, name)} AS `{name}`" for name in BALANCES.names)
-    return (
-        found.selectExpr("*", f"{sum_} AS moved")
-        .selectExpr(*columns)
-        .sortWithinPartitions(*_ACCOUNT)
-    )
+    found = found.selectExpr("*", f"{sum_} AS moved").selectExpr(*columns)
+    return found.sortWithinPartitions(*_ACCOUNT)
 
 
 def count_ids(entries: DataFrame, closed: DataFrame | None, rules: Rules) -> Sums:

@@ -201,10 +201,8 @@ def _matches(transfers: DataFrame, others: DataFrame, decided: Rows) -> DataFram
     # A debit with no other class is matched.
     plain = f"coalesce(plain, {PLAIN[Class.MATCHED]})"
     class_ = " ".join(f"WHEN {code} THEN '{class_}'" for class_, code in PLAIN.items())
-    of_debits = _join(debits, others, "left").where(f"{plain} != {SUSPECT}")
-    of_debits = of_debits.selectExpr(
-        "key", f"CASE {plain} {class_} END AS class", "-amount AS amount", "currency"
-    )
+    columns = "key", f"CASE {plain} {class_} END AS class", "-amount AS amount", "currency"
+    of_debits = _join(debits, others, "left").where(f"{plain} != {SUSPECT}").selectExpr(*columns)
     if isinstance(decided, pa.Table):
         decided = transfers.sparkSession.createDataFrame(decided, MATCHES.ddl)
     return union(of_debits, decided)

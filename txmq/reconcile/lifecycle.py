@@ -39,9 +39,11 @@ class BreakLife:
         vanish because a day has passed.
         """
         before = rows.item
+        # The class of the facts alone, without an explanation.
+        own_before = before and (before["was"] or before["class"])
         if today is None:
             assert before is not None
-            today = {**before, "class": _own_class(before)}
+            today = {**before, "class": own_before}
         own = today["class"]
         is_agreed = Class(own).group == "agreed"
         if is_agreed and before is None:
@@ -53,9 +55,7 @@ class BreakLife:
         if note is not None and (note.class_, note.figures) != (own, figures):
             note = None  # The break has changed since it was explained.
         class_ = own if note is None else Class.EXPLAINED.value
-        is_same = (
-            before is not None and own == _own_class(before) and figures.items() <= before.items()
-        )
+        is_same = before is not None and own == own_before and figures.items() <= before.items()
         status = _status(is_agreed, note is not None, is_same, rows)
         # A reopened item continues the history of the time that was closed last; its last change
         # begins with the date.
@@ -91,12 +91,6 @@ class BreakLife:
 def _age(calendar: Day, first_seen: str, today: date) -> int:
     """An age in business days, computed once for all items that were first seen on a day."""
     return calendar.age(date.fromisoformat(first_seen), today)
-
-
-def _own_class(item: Mapping[str, Any]) -> str:
-    """The class of the facts alone, without an explanation."""
-    class_: str = item["was"] or item["class"]
-    return class_
 
 
 def _status(is_agreed: bool, is_explained: bool, is_same: bool, rows: TransferRows) -> str:

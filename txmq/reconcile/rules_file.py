@@ -179,9 +179,8 @@ def _check_source(bank: Bank) -> Iterator[str]:
         needed["entries"] += ["key", "account", "amount", "booked", "currency", "kind", *table]
     for name, columns in (("entries", bank.entries), ("accounts", accounts)):
         if columns is not None:
-            yield from (
-                f"{name}.{key} is missing" for key in needed[name] if not getattr(columns, key)
-            )
+            missing = (key for key in needed[name] if not getattr(columns, key))
+            yield from (f"{name}.{key} is missing" for key in missing)
             if files is not None and (columns.table or columns.where):
                 yield f"{name}.table and {name}.where are for databases: remove them"
     if files is None and accounts is not None and accounts.opening:

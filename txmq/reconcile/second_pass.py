@@ -62,11 +62,8 @@ _COLUMNS: Final = {
         tuple(Column(name, "string", False) for name in ("name", "of", "currency", "value")),
     ),
 }
-_SUMMED: Final = {
-    "debit": ("debited", -1),
-    "return": ("returned", 1),
-    **dict.fromkeys(ARRIVED, ("credited", 1)),
-}
+_SUMMED: Final = {"debit": ("debited", -1), "return": ("returned", 1)}
+"""The sums of a class that have these kinds; all others are in ``credited``."""
 
 
 class Decisions(NamedTuple):
@@ -158,7 +155,7 @@ class SecondPass:
             return  # A clearing row alone is not a transfer; proofs detect it.
         item = self._life.item(today, rows)
         if today is not None:
-            self._count(rows, today, item, sums)
+            _count(rows, today, (item or today)["class"], sums)
         if item is None:
             found.rows["matches"].append(_values(today or {}, MATCHES))
             return
@@ -170,25 +167,6 @@ class SecondPass:
         found.rows["entries"] += rows.entries
         found.rows["messages"] += map(msgspec.structs.astuple, rows.messages)
         found.rows["failures"] += map(msgspec.structs.astuple, rows.failures)
-
-    def _count(
-        self,
-        rows: TransferRows,
-        today: Mapping[str, Any],
-        item: Mapping[str, Any] | None,
-        sums: Sums,
-    ) -> None:
-        """Add a transfer to the totals of its class. Sums are taken from its rows, in the rows' own
-        currencies.
-        """
-        class_ = (item or today)["class"]
-        sums["transfers", class_, today["currency"]] += 1
-        sums["ordered", class_, today["currency"]] += today["ordered"]
-        if Class(class_).group != "agreed":
-            sums["at_risk", class_, today["currency"]] += today["amount"]
-        for leg in rows.legs:
-            name, sign = _SUMMED[leg.kind]
-            sums[name, class_, leg.currency] += sign * leg.amount
 
     def _prove(self, rows: TransferRows, found: Decisions) -> None:
         """Prove the bookings of a transfer: ``double-entry`` and ``clearing``."""
@@ -217,6 +195,20 @@ class SecondPass:
                 if expected == cleared_:
                     # Rows of the day that do not add up settle a difference of an earlier day.
                     found.sums["settled", "", currency] += today[currency]
+
+
+def _count(rows: TransferRows, today: Mapping[str, Any], class_: str, sums: Sums) -> None:
+    """Add a transfer to the totals of its class. Sums are taken from its rows, in the rows' own
+    currencies.
+    """
+    place = class_, today["currency"]
+    sums["transfers", *place] += 1
+    sums["ordered", *place] += today["ordered"]
+    if Class(class_).group != "agreed":
+        sums["at_risk", *place] += today["amount"]
+    for leg in rows.legs:
+        name, sign = _SUMMED.get(leg.kind, ("credited", 1))
+        sums[name, class_, leg.currency] += sign * leg.amount
 
 
 def _add_proof(
@@ -255,16 +247,15 @@ def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
 
 def _entries(evidence: pa.Table) -> Iterator[tuple[str, int, EntryRow]]:
     """The entries as :func:`_rows`; one that names no transfer has the key of its booking."""
-    lone: dict[str, list[EntryRow]] = {}
+    lone: list[EntryRow] = []
     for key, origin, entry in _rows(evidence, "entry", tables.BOOKED, EntryRow):
         if is_lone(entry):
-            lone.setdefault(key, []).append(entry)
+            lone.append(entry)
         else:
             yield key, origin, entry
-    for entries in lone.values():
-        for entry in split_bookings(entries):
-            assert entry.key is not None
-            yield entry.key, TODAY, entry
+    for entry in split_bookings(lone):
+        assert entry.key is not None
+        yield entry.key, TODAY, entry
 
 
 class _Cases(dict[str, TransferRows]):

@@ -30,9 +30,7 @@ from txmq.reconcile.transfer import VISIBLE
 __all__ = ["HASH", "PLAIN", "SUSPECT", "sift"]
 
 HASH: Final = "xxhash64(key) AS hash"
-"""The hash of a key, for joins of all keys of a day: numbers are shuffled and compared faster than
-texts.
-"""
+"""The hash of a key, for joins: Spark shuffles and compares numbers faster than texts."""
 SUSPECT: Final = 0
 """The code of a transfer that needs the second pass."""
 PLAIN: Final = {Class.MATCHED: 1, Class.RETURNED: 2, Class.ROLLED_BACK: 3}
@@ -51,18 +49,13 @@ _SEEN: Final = 1 << 48
 _MARKS: Final = ("payer", "payee", "twin", "worth")
 """The marks that must be equal in all rows of a plain transfer that have them."""
 _UNKNOWN: Final = -1
-"""The worth of a row without a readable amount or currency, or with an unknown currency.
-"""
+"""The worth of a row without a readable amount or currency, or with an unknown currency."""
 _WORTH: Final = 63
 """The bits of a number besides its sign."""
 
 
 def sift(
-    entries: DataFrame,
-    messages: DataFrame,
-    yesterday: EarlierDays,
-    rules: Rules,
-    window: DayWindow,
+    entries: DataFrame, messages: DataFrame, yesterday: EarlierDays, rules: Rules, window: DayWindow
 ) -> DataFrame:
     """Sift the day's transfers: matched ones become sums, every other one a row.
 
@@ -107,13 +100,9 @@ def sift(
         f"tags >= {_SEEN} AS is_seen",
     )
     other_hash = f.expr(f"IF(plain != {PLAIN[Class.MATCHED]}, hash, NULL) AS hash")
-    totals = (
-        "count(1) AS transfers",
-        f"sum(amount & {LOWER_HALF}) AS low",
-        "sum(shiftright(amount, 32)) AS high",
-    )
+    halves = f"sum(amount & {LOWER_HALF}) AS low", "sum(shiftright(amount, 32)) AS high"
     grouped = found.groupBy(other_hash, "plain", "money", "is_ordered", "is_seen")
-    return grouped.agg(*map(f.expr, totals))
+    return grouped.agg(*map(f.expr, ("count(1) AS transfers", *halves)))
 
 
 def _number(tag: int) -> str:
@@ -216,9 +205,7 @@ def _mark(name: str) -> str:
 
 
 def _worth(amount: str, rules: Rules) -> str:
-    """An amount and its currency in one number; the last bits are the index of the currency in
-    the rules.
-    """
+    """An amount and its currency in one number; its last bits are the currency's index."""
     digits = _digits(rules)
     is_known = f"{amount} >= 0 AND {amount} < {1 << _WORTH - digits} AND place IS NOT NULL"
     return f"IF({is_known}, shiftleft({amount}, {digits}) | place, {_UNKNOWN})"

@@ -164,7 +164,6 @@ def earlier_days(
     The history has the extracts of the last ``day.history`` dates, as far as they still exist.
     """
     runs = results.chain(past, day - timedelta(days=rules.day.history))
-    closed, agreed = (results.read_table(spark, name, *runs) for name in ("closed", "matches"))
     left = {name: results.read_table(spark, name, past) for name in CARRIED_ON} if past else {}
     if past is None or past.result.end_ms != rules.day.window(day).start_ms:
         left["balances"] = None
@@ -178,7 +177,7 @@ def earlier_days(
     return EarlierDays(
         **left,
         history=Ledgers(*history) if extracts else None,
-        agreed=None if agreed is None else agreed.select("key"),
-        closed=None if closed is None else closed.select("key", "history"),
+        agreed=results.read_table(spark, "matches", *runs),
+        closed=results.read_table(spark, "closed", *runs),
         explanations={one.break_id: one for one in people.in_force()},
     )

@@ -45,9 +45,9 @@ class EarlierDays(NamedTuple):
     history: Ledgers | None = None
     """The extracts of the days of ``day.history``."""
     agreed: DataFrame | None = None
-    """The transfers that were agreed on these days: key."""
+    """The transfers that were agreed on these days, as ``MATCHES``; only their keys are read."""
     closed: DataFrame | None = None
-    """The items closed on these days: key and history."""
+    """The items closed on these days, as ``ITEMS``; only their keys and histories are read."""
     explanations: Mapping[str, Explanation] = {}
     """The valid explanations, by break id."""
 

@@ -76,7 +76,7 @@ def balances_of(
     )
     sums = (
         "max(role_code) AS role_code",
-        *(f"coalesce(sum({name}), 0) AS {name}" for name in _SUMS),
+        *(f"sum(coalesce({name}, 0)) AS {name}" for name in _SUMS),
         *(f"{how}({name}) AS {name}" for name, how in _OTHERS.items()),
         *(
             f"sum(IF(at = {place}, {half}, NULL)) AS {name}_{half}"

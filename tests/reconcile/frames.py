@@ -84,14 +84,14 @@ def collected(table):
 
 def proved(outcome, rules):
     """The rows of all proofs of a day."""
-    return collected(proofs_of(outcome, [outcome.balances.toArrow()], rules))
+    return collected(proofs_of(outcome, [outcome.tables["balances"].toArrow()], rules))
 
 
 def left_by(spark, outcome, **more):
     """What a day leaves to the next one, as if it were read from files."""
     left = {}
     for name in CARRIED_ON:
-        table = getattr(outcome, name)
+        table = outcome.tables[name]
         is_frame = isinstance(table, DataFrame)
         left[name] = table.localCheckpoint() if is_frame else spark.createDataFrame(table)
     return EarlierDays(**left, **more)

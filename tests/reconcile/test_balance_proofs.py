@@ -342,7 +342,7 @@ def test_the_greatest_and_the_least_amounts_are_added_up(spark):
 
     found = run(spark, books, rules())
 
-    closing = {row.account: row.closing for row in found.balances.collect()}
+    closing = {row.account: row.closing for row in found.tables["balances"].collect()}
     assert closing == {"icbc-ann": -LONG_MAX, "icbc-bob": 0, "icbc-clearing": LONG_MAX}
 
 
@@ -357,11 +357,11 @@ def test_a_booking_that_names_no_transfer_is_one_finding(spark):
 
     found = run(spark, books, rules())
 
-    assert [(row["key"], row["amount"]) for row in found.items.to_pylist()] == [
+    assert [(row["key"], row["amount"]) for row in found.tables["items"].to_pylist()] == [
         *(("ccb/#2", 30), ("icbc/#1", 100), ("icbc/#3", 100), ("icbc/#5", 70)),
     ]
     assert broken(found) == {}
-    assert {row["key"] for row in found.entries.to_pylist()} == {
+    assert {row["key"] for row in found.tables["entries"].to_pylist()} == {
         *("ccb/#2", "icbc/#1", "icbc/#3", "icbc/#5"),
     }
 
@@ -374,7 +374,8 @@ def test_two_spellings_of_one_id_are_two_items_that_name_each_other(spark):
     found = run(spark, books, rules())
 
     assert [
-        (row["key"], row["id_doubt"], row["suggestion"]) for row in found.items.to_pylist()
+        (row["key"], row["id_doubt"], row["suggestion"])
+        for row in found.tables["items"].to_pylist()
     ] == [
         ("icbc/T1 ", "blanks, case", "icbc/t1"),
         ("icbc/t1", "blanks, case", "icbc/T1 "),

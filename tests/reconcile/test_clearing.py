@@ -67,10 +67,7 @@ def broken(day, today, before=(), origin=EARLIER):
          evidence(before, origin, orders if day else ())]
     )  # fmt: skip
     found = SecondPass(RULES, DAYS[day], WINDOWS[day].end_ms, {}, {}).decide(rows)
-    empty = dict.fromkeys(ReconciledDay._fields)
-    result = ReconciledDay(
-        **empty | {"broken": found.tables()["proofs"], "sums": found.sums, "was_closed": False}
-    )
+    result = ReconciledDay({}, found.tables()["proofs"], found.sums, was_closed=False)
     proofs = proofs_of(result, [balances(today)], RULES).to_pylist()
     return {
         (one["proof"], one["account"]): one["found"] - one["expected"]

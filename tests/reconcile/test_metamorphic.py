@@ -10,7 +10,7 @@ from pyspark.sql import functions as f
 from tests.reconcile.days import BANKS, Plan, write_day
 from tests.reconcile.frames import collected, left_by, read
 from tests.soak import some_of
-from txmq.reconcile import rows, sieve
+from txmq.reconcile import core, sieve
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.ledgers import EarlierDays, Ledgers
 from txmq.reconcile.proofs import proofs_of
@@ -47,7 +47,9 @@ def first(whole, tmp_path_factory):
 @pytest.fixture(scope="module")
 def matching(whole):
     """The keys of six transfers of ICBC's that are matched."""
-    matched = whole.matches.where("class = 'matched' and currency = 'CNY' and key like 'icbc/%'")
+    matched = whole.tables["matches"].where(
+        "class = 'matched' and currency = 'CNY' and key like 'icbc/%'"
+    )
     return [row.key for row in matched.select("key").distinct().orderBy("key").limit(6).collect()]
 
 
@@ -84,8 +86,7 @@ def written(outcome, folder):
     """The results as files; every table's content, and the bytes of all."""
     with open_results(folder) as results:
         contents = {
-            name: results.write_table(name, getattr(outcome, name), PLAN.day, RUN)
-            for name in TABLES
+            name: results.write_table(name, outcome.tables[name], PLAN.day, RUN) for name in TABLES
         }
         balances = results.table("balances", PLAN.day, RUN)
         proofs = proofs_of(outcome, balances.pieces(), PLAN.rules)
@@ -178,7 +179,7 @@ def test_transfers_whose_hashes_meet_are_told_apart(
 
 def shorten_hashes(monkeypatch, hashes):
     """There are no more than these."""
-    for room in (rows, sieve):
+    for room in (core, sieve):
         monkeypatch.setattr(room, "HASH", f"pmod(xxhash64(key), {hashes}) AS hash")
 
 
@@ -190,7 +191,7 @@ def test_it_does_not_matter_where_the_second_pass_runs(spark, day, whole, first,
 
     assert written(again, tmp_path)[0] == first[0]
     for name in ("closed", "entries", "messages", "failures", "by_hand"):
-        there, here = (collected(getattr(outcome, name)) for outcome in (again, whole))
+        there, here = (collected(outcome.tables[name]) for outcome in (again, whole))
         assert sorted(there, key=str) == sorted(here, key=str)
 
 
@@ -207,7 +208,7 @@ def test_a_credit_to_the_twin_of_a_key_is_no_credit(spark, changed):
     hashes = spark.createDataFrame([(ONE,), (TWIN,)], "key string").select(f.xxhash64("key"))
     assert hashes.distinct().count() == 1
 
-    found = [row for row in collected(changed.items) if row.key in (ONE, TWIN)]
+    found = [row for row in collected(changed.tables["items"]) if row.key in (ONE, TWIN)]
     assert {row.key: row["class"] for row in found} == {
         ONE: "delivered-uncredited",
         TWIN: "credit-without-message",
@@ -215,13 +216,13 @@ def test_a_credit_to_the_twin_of_a_key_is_no_credit(spark, changed):
 
 
 def test_an_amount_that_the_first_pass_has_no_room_for_is_as_good_as_any(changed, matching):
-    (row,) = changed.matches.where(f.col("key") == matching[1]).collect()
+    (row,) = changed.tables["matches"].where(f.col("key") == matching[1]).collect()
     assert (row["class"], row.amount) == ("matched", HUGE)
 
 
 def test_however_many_copies_of_a_message_there_are_it_is_one(changed, matching):
     """More of four messages, each so often."""
-    found = changed.matches.where(f.col("key").isin(matching[2:])).collect()
+    found = changed.tables["matches"].where(f.col("key").isin(matching[2:])).collect()
     assert {row.key: row["class"] for row in found} == dict.fromkeys(matching[2:], "matched")
 
 
@@ -230,7 +231,7 @@ def test_all_else_is_what_it_was(whole, changed, matching):
     odd = {ONE, TWIN, *matching}
     found, expected = (
         {row.key: row["class"] for row in rows if row.key not in odd}
-        for rows in (collected(changed.items), collected(whole.items))
+        for rows in (collected(changed.tables["items"]), collected(whole.tables["items"]))
     )
     assert found == expected
 
@@ -255,8 +256,10 @@ def test_other_keys_are_other_names_for_the_same_breaks(spark, day, whole):
         )
     )
 
-    assert breaks(collected(there.items)) == breaks(collected(whole.items), renamed=renamed)
-    assert sorted(collected(there.totals)) == sorted(collected(whole.totals))
+    assert breaks(collected(there.tables["items"])) == breaks(
+        collected(whole.tables["items"]), renamed=renamed
+    )
+    assert sorted(collected(there.tables["totals"])) == sorted(collected(whole.tables["totals"]))
 
 
 @pytest.mark.soak  # test_planted_cases.py has three dates that follow each other.
@@ -272,21 +275,27 @@ def test_a_day_in_two_parts_comes_to_the_same(spark, day, whole):
     parts = [part(ledgers, halved, item) for item in (morning, evening)]
     noon = halved.day.window(morning).end_ms
     one = reconcile(parts[0], EarlierDays(), halved, morning, noon)
-    yesterday = left_by(spark, one, history=parts[0], agreed=one.matches.select("key"))
+    yesterday = left_by(spark, one, history=parts[0], agreed=one.tables["matches"].select("key"))
     two = reconcile(parts[1], yesterday, halved, evening, END_MS)
 
     expected, found = (
-        {row.key: row["class"] for row in collected(item.items) if row["class"] != "prior-period"}
+        {
+            row.key: row["class"]
+            for row in collected(item.tables["items"])
+            if row["class"] != "prior-period"
+        }
         for item in (whole, two)
     )
     assert found == expected
-    agreed = [{row.key: row["class"] for row in collected(item.matches)} for item in (one, two)]
+    agreed = [
+        {row.key: row["class"] for row in collected(item.tables["matches"])} for item in (one, two)
+    ]
     agreed_in_all = reduce(dict.__or__, agreed)
     for key in expected:
         agreed_in_all.pop(key, None)
-    closed = {row.key for row in collected(two.closed)}
+    closed = {row.key for row in collected(two.tables["closed"])}
     assert closed.isdisjoint(expected)
-    whole_agreed = {row.key: row["class"] for row in collected(whole.matches)}
+    whole_agreed = {row.key: row["class"] for row in collected(whole.tables["matches"])}
     assert {key: agreed_in_all.get(key) for key in whole_agreed} == whole_agreed
 
 

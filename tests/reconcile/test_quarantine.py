@@ -250,10 +250,7 @@ def test_an_entry_of_a_swift_statement_that_cannot_be_read_is_set_aside(tmp_path
 
 
 def test_the_rows_read_are_those_taken_and_those_set_aside(tmp_path):
-    nothing = {name: pa.table({}) for name in ReconciledDay._fields}
-    day = ReconciledDay(
-        **nothing | {"broken": pa.table({}), "sums": Counter(), "was_closed": False}
-    )
+    day = ReconciledDay({}, pa.table({}), Counter(), was_closed=False)
     with book("sqlite", None, tmp_path) as bank:
         bank.journal([{}, {"amount": "x"}, {"booked": START_MS - 1}, {"amount": None}], TEXTS)
         rules = limited(rules_of(tmp_path, bank_of(bank)), 2)

@@ -54,8 +54,8 @@ def extract(spark, history, window):
 
 def rows_of(outcome):
     """What Spark has found: by key, its class and sums; of what is matched, the class alone."""
-    found = {row.key: (row["class"],) for row in collected(outcome.matches)}
-    for row in collected(outcome.items):
+    found = {row.key: (row["class"],) for row in collected(outcome.tables["matches"])}
+    for row in collected(outcome.tables["items"]):
         assert row.key not in found
         found[row.key] = tuple(row[name] for name in FIELDS)
     return found
@@ -135,12 +135,12 @@ def see_two_days(spark, seeds):
 
     known = {key for key, unit in expected.items() if not is_agreed(unit)}
     unseen = {key for key, unit in expected.items() if unit.class_ == "prior-period"}
-    yesterday = left_by(spark, one, history=extracts[0], agreed=one.matches.select("key"))
+    yesterday = left_by(spark, one, history=extracts[0], agreed=one.tables["matches"].select("key"))
     two = reconcile(extracts[1], yesterday, RULES, SECOND, later.end_ms)
     expected = reference(told, later, known, unseen)
     see(history, rows_of(two), expected)
     agreed = {key for key in known if key in expected and is_agreed(expected[key])}
-    assert {row.key for row in collected(two.closed)} == agreed
+    assert {row.key for row in collected(two.tables["closed"])} == agreed
 
 
 def reference(told, window, known, unseen=frozenset()):

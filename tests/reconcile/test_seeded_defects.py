@@ -51,7 +51,7 @@ def outcome(spark, day):
 
 @pytest.fixture(scope="module")
 def items(outcome):
-    return collected(outcome.items)
+    return collected(outcome.tables["items"])
 
 
 def truth_by_key(day, *, is_agreed):
@@ -144,7 +144,7 @@ def test_what_operators_decided_is_listed_with_its_reason_also_where_all_agree(d
         and window.start_ms <= message["decided_ms"] < window.end_ms
     }
 
-    listed = collected(outcome.by_hand)
+    listed = collected(outcome.tables["by_hand"])
 
     assert {item.id: (item.key, item.state, item.reason) for item in listed} == planted
     assert all(item.reason for item in listed)
@@ -156,14 +156,14 @@ def test_what_operators_decided_is_listed_with_its_reason_also_where_all_agree(d
 def test_all_else_is_agreed(day, outcome):
     expected = truth_by_key(day, is_agreed=True).select(["key", "class"]).sort_by("key")
 
-    found = outcome.matches.select("key", "class").toArrow().sort_by("key")
+    found = outcome.tables["matches"].select("key", "class").toArrow().sort_by("key")
 
     assert found["key"].combine_chunks().equals(expected["key"].combine_chunks())
     assert found["class"].combine_chunks().equals(expected["class"].combine_chunks())
 
 
 def test_the_classes_add_up_to_what_the_ledgers_have(day, outcome):
-    truth, totals = day.truth(), collected(outcome.totals)
+    truth, totals = day.truth(), collected(outcome.tables["totals"])
 
     assert sum(row.transfers for row in totals) == truth.num_rows
     for kind, name in (("debit", "debited"), ("return", "returned"), ("credit", "credited")):
@@ -228,7 +228,9 @@ def test_what_somebody_has_explained_is_explained(spark, day, items):
 
     again = reconcile(read(spark, day.folder), yesterday, PLAN.rules, PLAN.day, END_MS)
 
-    found = {row.key: row for row in collected(again.items) if row["class"] == "explained"}
+    found = {
+        row.key: row for row in collected(again.tables["items"]) if row["class"] == "explained"
+    }
     assert {key: row.was for key, row in found.items()} == {b.key: b["class"] for b in breaks}
     assert {row.explained_by for row in found.values()} == {"anna"}
 

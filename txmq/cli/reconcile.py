@@ -151,9 +151,9 @@ def _take(rules: "Rules", day: date, jars: list[Path], *, quiet: bool) -> "Manif
 
             session = stack.enter_context(open_spark(memory="1g", jars=jars, log=_log(rules, day)))
         with progress.stage("extract") as stage:
-            return extract_day(
-                rules, day, take_log=extract_log, spark=session, progress=stage.count
-            )
+            manifest = extract_day(rules, day, take_log=extract_log, spark=session)
+            stage.rows = manifest.rows
+    return manifest
 
 
 def _log(rules: "Rules", day: date) -> Path | None:

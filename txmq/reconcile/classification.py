@@ -6,7 +6,8 @@ holds counts. Together they are complete; a transfer without a class stops the r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any, Final
 
 from txmq.errors import ReconcileRefused
@@ -83,7 +84,20 @@ def _table(
     yield Class.ROLLED_BACK_BUT_DEBITED, was_taken and was_rolled_back
 
     is_given_up = facts.delivery == "dead" or facts.is_parked
-    incomplete = list(_incomplete(facts))
+    is_owed = was_taken and is_visible and not facts.credits
+    is_unknown = not is_visible and not facts.is_undecided and not facts.is_rolled_back
+    is_waiting = facts.delivery in {"undelivered", "unacknowledged"}
+    incomplete = [
+        (Class.COMMITTED_BUT_NOT_DEBITED, not debited and is_visible and facts.has_commit),
+        (Class.MESSAGE_WITHOUT_DEBIT, not debited and is_visible),
+        (Class.DEBIT_WITHOUT_MESSAGE, was_taken and is_unknown),
+        (Class.PARKED, not is_visible and facts.is_undecided),
+        (Class.DEAD_LETTER, is_owed and facts.delivery == "dead"),
+        (Class.COMMITTED_UNDELIVERED, is_owed and is_waiting),
+        (Class.DELIVERED_UNCREDITED, is_owed),
+        # Whatever else was taken back from the payee is still owed to the payer.
+        (Class.RECALLED_UNRETURNED, facts.recalled != 0),
+    ]
     # Time may still complete these transfers, so this class comes before every incomplete class and
     # after all breaks that time cannot mend. Money that was paid out is not in flight.
     can_wait = facts.first_ms > earliest and not credited and not is_paid and not is_given_up
@@ -151,30 +165,11 @@ def _of_the_rules(
     yield Class.DELIVERED_UNCREDITED, is_in_parts
 
 
-def _fits(
-    amounts: Mapping[str, int], most: Mapping[str, int] | Mapping[str | None, int], open_: int = 0
-) -> bool:
+def _fits(amounts: Counter[Any], most: Counter[Any], open_: int = 0) -> bool:
     """True if accounts have no more than the most for each, but for an amount that any may have:
     of orders that leave their account open, and of fees.
     """
-    return sum(max(amount - most.get(name, 0), 0) for name, amount in amounts.items()) <= open_
-
-
-def _incomplete(facts: TransferFacts) -> Iterator[tuple[Class, bool]]:
-    debited, was_taken = facts.debits > 0, facts.debits > facts.returns
-    is_visible, is_undecided = facts.messages > 0, facts.is_undecided
-    is_owed = was_taken and is_visible and not facts.credits
-    is_unknown = not is_visible and not is_undecided and not facts.is_rolled_back
-    yield Class.COMMITTED_BUT_NOT_DEBITED, not debited and is_visible and facts.has_commit
-    yield Class.MESSAGE_WITHOUT_DEBIT, not debited and is_visible
-    yield Class.DEBIT_WITHOUT_MESSAGE, was_taken and is_unknown
-    yield Class.PARKED, not is_visible and is_undecided
-    yield Class.DEAD_LETTER, is_owed and facts.delivery == "dead"
-    is_waiting = facts.delivery in {"undelivered", "unacknowledged"}
-    yield Class.COMMITTED_UNDELIVERED, is_owed and is_waiting
-    yield Class.DELIVERED_UNCREDITED, is_owed
-    # Whatever else was taken back from the payee is still owed to the payer.
-    yield Class.RECALLED_UNRETURNED, facts.recalled != 0
+    return sum(max(amount - most[name], 0) for name, amount in amounts.items()) <= open_
 
 
 def _at_risk(facts: TransferFacts, class_: Class) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import defaultdict
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
@@ -21,10 +22,7 @@ LONG: Final = 200
 """The maximum of characters of an id; programs are likely to cut longer ones."""
 _SIDES: Final = (("debits", "debited"), ("messages", "ordered"), ("credits", "credited"))
 """The sides of a transfer: the column of their number, and that of their sum."""
-_READ: Final = (
-    *("key", "currency", "payer", "payee", "returns"),
-    *(name for side in _SIDES for name in side),
-)
+_READ: Final = ("key", "currency", "payer", "payee", "returns", *chain.from_iterable(_SIDES))
 
 
 def with_doubts(items: pa.Table) -> pa.Table:

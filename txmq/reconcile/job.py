@@ -68,16 +68,15 @@ def run(
             # Workers that read a cluster write into the draft, which may be only here.
             is_shared = results.folder.local is not None or not rules.log.cluster
             take_log = partial(extract_log, spark=spark if is_shared else None)
-            pool = ThreadPoolExecutor(1)
-            pool.submit(warm_up, spark)
-            pool.shutdown(wait=False)
-            manifest = extract_day(rules, day, take_log=take_log, spark=spark, progress=stage.count)
+            ThreadPoolExecutor(1).submit(warm_up, spark)  # Nothing waits for it.
+            manifest = extract_day(rules, day, take_log=take_log, spark=spark)
+            stage.rows = manifest.rows
         else:
             manifest = _known_extract(rules, day, results, extract_id)
     extract = results.folder.at("extracts", day.isoformat(), manifest.extract_id)
     with progress.stage("check the extract") as stage:
-        stage.rows = rows = sum(control.rows for control in manifest.controls)
-        fit_to_rows(spark, rows)
+        stage.rows = manifest.rows
+        fit_to_rows(spark, manifest.rows)
         ledgers = load(spark, manifest, extract)
     people = Explanations(results.folder)
     before_this = past.result_digest if past else None
@@ -85,7 +84,7 @@ def run(
     try:
         earlier = earlier_days(rules, day, spark, results, past, people)
         with progress.stage("match") as stage:
-            stage.rows = rows
+            stage.rows = manifest.rows
             outcome = reconcile(ledgers, earlier, rules, day, manifest.as_of_ms)
         with progress.stage("prove and write"):
             contents = results.write_tables(outcome.tables, day, name)
@@ -164,7 +163,6 @@ def earlier_days(
     The history has the extracts of the last ``day.history`` dates, as far as they still exist.
     """
     runs = results.chain(past, day - timedelta(days=rules.day.history))
-    closed, agreed = (results.read_table(spark, name, *runs) for name in ("closed", "matches"))
     left = {name: results.read_table(spark, name, past) for name in CARRIED_ON} if past else {}
     if past is None or past.result.end_ms != rules.day.window(day).start_ms:
         left["balances"] = None
@@ -178,7 +176,7 @@ def earlier_days(
     return EarlierDays(
         **left,
         history=Ledgers(*history) if extracts else None,
-        agreed=None if agreed is None else agreed.select("key"),
-        closed=None if closed is None else closed.select("key", "history"),
+        agreed=results.read_table(spark, "matches", *runs),
+        closed=results.read_table(spark, "closed", *runs),
         explanations={one.break_id: one for one in people.in_force()},
     )

@@ -45,9 +45,9 @@ class EarlierDays(NamedTuple):
     history: Ledgers | None = None
     """The extracts of the days of ``day.history``."""
     agreed: DataFrame | None = None
-    """The transfers that were agreed on these days: key."""
+    """The transfers that were agreed on these days, as ``MATCHES``; only their keys are read."""
     closed: DataFrame | None = None
-    """The items closed on these days: key and history."""
+    """The items closed on these days, as ``ITEMS``; only their keys and histories are read."""
     explanations: Mapping[str, Explanation] = {}
     """The valid explanations, by break id."""
 
@@ -55,27 +55,14 @@ class EarlierDays(NamedTuple):
 class ReconciledDay(NamedTuple):
     """The result of a day."""
 
-    matches: DataFrame
-    items: Rows
-    """The items that are not agreed when the day ends."""
-    closed: Rows
-    """Former items that are agreed now; also as ``ITEMS``."""
-    entries: Rows
-    """All entries of the open items; the next day continues from them."""
-    messages: Rows
-    failures: Rows
-    by_hand: Rows
-    """Messages that operators decided on the day; as ``MESSAGES``."""
-    balances: DataFrame
-    totals: pa.Table
+    tables: dict[str, Rows]
+    """The tables of the run except ``proofs``: ``items`` that are not agreed when the day ends, and
+    ``closed`` ones that are agreed now; all ``entries``, ``messages`` and ``failures`` of the open
+    items, from which the next day continues; ``by_hand``, the messages that operators decided on
+    the day; and ``matches``, ``balances`` and ``totals``."""
     broken: Rows
     """The proofs of single transfers that do not hold; as ``PROOFS``."""
     sums: Sums
     """The sums for the other proofs."""
     was_closed: bool
     """True if the day before has a result."""
-
-    @property
-    def tables(self) -> dict[str, Rows]:
-        """The fields that are tables of :mod:`txmq.reconcile.tables`."""
-        return {name: getattr(self, name) for name in self._fields[:-3]}

@@ -39,24 +39,23 @@ class BreakLife:
         vanish because a day has passed.
         """
         before = rows.item
+        # The class of the facts alone, without an explanation.
+        own_before = before and (before["was"] or before["class"])
         if today is None:
             assert before is not None
-            today = {**before, "class": _own_class(before)}
+            today = {**before, "class": own_before}
         own = today["class"]
         is_agreed = Class(own).group == "agreed"
         if is_agreed and before is None:
             return None
         # The same on every day and in every run.
         break_id = hashlib.sha256(f"{self._rules.name}\0{today['key']}".encode()).hexdigest()[:16]
+        figures = {name: today[name] for name in FIGURES}
         note = None if is_agreed else self._explanations.get(break_id)
-        if note is not None and not _is_about(note, today):
-            note = None
+        if note is not None and (note.class_, note.figures) != (own, figures):
+            note = None  # The break has changed since it was explained.
         class_ = own if note is None else Class.EXPLAINED.value
-        is_same = (
-            before is not None
-            and own == _own_class(before)
-            and all(today[name] == before[name] for name in FIGURES)
-        )
+        is_same = before is not None and own == own_before and figures.items() <= before.items()
         status = _status(is_agreed, note is not None, is_same, rows)
         # A reopened item continues the history of the time that was closed last; its last change
         # begins with the date.
@@ -92,18 +91,6 @@ class BreakLife:
 def _age(calendar: Day, first_seen: str, today: date) -> int:
     """An age in business days, computed once for all items that were first seen on a day."""
     return calendar.age(date.fromisoformat(first_seen), today)
-
-
-def _own_class(item: Mapping[str, Any]) -> str:
-    """The class of the facts alone, without an explanation."""
-    class_: str = item["was"] or item["class"]
-    return class_
-
-
-def _is_about(note: Explanation, item: Mapping[str, Any]) -> bool:
-    """True if the break did not change since it was explained."""
-    figures = {name: item[name] for name in FIGURES}
-    return note.class_ == item["class"] and note.figures == figures
 
 
 def _status(is_agreed: bool, is_explained: bool, is_same: bool, rows: TransferRows) -> str:

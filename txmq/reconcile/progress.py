@@ -17,7 +17,7 @@ from txmq.runtime.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ActiveStage", "Progress", "show_progress"]
+__all__ = ["Progress", "show_progress"]
 
 _POLL_S: Final = 0.25
 _JOIN_S: Final = 5.0
@@ -27,12 +27,7 @@ _JOIN_S: Final = 5.0
 class ActiveStage:
     """The stage that is running."""
 
-    def __init__(self) -> None:
-        self.rows = 0
-
-    def count(self, _source: str, rows: int) -> None:
-        """Add the rows of a source."""
-        self.rows += rows
+    rows = 0
 
 
 class Progress:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -16,23 +15,7 @@ from pyspark.sql import functions as f
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 from txmq.reconcile.transfer import LONE
 
-__all__ = [
-    "HASH",
-    "as_known",
-    "entries_of",
-    "index_in",
-    "join_hashes",
-    "materialize",
-    "messages_of",
-    "texts",
-    "transfers_of",
-    "union",
-]
-
-HASH: Final = "xxhash64(key) AS hash"
-"""The hash of a key, for joins of all keys of a day: numbers are shuffled and compared faster than
-texts.
-"""
+__all__ = ["as_known", "entries_of", "index_in", "messages_of", "texts", "transfers_of", "union"]
 
 
 def entries_of(entries: DataFrame, window: DayWindow) -> DataFrame:
@@ -66,18 +49,6 @@ def as_known(messages: DataFrame, end_ms: int) -> DataFrame:
     for name in ("queue_offset", "decided_ms", "decided_by", "reason"):
         masked[name] = f"IF({is_known}, {name}, NULL)"
     return messages.withColumns({name: f.expr(value) for name, value in masked.items()})
-
-
-def materialize(rows: DataFrame) -> DataFrame:
-    """Compute rows once, and forget the plan that made them: Spark would analyse it again for each
-    query.
-    """
-    return rows.localCheckpoint()
-
-
-def join_hashes(rows: DataFrame, others: DataFrame, how: str = "inner") -> DataFrame:
-    """Rows with the columns that ``others`` has for the hash of their key."""
-    return rows.selectExpr("*", HASH).join(others, "hash", how).drop("hash")
 
 
 def texts(values: Iterable[str]) -> str:

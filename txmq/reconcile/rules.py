@@ -26,7 +26,6 @@ __all__ = [
     "DayWindow",
     "EntryColumns",
     "Flow",
-    "Limits",
     "LogRules",
     "Money",
     "Namespaces",

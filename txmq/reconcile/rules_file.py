@@ -114,10 +114,9 @@ def _complete(rules: Path, bank: Bank) -> Bank:
     files, entries = bank.files, bank.entries
     if files is None:
         return replace(bank, database=_local_database(rules, bank.database))
-    path = _local_path(rules, f"{bank.name}: files.path", files.path)
-    balances = files.balances
-    if balances:
-        balances = _local_path(rules, f"{bank.name}: files.balances", balances)
+    where = f"{bank.name}: files"
+    path = _local_path(rules, f"{where}.path", files.path)
+    balances = files.balances and _local_path(rules, f"{where}.balances", files.balances)
     bank = replace(bank, files=replace(files, path=path, balances=balances))
     if not files.is_statement:
         return bank
@@ -180,9 +179,8 @@ def _check_source(bank: Bank) -> Iterator[str]:
         needed["entries"] += ["key", "account", "amount", "booked", "currency", "kind", *table]
     for name, columns in (("entries", bank.entries), ("accounts", accounts)):
         if columns is not None:
-            yield from (
-                f"{name}.{key} is missing" for key in needed[name] if not getattr(columns, key)
-            )
+            missing = (key for key in needed[name] if not getattr(columns, key))
+            yield from (f"{name}.{key} is missing" for key in missing)
             if files is not None and (columns.table or columns.where):
                 yield f"{name}.table and {name}.where are for databases: remove them"
     if files is None and accounts is not None and accounts.opening:

@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from txmq.reconcile import tables
 from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS
@@ -24,16 +25,7 @@ from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.lifecycle import BreakLife
 from txmq.reconcile.log.flows import FailureRow, MessageRow
 from txmq.reconcile.rules import Rules
-from txmq.reconcile.tables import (
-    BOOKED,
-    FAILURES,
-    ITEMS,
-    MATCHES,
-    MESSAGES,
-    PROOFS,
-    Column,
-    TableSchema,
-)
+from txmq.reconcile.tables import ITEMS, MATCHES, MESSAGES, Column, TableSchema
 from txmq.reconcile.transfer import (
     ARRIVED,
     Consumers,
@@ -44,17 +36,7 @@ from txmq.reconcile.transfer import (
     split_bookings,
 )
 
-__all__ = [
-    "CARRIED",
-    "EARLIER",
-    "RESULTS",
-    "TODAY",
-    "Decisions",
-    "SecondPass",
-    "Sums",
-    "batch_sql",
-    "row_sql",
-]
+__all__ = ["CARRIED", "EARLIER", "RESULTS", "TODAY", "SecondPass", "Sums", "batch_sql"]
 
 TODAY, CARRIED, EARLIER = range(3)
 """The origin of a row: this day, the items of the day before, or another earlier day."""
@@ -62,11 +44,11 @@ RESULTS: Final[Mapping[str, TableSchema]] = {
     "matches": MATCHES,
     "items": ITEMS,
     "closed": ITEMS,
-    "entries": BOOKED,
+    "entries": tables.BOOKED,
     "messages": MESSAGES,
-    "failures": FAILURES,
+    "failures": tables.FAILURES,
     "by_hand": MESSAGES,
-    "proofs": PROOFS,
+    "proofs": tables.PROOFS,
 }
 """The tables that the pass writes rows of."""
 
@@ -80,11 +62,8 @@ _COLUMNS: Final = {
         tuple(Column(name, "string", False) for name in ("name", "of", "currency", "value")),
     ),
 }
-_SUMMED: Final = {
-    "debit": ("debited", -1),
-    "return": ("returned", 1),
-    **dict.fromkeys(ARRIVED, ("credited", 1)),
-}
+_SUMMED: Final = {"debit": ("debited", -1), "return": ("returned", 1)}
+"""The sums of a class that have these kinds; all others are in ``credited``."""
 
 
 class Decisions(NamedTuple):
@@ -101,7 +80,10 @@ class Decisions(NamedTuple):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows of each table, in the column of its name, and the sums in ``sums``."""
         rows = {**self.rows, "sums": [(*place, str(value)) for place, value in self.sums.items()]}
-        columns = {name: _structs(table, rows[name]) for name, table in _COLUMNS.items()}
+        columns = {
+            name: arrow_table(table, rows[name]).to_struct_array().combine_chunks()
+            for name, table in _COLUMNS.items()
+        }
         for name, column in columns.items():
             empty = {other: pa.nulls(len(column), columns[other].type) for other in columns}
             yield pa.RecordBatch.from_pydict(empty | {name: column})
@@ -109,24 +91,14 @@ class Decisions(NamedTuple):
 
 def batch_sql() -> str:
     """The columns of :meth:`Decisions.batches` as Spark declares them."""
-    return ", ".join(f"{name} {row_sql(table)}" for name, table in _COLUMNS.items())
-
-
-def row_sql(table: TableSchema) -> str:
-    """The rows of a table as Spark declares them in one column."""
-    fields = ", ".join(f"`{column.name}`: {column.type}" for column in table.columns)
-    return f"STRUCT<{fields}>"
+    return ", ".join(f"{name} {table.struct}" for name, table in _COLUMNS.items())
 
 
 class SecondPass:
     """Decides transfers, each from all of its rows.
 
-    Args:
-        rules: The tolerances, the grace, and the banks with double entry.
-        day: The business date.
-        as_of_ms: The end of the day, or the time of reading if that was earlier.
-        offsets: The progress of consumers, as in :class:`Consumers`.
-        explanations: The valid explanations, by break id.
+    ``as_of_ms`` is the end of the day, or the time of reading if that was earlier. ``offsets`` has
+    the progress of consumers, and ``explanations`` the valid ones by break id.
     """
 
     def __init__(
@@ -166,7 +138,7 @@ class SecondPass:
             yield from self.decide(piece).batches()
 
     def _decide(self, rows: TransferRows, found: Decisions) -> None:
-        tables, sums = found.rows, found.sums
+        sums = found.sums
         rows.settle()
         self._prove(rows, found)
         for leg in rows.legs:
@@ -183,37 +155,18 @@ class SecondPass:
             return  # A clearing row alone is not a transfer; proofs detect it.
         item = self._life.item(today, rows)
         if today is not None:
-            self._count(rows, today, item, sums)
+            _count(rows, today, (item or today)["class"], sums)
         if item is None:
-            tables["matches"].append(_values(today or {}, MATCHES))
+            found.rows["matches"].append(_values(today or {}, MATCHES))
             return
         if item["status"] == "closed":
-            tables["closed"].append(_values(item, ITEMS))
-            tables["matches"].append(_values(item, MATCHES))
+            found.rows["closed"].append(_values(item, ITEMS))
+            found.rows["matches"].append(_values(item, MATCHES))
             return
-        tables["items"].append(_values(item, ITEMS))
-        tables["entries"] += rows.entries
-        tables["messages"] += map(msgspec.structs.astuple, rows.messages)
-        tables["failures"] += map(msgspec.structs.astuple, rows.failures)
-
-    def _count(
-        self,
-        rows: TransferRows,
-        today: Mapping[str, Any],
-        item: Mapping[str, Any] | None,
-        sums: Sums,
-    ) -> None:
-        """Add a transfer to the totals of its class. Sums are taken from its rows, in the rows' own
-        currencies.
-        """
-        class_ = (item or today)["class"]
-        sums["transfers", class_, today["currency"]] += 1
-        sums["ordered", class_, today["currency"]] += today["ordered"]
-        if Class(class_).group != "agreed":
-            sums["at_risk", class_, today["currency"]] += today["amount"]
-        for leg in rows.legs:
-            name, sign = _SUMMED[leg.kind]
-            sums[name, class_, leg.currency] += sign * leg.amount
+        found.rows["items"].append(_values(item, ITEMS))
+        found.rows["entries"] += rows.entries
+        found.rows["messages"] += map(msgspec.structs.astuple, rows.messages)
+        found.rows["failures"] += map(msgspec.structs.astuple, rows.failures)
 
     def _prove(self, rows: TransferRows, found: Decisions) -> None:
         """Prove the bookings of a transfer: ``double-entry`` and ``clearing``."""
@@ -244,6 +197,20 @@ class SecondPass:
                     found.sums["settled", "", currency] += today[currency]
 
 
+def _count(rows: TransferRows, today: Mapping[str, Any], class_: str, sums: Sums) -> None:
+    """Add a transfer to the totals of its class. Sums are taken from its rows, in the rows' own
+    currencies.
+    """
+    place = class_, today["currency"]
+    sums["transfers", *place] += 1
+    sums["ordered", *place] += today["ordered"]
+    if Class(class_).group != "agreed":
+        sums["at_risk", *place] += today["amount"]
+    for leg in rows.legs:
+        name, sign = _SUMMED.get(leg.kind, ("credited", 1))
+        sums[name, class_, leg.currency] += sign * leg.amount
+
+
 def _add_proof(
     found: Decisions, proof: str, place: tuple[str | None, str, str], expected: int, now: int
 ) -> None:
@@ -267,7 +234,7 @@ def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
         case = cases[key]
         case.was_open |= origin == CARRIED
         (case.agreed_messages if origin == EARLIER else case.messages).append(message)
-    for key, _, failure in _rows(evidence, "failure", FAILURES, FailureRow):
+    for key, _, failure in _rows(evidence, "failure", tables.FAILURES, FailureRow):
         cases[key].failures.append(failure)
     for key, _, item in _rows(evidence, "item", ITEMS, _as_item):
         cases[key].item = item
@@ -280,16 +247,15 @@ def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
 
 def _entries(evidence: pa.Table) -> Iterator[tuple[str, int, EntryRow]]:
     """The entries as :func:`_rows`; one that names no transfer has the key of its booking."""
-    lone: dict[str, list[EntryRow]] = {}
-    for key, origin, entry in _rows(evidence, "entry", BOOKED, EntryRow):
+    lone: list[EntryRow] = []
+    for key, origin, entry in _rows(evidence, "entry", tables.BOOKED, EntryRow):
         if is_lone(entry):
-            lone.setdefault(key, []).append(entry)
+            lone.append(entry)
         else:
             yield key, origin, entry
-    for entries in lone.values():
-        for entry in split_bookings(entries):
-            assert entry.key is not None
-            yield entry.key, TODAY, entry
+    for entry in split_bookings(lone):
+        assert entry.key is not None
+        yield entry.key, TODAY, entry
 
 
 class _Cases(dict[str, TransferRows]):
@@ -309,13 +275,9 @@ def _rows(
     if name not in evidence.column_names:
         return
     some = evidence.filter(evidence[name].is_valid())
-    for batch in some.select(["key", "origin", name]).to_batches():
-        held = batch.column(name)
-        columns = (held.field(held.type.get_field_index(field)) for field in table.names)
-        rows = map(make, *(column.to_pylist() for column in columns))
-        yield from zip(
-            batch.column("key").to_pylist(), batch.column("origin").to_pylist(), rows, strict=True
-        )
+    columns = (pc.struct_field(some[name], field).to_pylist() for field in table.names)
+    places = some["key"].to_pylist(), some["origin"].to_pylist()
+    yield from zip(*places, map(make, *columns), strict=True)
 
 
 def _whole_keys(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -337,9 +299,3 @@ def _whole_keys(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 def _values(item: Mapping[str, Any], table: TableSchema) -> tuple[Any, ...]:
     return tuple(item[name] for name in table.names)
-
-
-def _structs(table: TableSchema, rows: list[tuple[Any, ...]]) -> pa.StructArray:
-    filled = arrow_table(table, rows)
-    columns = [column.combine_chunks() for column in filled.columns]
-    return pa.StructArray.from_arrays(columns, fields=list(filled.schema))

@@ -22,12 +22,15 @@ from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.controls import LOWER_HALF
-from txmq.reconcile.rows import HASH, index_in, texts, union
+from txmq.reconcile.ledgers import EarlierDays
+from txmq.reconcile.rows import index_in, texts, union
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.transfer import VISIBLE
 
-__all__ = ["PLAIN", "SUSPECT", "sift"]
+__all__ = ["HASH", "PLAIN", "SUSPECT", "sift"]
 
+HASH: Final = "xxhash64(key) AS hash"
+"""The hash of a key, for joins: Spark shuffles and compares numbers faster than texts."""
 SUSPECT: Final = 0
 """The code of a transfer that needs the second pass."""
 PLAIN: Final = {Class.MATCHED: 1, Class.RETURNED: 2, Class.ROLLED_BACK: 3}
@@ -46,42 +49,31 @@ _SEEN: Final = 1 << 48
 _MARKS: Final = ("payer", "payee", "twin", "worth")
 """The marks that must be equal in all rows of a plain transfer that have them."""
 _UNKNOWN: Final = -1
-"""The worth of a row without a readable amount or currency, or with an unknown currency.
-"""
+"""The worth of a row without a readable amount or currency, or with an unknown currency."""
 _WORTH: Final = 63
 """The bits of a number besides its sign."""
 
 
 def sift(
-    entries: DataFrame,
-    messages: DataFrame,
-    carried: DataFrame | None,
-    agreed: DataFrame | None,
-    rules: Rules,
-    window: DayWindow,
+    entries: DataFrame, messages: DataFrame, yesterday: EarlierDays, rules: Rules, window: DayWindow
 ) -> DataFrame:
     """Sift the day's transfers: matched ones become sums, every other one a row.
 
-    Args:
-        entries: The day's entries (:func:`~txmq.reconcile.rows.transfers_of`).
-        messages: The day's messages (:func:`~txmq.reconcile.rows.messages_of`).
-        carried: The keys of transfers left open before; none of them is plain.
-        agreed: The keys of transfers agreed on earlier days; one whose money moved again is not
-            plain.
-        rules: The banks with double entry, and the currencies.
-        window: The day.
+    The entries are those of :func:`~txmq.reconcile.rows.transfers_of`. A transfer that was left
+    open before is not plain, and neither is one that was agreed before and whose money moved again.
 
     Returns:
         ``plain`` is ``SUSPECT``, or the code of a class in ``PLAIN``. ``hash`` is the hash
-        of the key (:data:`~txmq.reconcile.rows.HASH`), and NULL for matched transfers.
+        of the key (:data:`HASH`), and NULL for matched transfers.
         ``transfers`` is their number, and ``low`` and ``high`` are the sums of the halves of their
         amounts in ``money``, the index of a currency; ``is_ordered`` is true if a message orders
         them, and ``is_seen`` if they were agreed on an earlier day.
     """
     sums = _sums(rules)
+    earlier = yesterday.entries, yesterday.messages, yesterday.agreed
     marked = (
-        None if keys is None else keys.selectExpr(HASH, f"{tag} AS tags")
-        for keys, tag in ((carried, _ROW + _OTHER), (agreed, _SEEN))
+        None if table is None else table.selectExpr(HASH, f"{tag} AS tags")
+        for table, tag in zip(earlier, (_ROW + _OTHER, _ROW + _OTHER, _SEEN), strict=True)
     )
     entries, messages = _of_entries(entries, rules, window, sums), _of_messages(messages, rules)
     narrow = union(entries, messages, *marked)
@@ -96,7 +88,7 @@ def sift(
         *(f"try_sum(coalesce({name}, 0)) AS {name}" for name in sums),
     )
     met = narrow.repartition(parts, "hash").groupBy("hash").agg(*map(f.expr, aggregates))
-    if agreed is not None:
+    if yesterday.agreed is not None:
         met = met.where(f"tags & {_SEEN - 1} > 0")
     digits = _digits(rules)
     found = met.selectExpr(
@@ -108,13 +100,9 @@ def sift(
         f"tags >= {_SEEN} AS is_seen",
     )
     other_hash = f.expr(f"IF(plain != {PLAIN[Class.MATCHED]}, hash, NULL) AS hash")
-    totals = (
-        "count(1) AS transfers",
-        f"sum(amount & {LOWER_HALF}) AS low",
-        "sum(shiftright(amount, 32)) AS high",
-    )
+    halves = f"sum(amount & {LOWER_HALF}) AS low", "sum(shiftright(amount, 32)) AS high"
     grouped = found.groupBy(other_hash, "plain", "money", "is_ordered", "is_seen")
-    return grouped.agg(*map(f.expr, totals))
+    return grouped.agg(*map(f.expr, ("count(1) AS transfers", *halves)))
 
 
 def _number(tag: int) -> str:
@@ -173,7 +161,7 @@ def _of_entries(
             WHEN amount > 0 AND {is_theirs} AND kind = 'return' THEN {_RETURN}
             WHEN role = 'clearing' THEN {_CLEARING} ELSE {_OTHER} END AS tag""",
         f"{_mark('account')} AS mark",
-        f"{_place(rules)} AS place",
+        f"{index_in('currency', sorted(rules.money))} AS place",
         # Without its sign; NULL for the least number, which has no opposite of 64 bits.
         "IF(amount < 0, try_subtract(0, amount), amount) AS size",
     )
@@ -192,7 +180,7 @@ def _of_messages(messages: DataFrame, rules: Rules) -> DataFrame:
         "*",
         f"""CASE WHEN state IN ({texts(VISIBLE)}) THEN {_MESSAGE}
             WHEN state = 'rolled_back' THEN {_VOID} ELSE {_OTHER} END AS tag""",
-        f"{_place(rules)} AS place",
+        f"{index_in('currency', sorted(rules.money))} AS place",
     )
 
     def mark(name: str) -> str:
@@ -217,16 +205,10 @@ def _mark(name: str) -> str:
 
 
 def _worth(amount: str, rules: Rules) -> str:
-    """An amount and its currency in one number; the last bits are the index of the currency in
-    the rules.
-    """
+    """An amount and its currency in one number; its last bits are the currency's index."""
     digits = _digits(rules)
     is_known = f"{amount} >= 0 AND {amount} < {1 << _WORTH - digits} AND place IS NOT NULL"
     return f"IF({is_known}, shiftleft({amount}, {digits}) | place, {_UNKNOWN})"
-
-
-def _place(rules: Rules) -> str:
-    return index_in("currency", sorted(rules.money))
 
 
 def _digits(rules: Rules) -> int:

@@ -92,14 +92,9 @@ _GONE: Final = (
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """PySpark writes whole stacks to standard error with these, and then raises the same error."""
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
-_COMPILED: Final = {
-    "spark.sql.codegen.wholeStage": "true",
-    "spark.sql.codegen.factoryMode": "FALLBACK",
-}
-_INTERPRETED: Final = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
+_CODE: Final = ("spark.sql.codegen.wholeStage", "spark.sql.codegen.factoryMode")
+_COMPILED: Final = dict(zip(_CODE, ("true", "FALLBACK"), strict=True))
+_INTERPRETED: Final = dict(zip(_CODE, ("false", "NO_CODEGEN"), strict=True))
 _UNFITTED: Final = {_PARTITIONS: "64", **_COMPILED}
 """Settings that depend on the size of a day, as they are before it is known."""
 
@@ -206,9 +201,7 @@ def check_reach(spark: SparkSession, uri: str) -> None:
 
 
 def fit_to_rows(spark: SparkSession, rows: int) -> None:
-    """Set what depends on the size of a day, unless the user has set it. Results do not depend on
-    it.
-    """
+    """Set what depends on a day's size, unless the user has set it. Results do not depend on it."""
     cores = spark.sparkContext.defaultParallelism
     parts = max(cores, min(PARTITIONS_MAX, -(-rows // ROWS_A_PARTITION)))
     fitting = {_PARTITIONS: str(-(-parts // cores) * cores)}
@@ -272,18 +265,15 @@ def _check_start(master: str) -> None:
 
 
 def _is_reached(host: str, port: int) -> bool:
-    try:
+    with suppress(OSError):
         socket.create_connection((host, port), REACH_S).close()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 @contextmanager
 def _environment(conf: SparkConf) -> Iterator[None]:
-    """Set variables of the environment, and silence PySpark's loggers: the exceptions have the
-    same texts.
-    """
+    """Set environment variables, and silence PySpark's loggers: exceptions have the same texts."""
     wanted = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable}
     if conf.get("spark.driver.bindAddress") == _LOOPBACK:
         wanted["SPARK_LOCAL_IP"] = _LOOPBACK
@@ -433,14 +423,11 @@ def _cause_of(error: BaseException) -> str:
 
 def _last_words(log: Path) -> str:
     """The error in the log of a Java that did not start."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if _ERROR.search(line)]
-    return _plain((errors or lines or [""])[0])
+    text = log.read_text(errors="replace")
+    return _plain(next(filter(_ERROR.search, text.splitlines()), text))
 
 
 def _plain(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    line = lines[0] if lines else "it gives no reason"
-    line = _JAVA_NAME.sub(r"\1: ", line).rstrip(": ")
-    is_short = len(line) <= CAUSE_CHARS_MAX
-    return line if is_short else f"{line[: CAUSE_CHARS_MAX - 1]}…"
+    first = next(iter(text.strip().splitlines()), "it gives no reason").rstrip()
+    line = _JAVA_NAME.sub(r"\1: ", first).rstrip(": ")
+    return line if len(line) <= CAUSE_CHARS_MAX else f"{line[: CAUSE_CHARS_MAX - 1]}…"

@@ -12,26 +12,6 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-__all__ = [
-    "ACCOUNTS",
-    "BALANCES",
-    "BOOKED",
-    "ENTRIES",
-    "FAILURES",
-    "ITEMS",
-    "LATER",
-    "MATCHES",
-    "MESSAGES",
-    "OFFSETS",
-    "OPENING",
-    "PROOFS",
-    "RECURRING",
-    "SOURCES",
-    "TOTALS",
-    "Column",
-    "TableSchema",
-]
-
 
 class Column(NamedTuple):
     """A column, nullable or not."""
@@ -60,6 +40,11 @@ class TableSchema(NamedTuple):
             f"{name} {type_}{'' if is_optional else ' NOT NULL'}"
             for name, type_, is_optional in self.columns
         )
+
+    @property
+    def struct(self) -> str:
+        """A row in one column, as Spark declares it."""
+        return f"STRUCT<{', '.join(f'`{name}`: {type_}' for name, type_, _ in self.columns)}>"
 
 
 def _table(name: str, text: str) -> TableSchema:

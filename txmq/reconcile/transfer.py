@@ -65,16 +65,16 @@ def is_lone(entry: EntryRow) -> bool:
 
 
 def split_bookings(entries: Iterable[EntryRow]) -> Iterator[EntryRow]:
-    """Rows that a bank wrote at one moment, with the keys of their bookings.
+    """Rows that name no transfer, with the keys of their bookings.
 
     Which of several clearing rows with one amount belongs to which booking makes no difference.
     """
-    alike: defaultdict[tuple[str, str, int], tuple[list[EntryRow], list[EntryRow]]]
+    alike: defaultdict[Any, tuple[list[EntryRow], list[EntryRow]]]
     alike = defaultdict(lambda: ([], []))
     for entry in sorted(entries, key=_number):
         is_clearing = entry.role == "clearing"
         amount = -entry.amount if is_clearing else entry.amount
-        alike[entry.kind, entry.currency, amount][is_clearing].append(entry)
+        alike[entry.key, entry.kind, entry.currency, amount][is_clearing].append(entry)
     for legs, clearing in alike.values():
         for pair in zip_longest(legs, clearing):
             booking = [entry for entry in pair if entry is not None]
@@ -148,9 +148,7 @@ class TransferRows(Struct):
         self.messages = [known[place] for place in sorted(known)]
         failures = {(failure.position, failure.group): failure for failure in self.failures}
         self.failures = [failures[place] for place in sorted(failures)]
-        self.entries.sort(
-            key=lambda entry: (entry.bank, entry.recorded_ms, entry.id or 0, *entry[2:8])
-        )
+        self.entries.sort(key=lambda row: (row.bank, row.recorded_ms, row.id or 0, *row[2:8]))
 
 
 class TransferFacts:
@@ -175,9 +173,8 @@ class TransferFacts:
     def _read_entries(self, legs: Collection[EntryRow], start_ms: int) -> None:
         of = {kind: [leg for leg in legs if leg.kind == kind] for kind in TRANSFER_KINDS}
         sums = {kind: sum(leg.amount for leg in some) for kind, some in of.items()}
-        self.debits, self.credits, self.returns = (
-            len(of[kind]) for kind in ("debit", "credit", "return")
-        )
+        self.debits, self.credits = len(of["debit"]), len(of["credit"])
+        self.returns = len(of["return"])
         self.debited, self.returned = -sums["debit"], sums["return"]
         self.given, self.recalled, self.fees = sums["credit"], -sums["recall"], sums["fee"]
         self.credited = sum(sums[kind] for kind in ARRIVED)
@@ -241,13 +238,11 @@ class TransferFacts:
         )
         wanted = {(message.id, consumers.groups.get(message.topic)) for message in visible}
         failed = [failure for failure in rows.failures if (failure.id, failure.group) in wanted]
-        failure = max(
-            failed, key=lambda row: (row.stored_ms, row.position, row.state), default=None
-        )
-        self.delivery = consumers.delivery(visible, failure)
+        last = max(failed, key=lambda row: (row.stored_ms, row.position, row.state), default=None)
+        self.delivery = consumers.delivery(visible, last)
         self.reason = self.message and self.message.reason
-        if failure is not None and failure.state == "dead" and failure.reason is not None:
-            self.reason = failure.reason
+        if last is not None and last.state == "dead" and last.reason is not None:
+            self.reason = last.reason
 
 
 def _by_name(amounts: Iterable[tuple[str | None, int | None]]) -> Counter[Any]:

@@ -33,22 +33,15 @@ def extract_day(
     *,
     take_log: Callable[[Rules, DayWindow, Path], ExtractedSource],
     spark: SparkSession | None = None,
-    progress: Callable[[str, int], None] | None = None,
 ) -> Manifest:
     """Extract a day, which may be unfinished, or keep an equal extract that exists.
 
     ``take_log`` writes the log's tables into the directory ``log`` of an extract. ``spark`` reads
-    banks with a JDBC URL. ``progress`` receives each finished source, and its number of rows.
+    banks with a JDBC URL.
 
     Raises:
         ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.
     """
-
-    def report(source: ExtractedSource) -> ExtractedSource:
-        if progress is not None:
-            progress(source.name, sum(table.written.rows for table in source.tables))
-        return source
-
     clock = SystemClock()
     home = open_folder(rules.directory).at("extracts", day.isoformat())
     readers = [_reader_of(bank, home, spark) for bank in rules.bank]
@@ -59,8 +52,8 @@ def extract_day(
                     pool.submit(read, BookRequest(bank, rules, day, draft / bank.name, clock))
                     for bank, read in zip(rules.bank, readers, strict=True)
                 ]
-                banks = [report(future.result()) for future in futures]
-            log = report(take_log(rules, rules.day.window(day), draft))
+                banks = [future.result() for future in futures]
+            log = take_log(rules, rules.day.window(day), draft)
             manifest = Manifest.of(rules, day, (*banks, log))
             manifest.write(draft)
             final = home.at(manifest.extract_id)

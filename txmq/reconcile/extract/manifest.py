@@ -123,6 +123,11 @@ class Manifest(Struct, frozen=True):
         return tuple(table.written for table in self.tables)
 
     @property
+    def rows(self) -> int:
+        """The number of rows in all tables."""
+        return sum(table.written.rows for table in self.tables)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the sources cannot tell."""
         found = [note for source in self.sources for note in source.notes]

@@ -4,10 +4,12 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
+# The tools of the site have an environment of their own: tests and demo do without them.
+SITE   := .cache/site-tools
 # Processes that share the tests. Each may start a PostgreSQL and a Redis of its own.
 WORKERS ?= 3
 
-.PHONY: demo tour test soak check lint needs format bench docs pins clean
+.PHONY: demo tour test soak check lint needs format bench docs site pins clean
 
 demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 	$(RUN) -m examples.bank_transfer
@@ -48,6 +50,16 @@ docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m tools.state_diagram docs/explanation/half-messages.md
 	$(RUN) -m tools.class_table docs/explanation/reconciliation.md
 
+site: $(SITE)/.ready  ## the documentation as a site, in .cache/site; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs --quiet build --strict
+	@echo "the site is in .cache/site: open .cache/site/index.html through a web server, such as:"
+	@echo "  $(PYTHON) -m http.server --directory .cache/site --bind 127.0.0.1 8000"
+
+$(SITE)/.ready: tools/site/constraints.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r tools/site/constraints.txt
+	touch $@
+
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  "txmq needs Python 3.11 or newer: name one, like make demo PYTHON=python3.11")'
@@ -63,6 +75,9 @@ pins:  ## choose the pinned versions again
 	.cache/pins/bin/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url \
 	  --no-emit-trusted-host --no-emit-find-links --no-header --allow-unsafe --extra dev \
 	  --build-deps-for editable -o constraints.txt pyproject.toml
+	.cache/pins/bin/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url \
+	  --no-emit-trusted-host --no-emit-find-links --no-header --allow-unsafe \
+	  -o tools/site/constraints.txt tools/site/requirements.in
 
 clean:
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -50,7 +50,9 @@ GROUPS = {
 }
 """The parts of the page of `txmq`, by the module that defines a name; the first match counts."""
 
-NOTE = "<!-- Written by `make docs` from {module}.__all__; change the docstrings, not this page. -->"
+NOTE = (
+    "<!-- Written by `make docs` from {module}.__all__; change the docstrings, not this page. -->"
+)
 OPTIONS = {"txmq.blocking": "    options:\n      show_bases: false\n"}
 
 
@@ -69,7 +71,7 @@ def overview() -> str:
             NOTE.format(module="txmq"),
             "",
             "Import the names of an application from `txmq`; its errors are in `txmq.errors`.",
-            "Each page below lists all public names of one module, with their arguments and errors.",
+            "Each page below has all public names of one module, with their arguments and errors.",
             "Names that are on no page here may change in any version.",
             "",
             "| module | |",

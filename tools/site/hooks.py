@@ -35,11 +35,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if target is not None:
                 linked.add(target)
     for path in sorted(with_contents(linked)):
-        files.append(File.generated(config, source_uri(path), content=source_page(path, linked)))
+        files.append(File.generated(config, source_uri(path), content=source_page(path)))
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Point links that leave the documentation to the pages made for them."""
 
     def replaced(found: re.Match[str]) -> str:
@@ -73,13 +73,16 @@ def source_uri(path: Path) -> str:
     return f"source/{path.as_posix()}.md"
 
 
-def source_page(path: Path, linked: set[Path]) -> str:
+def source_page(path: Path) -> str:
     """A page that shows a file, or lists what is in a folder."""
     head = SOURCE_PAGE.format(name=path.as_posix())
     whole = ROOT / path
     if whole.is_dir():
         inside = sorted(each for each in with_contents({path}) if each != path)
-        rows = [f"- [{each.relative_to(path)}]({path.name}/{each.relative_to(path)}.md)" for each in inside]
+        rows = [
+            f"- [{each.relative_to(path)}]({path.name}/{each.relative_to(path)}.md)"
+            for each in inside
+        ]
         return head + "\n".join(rows) + "\n"
     text = whole.read_text(encoding="utf-8")
     return f"{head}````{LANGUAGES.get(path.suffix, 'text')}\n{text}\n````\n"

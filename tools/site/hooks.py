@@ -1,17 +1,22 @@
-"""What the site does beyond its plugins: links into the repository, and the changelog.
+"""What the site does beyond its plugins: links into the repository, diagrams, and the changelog.
 
 MkDocs calls the functions named ``on_...``; see ``hooks`` in mkdocs.yml.
 """
 
+import hashlib
+import json
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import mmdr
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
+
 LINK = re.compile(r"(?<=\]\()(?P<path>(?:\.\./)+[^)#\s]+)(?=[)#])")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".sh": "bash", ".service": "ini"}
 SOURCE_PAGE = """\
@@ -23,32 +28,59 @@ search:
 
 """
 
+DIAGRAM = re.compile(r"^```mermaid\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+THEMES = {"light": "default", "dark": "dark"}
+"""Mermaid's themes by the name of the site's."""
+FONT = "Arial, Helvetica, sans-serif"
+VIEW = re.compile(r'width="100%"(?P<between>[^>]*?viewBox="\S+ \S+ (?P<width>[\d.]+) )')
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each file of the repository that a page links to, and the changelog."""
+    """Add the changelog, the linked files of the repository, and the diagrams."""
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
     files.append(File.generated(config, "changelog.md", content=changelog))
     linked: set[Path] = set()
-    for file in files.documentation_pages():
-        for found in LINK.finditer(file.content_string):
-            target = repository_path(file.src_uri, found["path"])
-            if target is not None:
-                linked.add(target)
+    for file in list(files.documentation_pages()):
+        text = file.content_string
+        linked.update(repository_links(file.src_uri, text))
+        for found in DIAGRAM.finditer(text):
+            for theme in THEMES:
+                uri = diagram_uri(found["text"], theme)
+                files.append(File.generated(config, uri, content=drawn(found["text"], theme)))
     for path in sorted(with_contents(linked)):
         files.append(File.generated(config, source_uri(path), content=source_page(path)))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Point links that leave the documentation to the pages made for them."""
+    """Show diagrams as pictures, and lead links that leave docs/ to the pages made for them."""
+    folder = posixpath.dirname(page.file.src_uri)
 
-    def replaced(found: re.Match[str]) -> str:
+    def pictures(found: re.Match[str]) -> str:
+        described = "; ".join(line.strip() for line in found["text"].splitlines()[1:])
+        alternative = re.sub(r"[\[\]]", "", f"Diagram: {described}")
+        return "\n".join(
+            f"![{alternative}]({posixpath.relpath(diagram_uri(found['text'], theme), folder)}"
+            f"#only-{theme})"
+            for theme in THEMES
+        )
+
+    def link(found: re.Match[str]) -> str:
         path = repository_path(page.file.src_uri, found["path"])
-        if path is None:
-            return found["path"]
-        return posixpath.relpath(source_uri(path), posixpath.dirname(page.file.src_uri))
+        return found["path"] if path is None else posixpath.relpath(source_uri(path), folder)
 
-    return LINK.sub(replaced, markdown)
+    return LINK.sub(link, DIAGRAM.sub(pictures, markdown))
+
+
+# Links into the repository
+
+
+def repository_links(page: str, text: str) -> Iterator[Path]:
+    """The files and folders outside of docs/ that a page links to."""
+    for found in LINK.finditer(text):
+        path = repository_path(page, found["path"])
+        if path is not None:
+            yield path
 
 
 def repository_path(page: str, link: str) -> Path | None:
@@ -78,11 +110,24 @@ def source_page(path: Path) -> str:
     head = SOURCE_PAGE.format(name=path.as_posix())
     whole = ROOT / path
     if whole.is_dir():
-        inside = sorted(each for each in with_contents({path}) if each != path)
-        rows = [
-            f"- [{each.relative_to(path)}]({path.name}/{each.relative_to(path)}.md)"
-            for each in inside
-        ]
+        inside = sorted(file.relative_to(path) for file in with_contents({path}) if file != path)
+        rows = [f"- [{file.as_posix()}]({path.name}/{file.as_posix()}.md)" for file in inside]
         return head + "\n".join(rows) + "\n"
     text = whole.read_text(encoding="utf-8")
     return f"{head}````{LANGUAGES.get(path.suffix, 'text')}\n{text}\n````\n"
+
+
+# Diagrams
+
+
+def diagram_uri(text: str, theme: str) -> str:
+    """The picture of a diagram in one of the site's themes."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    return f"images/diagram-{digest}-{theme}.svg"
+
+
+def drawn(text: str, theme: str) -> str:
+    """A diagram as SVG, as wide as it is meant to be seen."""
+    settings = {"theme": THEMES[theme], "themeVariables": {"fontFamily": FONT}}
+    svg: str = mmdr.render(f"%%{{init: {json.dumps(settings)}}}%%\n{text}").svg()
+    return VIEW.sub(lambda found: f'width="{found["width"]}"{found["between"]}', svg, count=1)

@@ -31,7 +31,11 @@ search:
 DIAGRAM = re.compile(r"^```mermaid\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 THEMES = {"light": "default", "dark": "dark"}
 """Mermaid's themes by the name of the site's."""
-FONT = "Arial, Helvetica, sans-serif"
+FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
+ERRORS_PAGE = "reference/errors.md"
+ERROR_HEADING = re.compile(r"^### (\w+)$", re.MULTILINE)
+CODE = re.compile(r"<(a|autoref|h[1-6]|pre)\b.*?</\1>|<code>(?P<name>\w+)</code>", re.DOTALL)
+
 VIEW = re.compile(r'width="100%"(?P<between>[^>]*?viewBox="\S+ \S+ (?P<width>[\d.]+) )')
 
 
@@ -70,6 +74,22 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
         return found["path"] if path is None else posixpath.relpath(source_uri(path), folder)
 
     return LINK.sub(link, DIAGRAM.sub(pictures, markdown))
+
+
+def on_page_content(html: str, *, page: Page, files: Files, **_: object) -> str:
+    """Link the names of errors, on all other pages, to what the page of errors says about them."""
+    errors = files.get_file_from_path(ERRORS_PAGE)
+    if errors is None or page.file == errors or page.file.src_uri.startswith("source/"):
+        return html
+    known = set(ERROR_HEADING.findall(errors.content_string))
+    target = errors.url_relative_to(page.file)
+
+    def link(found: re.Match[str]) -> str:
+        if found["name"] not in known:
+            return found[0]
+        return f'<a href="{target}#{found["name"].lower()}">{found[0]}</a>'
+
+    return CODE.sub(link, html)
 
 
 # Links into the repository

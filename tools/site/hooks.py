@@ -28,6 +28,19 @@ search:
 
 """
 
+BOOSTS = {
+    "quickstart.md": 3.0,
+    "howto/": 2.0,
+    "explanation/": 1.5,
+    "reference/cli.md": 2.0,
+    "reference/errors.md": 0.7,
+    "reference/api/": 0.4,
+    "adr/": 0.1,
+    "internals/": 0.1,
+    "changelog.md": 0.1,
+}
+"""How much the search favours a page: newcomers ask how to do things, and decide nothing."""
+
 DIAGRAM = re.compile(r"^```mermaid\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 THEMES = {"light": "default", "dark": "dark"}
 """Mermaid's themes by the name of the site's."""
@@ -57,8 +70,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
-    """Show diagrams as pictures, and lead links that leave docs/ to the pages made for them."""
+    """Show diagrams as pictures, lead links that leave docs/ to the pages made for them, and rank
+    the page in the search.
+    """
     folder = posixpath.dirname(page.file.src_uri)
+    boost = next((n for start, n in BOOSTS.items() if page.file.src_uri.startswith(start)), None)
+    if boost is not None:
+        page.meta["search"] = {"boost": boost}
 
     def pictures(found: re.Match[str]) -> str:
         described = "; ".join(line.strip() for line in found["text"].splitlines()[1:])

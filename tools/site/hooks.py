@@ -47,6 +47,7 @@ THEMES = {"light": "default", "dark": "dark"}
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 ERRORS_PAGE = "reference/errors.md"
 ERROR_HEADING = re.compile(r"^### (\w+)$", re.MULTILINE)
+CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
 CODE = re.compile(r"<(a|autoref|h[1-6]|pre)\b.*?</\1>|<code>(?P<name>\w+)</code>", re.DOTALL)
 
 VIEW = re.compile(r'width="100%"(?P<between>[^>]*?viewBox="\S+ \S+ (?P<width>[\d.]+) )')
@@ -95,7 +96,11 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, *, page: Page, files: Files, **_: object) -> str:
-    """Link the names of errors, on all other pages, to what the page of errors says about them."""
+    """Link the names of errors, on all other pages, to what the page of errors says about them.
+
+    In the code of a table's cell `\\|` is `|`, as it is where the pages are read without the site.
+    """
+    html = CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)
     errors = files.get_file_from_path(ERRORS_PAGE)
     if errors is None or page.file == errors or page.file.src_uri.startswith("source/"):
         return html

@@ -53,6 +53,8 @@ GROUPS = {
 NOTE = (
     "<!-- Written by `make docs` from {module}.__all__; change the docstrings, not this page. -->"
 )
+OWN_PAGES = ("txmq", "txmq.errors", "txmq.blocking")
+"""The modules whose pages show all of their names, also those that `txmq` has."""
 OPTIONS = {"txmq.blocking": "    options:\n      show_bases: false\n"}
 
 
@@ -87,8 +89,16 @@ def page(module: str) -> str:
     parts = [f"# {module}", NOTE.format(module=module), purpose(module)]
     for title, names in grouped(module):
         parts.append(f"## {title}")
-        parts += [f"::: {module}.{name}\n{OPTIONS.get(module, '')}".rstrip("\n") for name in names]
+        parts += [entry(module, name) for name in names]
     return "\n\n".join(parts) + "\n"
+
+
+def entry(module: str, name: str) -> str:
+    """The line that shows an object, or a link if the page of `txmq` shows it."""
+    application = import_module("txmq")
+    if module not in OWN_PAGES and name in application.__all__:
+        return f"[`{module}.{name}`][txmq.{name}]"
+    return f"::: {module}.{name}\n{OPTIONS.get(module, '')}".rstrip("\n")
 
 
 def purpose(module: str) -> str:

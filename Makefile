@@ -54,7 +54,8 @@ docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m tools.class_table docs/explanation/reconciliation.md
 
 site: $(SITE)/.ready  ## the documentation as a site, in .cache/site; any warning is an error
-	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs --quiet build --strict
+	@# Not --quiet: it would drop warnings before --strict counts them.
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
 	@echo "the site is in .cache/site: open .cache/site/index.html through a web server, such as:"
 	@echo "  $(PYTHON) -m http.server --directory .cache/site --bind 127.0.0.1 8000"
 

@@ -38,11 +38,11 @@ def test_each_module_that_the_docs_import_has_a_page():
 
 
 def test_the_site_has_each_page_in_its_navigation():
-    navigation = (ROOT / "mkdocs.yml").read_text()
+    """`make site` fails without it, too; this needs no tools of the site."""
+    navigation = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
 
-    assert [
-        page.name for page in PAGES.iterdir() if f"reference/api/{page.name}" not in navigation
-    ] == []
+    assert navigation - {"changelog.md"} == pages
 
 
 def public_objects(module):

@@ -51,7 +51,7 @@ TITLES = {
 def page() -> str:
     """The whole page."""
     advice = tomllib.loads(ADVICE.read_text(encoding="utf-8"))
-    refusals = sorted(BrokerRefused.__subclasses__(), key=lambda error: error.code)
+    refusals = sorted(below(BrokerRefused), key=lambda error: error.code)
     rows = [
         f"| {error.code} | `{advice[error.__name__]['wire']}` | {link(error)} |\n"
         for error in refusals
@@ -72,15 +72,15 @@ def link(error: type[TxmqError]) -> str:
 def family(base: type[TxmqError]) -> Iterator[type[TxmqError]]:
     """A class and the classes below it, without those that have a part of their own."""
     yield base
-    for below in base.__subclasses__():
-        if below.__module__ == errors.__name__ and below not in TITLES:
-            yield from family(below)
+    for error in below(base):
+        if error not in TITLES:
+            yield from family(error)
 
 
 def section(error: type[TxmqError], advice: dict[str, str]) -> str:
     """What a reader of one error needs."""
     lines = [f"\n### {error.__name__}\n", f"{paragraph(error)}\n"]
-    if error.__subclasses__():
+    if below(error):
         lines.append(f"It is the base of {', '.join(map(link, below(error)))}.\n")
         lines.append(f"- **What to do**: {advice['do']}")
         return "\n".join(lines) + "\n"
@@ -94,7 +94,7 @@ def section(error: type[TxmqError], advice: dict[str, str]) -> str:
 
 
 def below(error: type[TxmqError]) -> list[type[TxmqError]]:
-    """The classes directly below another one."""
+    """The classes of ``txmq.errors`` directly below another one."""
     return [each for each in error.__subclasses__() if each.__module__ == errors.__name__]
 
 

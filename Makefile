@@ -5,10 +5,12 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
+# The tools of the site have an environment of their own: tests and demo do without them.
+SITE   := .cache/site-tools
 # Processes that share the tests. Each may start a PostgreSQL and a Redis of its own.
 WORKERS ?= 3
 
-.PHONY: demo help tour test soak check lint needs format bench docs wheels pins clean
+.PHONY: demo help tour test soak check lint needs format bench docs site wheels pins clean
 
 demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 	$(RUN) -m examples.bank_transfer
@@ -48,6 +50,9 @@ docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m txmq config reference > docs/reference/configuration.md
 	$(RUN) -m tools.wire_reference > docs/reference/wire.md
 	$(RUN) -m tools.reconcile_rules > docs/reference/reconcile-rules.md
+	$(RUN) -m tools.cli_reference > docs/reference/cli.md
+	$(RUN) -m tools.error_reference > docs/reference/errors.md
+	$(RUN) -m tools.api_reference docs/reference/api
 	$(RUN) -m tools.fault_table > docs/internals/faults.md
 	$(RUN) -m tools.state_diagram docs/explanation/half-messages.md
 	$(RUN) -m tools.class_table docs/explanation/reconciliation.md
@@ -59,6 +64,17 @@ wheels: $(READY)  ## build dist/, and follow README.md with the wheel in an empt
 	.cache/wheels/venv/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[broker,sql]"
 	.cache/wheels/venv/bin/txmq --help > .cache/wheels/help
 	.cache/wheels/venv/bin/python -m tests.docs.readme .cache/wheels
+
+site: $(SITE)/.ready  ## the documentation as a site, in .cache/site; any warning is an error
+	@# Not --quiet: it would drop warnings before --strict counts them.
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
+	@echo "the site is in .cache/site: open .cache/site/index.html through a web server, such as:"
+	@echo "  $(PYTHON) -m http.server --directory .cache/site --bind 127.0.0.1 8000"
+
+$(SITE)/.ready: tools/site/constraints.txt
+	$(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r tools/site/constraints.txt
+	touch $@
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
@@ -75,6 +91,9 @@ pins:  ## choose the pinned versions again
 	.cache/pins/bin/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url \
 	  --no-emit-trusted-host --no-emit-find-links --no-header --allow-unsafe --extra dev \
 	  --build-deps-for editable -o constraints.txt pyproject.toml
+	.cache/pins/bin/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url \
+	  --no-emit-trusted-host --no-emit-find-links --no-header --allow-unsafe \
+	  -o tools/site/constraints.txt tools/site/requirements.in
 
 clean:  ## remove .venv and all caches
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -352,6 +352,9 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
 
     Its resource is a blocking one. Decorated functions and ``with`` blocks run in the calling
     thread.
+
+    Raises:
+        ConfigError: The resource needs await.
     """
 
     def __init__(

@@ -40,10 +40,15 @@ FlushMode = Literal["sync", "async"]
 HOW_TO_ADVERTISE: Final = (
     "set advertise to the address clients shall use, for instance --set advertise=192.0.2.1:10911"
 )
+"""What an error advises if clients cannot know the address of the broker."""
 
 
 class StoreSettings(Struct, frozen=True, kw_only=True):
-    """How the log is kept."""
+    """How the log is kept.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
 
     flush: FlushMode = "sync"
     """"sync": a send is answered when it would survive a power cut; "async": when it is written."""
@@ -68,7 +73,11 @@ class StoreSettings(Struct, frozen=True, kw_only=True):
 
 
 class RetentionSettings(Struct, frozen=True, kw_only=True):
-    """When stored messages are deleted."""
+    """When stored messages are deleted.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
 
     keep: Duration = Duration(72 * 3600.0)
     """How long a message is kept at least, unless the disk runs full."""
@@ -111,7 +120,11 @@ class RetentionSettings(Struct, frozen=True, kw_only=True):
 
 
 class TopicDefaults(Struct, frozen=True, kw_only=True):
-    """How topics and groups are created."""
+    """How topics and groups are created.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
 
     auto_create: bool = True
     """Whether sending to an unknown topic makes it."""
@@ -148,7 +161,11 @@ class FilterSettings(Struct, frozen=True, kw_only=True):
 
 
 class CheckBackSettings(Struct, frozen=True, kw_only=True):
-    """How the broker asks producers for the state of open transactions."""
+    """How the broker asks producers for the state of open transactions.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
 
     timeout: Duration = Duration(60.0)
     """How long after a half message its producer is first asked, if it has not decided; also
@@ -184,7 +201,11 @@ class CheckBackSettings(Struct, frozen=True, kw_only=True):
 
 
 class DelaySettings(Struct, frozen=True, kw_only=True):
-    """How long messages may wait that are sent for later."""
+    """How long messages may wait that are sent for later.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
 
     levels: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     """How long each delay level takes, from level 1 on; retries begin with level 3. Also
@@ -221,7 +242,11 @@ class DelaySettings(Struct, frozen=True, kw_only=True):
 
 
 class BrokerSettings(Struct, frozen=True, kw_only=True):
-    """All settings of ``txmq serve``."""
+    """All settings of ``txmq serve``.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
 
     name: str = "broker-a"
     """This broker's name; brokers that share a cluster must differ in it."""

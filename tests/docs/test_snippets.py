@@ -214,6 +214,15 @@ def test_the_quick_start_does_what_it_says(txmq_broker, tmp_path):
     assert sorted(lines) == [f"billing order {number}\n" for number in range(3)]
 
 
+def test_the_programs_of_the_readme_contain_the_lines_of_the_landing_page():
+    programs = snippets(ROOT / "README.md")
+    shown = re.findall(r"```py\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.DOTALL)
+
+    assert len(shown) == 2
+    for lines in shown:
+        assert [program for program in programs if lines in program], lines
+
+
 def test_the_fixture_offers_what_the_pages_show(txmq_broker):
     assert re.fullmatch(r"127\.0\.0\.1:\d+", txmq_broker.names)
     assert re.fullmatch(r"127\.0\.0\.1:\d+", txmq_broker.address)

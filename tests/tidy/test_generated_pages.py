@@ -2,11 +2,22 @@
 
 import asyncio
 import re
+import tomllib
 from pathlib import Path
 
 from typer.testing import CliRunner
 
-from tools import class_table, fault_table, reconcile_rules, state_diagram, wire_reference
+from tools import (
+    api_reference,
+    class_table,
+    cli_reference,
+    error_reference,
+    fault_table,
+    reconcile_rules,
+    state_diagram,
+    wire_reference,
+)
+from txmq import errors
 from txmq.cli.root import app
 from txmq_broker.testing import embedded
 
@@ -35,6 +46,35 @@ def test_the_wire_page_is_fresh():
             return wire_reference.page(broker)
 
     assert (DOCS / "reference/wire.md").read_text() == asyncio.run(printed()), "run: make docs"
+
+
+def test_the_page_of_commands_is_fresh():
+    page = cli_reference.page()
+
+    assert (DOCS / "reference/cli.md").read_text() == page, "run: make docs"
+    rows = [row for row in page.splitlines() if row.startswith("| `")]
+    assert [row for row in rows if row.endswith("|  |")] == [], "each option has a help"
+
+
+def test_the_page_of_errors_is_fresh():
+    assert (DOCS / "reference/errors.md").read_text() == error_reference.page(), "run: make docs"
+
+
+def test_the_page_of_errors_has_every_error_and_says_what_to_do():
+    page = error_reference.page()
+    shown = re.findall(r"^### (\w+)$", page, re.MULTILINE)
+    classes = [name for name in errors.__all__ if isinstance(getattr(errors, name), type)]
+
+    assert sorted(shown) == sorted(set(classes) - {"Effect"})
+    assert set(tomllib.loads(error_reference.ADVICE.read_text())) == set(shown)
+    assert page.count("- **What to do**: ") == len(shown)
+
+
+def test_the_pages_of_the_python_api_are_fresh():
+    folder = DOCS / "reference/api"
+    written = {path.name: path.read_text() for path in folder.iterdir()}
+
+    assert written == api_reference.pages(), "run: make docs"
 
 
 def test_the_state_diagram_is_fresh():

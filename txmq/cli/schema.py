@@ -90,7 +90,9 @@ def create(
 def sql(
     tables: Choice = None,
     *,
-    dialect: Annotated[str, typer.Option(metavar="postgresql|mysql|sqlite")],
+    dialect: Annotated[
+        str, typer.Option(metavar="postgresql|mysql|sqlite", help="The kind of database.")
+    ],
     fence: FenceName = "txmq_fence",
     done: DoneName = "txmq_done",
     outbox: OutboxName = "txmq_outbox",

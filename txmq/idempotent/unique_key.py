@@ -153,7 +153,13 @@ class UniqueKeyTable(Generic[S]):
         await self._in_thread(self.verify_here())
 
     async def verify_here(self) -> None:
-        """The same in this thread; it raises the errors of :meth:`verify`."""
+        """Check the same in this thread.
+
+        Raises:
+            TableMissing: There is no such table.
+            FenceUnsafe: Rows survive a rollback.
+            DatabaseFailed: The database does not answer.
+        """
         done, trial = self._done, secrets.token_hex(16)
         try:
             # Closing rolls back what is not committed.

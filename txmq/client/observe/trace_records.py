@@ -131,6 +131,7 @@ class DecisionRecord:
 
 
 TraceRecord: TypeAlias = SendRecord | HandlerStart | HandlerEnd | DecisionRecord
+"""Any record of a trace."""
 
 
 @dataclass(frozen=True, slots=True)

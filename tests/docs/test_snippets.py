@@ -214,8 +214,8 @@ def test_the_quick_start_does_what_it_says(txmq_broker, tmp_path):
     assert sorted(lines) == [f"billing order {number}\n" for number in range(3)]
 
 
-def test_the_programs_of_the_readme_contain_the_lines_of_the_landing_page():
-    programs = snippets(ROOT / "README.md")
+def test_the_programs_of_two_banks_contain_the_lines_of_the_landing_page():
+    programs = snippets(ROOT / "docs/howto/two-banks.md")
     shown = re.findall(r"```py\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.DOTALL)
 
     assert len(shown) == 2

@@ -108,12 +108,18 @@ def before(spark, folder, plan):
     return whole(spark, folder / BEFORE, day_before(plan))
 
 
+def hashed(place):
+    """The hashes of a folder's files."""
+    files = LocalFolder(place)
+    return [files.sha256(name) for name in files.files()]
+
+
 def next_(spark, folder, plan):
     """The day after the one before: its open items are carried on, its ids may come again, and the
     files of the extract are hashed, which a run does before anything else.
     """
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda place: LocalFolder(place).fingerprint(), folder.glob("*/*/")))
+        list(pool.map(hashed, folder.glob("*/*/")))
     results, day = Results(folder / BEFORE / "out"), plan.day - timedelta(days=1)
 
     def left(name):

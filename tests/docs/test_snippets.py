@@ -159,19 +159,20 @@ def open_account(url):
 )
 def test_the_snippets_of_a_page_run(page, broker, elsewhere, banks):
     found = {"names": broker.names}
-    said = ""
+    said, engines = "", {}
     for snippet in snippets(page):
         for shown, real in {SAID_NAMES: broker.names, **banks(snippet)}.items():
             snippet = snippet.replace(shown, real)
         said += run(snippet, found, page)
+        # Each program of a page has an engine of the same name.
+        engines |= {id(each): each for each in found.values() if isinstance(each, Engine)}
     assert re.search(SAID.get(page.stem, ""), said, re.DOTALL), said
     for name, value in found.items():
         if name.startswith("test_"):
             with BrokerThread() as fresh:  # As the fixture gives it: each test has its own.
                 value(*[fresh for _ in inspect.signature(value).parameters])
-    for value in found.values():
-        if isinstance(value, Engine):
-            value.dispose()
+    for engine in engines.values():
+        engine.dispose()
 
 
 class Reader:

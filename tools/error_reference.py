@@ -95,7 +95,7 @@ def section(error: type[TxmqError], advice: dict[str, str]) -> str:
 
 def below(error: type[TxmqError]) -> list[type[TxmqError]]:
     """The classes of ``txmq.errors`` directly below another one."""
-    return [each for each in error.__subclasses__() if each.__module__ == errors.__name__]
+    return [found for found in error.__subclasses__() if found.__module__ == errors.__name__]
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def follow(python, folder, variables):
     names = f"127.0.0.1:{free_port()}"
     for name, code in programs().items():
         (folder / name).write_text(code.replace(NAMES, names))
-    (serve,) = (each.words for each in commands() if each.words[:2] == ["txmq", "serve"])
+    (serve,) = (command.words for command in commands() if command.words[:2] == ["txmq", "serve"])
     ports = ["--listen", f"127.0.0.1:{free_port()}", "--names-listen", names]
     options = {"cwd": folder, "text": True, "env": {**variables, "TXMQ_NAMES": names}}
     results = []
@@ -88,7 +88,7 @@ def follow(python, folder, variables):
 
 def wrong_lines(results):
     """The commands whose output the README does not show as it is."""
-    shown = {shlex.join(each.words): each.output for each in commands()}
+    shown = {shlex.join(command.words): command.output for command in commands()}
     wrong = []
     for words, output in results:
         expected = shown[shlex.join(words)]
@@ -103,7 +103,7 @@ def wrong_lines(results):
 
 def main(folder):
     """Follow the README with the Python that runs this; the exit code."""
-    variables = {name: each for name, each in environment().items() if name != "PYTHONPATH"}
+    variables = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
     results = follow(sys.executable, Path(folder), variables)
     for words, output in results:
         print(f"$ {shlex.join(words)}\n{output}", end="")

@@ -165,7 +165,7 @@ def test_the_snippets_of_a_page_run(page, broker, elsewhere, banks):
             snippet = snippet.replace(shown, real)
         said += run(snippet, found, page)
         # Each program of a page has an engine of the same name.
-        engines |= {id(each): each for each in found.values() if isinstance(each, Engine)}
+        engines |= {id(value): value for value in found.values() if isinstance(value, Engine)}
     assert re.search(SAID.get(page.stem, ""), said, re.DOTALL), said
     for name, value in found.items():
         if name.startswith("test_"):
@@ -235,9 +235,9 @@ def test_the_commands_of_the_quick_start_do_what_they_say(txmq_broker):
     assert len(commands) >= 4
 
     said = ""
-    for each in commands:
-        result = CliRunner().invoke(app, each, env={"TXMQ_NAMES": txmq_broker.names})
-        assert (result.exit_code, result.stderr) == (0, ""), each
+    for command in commands:
+        result = CliRunner().invoke(app, command, env={"TXMQ_NAMES": txmq_broker.names})
+        assert (result.exit_code, result.stderr) == (0, ""), command
         said += result.stdout
 
     assert "topic Refunds has 4 queues" in said

@@ -73,7 +73,7 @@ def test_ci_has_every_supported_python_and_pins_its_actions():
     actions = re.findall(r"uses: (\S+)", text)
     assert actions
     assert [
-        each for each in actions if not re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", each)
+        action for action in actions if not re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action)
     ] == []
 
 
@@ -90,7 +90,7 @@ def test_hooks_are_local_and_call_tools_that_are_there():
     assert set(re.findall(r"repo: (\S+)", text)) == {"local"}
     entries = re.findall(r"entry: (.+)$", text, re.MULTILINE)
     assert entries
-    assert [each for each in entries if not each.startswith(".venv/bin/")] == []
+    assert [entry for entry in entries if not entry.startswith(".venv/bin/")] == []
     for path in re.findall(r"\btests/\S+", text):
         assert (ROOT / path).exists()
 

@@ -35,10 +35,10 @@ from txmq.reconcile.extract.controls import ControlSums
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
 from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.proofs import proofs_of
-from txmq.reconcile.results import CARRIED_ON, TABLES, Results, open_results
+from txmq.reconcile.results import CARRIED_ON, Results, open_results
 from txmq.reconcile.spark import fit_to_rows, open_spark
 from txmq.reconcile.storage import LocalFolder
-from txmq.reconcile.tables import SOURCES
+from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES, TABLES
 from txmq.reconcile.verdict import judge
 
 MEMORY = "6g"
@@ -142,7 +142,7 @@ def by_hand(spark, folder, plan):
 
 def sources(folder, at_ms):
     """What was read, with its control totals."""
-    for table in SOURCES:
+    for table in (*BANK_TABLES.values(), *LOG_TABLES.values()):
         for source in (*BANKS, "log"):
             place = LocalFolder(folder / source / table.name)
             if names := place.files():

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from tests.reconcile.days import RULES
 from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
-from txmq.reconcile.log.flows import MessageRow
 from txmq.reconcile.rules import Money, Outcomes
-from txmq.reconcile.transfer import Consumers, EntryRow, TransferFacts, TransferRows
+from txmq.reconcile.tables import EntryRow, MessageRow
+from txmq.reconcile.transfer import Consumers, TransferFacts, TransferRows
 
 DAY = date(2026, 3, 10)
 START, END = RULES.day.window(DAY)

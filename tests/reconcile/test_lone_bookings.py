@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.reconcile.transfer import EntryRow, is_lone, split_bookings
+from txmq.reconcile.tables import EntryRow
+from txmq.reconcile.transfer import is_lone, split_bookings
 
 AT_MS = 1_732_060_800_000
 

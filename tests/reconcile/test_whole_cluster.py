@@ -10,7 +10,8 @@ from tests.reconcile import standalone
 from tests.reconcile.whole_driver import PLAN, extracted, reconciled
 from tests.serving import CHECKOUT
 from txmq.reconcile.classes import Class
-from txmq.reconcile.results import TABLES, Results
+from txmq.reconcile.results import Results
+from txmq.reconcile.tables import TABLES
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 

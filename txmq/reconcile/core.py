@@ -23,14 +23,16 @@ from txmq.reconcile.id_doubts import with_doubts
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows
 from txmq.reconcile.rows import as_known, entries_of, messages_of, transfers_of, union
 from txmq.reconcile.rules import DayWindow, Rules
-from txmq.reconcile.second_pass import CARRIED, EARLIER, RESULTS, TODAY, SecondPass, Sums, batch_sql
+from txmq.reconcile.second_pass import CARRIED, EARLIER, TODAY, SecondPass, Sums, batch_sql
 from txmq.reconcile.sieve import HASH, PLAIN, SUSPECT, sift
-from txmq.reconcile.tables import BOOKED, FAILURES, ITEMS, MATCHES, MESSAGES, TOTALS, TableSchema
+from txmq.reconcile.tables import BOOKED, FAILURES, ITEMS, MATCHES, MESSAGES, RESULTS, TOTALS
 
 __all__ = ["FEW", "reconcile"]
 
 FEW: Final = 100_000
 """Up to so many transfers are decided in this process; Spark's workers decide more."""
+_EVIDENCE: Final = {"entry": BOOKED, "message": MESSAGES, "failure": FAILURES, "item": ITEMS}
+"""The rows that the second pass reads."""
 _SENT_MAX: Final = 2_000_000
 """The most keys to broadcast: some 30 bytes each in the memory of every worker."""
 
@@ -97,23 +99,21 @@ def _evidence(
     """All rows of the transfers that do not plainly agree, of this day and of earlier ones."""
     is_suspect, is_void = f"plain = {SUSPECT}", f"plain = {PLAIN[Class.ROLLED_BACK]}"
 
-    def rows(
-        table: DataFrame | None, schema: TableSchema, name: str, origin: int, which: str
-    ) -> DataFrame | None:
+    def rows(table: DataFrame | None, name: str, origin: int, which: str) -> DataFrame | None:
         if table is None:
             return None
         chosen = _join(table, others).where(which)
-        return chosen.selectExpr("key", f"{origin} AS origin", f"{_row(schema)} AS {name}")
+        return chosen.selectExpr("key", f"{origin} AS origin", f"{_row(name)} AS {name}")
 
     # A rolled-back transfer has no debit to find it by later, and decisions of operators are
     # always listed.
-    is_by_hand = "decided_by = 'operator'"
+    is_by_hand, message = "decided_by = 'operator'", _row("message")
     some = _join(messages, others, "left")
     of_today = some.where(f"{is_suspect} OR {is_void} OR {is_by_hand}").selectExpr(
         "key",
         f"{TODAY} AS origin",
-        f"IF({is_suspect}, {_row(MESSAGES)}, NULL) AS message",
-        f"IF({is_by_hand}, {_row(MESSAGES)}, NULL) AS by_hand",
+        f"IF({is_suspect}, {message}, NULL) AS message",
+        f"IF({is_by_hand}, {message}, NULL) AS by_hand",
         f"{is_void} AS is_void",
     )
     given_back = f"stored_ms < {window.end_ms} AND {is_suspect}"
@@ -125,21 +125,22 @@ def _evidence(
     if closed is not None:
         closed = _join(closed, others).where(is_suspect).select("key", "history")
     return union(
-        rows(transfers, BOOKED, "entry", TODAY, is_suspect),
+        rows(transfers, "entry", TODAY, is_suspect),
         of_today,
-        rows(ledgers.failures, FAILURES, "failure", TODAY, given_back),
-        rows(yesterday.items, ITEMS, "item", CARRIED, is_suspect),
-        rows(yesterday.entries, BOOKED, "entry", CARRIED, is_suspect),
-        rows(yesterday.messages, MESSAGES, "message", CARRIED, is_suspect),
-        rows(yesterday.failures, FAILURES, "failure", CARRIED, given_back),
-        rows(before, BOOKED, "entry", EARLIER, earlier_entry),
-        rows(known, MESSAGES, "message", EARLIER, earlier_message),
+        rows(ledgers.failures, "failure", TODAY, given_back),
+        rows(yesterday.items, "item", CARRIED, is_suspect),
+        rows(yesterday.entries, "entry", CARRIED, is_suspect),
+        rows(yesterday.messages, "message", CARRIED, is_suspect),
+        rows(yesterday.failures, "failure", CARRIED, given_back),
+        rows(before, "entry", EARLIER, earlier_entry),
+        rows(known, "message", EARLIER, earlier_message),
         closed,
     )
 
 
-def _row(schema: TableSchema) -> str:
+def _row(name: str) -> str:
     # Other kinds of rows leave it empty, so its fields may be empty too.
+    schema = _EVIDENCE[name]
     names = ", ".join(f"`{name}`" for name in schema.names)
     return f"CAST(struct({names}) AS {schema.struct})"
 

@@ -33,18 +33,16 @@ from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.ledgers import Rows
-from txmq.reconcile.second_pass import RESULTS
 from txmq.reconcile.signatures import Role, Signature, lock_signatures, objections, sign_offs
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Past, Run, SignatureState, SignOff
-from txmq.reconcile.tables import BALANCES, RECURRING, TOTALS, TableSchema
+from txmq.reconcile.tables import RECURRING, TABLES
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["CARRIED_ON", "TABLES", "Results", "open_results", "parquet_options", "run_id"]
+__all__ = ["CARRIED_ON", "Results", "open_results", "parquet_options", "run_id"]
 
 CARRIED_ON: Final = ("items", "entries", "messages", "failures", "balances")
 """The tables that a day reads of the run of the day before."""
-TABLES: Final[Mapping[str, TableSchema]] = {**RESULTS, "balances": BALANCES, "totals": TOTALS}
 _DRAFTS: Final = "results/.drafts"
 _SIGNATURES: Final = "signoffs.json"
 _SIGNED_ERROR: Final = (

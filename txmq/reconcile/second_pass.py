@@ -10,58 +10,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.reconcile import tables
 from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.lifecycle import BreakLife
-from txmq.reconcile.log.flows import FailureRow, MessageRow
 from txmq.reconcile.rules import Rules
-from txmq.reconcile.tables import ITEMS, MATCHES, MESSAGES, Column, TableSchema
+from txmq.reconcile.tables import ITEMS, MATCHES, RESULTS, SUMS, EntryRow, FailureRow, MessageRow
 from txmq.reconcile.transfer import (
     ARRIVED,
     Consumers,
-    EntryRow,
     TransferFacts,
     TransferRows,
     is_lone,
     split_bookings,
 )
 
-__all__ = ["CARRIED", "EARLIER", "RESULTS", "TODAY", "SecondPass", "Sums", "batch_sql"]
+__all__ = ["CARRIED", "EARLIER", "TODAY", "SecondPass", "Sums", "batch_sql"]
 
 TODAY, CARRIED, EARLIER = range(3)
 """The origin of a row: this day, the items of the day before, or another earlier day."""
-RESULTS: Final[Mapping[str, TableSchema]] = {
-    "matches": MATCHES,
-    "items": ITEMS,
-    "closed": ITEMS,
-    "entries": tables.BOOKED,
-    "messages": MESSAGES,
-    "failures": tables.FAILURES,
-    "by_hand": MESSAGES,
-    "proofs": tables.PROOFS,
-}
-"""The tables that the pass writes rows of."""
-
 Sums: TypeAlias = Counter[tuple[str, str, str]]
 """Sums of money and counts of rows, by name, class or bank, and currency."""
-_COLUMNS: Final = {
-    **RESULTS,
-    "sums": TableSchema(
-        "sums",
-        # A sum may have more digits than a long.
-        tuple(Column(name, "string", False) for name in ("name", "of", "currency", "value")),
-    ),
-}
+_COLUMNS: Final = {**RESULTS, "sums": SUMS}
+_AS_ITEM, _AS_MATCH = itemgetter(*ITEMS.names), itemgetter(*MATCHES.names)
 _SUMMED: Final = {"debit": ("debited", -1), "return": ("returned", 1)}
 """The sums of a class that have these kinds; all others are in ``credited``."""
 
@@ -127,7 +107,7 @@ class SecondPass:
         voids = evidence["key"].filter(pc.fill_null(evidence["is_void"], False))
         nothing = (Class.ROLLED_BACK.value, 0, "")
         found.rows["matches"] += [(key, *nothing) for key in sorted(set(voids.to_pylist()))]
-        by_hand = [message for _, _, message in _rows(evidence, "by_hand", MESSAGES, MessageRow)]
+        by_hand = [message for _, _, message in _rows(evidence, "by_hand", MessageRow)]
         by_hand.sort(key=lambda message: (message.key, message.position))
         found.rows["by_hand"] += map(msgspec.structs.astuple, by_hand)
         return found
@@ -157,13 +137,14 @@ class SecondPass:
         if today is not None:
             _count(rows, today, (item or today)["class"], sums)
         if item is None:
-            found.rows["matches"].append(_values(today or {}, MATCHES))
+            assert today is not None
+            found.rows["matches"].append(_AS_MATCH(today))
             return
         if item["status"] == "closed":
-            found.rows["closed"].append(_values(item, ITEMS))
-            found.rows["matches"].append(_values(item, MATCHES))
+            found.rows["closed"].append(_AS_ITEM(item))
+            found.rows["matches"].append(_AS_MATCH(item))
             return
-        found.rows["items"].append(_values(item, ITEMS))
+        found.rows["items"].append(_AS_ITEM(item))
         found.rows["entries"] += rows.entries
         found.rows["messages"] += map(msgspec.structs.astuple, rows.messages)
         found.rows["failures"] += map(msgspec.structs.astuple, rows.failures)
@@ -230,13 +211,13 @@ def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
         case = cases[key]
         case.was_open |= origin == CARRIED
         (case.agreed_entries if origin == EARLIER else case.entries).append(entry)
-    for key, origin, message in _rows(evidence, "message", MESSAGES, MessageRow):
+    for key, origin, message in _rows(evidence, "message", MessageRow):
         case = cases[key]
         case.was_open |= origin == CARRIED
         (case.agreed_messages if origin == EARLIER else case.messages).append(message)
-    for key, _, failure in _rows(evidence, "failure", tables.FAILURES, FailureRow):
+    for key, _, failure in _rows(evidence, "failure", FailureRow):
         cases[key].failures.append(failure)
-    for key, _, item in _rows(evidence, "item", ITEMS, _as_item):
+    for key, _, item in _rows(evidence, "item", _as_item):
         cases[key].item = item
     if "history" in evidence.column_names:
         closed = evidence.filter(pc.field("history").is_valid()).select(["key", "history"])
@@ -248,7 +229,7 @@ def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
 def _entries(evidence: pa.Table) -> Iterator[tuple[str, int, EntryRow]]:
     """The entries as :func:`_rows`; one that names no transfer has the key of its booking."""
     lone: list[EntryRow] = []
-    for key, origin, entry in _rows(evidence, "entry", tables.BOOKED, EntryRow):
+    for key, origin, entry in _rows(evidence, "entry", EntryRow):
         if is_lone(entry):
             lone.append(entry)
         else:
@@ -268,14 +249,12 @@ def _as_item(*values: Any) -> dict[str, Any]:
     return dict(zip(ITEMS.names, values, strict=True))
 
 
-def _rows(
-    evidence: pa.Table, name: str, table: TableSchema, make: Any
-) -> Iterator[tuple[str, int, Any]]:
-    """The rows of one kind: the key, the origin, and the row."""
+def _rows(evidence: pa.Table, name: str, make: Any) -> Iterator[tuple[str, int, Any]]:
+    """The rows of one kind, which have the columns of their table: key, origin, and the row."""
     if name not in evidence.column_names:
         return
     some = evidence.filter(evidence[name].is_valid())
-    columns = (pc.struct_field(some[name], field).to_pylist() for field in table.names)
+    columns = (pc.struct_field(some[name], field.name).to_pylist() for field in some[name].type)
     places = some["key"].to_pylist(), some["origin"].to_pylist()
     yield from zip(*places, map(make, *columns), strict=True)
 
@@ -295,7 +274,3 @@ def _whole_keys(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         left = rows.slice(end)
     if left is not None:
         yield left
-
-
-def _values(item: Mapping[str, Any], table: TableSchema) -> tuple[Any, ...]:
-    return tuple(item[name] for name in table.names)

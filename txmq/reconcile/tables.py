@@ -1,7 +1,6 @@
 """The tables of a reconciliation: one definition of their columns for Arrow, Spark and SQL; pure.
 
-Extracts have the tables of ``SOURCES`` for every kind of source. A run makes the others from
-these.
+The tables of an extract are the same for every kind of source. A run makes the others from them.
 
 Money is a whole number of minor units, a moment is milliseconds since 1970 in UTC, and a key begins
 with the name of its bank (``icbc/4711``), since two banks may use the same numbers.
@@ -10,7 +9,10 @@ with the name of its bank (``icbc/4711``), since two banks may use the same numb
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_type_hints
+
+from msgspec import Struct
 
 
 class Column(NamedTuple):
@@ -47,6 +49,67 @@ class TableSchema(NamedTuple):
         return f"STRUCT<{', '.join(f'`{name}`: {type_}' for name, type_, _ in self.columns)}>"
 
 
+Int32: TypeAlias = Annotated[int, "int"]
+
+
+class EntryRow(NamedTuple):
+    """A row of ``entries``, with its bank."""
+
+    id: int | None  # the row's number in the bank's book
+    key: str | None  # the transfer, after the name of its bank; NULL in other rows
+    kind: str  # debit, credit, return, recall, fee, or other if it belongs to no transfer
+    role: str  # the kind of account: customer, clearing, suspense or capital
+    account: str
+    amount: int  # the change of the balance
+    currency: str
+    booked_ms: int  # the moment of the booking
+    recorded_ms: int  # when the row was written; booked_ms if the bank has one moment
+    bank: str
+
+
+class MessageRow(Struct, gc=False):
+    """A row of ``messages``."""
+
+    key: str | None  # the transfer; NULL if the message does not name it
+    id: str  # the message id, which all of its copies share
+    payer: str | None
+    payee: str | None
+    amount: int | None
+    currency: str | None
+    state: str  # sent, prepared, parked, committed or rolled_back
+    topic: str
+    queue: Int32  # after the number of the broker
+    queue_offset: int | None  # the offset in the queue; NULL until it is visible
+    stored_ms: int
+    decided_ms: int | None
+    decided_by: str | None  # producer, check, operator or broker
+    reason: str | None  # the operator's reason for a decision
+    position: int  # the position in the log, after the number of the broker
+    problem: str | None  # why its body could not be read
+
+
+class FailureRow(Struct, gc=False):
+    """A row of ``failures``."""
+
+    key: str | None  # the transfer
+    id: str  # the message id
+    group: str  # the consumer group
+    state: str  # retrying or dead
+    attempts: Int32
+    stored_ms: int
+    reason: str | None  # the reason for the dead letter
+    position: int  # the position in the log, after the number of the broker
+
+
+class GroupOffset(NamedTuple):
+    """A row of ``offsets``."""
+
+    group: str
+    topic: str
+    queue: Int32
+    next_offset: int  # the offset of the first unacknowledged message
+
+
 def _table(name: str, text: str) -> TableSchema:
     """A table from lines of text: columns, their type (``?`` if nullable), and what they hold."""
     found: list[Column] = []
@@ -57,21 +120,22 @@ def _table(name: str, text: str) -> TableSchema:
     return TableSchema(name, tuple(found))
 
 
-ENTRIES: Final = _table("entries", """
-    id            long?    the row's number in the bank's book
-    key           string?  the transfer, after the name of its bank; NULL in other rows
-    kind          string   debit, credit, return, recall, fee, or other if it belongs to no transfer
-    role          string   the kind of account: customer, clearing, suspense or capital
-    account       string
-    amount        long     the change of the balance
-    currency      string
-    booked_ms     long     the moment of the booking
-    recorded_ms   long     when the row was written; booked_ms if the bank has one moment
-""")  # fmt: skip
-"""The entries of a bank on the day: one row for each side of a booking."""
+_TYPES: Final[Mapping[Any, str]] = {
+    str: "string", str | None: "string?", int: "long", int | None: "long?", Int32: "int"
+}  # fmt: skip
 
-BOOKED: Final = TableSchema("entries", (*ENTRIES.columns, Column("bank", "string", False)))
+
+def _table_of(name: str, row: type) -> TableSchema:
+    """A table that has the fields of a row as its columns."""
+    hints = get_type_hints(row, include_extras=True)
+    return _table(name, "\n".join(f"{name}  {_TYPES[hint]}" for name, hint in hints.items()))
+
+
+BOOKED: Final = _table_of("entries", EntryRow)
 """The entries of open transfers, of any bank and day."""
+
+ENTRIES: Final = TableSchema("entries", BOOKED.columns[:-1])
+"""The entries of a bank on the day, without its name: one row for each side of a booking."""
 
 OPENING: Final = _table("opening", """
     account       string
@@ -91,42 +155,13 @@ ACCOUNTS: Final = _table("accounts", """
 """)  # fmt: skip
 """The bank's own table of accounts when the books are read."""
 
-MESSAGES: Final = _table("messages", """
-    key           string?  the transfer; NULL if the message does not name it
-    id            string   the message id, which all of its copies share
-    payer, payee  string?
-    amount        long?
-    currency      string?
-    state         string   sent, prepared, parked, committed or rolled_back
-    topic         string
-    queue         int      after the number of the broker
-    queue_offset  long?    the offset in the queue; NULL until it is visible
-    stored_ms     long
-    decided_ms    long?
-    decided_by    string?  producer, check, operator or broker
-    reason        string?  the operator's reason for a decision
-    position      long     the position in the log, after the number of the broker
-    problem       string?  why its body could not be read
-""")  # fmt: skip
+MESSAGES: Final = _table_of("messages", MessageRow)
 """The orders to the other bank: one row for each message, with its decision."""
 
-FAILURES: Final = _table("failures", """
-    key           string?  the transfer
-    id            string   the message id
-    group         string   the consumer group
-    state         string   retrying or dead
-    attempts      int
-    stored_ms     long
-    reason        string?  the reason for the dead letter
-    position      long     the position in the log, after the number of the broker
-""")  # fmt: skip
+FAILURES: Final = _table_of("failures", FailureRow)
 """Messages that consumers gave back: they are retried, or are dead letters."""
 
-OFFSETS: Final = _table("offsets", """
-    group, topic  string
-    queue         int
-    next_offset   long    the offset of the first unacknowledged message
-""")  # fmt: skip
+OFFSETS: Final = _table_of("offsets", GroupOffset)
 """The progress of each consumer group."""
 
 ITEMS: Final = _table("items", """
@@ -209,6 +244,12 @@ TOTALS: Final = _table("totals", """
 """)  # fmt: skip
 """The sums of each class; the classes add up to the ledgers."""
 
+SUMS: Final = _table("sums", """
+    name, of, currency  string
+    value               string  since a sum may have more digits than a long
+""")  # fmt: skip
+"""Sums of money and counts of rows, on the way from Spark's workers."""
+
 MATCHES: Final = _table("matches", """
     key           string
     class         string  matched, returned or rolled-back
@@ -217,8 +258,20 @@ MATCHES: Final = _table("matches", """
 """)  # fmt: skip
 """The transfers that are agreed."""
 
-SOURCES: Final = (ENTRIES, OPENING, LATER, ACCOUNTS, MESSAGES, FAILURES, OFFSETS)
-"""The tables of an extract; the first four for each bank, the others for the log."""
+BANK_TABLES: Final = {table.name: table for table in (ENTRIES, OPENING, LATER, ACCOUNTS)}
+"""The tables of an extract for each bank."""
+
+LOG_TABLES: Final = {table.name: table for table in (MESSAGES, FAILURES, OFFSETS)}
+"""The tables of an extract for the log."""
+
+RESULTS: Final[Mapping[str, TableSchema]] = {
+    "matches": MATCHES, "items": ITEMS, "closed": ITEMS, "entries": BOOKED, "messages": MESSAGES,
+    "failures": FAILURES, "by_hand": MESSAGES, "proofs": PROOFS,
+}  # fmt: skip
+"""The tables of a run that have rows of single transfers."""
+
+TABLES: Final = {**RESULTS, "balances": BALANCES, "totals": TOTALS}
+"""All tables of a run."""
 
 RECURRING: Final = frozenset({
     "bank", "bucket", "class", "credit_bank", "currency", "debit_bank", "decided_by", "delivery",

@@ -17,15 +17,14 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
-from txmq.reconcile.log.flows import FailureRow, MessageRow
 from txmq.reconcile.rules import TRANSFER_KINDS, Day
+from txmq.reconcile.tables import EntryRow, FailureRow, MessageRow
 
 __all__ = [
     "ARRIVED",
     "LONE",
     "VISIBLE",
     "Consumers",
-    "EntryRow",
     "TransferFacts",
     "TransferRows",
     "is_lone",
@@ -42,21 +41,6 @@ _BY_PROGRESS: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
 """The states of a half message in order: of the states that two days know, the last counts."""
 _BY_EFFECT: Final = ("rolled_back", "prepared", "parked", "sent", "committed")
 """Of several messages of one key, the one with the greatest effect is shown."""
-
-
-class EntryRow(NamedTuple):
-    """A row of ``entries``, with its bank."""
-
-    id: int | None
-    key: str | None
-    kind: str
-    role: str
-    account: str
-    amount: int
-    currency: str
-    booked_ms: int
-    recorded_ms: int
-    bank: str
 
 
 def is_lone(entry: EntryRow) -> bool:

@@ -9,6 +9,7 @@ accounts' sums are compared with the same totals, which proves that Spark has re
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
 from typing import Final
@@ -23,12 +24,11 @@ from txmq.reconcile.extract.controls import ControlSums, difference
 from txmq.reconcile.extract.manifest import FILE, ExtractedTable, Manifest, Part
 from txmq.reconcile.ledgers import Ledgers
 from txmq.reconcile.storage import Folder
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, SOURCES
+from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, LOG_TABLES
 
 __all__ = ["check_files", "check_totals", "load", "load_unchecked"]
 
-_BANK_TABLES: Final = (ENTRIES, OPENING, LATER, ACCOUNTS)
-_TABLES: Final = {table.name: table for table in SOURCES}
+_TABLES: Final = {**BANK_TABLES, **LOG_TABLES}
 
 
 def load(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
@@ -48,18 +48,16 @@ def load(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
 
 def load_unchecked(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
     """Load the ledgers of an extract that was checked before."""
-    frames: dict[str, list[DataFrame]] = {table.name: [] for table in SOURCES}
+    frames = defaultdict[str, list[DataFrame]](list)
     for extracted in manifest.tables:
         table = _TABLES[extracted.table]
         paths = [f"{folder.uri}/{part.path}" for part in extracted.parts]
         frame = spark.read.schema(table.ddl).parquet(*paths)
-        if table in _BANK_TABLES:
+        if table.name in BANK_TABLES:
             frame = frame.withColumn("bank", f.lit(extracted.written.source))
         frames[table.name].append(frame)
-    for table in SOURCES:
-        if not frames[table.name]:
-            bank = ", bank STRING" if table in _BANK_TABLES else ""
-            frames[table.name] = [spark.createDataFrame([], f"{table.ddl}{bank}")]
+    if not frames[ACCOUNTS.name]:  # No bank has such a table.
+        frames[ACCOUNTS.name] = [spark.createDataFrame([], f"{ACCOUNTS.ddl}, bank STRING")]
     return Ledgers(**{name: reduce(DataFrame.unionByName, parts) for name, parts in frames.items()})
 
 

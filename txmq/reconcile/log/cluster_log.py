@@ -37,9 +37,10 @@ from txmq.protocol.span import Decision
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.log import pulled_records as pulled
-from txmq.reconcile.log.collapse import BrokerDay, Collapse, GroupOffset, WriteRows
+from txmq.reconcile.log.collapse import BrokerDay, Collapse, WriteRows
 from txmq.reconcile.log.flows import check_names
 from txmq.reconcile.rules import DayWindow, Flow, Rules
+from txmq.reconcile.tables import GroupOffset
 from txmq.runtime.backoff import Backoff
 
 if TYPE_CHECKING:

@@ -24,35 +24,23 @@ from txmq.reconcile.log.flows import (
     COMMITTED,
     PREPARED,
     TYPE_BITS,
-    FailureRow,
-    MessageRow,
     facts_of,
     printable_text,
     real_place_of,
 )
 from txmq.reconcile.rules import DayWindow, Flow, Money
-from txmq.reconcile.tables import FAILURES, MESSAGES, OFFSETS
+from txmq.reconcile.tables import LOG_TABLES, FailureRow, MessageRow
 
-__all__ = ["LOG_TABLES", "BrokerDay", "Collapse", "GroupOffset", "LogRows", "WriteRows"]
+__all__ = ["BrokerDay", "Collapse", "LogRows", "WriteRows"]
 
 _STATES: Final = {kind: kind.name.lower() for kind in DecisionKind}
 _SOURCES: Final = {source: source.name.lower() for source in DecisionSource}
 _RECALLED_ID: Final = "TIMER_DEL_UNIQKEY"
-LOG_TABLES: Final = {table.name: table for table in (MESSAGES, FAILURES, OFFSETS)}
 _BITS: Final = {"position": 48, "queue": 16}
 """The bits of a column below the broker's number."""
 
 HalfOf: TypeAlias = Callable[[Decision], Record | None]
 """Reads the half message of a decision from before the log; ``None`` if it was deleted."""
-
-
-class GroupOffset(NamedTuple):
-    """A row of ``offsets``."""
-
-    group: str
-    topic: str
-    queue: int
-    next_offset: int
 
 
 LogRows: TypeAlias = dict[str, pa.RecordBatch]

@@ -12,7 +12,6 @@ from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from msgspec import Struct
 
 from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused, RemoteProtocolError
@@ -23,7 +22,7 @@ from txmq.protocol.topics import RETRY
 from txmq.reconcile.extract.file_rows import value_at
 from txmq.reconcile.rules import Constant, Flow, Money
 
-__all__ = ["FailureRow", "MessageRow", "check_names", "facts_of", "printable_text", "real_place_of"]
+__all__ = ["check_names", "facts_of", "printable_text", "real_place_of"]
 
 _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200
@@ -35,40 +34,6 @@ _DECODER: Final = msgspec.json.Decoder()
 _EXACT_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 _MAJOR: Final = re.compile(r"-?[0-9]{1,16}(\.[0-9]{1,9})?")
-
-
-class MessageRow(Struct, gc=False):
-    """A row of ``messages``."""
-
-    key: str | None
-    id: str
-    payer: str | None
-    payee: str | None
-    amount: int | None
-    currency: str | None
-    state: str
-    topic: str
-    queue: int
-    queue_offset: int | None
-    stored_ms: int
-    decided_ms: int | None
-    decided_by: str | None
-    reason: str | None
-    position: int
-    problem: str | None
-
-
-class FailureRow(Struct, gc=False):
-    """A row of ``failures``."""
-
-    key: str | None
-    id: str
-    group: str
-    state: str
-    attempts: int
-    stored_ms: int
-    reason: str | None
-    position: int
 
 
 def check_names(

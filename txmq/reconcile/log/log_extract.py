@@ -24,16 +24,15 @@ from txmq.protocol.checked_body import unpack
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.log.collapse import (
-    LOG_TABLES,
     BrokerDay,
     Collapse,
-    GroupOffset,
     LogRows,
     WriteRows,
 )
 from txmq.reconcile.log.files import STRETCH_BYTES, LogFiles, LogStretch, OpenFile, open_log
 from txmq.reconcile.log.flows import check_names
 from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.tables import LOG_TABLES, GroupOffset
 from txmq.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:

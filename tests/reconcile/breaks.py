@@ -8,7 +8,7 @@ from txmq.reconcile import rules as written
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.lifecycle import BreakLife
+from txmq.reconcile.items import BreakLife
 from txmq.reconcile.summary import FIGURES, Result, Run, Total
 from txmq.reconcile.tables import ITEMS
 from txmq.reconcile.transfer import TransferRows

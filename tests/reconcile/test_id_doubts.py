@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tests.extracts import DAY
 from tests.reconcile.breaks import rules, transfer
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.id_doubts import LONG, with_doubts
-from txmq.reconcile.lifecycle import BreakLife
+from txmq.reconcile.items import LONG, BreakLife, with_doubts
 from txmq.reconcile.tables import ITEMS
 from txmq.reconcile.transfer import TransferRows
 

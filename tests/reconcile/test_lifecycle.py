@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.reconcile import breaks
 from tests.soak import count
 from txmq.reconcile.classes import Class
-from txmq.reconcile.lifecycle import HISTORY, BreakLife
+from txmq.reconcile.items import HISTORY, BreakLife
 from txmq.reconcile.rules import Day
 from txmq.reconcile.summary import BUCKETS, FIGURES
 from txmq.reconcile.tables import ITEMS

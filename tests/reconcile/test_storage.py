@@ -11,9 +11,8 @@ from tests.reconcile import breaks
 from tests.reconcile.object_store import Killed, Store
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.explanations import BreakNote, Explanations
-from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.results import Results, open_results
-from txmq.reconcile.storage import LEASE_S, Folder, LocalFolder
+from txmq.reconcile.storage import LEASE_S, Folder, LocalFolder, open_folder
 
 DAY = date(2026, 11, 20)
 SITE = """<configuration>

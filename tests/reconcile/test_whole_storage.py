@@ -10,12 +10,12 @@ from tests.extracts import DAY, NOON_MS, bank_of, no_log, rules_of
 from tests.reconcile.whole_stage import RULES, THURSDAY, WEDNESDAY, Stage
 from txmq.cli.root import app
 from txmq.errors import ReconcileRefused
-from txmq.reconcile import file_systems
+from txmq.reconcile import storage
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.loader import check_files
-from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.results import Results
 from txmq.reconcile.spark import check_reach
+from txmq.reconcile.storage import open_folder
 
 pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
 
@@ -69,7 +69,7 @@ def view(spark, monkeypatch, tmp_path):
         site = SITE.format(key=key, link=f"{scheme}{far}")
         (tmp_path / "core-site.xml").write_text(site)
         monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-        monkeypatch.setattr(file_systems, "FileSystem", Disk)
+        monkeypatch.setattr(storage, "FileSystem", Disk)
         hadoop.set(key, far.as_uri())  # Java has read its environment before.
         return f"viewfs://{name}/recon"
 

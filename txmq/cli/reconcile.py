@@ -158,7 +158,7 @@ def _take(rules: "Rules", day: date, jars: list[Path], *, quiet: bool) -> "Manif
 
 def _log(rules: "Rules", day: date) -> Path | None:
     """The file of Spark's log; ``None`` for a temporary one, if the results are elsewhere."""
-    from txmq.reconcile.file_systems import open_folder
+    from txmq.reconcile.storage import open_folder
 
     home = open_folder(rules.directory).local
     return home and home / "logs" / f"spark-{day}.log"

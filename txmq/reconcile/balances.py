@@ -12,8 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile.extract.controls import LOWER_HALF
-from txmq.reconcile.ledgers import Ledgers
-from txmq.reconcile.rows import index_in, texts, union
+from txmq.reconcile.ledgers import Ledgers, index_in, texts, union
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.second_pass import Sums
 from txmq.reconcile.tables import BALANCES

@@ -19,9 +19,18 @@ from txmq.reconcile.balances import balances_of, count_ids
 from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.controls import join_halves
 from txmq.reconcile.extract.table_writer import arrow_table
-from txmq.reconcile.id_doubts import with_doubts
-from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows
-from txmq.reconcile.rows import as_known, entries_of, messages_of, transfers_of, union
+from txmq.reconcile.items import with_doubts
+from txmq.reconcile.ledgers import (
+    EarlierDays,
+    Ledgers,
+    ReconciledDay,
+    Rows,
+    as_known,
+    entries_of,
+    messages_of,
+    transfers_of,
+    union,
+)
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import CARRIED, EARLIER, TODAY, SecondPass, Sums, batch_sql
 from txmq.reconcile.sieve import HASH, PLAIN, SUSPECT, sift

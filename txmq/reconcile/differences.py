@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
-from txmq.reconcile.file_systems import Directory
+from txmq.reconcile.storage import Directory
 from txmq.reconcile.summary import Result, Run
 from txmq.reconcile.written_table import WrittenTable, find_items, items_of
 

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.signatures import lock_signatures
+from txmq.reconcile.storage import Directory, open_folder
 from txmq.reconcile.summary import FIGURES
 
 __all__ = ["BreakNote", "Difference", "Explanation", "Explanations", "ProofExplanation"]

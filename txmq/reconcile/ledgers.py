@@ -1,17 +1,38 @@
-"""The inputs and the result of a day's reconciliation."""
+"""The inputs and the result of a day's reconciliation, and the rows that belong to the day: those
+inside its window, with a key, and as decided at its end.
+
+A ledger that is read after the day ended has later facts too. They are masked here, so that a day
+has the same result whenever it is run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 
 from txmq.reconcile.explanations import Explanation
+from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 from txmq.reconcile.second_pass import Sums
+from txmq.reconcile.transfer import LONE
 
-__all__ = ["EarlierDays", "Ledgers", "ReconciledDay", "Rows"]
+__all__ = [
+    "EarlierDays",
+    "Ledgers",
+    "ReconciledDay",
+    "Rows",
+    "as_known",
+    "entries_of",
+    "index_in",
+    "messages_of",
+    "texts",
+    "transfers_of",
+    "union",
+]
 
 Rows: TypeAlias = DataFrame | pa.Table
 """The rows of a table: of Spark if they may be many, else in this process."""
@@ -66,3 +87,57 @@ class ReconciledDay(NamedTuple):
     """The sums for the other proofs."""
     was_closed: bool
     """True if the day before has a result."""
+
+
+def entries_of(entries: DataFrame, window: DayWindow) -> DataFrame:
+    """The entries recorded on the day."""
+    return entries.where(_on("recorded_ms", window))
+
+
+def transfers_of(entries: DataFrame) -> DataFrame:
+    """The entries of transfers. All entries without a key that a bank wrote at one moment have one
+    key (:mod:`txmq.reconcile.transfer`).
+    """
+    alone = f"coalesce(key, concat_ws('{LONE}', bank, CAST(recorded_ms AS STRING)))"
+    known = entries.where(f"kind IN ({texts(TRANSFER_KINDS)})")
+    return known.withColumn("key", f.expr(alone))
+
+
+def messages_of(messages: DataFrame, window: DayWindow) -> DataFrame:
+    """The messages stored or decided on the day, as known at its end."""
+    moment = "IF(state IN ('prepared', 'sent'), stored_ms, coalesce(decided_ms, stored_ms))"
+    known = as_known(messages, window.end_ms)
+    return known.where(f"stored_ms < {window.end_ms} AND {_on(moment, window)}")
+
+
+def as_known(messages: DataFrame, end_ms: int) -> DataFrame:
+    """Messages as known at a moment: later decisions are masked."""
+    is_known = f"state = 'sent' OR coalesce(decided_ms, stored_ms) < {end_ms}"
+    masked = {
+        "state": f"IF({is_known}, state, 'prepared')",
+        "key": "coalesce(key, concat('log/#', CAST(position AS STRING)))",
+    }
+    for name in ("queue_offset", "decided_ms", "decided_by", "reason"):
+        masked[name] = f"IF({is_known}, {name}, NULL)"
+    return messages.withColumns({name: f.expr(value) for name, value in masked.items()})
+
+
+def texts(values: Iterable[str]) -> str:
+    """Plain names as SQL."""
+    return ", ".join(f"'{value}'" for value in values)
+
+
+def index_in(name: str, values: Sequence[str]) -> str:
+    """The index of a column's text in a list of plain names, as SQL; NULL if it is not in it."""
+    cases = "".join(f" WHEN '{value}' THEN {place}" for place, value in enumerate(values))
+    return f"CASE {name}{cases} END" if cases else "CAST(NULL AS INT)"
+
+
+def _on(moment: str, window: DayWindow) -> str:
+    return f"{moment} >= {window.start_ms} AND {moment} < {window.end_ms}"
+
+
+def union(*some: DataFrame | None) -> DataFrame:
+    """The union of tables, with all of their columns; ``None`` is ignored."""
+    there = [table for table in some if table is not None]
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), there)

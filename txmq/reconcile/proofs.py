@@ -20,9 +20,8 @@ from txmq.reconcile.balances import KINDS
 from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, Place
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import arrow_table
-from txmq.reconcile.ledgers import ReconciledDay, Rows
+from txmq.reconcile.ledgers import ReconciledDay, Rows, union
 from txmq.reconcile.report.words import mask
-from txmq.reconcile.rows import union
 from txmq.reconcile.rules import Bank, Rules
 from txmq.reconcile.second_pass import Sums
 from txmq.reconcile.tables import PROOFS

@@ -31,10 +31,9 @@ from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.extract.controls import ContentHash
 from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.extract.table_writer import parquet_writer
-from txmq.reconcile.file_systems import Directory, open_folder
 from txmq.reconcile.ledgers import Rows
 from txmq.reconcile.signatures import Role, Signature, lock_signatures, objections, sign_offs
-from txmq.reconcile.storage import Folder
+from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import Past, Run, SignatureState, SignOff
 from txmq.reconcile.tables import RECURRING, TABLES
 from txmq.reconcile.written_table import WrittenTable

@@ -22,7 +22,7 @@ from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_table
-from txmq.reconcile.lifecycle import BreakLife
+from txmq.reconcile.items import BreakLife
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import ITEMS, MATCHES, RESULTS, SUMS, EntryRow, FailureRow, MessageRow
 from txmq.reconcile.transfer import (

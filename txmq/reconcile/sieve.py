@@ -22,8 +22,7 @@ from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.controls import LOWER_HALF
-from txmq.reconcile.ledgers import EarlierDays
-from txmq.reconcile.rows import index_in, texts, union
+from txmq.reconcile.ledgers import EarlierDays, index_in, texts, union
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.transfer import VISIBLE
 
@@ -59,7 +58,7 @@ def sift(
 ) -> DataFrame:
     """Sift the day's transfers: matched ones become sums, every other one a row.
 
-    The entries are those of :func:`~txmq.reconcile.rows.transfers_of`. A transfer that was left
+    The entries are those of :func:`~txmq.reconcile.ledgers.transfers_of`. A transfer that was left
     open before is not plain, and neither is one that was agreed before and whose money moved again.
 
     Returns:

@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.file_systems import Directory, open_folder
-from txmq.reconcile.storage import Folder
+from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import Run
 
 __all__ = ["ItemFilter", "WrittenTable", "find_items", "items_of", "sum_groups", "top_rows"]

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
 from txmq.reconcile.extract.manifest import FILE, ExtractedSource, Manifest, read_manifest
-from txmq.reconcile.file_systems import open_folder
 from txmq.reconcile.rules import Bank, DayWindow, Rules
-from txmq.reconcile.storage import Folder
+from txmq.reconcile.storage import Folder, open_folder
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:

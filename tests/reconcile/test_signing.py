@@ -8,9 +8,8 @@ import pytest
 
 from tests.reconcile import breaks
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.explanations import Explanation, Explanations
+from txmq.reconcile.explanations import Explanation, Explanations, lock_signatures
 from txmq.reconcile.results import Results
-from txmq.reconcile.signatures import lock_signatures
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.summary import FIGURES
 

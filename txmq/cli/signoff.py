@@ -43,8 +43,7 @@ def signoff(
 ) -> None:
     """Sign a day's result: one person prepares it, another one reviews it."""
     with report_failures():
-        from txmq.reconcile.results import Results
-        from txmq.reconcile.signatures import Role
+        from txmq.reconcile.results import Results, Role
 
         roles: dict[str | None, Role] = {"preparer": "preparer", "reviewer": "reviewer"}
         rules, run = run_of(config, day)

@@ -93,7 +93,13 @@ def reconcile(
     broken = found.pop("proofs")
     found["matches"] = _matches(transfers, others, found["matches"])
     found["balances"] = balances_of(entries, ledgers, yesterday.balances, rules)
-    found["totals"] = _totals(sums)
+    names = TOTALS.names[3:]
+    places = sorted({(of, currency) for name, of, currency in sums if name in names})
+    rows = [
+        (class_, Class(class_).group, currency, *(sums[name, class_, currency] for name in names))
+        for class_, currency in places
+    ]
+    found["totals"] = arrow_table(TOTALS, rows)
     return ReconciledDay(found, broken, sums, was_closed=yesterday.balances is not None)
 
 
@@ -192,17 +198,6 @@ def _add_plain(sums: Sums, passed: DataFrame, rules: Rules) -> None:
             sums["credited", *place] += amount
         if is_ordered:
             sums["ordered", *place] += amount
-
-
-def _totals(sums: Sums) -> pa.Table:
-    """The totals of each class."""
-    names = TOTALS.names[3:]
-    places = sorted({(of, currency) for name, of, currency in sums if name in names})
-    rows = [
-        (class_, Class(class_).group, currency, *(sums[name, class_, currency] for name in names))
-        for class_, currency in places
-    ]
-    return arrow_table(TOTALS, rows)
 
 
 def _matches(transfers: DataFrame, others: DataFrame, decided: Rows) -> DataFrame:

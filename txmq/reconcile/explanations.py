@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.signatures import lock_signatures
-from txmq.reconcile.storage import Directory, open_folder
+from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import FIGURES
 
-__all__ = ["BreakNote", "Difference", "Explanation", "Explanations", "ProofExplanation"]
+__all__ = [
+    "BreakNote",
+    "Difference",
+    "Explanation",
+    "Explanations",
+    "ProofExplanation",
+    "lock_signatures",
+]
 
 _LASTING: Final = ("account-table", "clearing", "double-entry", "readable-rows")
 
@@ -130,7 +137,10 @@ Explained = TypeVar("Explained", Explanation, ProofExplanation)
 
 
 class Explanations:
-    """What people wrote in a directory of results; the last explanation of a break is valid."""
+    """What people wrote in a directory of results; the last explanation of a break is valid.
+
+    Every method raises :class:`ReconcileRefused` if it cannot read a file: it was changed by hand.
+    """
 
     def __init__(self, directory: Directory) -> None:
         self._folder = open_folder(directory)
@@ -170,11 +180,7 @@ class Explanations:
         return found
 
     def in_force(self) -> list[Explanation]:
-        """The valid explanations of breaks, by break id.
-
-        Raises:
-            ReconcileRefused: The file cannot be read; it was changed by hand.
-        """
+        """The valid explanations of breaks, by break id."""
         valid = _valid(self._read(Explanation), lambda one: one.break_id)
         return [one for one in valid if one.figures is not None]
 
@@ -198,6 +204,22 @@ class Explanations:
         except msgspec.DecodeError as error:
             why = f"is not a file of {type_.FILE.removesuffix('.jsonl')}: {error}"
             raise ReconcileRefused(f"{self._folder}/{type_.FILE} {why}") from error
+
+
+@contextmanager
+def lock_signatures(folder: Folder) -> Iterator[None]:
+    """Lock the files that people write, such as signatures; runs do not wait for this lock.
+
+    Raises:
+        UsageError: Another process writes them.
+    """
+    try:
+        with folder.at("runs").lock():
+            yield
+    except BlockingIOError as error:
+        raise UsageError(
+            f"another person signs or explains a break in {folder} at this moment; try again"
+        ) from error
 
 
 def _valid(every: list[Explained], key: Callable[[Explained], Any]) -> list[Explained]:

@@ -21,7 +21,7 @@ from txmq.reconcile.core import reconcile
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.loader import load, load_unchecked
-from txmq.reconcile.extract.manifest import FILE, Manifest, read_manifest
+from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.ledgers import EarlierDays, Ledgers
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.progress import Progress
@@ -72,7 +72,12 @@ def run(
             manifest = extract_day(rules, day, take_log=take_log, spark=spark)
             stage.rows = manifest.rows
         else:
-            manifest = _known_extract(rules, day, results, extract_id)
+            manifest = read_manifest(results.folder.at("extracts", day.isoformat(), extract_id))
+            if manifest.reading_digest != rules.reading_digest:
+                raise ReconcileRefused(
+                    f"extract {extract_id} was taken by rules that read the ledgers differently: "
+                    "take a new one, without --extract"
+                )
     extract = results.folder.at("extracts", day.isoformat(), manifest.extract_id)
     with progress.stage("check the extract") as stage:
         stage.rows = manifest.rows
@@ -138,16 +143,6 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
         f"{missing} was not reconciled, and its open items would be lost: run it first, or all "
         f"days with --from {missing} --to {day}"
     )
-
-
-def _known_extract(rules: Rules, day: date, results: Results, extract_id: str) -> Manifest:
-    manifest = read_manifest(results.folder.at("extracts", day.isoformat(), extract_id))
-    if manifest.reading_digest != rules.reading_digest:
-        raise ReconcileRefused(
-            f"extract {extract_id} was taken by rules that read the ledgers differently: "
-            "take a new one, without --extract"
-        )
-    return manifest
 
 
 def earlier_days(

@@ -11,6 +11,11 @@ complete tables untouched.
 Tables are written below ``results/.drafts``, which readers of Parquet ignore, and then moved. On a
 store of objects they move file by file; a table that a killed run left in part has no run in
 force, and the rerun writes it again.
+
+One person prepares a day's result, another one reviews it, and both sign its hash. Signatures are
+only ever added. A signature is valid while its result is in force: a run of the day with other
+inputs has another result, which is unsigned. A new result of the day before invalidates the
+signatures too, since this result was made from the old one.
 """
 
 from __future__ import annotations
@@ -21,24 +26,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import date, timedelta
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
+from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ReconcileRefused, UsageError
+from txmq.reconcile.explanations import lock_signatures
 from txmq.reconcile.extract.controls import ContentHash
 from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.ledgers import Rows
-from txmq.reconcile.signatures import Role, Signature, lock_signatures, objections, sign_offs
 from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import Past, Run, SignatureState, SignOff
 from txmq.reconcile.tables import RECURRING, TABLES
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["CARRIED_ON", "Results", "open_results", "parquet_options", "run_id"]
+__all__ = ["CARRIED_ON", "Results", "Role", "open_results", "parquet_options", "run_id"]
 
 CARRIED_ON: Final = ("items", "entries", "messages", "failures", "balances")
 """The tables that a day reads of the run of the day before."""
@@ -48,6 +54,22 @@ _SIGNED_ERROR: Final = (
     "run {run} of {day} is signed, and {what} would change: raise `version` in the rules to get a "
     "separate run"
 )
+
+
+Role: TypeAlias = Literal["preparer", "reviewer"]
+
+
+class Signature(Struct, frozen=True):
+    """The signature of a person under a result."""
+
+    role: Role
+    by: str
+    at_ms: int
+    run_id: str
+    result_digest: str
+    note: str = ""
+    despite: str = ""
+    """Why it is given although there are breaks or failed proofs."""
 
 
 def run_id(
@@ -96,7 +118,8 @@ def open_results(directory: Directory) -> Iterator[Results]:
 class Results:
     """The results of runs. Reading is always safe; writers use :func:`open_results`.
 
-    ``check_lock`` raises if another run may write there.
+    ``check_lock`` raises if another run may write there. Every method raises
+    :class:`ReconcileRefused` if it cannot read a file, which was changed by hand.
     """
 
     def __init__(self, directory: Directory, check_lock: Callable[[], None] = lambda: None) -> None:
@@ -112,11 +135,7 @@ class Results:
         return [day for day in days if day < before]
 
     def current(self, day: date) -> Run | None:
-        """The day's run in force, with its signatures; ``None`` before the first run.
-
-        Raises:
-            ReconcileRefused: The file ``current`` or that of the run cannot be read.
-        """
+        """The day's run in force, with its signatures; ``None`` before the first run."""
         run = self._in_force(day)
         return None if run is None else self.with_sign_off(run)
 
@@ -135,9 +154,6 @@ class Results:
         """A run and the runs that it continues, back to a date, oldest first.
 
         Later reruns do not change this chain, so results made from it stay reproducible.
-
-        Raises:
-            ReconcileRefused: The file of a run cannot be read.
         """
         found: list[Run] = []
         while run is not None and run.day >= since:
@@ -155,9 +171,6 @@ class Results:
         A day that was run again may leave other items to the next day, which no later report would
         show. All earlier days are checked: the day before may itself be outdated. The reason names
         ``last`` as the last day to run again; the run's own day if left out.
-
-        Raises:
-            ReconcileRefused: The file of an earlier run cannot be read.
         """
         day = own = run.day
         first: tuple[date, date] | None = None
@@ -249,11 +262,7 @@ class Results:
         return sign_offs([*given, signed])[run.result_digest]
 
     def signatures(self, day: str) -> list[Signature]:
-        """All signatures of a day, oldest first.
-
-        Raises:
-            ReconcileRefused: The file cannot be read; it was changed by hand.
-        """
+        """All signatures of a day, oldest first."""
         folder = self.folder.at("runs", day)
         try:
             return msgspec.json.decode(folder.read(_SIGNATURES), type=list[Signature])
@@ -374,6 +383,56 @@ class Results:
         if current is not None and current.run_id == run:
             of_day.remove("current")
         place.remove_all()
+
+
+def sign_offs(signatures: Iterable[Signature]) -> dict[str, SignOff]:
+    """The signatures of each result of a day by its digest, in the order of their preparation."""
+    found: dict[str, SignOff] = {}
+    prepared: dict[str, tuple[str, int, str, str]] = {}
+    for one in signatures:
+        digest, words = one.result_digest, (one.by, one.at_ms, one.note, one.despite)
+        if one.role == "preparer":
+            prepared[digest], found[digest] = words, SignOff(digest, *words)
+        elif digest in prepared:
+            found[digest] = SignOff(digest, *prepared[digest], *words)
+    return found
+
+
+def objections(
+    wanted: Signature, run: Run, given: Mapping[str, SignOff], outdated: str | None
+) -> Iterator[str]:
+    """The reasons why a person cannot sign a result.
+
+    ``given`` are the signatures of the day, and ``outdated`` says why the result is.
+    """
+    result, day, found = run.result, run.result.business_date, given.get(run.result_digest)
+    if result.digest != run.result_digest:
+        yield f"the result of {day} changed since run {run.run_id} wrote it: run the day again"
+    if outdated is not None:
+        yield outdated
+    if not result.is_final:
+        yield f"{day} was not over when its books were read: run it again, and sign the result"
+    if found is None and wanted.role == "reviewer":
+        yield (
+            f"{day} was run again with other inputs since it was prepared, and has a new "
+            "result: a preparer must sign the new one first"
+            if given
+            else f"the result of {day} is not prepared yet: a preparer must sign it first"
+        )
+    if found is not None and found.is_complete:
+        yield f"{found.preparer} and {found.reviewer} have signed this result already"
+    is_preparer = found is not None and found.preparer.casefold() == wanted.by.casefold()
+    if found is not None and (wanted.role == "preparer" or is_preparer):
+        yield f"{found.preparer} has prepared this result: another person must review it"
+    if not wanted.by:
+        yield f"the name of the {wanted.role} is missing: give it with --by"
+    if result.unsolved and not wanted.despite:
+        yield (
+            f"the result of {day} has {result.unsolved}: explain them and run the day again, "
+            "or sign with --despite REASON"
+        )
+    if wanted.despite and not result.unsolved:
+        yield f"the result of {day} has no breaks and no failed proofs: omit --despite"
 
 
 def parquet_options(names: Iterable[str]) -> dict[str, str]:

@@ -326,7 +326,11 @@ def _start(conf: SparkConf, output: BinaryIO) -> Iterator[SparkSession]:
                 raise  # Java answers, so this is not Spark's error.
         what = "Spark failed" if has_started else f"Spark does not start with {master}"
         # The cause needs a Java that still runs.
-        why = _cause_of(error) if launched.exception() is None else _last_words(log)
+        if launched.exception() is None:
+            why = _cause_of(error)
+        else:
+            text = log.read_text(errors="replace")
+            why = _plain(next(filter(_ERROR.search, text.splitlines()), text))
         output.write(traceback.format_exc().encode())
         is_log_named = True
         raise ReconcileRefused(f"{what}: {why}; its log is {log}") from None
@@ -419,12 +423,6 @@ def _cause_of(error: BaseException) -> str:
             return _GONE
     causes = _CAUSED_BY.findall(text)
     return _plain(causes[-1] if causes else text)
-
-
-def _last_words(log: Path) -> str:
-    """The error in the log of a Java that did not start."""
-    text = log.read_text(errors="replace")
-    return _plain(next(filter(_ERROR.search, text.splitlines()), text))
 
 
 def _plain(text: str) -> str:

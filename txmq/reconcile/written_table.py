@@ -22,7 +22,10 @@ _WIDE: Final = pa.decimal128(38, 0)
 
 
 class WrittenTable(NamedTuple):
-    """A table in its files."""
+    """A table in its files.
+
+    Reading raises :class:`ReconcileRefused` if a file cannot be read, or none exists.
+    """
 
     name: str
     folder: Folder
@@ -34,19 +37,11 @@ class WrittenTable(NamedTuple):
 
     @property
     def row_count(self) -> int:
-        """The number of rows.
-
-        Raises:
-            ReconcileRefused: A file cannot be read, or none exists.
-        """
+        """The number of rows."""
         return sum(len(piece) for piece in self.pieces("key"))
 
     def pieces(self, *columns: str, where: pc.Expression | None = None) -> Iterator[pa.Table]:
-        """The rows in pieces: all columns or some, and all rows or those that fit a condition.
-
-        Raises:
-            ReconcileRefused: A file cannot be read, or none exists.
-        """
+        """The rows in pieces: all columns or some, and all rows or those that fit a condition."""
         if not (parts := self.parts):
             raise ReconcileRefused(
                 f"the {self.name} are missing in {self.folder}: run the day again"
@@ -61,11 +56,7 @@ class WrittenTable(NamedTuple):
             raise ReconcileRefused(f"the {self.name} cannot be read: {error}") from error
 
     def rows(self, *columns: str, where: pc.Expression | None = None) -> Iterator[dict[str, Any]]:
-        """The rows one by one, as :meth:`pieces` has them.
-
-        Raises:
-            ReconcileRefused: A file cannot be read, or none exists.
-        """
+        """The rows one by one, as :meth:`pieces` has them."""
         return (row for piece in self.pieces(*columns, where=where) for row in piece.to_pylist())
 
     @classmethod

@@ -25,8 +25,11 @@ from txmq.protocol.codes import SysFlag
 from txmq.quantity import quantity
 
 __all__ = [
+    "COMMITTED",
     "MAGIC",
     "MAGIC_V2",
+    "PREPARED",
+    "TYPE_BITS",
     "Postmark",
     "Record",
     "committed",
@@ -140,8 +143,10 @@ _LONG: Final = Struct(">q")
 _SHORT: Final = Struct(">H")
 # Plain numbers: the complement of an enum flag would drop the bits that the enum does not name.
 _V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_COMMITTED: Final = int(SysFlag.COMMITTED)
+PREPARED: Final = int(SysFlag.PREPARED)
+COMMITTED: Final = int(SysFlag.COMMITTED)
+TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
+"""The bits of a system flag that say what a message is in its transaction."""
 _BORN_V6: Final = int(SysFlag.BORN_HOST_V6)
 _STORE_V6: Final = int(SysFlag.STORE_HOST_V6)
 
@@ -182,6 +187,13 @@ class Record(msgspec.Struct, gc=False):
     def offset_id(self) -> str:
         """The id by which its broker finds it."""
         return offset_id(self.store_host, self.position)
+
+    @property
+    def real_place(self) -> tuple[str, int]:
+        """The topic and the queue that a record in another topic is for."""
+        queue = properties.find(self.properties, properties.REAL_QUEUE) or ""
+        number = int(queue) if queue.isascii() and queue.isdecimal() else 0
+        return properties.find(self.properties, properties.REAL_TOPIC) or "", number
 
     def property_map(self) -> dict[str, str]:
         """The properties by name."""
@@ -333,7 +345,7 @@ def committed(
     _SHORT.pack_into(data, properties_at, length + len(more))
     _WORD.pack_into(data, SIZE_AT, len(data) + len(more))
     _PLACES.pack_into(
-        data, QUEUE_OFFSET_AT, queue_offset, position, sys_flag & ~_TYPE_BITS | _COMMITTED
+        data, QUEUE_OFFSET_AT, queue_offset, position, sys_flag & ~TYPE_BITS | COMMITTED
     )
     _LONG.pack_into(data, 56 + shift, stored_ms)
     _LONG.pack_into(data, 76 + later, half_position)

@@ -25,7 +25,7 @@ import msgspec
 
 from txmq.errors import CorruptRecord, RemoteProtocolError
 from txmq.protocol.checksum import crc32
-from txmq.protocol.record import Record, unpack
+from txmq.protocol.record import SMALLEST, Record, stored_ms_of, unpack
 
 __all__ = [
     "CHECKSUM_AT",
@@ -43,12 +43,12 @@ __all__ = [
     "DecisionSource",
     "Found",
     "SpanHead",
-    "decided_ms_of",
     "ends_in",
     "found_in",
     "head",
     "heads_in",
     "marker_of",
+    "moment_of",
     "name_of",
     "read_head",
     "start_in",
@@ -164,11 +164,6 @@ def marker_of(
     return fields + reason
 
 
-def decided_ms_of(data: bytes) -> int:
-    """The time in a marker, without decoding the rest."""
-    return int.from_bytes(data[_DECIDED_AT : _DECIDED_AT + 8], "big")
-
-
 _LOSS_MAGIC: Final = 0x7478_6C73
 LOSS: Final = _LOSS_MAGIC.to_bytes(4, "big")
 """The bytes after the size in every record of a loss."""
@@ -203,6 +198,18 @@ class AcceptedLoss(NamedTuple):
             return msgspec.json.decode(data[_LOSS_HEAD.size :], type=cls)
         except msgspec.MsgspecError as error:
             raise CorruptRecord(position, f"the record of a loss is broken: {error}") from error
+
+
+def moment_of(data: bytes) -> int | None:
+    """The time at which a message was stored or decided, from the first bytes of its record.
+
+    ``None`` if they are too few, or belong to a loss.
+    """
+    if data[4:8] == LOSS:
+        return None
+    if data[4:8] == MARKER and len(data) >= MARKER_BYTES:
+        return int.from_bytes(data[_DECIDED_AT : _DECIDED_AT + 8], "big")
+    return stored_ms_of(data) if len(data) >= SMALLEST else None
 
 
 FOLDER: Final = "log"

@@ -10,7 +10,6 @@ person explains these.
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -23,7 +22,7 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.explanations import Difference, Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.storage import Directory
-from txmq.reconcile.summary import Result, Run
+from txmq.reconcile.summary import Result, Run, digest_of
 from txmq.reconcile.written_table import WrittenTable, find_items, items_of
 
 __all__ = [
@@ -193,8 +192,8 @@ def _single_rows(day: ProofDay) -> Iterator[pa.Table]:
 
 
 def _difference(day: ProofDay, place: Place, *amounts: int) -> Difference:
-    named = msgspec.json.encode([day.source.name, *place])
-    return Difference(hashlib.sha256(named).hexdigest()[:16], *place, tuple(sorted(amounts)))
+    id_ = digest_of([day.source.name, *place])[:16]
+    return Difference(id_, *place, tuple(sorted(amounts)))
 
 
 def _singles(day: ProofDay, accounts: set[str] | None) -> dict[Place, Difference]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final, TypeVar
@@ -12,7 +11,7 @@ from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.storage import Directory, Folder, open_folder
-from txmq.reconcile.summary import FIGURES
+from txmq.reconcile.summary import FIGURES, digest_of
 
 __all__ = [
     "BreakNote",
@@ -194,7 +193,7 @@ class Explanations:
         """A hash of the valid explanations; empty without any."""
         valid: list[Explanation | ProofExplanation] = [*self.in_force(), *self.proofs_in_force()]
         held = [msgspec.structs.replace(one, at_ms=0) for one in valid]
-        return hashlib.sha256(msgspec.json.encode(held, order="sorted")).hexdigest() if held else ""
+        return digest_of(held) if held else ""
 
     def _read(self, type_: type[Record]) -> list[Record]:
         try:

@@ -20,7 +20,6 @@ signatures too, since this result was made from the old one.
 
 from __future__ import annotations
 
-import hashlib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +39,7 @@ from txmq.reconcile.extract.manifest import FILE, read_manifest
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.ledgers import Rows
 from txmq.reconcile.storage import Directory, Folder, open_folder
-from txmq.reconcile.summary import Past, Run, SignatureState, SignOff
+from txmq.reconcile.summary import Past, Run, SignatureState, SignOff, digest_of
 from txmq.reconcile.tables import RECURRING, TABLES
 from txmq.reconcile.written_table import WrittenTable
 
@@ -80,8 +79,7 @@ def run_id(
     ``previous`` is the digest of the result whose items this run continues, and ``explained`` that
     of the explanations that hold.
     """
-    named = [day.isoformat(), rules_digest, extract_id, previous or "", explained]
-    return hashlib.sha256(msgspec.json.encode(named)).hexdigest()[:16]
+    return digest_of([day.isoformat(), rules_digest, extract_id, previous or "", explained])[:16]
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from datetime import date, datetime, time, timedelta
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
@@ -12,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from txmq.config import parse_duration
+from txmq.reconcile.summary import digest_of
 
 __all__ = [
     "LOG_PLACES",
@@ -381,7 +381,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def digest(self) -> str:
         """A hash of the rules, without the places of the ledgers."""
-        return _digest(self._plain())
+        return digest_of(self._plain())
 
     @property
     def reading_digest(self) -> str:
@@ -390,7 +390,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
         del plain["version"], plain["limits"], plain["outcomes"]
         plain["day"] = [day.zone, day.cut_off]
         plain["money"] = {code: money.digits for code, money in self.money.items()}
-        return _digest(plain)
+        return digest_of(plain)
 
     def _plain(self) -> dict[str, Any]:
         # The order of sets differs between processes.
@@ -403,7 +403,3 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
             if bank["files"] is not None:
                 del bank["files"]["path"], bank["files"]["balances"]
         return plain
-
-
-def _digest(plain: dict[str, Any]) -> str:
-    return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()

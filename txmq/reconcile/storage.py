@@ -34,9 +34,9 @@ from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, copy
 
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile.rules import SCHEMES
-from txmq.runtime.disk import LocalDisk
+from txmq.runtime.disk import LocalDisk, sync_path
 
-__all__ = ["LEASE_S", "Directory", "Folder", "LocalFolder", "open_folder", "sync"]
+__all__ = ["LEASE_S", "Directory", "Folder", "LocalFolder", "open_folder"]
 
 LEASE_S: Final = 120
 """The process that wrote a claim counts as dead if it has not renewed the claim for so long."""
@@ -330,11 +330,11 @@ class LocalFolder(Folder):
             if not path.name.startswith("part-"):
                 path.unlink()
         for number, part in enumerate(sorted(draft.local.iterdir())):
-            sync(part.rename(part.with_name(f"part-{number:05d}.parquet")))
-        sync(draft.local)
+            sync_path(part.rename(part.with_name(f"part-{number:05d}.parquet")))
+        sync_path(draft.local)
         self.local.parent.mkdir(parents=True, exist_ok=True)
         draft.local.rename(self.local)
-        sync(self.local.parent)
+        sync_path(self.local.parent)
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
@@ -353,7 +353,7 @@ class LocalFolder(Folder):
             if not self.exists(last):
                 raise
             return False
-        sync(self.local.parent)
+        sync_path(self.local.parent)
         return True
 
     @contextmanager
@@ -365,15 +365,6 @@ class LocalFolder(Folder):
 
     def _names(self, name: str) -> tuple[str, ...]:
         return (name,)
-
-
-def sync(path: Path) -> None:
-    """Sync a file or a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ __all__ = [
     "Stage",
     "Total",
     "Verdict",
+    "digest_of",
     "sum_totals",
 ]
 
@@ -39,6 +40,11 @@ BUCKETS: Final = ("0", "1", "2-3", "4-7", ">7")
 
 Verdict: TypeAlias = Literal["clean", "within limits", "over limits"]
 SignatureState: TypeAlias = Literal["unsigned", "prepared", "signed", "invalidated"]
+
+
+def digest_of(value: object) -> str:
+    """A hash of a value as JSON, with sorted names."""
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
 
 
 class Control(Struct, frozen=True):
@@ -179,7 +185,7 @@ class Result(Struct, frozen=True):
     @property
     def digest(self) -> str:
         """The result's hash, which people sign."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+        return digest_of(self)
 
     @property
     def transfers(self) -> int:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from txmq.runtime.tasks import resolve
 
-__all__ = ["NO_ROOM", "Disk", "File", "LocalDisk", "Lock", "ReadOnlyDisk", "Space"]
+__all__ = ["NO_ROOM", "Disk", "File", "LocalDisk", "Lock", "ReadOnlyDisk", "Space", "sync_path"]
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """The error numbers of a full disk: its files can be read, and room may become free."""
@@ -134,7 +134,7 @@ class LocalDisk:
         descriptor = os.open(full, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             # Even if the file exists: its creator may have crashed before this sync.
-            _sync_folder(full.parent)
+            sync_path(full.parent)
         except OSError:
             os.close(descriptor)
             raise
@@ -167,14 +167,14 @@ class LocalDisk:
         if keep is not None:
             _keep_as(full, self.root / keep)
         os.replace(draft, full)
-        _sync_folder(full.parent)
+        sync_path(full.parent)
 
     def remove(self, path: str) -> None:
         """See :meth:`Disk.remove`."""
         full = self.root / path
         full.unlink(missing_ok=True)
         if full.parent.exists():
-            _sync_folder(full.parent)
+            sync_path(full.parent)
 
     def space(self) -> Space:
         """See :meth:`Disk.space`."""
@@ -219,7 +219,7 @@ class LocalDisk:
             folder = folder.parent
         for folder in reversed(missing):
             folder.mkdir(exist_ok=True)
-            _sync_folder(folder.parent)
+            sync_path(folder.parent)
 
 
 class ReadOnlyDisk(LocalDisk):
@@ -376,8 +376,9 @@ def _run_syncs(syncs: SimpleQueue[_Sync | None]) -> None:
         del sync, files, done, failure
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_path(path: Path) -> None:
+    """Sync a file or a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _LocalFile(descriptor).sync(data_only=False)
     finally:

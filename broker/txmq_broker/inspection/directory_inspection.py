@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from txmq.errors import ForeignFile, StoreError
-from txmq.protocol.codes import SysFlag
 from txmq.protocol.span import FOLDER, HEAD_BYTES, read_head, start_in
 from txmq.runtime.disk import Disk
 from txmq_broker.core.offsets import Offsets as GroupOffsets
@@ -44,8 +43,6 @@ from txmq_broker.store.queue_store import ConsumeQueue
 
 __all__ = ["Inspection"]
 
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_PREPARED: Final = int(SysFlag.PREPARED)
 _DRAFT: Final = ".new"
 """The suffix of a small file until it is complete; a crash may leave such a file."""
 

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 from txmq.errors import CorruptRecord
 from txmq.protocol import properties
 from txmq.protocol import record as records
-from txmq.protocol.codes import SysFlag
-from txmq.protocol.record import Record
+from txmq.protocol.record import PREPARED, TYPE_BITS, Record
 from txmq.protocol.span import AcceptedLoss, Decision, Found
 from txmq.protocol.topics import WAITING_TOPICS, WHEEL_TOPIC
 from txmq_broker.store.delay_lines import WHEEL_LINES
@@ -19,8 +18,6 @@ from txmq_broker.store.queue_store import keys_in
 
 __all__ = ["Broken", "Item", "LogRecord", "RecordKind", "Selection", "committed_message", "select"]
 
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_PREPARED: Final = int(SysFlag.PREPARED)
 _NO_OFFSET: Final = -1
 
 
@@ -190,15 +187,13 @@ def _log_record(log: LogReader, found: Found, position: int, size: int) -> LogRe
 
 
 def _place(found: Record) -> tuple[RecordKind, str, int, int]:
-    if found.sys_flag & _TYPE_BITS == _PREPARED:
+    if found.sys_flag & TYPE_BITS == PREPARED:
         return RecordKind.HALF, found.topic, found.queue_id, _NO_OFFSET
     if found.topic not in WAITING_TOPICS:
         return RecordKind.MESSAGE, found.topic, found.queue_id, found.queue_offset
     if found.topic == WHEEL_TOPIC and found.queue_id == WHEEL_LINES:
         return RecordKind.RECALL, found.topic, found.queue_id, found.queue_offset
-    topic = properties.find(found.properties, properties.REAL_TOPIC) or ""
-    queue = properties.find(found.properties, properties.REAL_QUEUE) or ""
-    return RecordKind.DELAYED, topic, int(queue) if queue.isdecimal() else 0, _NO_OFFSET
+    return RecordKind.DELAYED, *found.real_place, _NO_OFFSET
 
 
 def committed_message(log: LogReader, found: LogRecord) -> LogRecord | None:

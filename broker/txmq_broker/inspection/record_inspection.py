@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
 
-from txmq.protocol.codes import SysFlag
-from txmq.protocol.record import Record
+from txmq.protocol.record import PREPARED, TYPE_BITS, Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, Found
 from txmq_broker.inspection.findings import Finding, InspectionSummary, OffsetRange, Severity
 from txmq_broker.store.index_check import Indexed, QueueKey
@@ -14,9 +12,6 @@ from txmq_broker.store.log.reader import Gap, LogReader, WholeSpan
 from txmq_broker.store.log.segments import path_of as log_path_of
 
 __all__ = ["RecordInspection"]
-
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_PREPARED: Final = int(SysFlag.PREPARED)
 
 
 class RecordInspection:
@@ -67,7 +62,7 @@ class RecordInspection:
             yield from self._decision(found, position, span)
         elif isinstance(found, AcceptedLoss):
             yield self._accepted(found, position)
-        elif found.sys_flag & _TYPE_BITS == _PREPARED:
+        elif found.sys_flag & TYPE_BITS == PREPARED:
             self.summary.halves += 1
             self._open[position] = None
         else:
@@ -105,7 +100,7 @@ class RecordInspection:
         if known or half < self.log.start:
             return
         found = self.log.record_at(half)
-        is_readable = found is not None and found[0].sys_flag & _TYPE_BITS == _PREPARED
+        is_readable = found is not None and found[0].sys_flag & TYPE_BITS == PREPARED
         if lost_in is not None:
             kind = "decision-without-half"
             text = f"its half message lay in the damaged part at position {lost_in[0]}"

@@ -13,7 +13,7 @@ from txmq.protocol.span import (
     Decision,
     DecisionKind,
     DecisionSource,
-    decided_ms_of,
+    moment_of,
 )
 
 ONE = Decision(
@@ -38,7 +38,7 @@ def test_a_decision_reads_as_it_was_written_whatever_follows(decision, rest):
     data = decision.pack()
 
     assert Decision.unpack(data + rest, 0) == decision
-    assert decided_ms_of(data) == decision.decided_ms % 2**64
+    assert moment_of(data) == decision.decided_ms % 2**64
     assert len(data) == MARKER_BYTES + len(decision.reason.encode())
     assert int.from_bytes(data[:4], "big") == len(data)
     assert data[4:8] == MARKER

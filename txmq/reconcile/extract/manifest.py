@@ -5,7 +5,6 @@ It is written last, so a directory with a manifest holds a complete extract.
 
 from __future__ import annotations
 
-import hashlib
 from datetime import date
 from pathlib import Path
 from typing import Final, Literal
@@ -16,8 +15,9 @@ from msgspec import Struct
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.rules import Rules
-from txmq.reconcile.storage import Folder, sync
-from txmq.reconcile.summary import Control
+from txmq.reconcile.storage import Folder
+from txmq.reconcile.summary import Control, digest_of
+from txmq.runtime.disk import sync_path
 
 __all__ = [
     "FILE",
@@ -143,7 +143,7 @@ class Manifest(Struct, frozen=True):
         """The id by the content; for a past day it does not depend on the time of reading."""
         held = [(table.written, table.content, *table.quarantine) for table in self.tables]
         named = self.reading_digest, (self.start_ms, self.end_ms), self.as_of_ms, held
-        return hashlib.sha256(msgspec.json.encode(named, order="sorted")).hexdigest()[:16]
+        return digest_of(named)[:16]
 
     @classmethod
     def of(cls, rules: Rules, day: date, sources: tuple[ExtractedSource, ...]) -> Manifest:
@@ -162,7 +162,7 @@ class Manifest(Struct, frozen=True):
         """
         path = directory / FILE
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        sync(path)
+        sync_path(path)
 
 
 def read_manifest(folder: Folder) -> Manifest:

@@ -37,8 +37,6 @@ _PAGES: Final = (256, 16_384)
 """The minimum and maximum of pages in a slice."""
 _SLICES_A_READER: Final = 6
 
-_NOW: Final = "floor(date_part('epoch', clock_timestamp()) * 1000)::bigint"
-_EXPORT: Final = f"SELECT pg_export_snapshot(), {_NOW}"
 _TYPE: Final = b"POSTGRESQL:type"
 _EXACT: Final = 10**15
 """Floating point is exact up to here."""
@@ -113,7 +111,7 @@ def read_postgres(books: BookRequest) -> ExtractedSource:
     url = _url(books.bank.database)
     try:
         with _transaction(url) as first:
-            ((snapshot, source_ms),) = _rows(_table(first, _EXPORT))
+            snapshot, source_ms = _export_snapshot(first)
             taken_ms = books.clock.wall_ms()
             tables = _PostgresReader(books, url, snapshot, first).tables()
     except (adbc.Error, pa.ArrowException, OSError) as error:
@@ -224,6 +222,13 @@ def _transaction(url: str, snapshot: str = "") -> Iterator[Any]:
             with closing(connection.cursor()) as cursor:
                 cursor.execute(statement)
         yield connection
+
+
+def _export_snapshot(connection: Any) -> tuple[str, int]:
+    """The snapshot of a connection, for others to import, and its time by the database's clock."""
+    time = "floor(date_part('epoch', clock_timestamp()) * 1000)::bigint"
+    ((name, source_ms),) = _rows(_table(connection, f"SELECT pg_export_snapshot(), {time}"))
+    return name, source_ms
 
 
 def _slices(connection: Any, bank: Bank) -> list[str]:

@@ -21,9 +21,10 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.controls import LIMIT, ContentHash, ControlSums, difference
 from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
 from txmq.reconcile.report.words import mask, mask_sides
-from txmq.reconcile.storage import LocalFolder, sync
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import RECURRING, TableSchema
+from txmq.runtime.disk import sync_path
 
 __all__ = ["TableWriter", "arrow_schema", "arrow_table", "parquet_writer"]
 
@@ -120,7 +121,7 @@ class TableWriter:
             writer.close()
         if error is None:
             self._parts = tuple(map(_part, sorted(self._directory.iterdir())))
-            sync(self._directory)
+            sync_path(self._directory)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows that have the table's columns in any order.
@@ -168,6 +169,6 @@ class TableWriter:
 
 def _part(path: Path) -> Part:
     """Sync a complete part, and describe it."""
-    sync(path)
+    sync_path(path)
     rows, size = pq.read_metadata(path).num_rows, path.stat().st_size
     return Part("/".join(path.parts[-3:]), rows, size, LocalFolder(path.parent).sha256(path.name))

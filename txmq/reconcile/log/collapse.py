@@ -16,18 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.protocol import properties
-from txmq.protocol.record import Record
+from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS, Record
 from txmq.protocol.span import AcceptedLoss, Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, RETRY, WAITING_TOPICS
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.log.flows import (
-    COMMITTED,
-    PREPARED,
-    TYPE_BITS,
-    facts_of,
-    printable_text,
-    real_place_of,
-)
+from txmq.reconcile.log.flows import facts_of, printable_text
 from txmq.reconcile.rules import DayWindow, Flow, Money
 from txmq.reconcile.tables import LOG_TABLES, FailureRow, MessageRow
 
@@ -144,7 +137,7 @@ class Collapse:
                 if self._is_in(record.stored_ms):  # A later recall does not count.
                     self.recalled[printable_text(recalled)] = record.position, record.stored_ms
                 return
-            topic, queue = real_place_of(record)
+            topic, queue = record.real_place
         if topic.startswith((RETRY, DLQ)):
             self._fail(record, topic)
         elif is_waiting and self._is_in(record.stored_ms):

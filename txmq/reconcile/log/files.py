@@ -284,11 +284,8 @@ def _log_and_moment(path: Path, start: int) -> tuple[int | None, int]:
             first = (first + opened.read(max(0, size - len(first))))[:size]
     if head is None:
         return None, sys.maxsize
+    found_ms = span.moment_of(first)
     if first[4:8] == span.LOSS:
         with suppress(CorruptRecord):  # It is being written.
-            return head.log, span.AcceptedLoss.unpack(first, start).accepted_ms
-    elif first[4:8] == span.MARKER and len(first) >= span.MARKER_BYTES:
-        return head.log, span.decided_ms_of(first)
-    elif len(first) >= records.SMALLEST:
-        return head.log, records.stored_ms_of(first)
-    return head.log, sys.maxsize
+            found_ms = span.AcceptedLoss.unpack(first, start).accepted_ms
+    return head.log, sys.maxsize if found_ms is None else found_ms

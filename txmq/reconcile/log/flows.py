@@ -16,19 +16,15 @@ import msgspec
 from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol import properties
-from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import Record
 from txmq.protocol.topics import RETRY
 from txmq.reconcile.extract.file_rows import value_at
 from txmq.reconcile.rules import Constant, Flow, Money
 
-__all__ = ["check_names", "facts_of", "printable_text", "real_place_of"]
+__all__ = ["check_names", "facts_of", "printable_text"]
 
 _TEXT_CHARS_MAX: Final = 255
 _PROBLEM_CHARS_MAX: Final = 200
-TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-PREPARED: Final = int(SysFlag.PREPARED)
-COMMITTED: Final = int(SysFlag.COMMITTED)
 _LONG: Final = range(-(2**63), 2**63)
 _DECODER: Final = msgspec.json.Decoder()
 _EXACT_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
@@ -118,13 +114,6 @@ def _minor_units(amount: Any, money: Money) -> Any:
         return amount
     scaled = _MAJOR.fullmatch(str(amount)) and Decimal(amount).scaleb(money.digits)
     return int(scaled) if scaled is not None and scaled % 1 == 0 else str(amount)
-
-
-def real_place_of(record: Record) -> tuple[str, int]:
-    """The topic and the queue that a record in another topic is for."""
-    queue = properties.find(record.properties, properties.REAL_QUEUE) or ""
-    number = int(queue) if queue.isascii() and queue.isdecimal() else 0
-    return properties.find(record.properties, properties.REAL_TOPIC) or "", number
 
 
 def printable_text(text: str) -> str:

@@ -17,10 +17,9 @@ from msgspec.structs import replace
 
 from txmq.errors import ReconcileRefused, RemoteProtocolError
 from txmq.protocol import properties
-from txmq.protocol.record import Record, queue_offset_of, unpack
+from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS, Record, queue_offset_of, unpack
 from txmq.protocol.span import Decision, DecisionKind, DecisionSource, Found
 from txmq.protocol.topics import DLQ, HALF_TOPIC, OP_TOPIC, PARKED_TOPIC, RETRY, WAITING_TOPICS
-from txmq.reconcile.log.flows import COMMITTED, PREPARED, TYPE_BITS, real_place_of
 
 __all__ = ["decided_records", "half_of", "marked_records", "merged_records"]
 
@@ -52,7 +51,7 @@ def _records_in(path: Path) -> Iterator[Record]:
 
 def half_of(record: Record) -> Record:
     """The half message in a record of the half topic, as its producer sent it."""
-    topic, queue = real_place_of(record)
+    topic, queue = record.real_place
     return replace(record, topic=topic, queue_id=queue, sys_flag=record.sys_flag | PREPARED)
 
 
@@ -115,7 +114,7 @@ def marked_records(records: Iterable[Record]) -> Iterator[Found]:
             # Without a half message, only the sender has set the flag.
             flag = record.sys_flag if at else record.sys_flag & ~TYPE_BITS
             yield replace(record, sys_flag=flag, prepared_position=at)
-        elif topic not in WAITING_TOPICS or real_place_of(record)[0].startswith(RETRY):
+        elif topic not in WAITING_TOPICS or record.real_place[0].startswith(RETRY):
             # A returned message may still have the flag of a committed one.
             yield replace(record, sys_flag=record.sys_flag & ~TYPE_BITS)
 

@@ -19,10 +19,10 @@ from pyspark.sql.types import StructType
 
 from txmq.errors import ReconcileRefused
 from txmq.protocol import properties
+from txmq.protocol.record import COMMITTED, PREPARED, TYPE_BITS
 from txmq.protocol.span import AcceptedLoss, Decision, Found
 from txmq.protocol.topics import DLQ, PARKED_TOPIC, RETRY, WAITING_TOPICS
 from txmq.reconcile.log.files import STRETCH_BYTES, LogStretch, open_log
-from txmq.reconcile.log.flows import COMMITTED, PREPARED, TYPE_BITS
 
 __all__ = ["COLUMNS", "LogSource", "raw_records", "register"]
 

@@ -22,12 +22,9 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.span import (
     CHECKSUM_AT,
     HEAD_BYTES,
-    LOSS,
-    MARKER,
-    MARKER_BYTES,
     SpanHead,
-    decided_ms_of,
     head,
+    moment_of,
 )
 from txmq.runtime.disk import Disk, File
 from txmq_broker.store.log.segments import Segments
@@ -330,12 +327,7 @@ class CommitLog:
 
     def stored_ms_at(self, position: int) -> int | None:
         """Return the time at which a record was stored, or decided if it is a marker."""
-        data = self.read(position, records.SMALLEST)
-        if data[4:8] == MARKER and len(data) >= MARKER_BYTES:
-            return decided_ms_of(data)
-        if data[4:8] == LOSS:
-            return None
-        return records.stored_ms_of(data) if len(data) == records.SMALLEST else None
+        return moment_of(self.read(position, records.SMALLEST))
 
     def close(self) -> None:
         """Close the files; staged records are lost."""

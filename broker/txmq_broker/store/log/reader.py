@@ -17,12 +17,9 @@ from txmq.protocol import record as records
 from txmq.protocol.record import Record
 from txmq.protocol.span import (
     HEAD_BYTES,
-    LOSS,
-    MARKER,
-    MARKER_BYTES,
     Found,
-    decided_ms_of,
     found_in,
+    moment_of,
     read_head,
 )
 from txmq.runtime.disk import Disk
@@ -206,13 +203,6 @@ class LogReader:
         """Return the time of a file's first record, or ``None`` if it is unreadable."""
         with suppress(CorruptRecord):
             data = self.read(extent.start, _FIRST_BYTES)
-            if read_head(data, 0, extent.start) is None:
-                return None
-            first = data[HEAD_BYTES:]
-            if first[4:8] == LOSS:
-                return None
-            if first[4:8] == MARKER and len(first) >= MARKER_BYTES:
-                return decided_ms_of(first)
-            if len(first) >= records.SMALLEST:
-                return records.stored_ms_of(first)
+            if read_head(data, 0, extent.start) is not None:
+                return moment_of(data[HEAD_BYTES:])
         return None

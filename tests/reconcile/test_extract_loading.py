@@ -11,7 +11,7 @@ from tests.extracts import DAY, NOON_MS, START_MS, bank_of, book, rows_of, rules
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract import table_writer
 from txmq.reconcile.extract.loader import check_totals, load, load_unchecked
-from txmq.reconcile.extract.manifest import FILE, read_manifest
+from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import ENTRIES
@@ -59,7 +59,7 @@ def extract(made, tmp_path):
 
 def refused(spark, folder):
     with pytest.raises(ReconcileRefused) as found:
-        load(spark, read_manifest(LocalFolder(folder)), LocalFolder(folder))
+        load(spark, Manifest.read(LocalFolder(folder)), LocalFolder(folder))
     return str(found.value)
 
 
@@ -68,7 +68,7 @@ def part(folder, source="icbc"):
 
 
 def test_all_ledgers_have_their_columns_and_the_banks_name(spark, made):
-    found = load(spark, read_manifest(LocalFolder(made[0])), LocalFolder(made[0]))
+    found = load(spark, Manifest.read(LocalFolder(made[0])), LocalFolder(made[0]))
 
     assert {row.bank for row in found.entries.select("bank").distinct().collect()} == {
         "icbc",
@@ -179,7 +179,7 @@ def test_the_numbers_are_counted_again_and_the_total_that_differs_is_named(extra
     pq.write_table(change(table).cast(table.schema), part(extract))
 
     with pytest.raises(ReconcileRefused, match=told):
-        check_totals(read_manifest(LocalFolder(extract)), LocalFolder(extract))
+        check_totals(Manifest.read(LocalFolder(extract)), LocalFolder(extract))
 
 
 def test_whole_numbers_that_do_not_fit_in_a_sum_are_counted_alike(tmp_path):
@@ -199,19 +199,19 @@ def test_a_manifest_that_was_changed_or_is_missing_is_told(extract):
     plain["sources"][0]["tables"][0]["written"]["rows"] += 1
     path.write_text(json.dumps(plain))
     with pytest.raises(ReconcileRefused, match="was changed"):
-        read_manifest(LocalFolder(extract))
+        Manifest.read(LocalFolder(extract))
 
     path.write_text(path.read_text()[:100])
     with pytest.raises(ReconcileRefused, match="cannot be read"):
-        read_manifest(LocalFolder(extract))
+        Manifest.read(LocalFolder(extract))
 
     path.unlink()
     with pytest.raises(ReconcileRefused, match="no complete extract"):
-        read_manifest(LocalFolder(extract))
+        Manifest.read(LocalFolder(extract))
 
 
 def test_an_unchecked_load_reads_the_same(spark, made):
-    manifest = read_manifest(LocalFolder(made[0]))
+    manifest = Manifest.read(LocalFolder(made[0]))
 
     assert load_unchecked(spark, manifest, LocalFolder(made[0])).entries.count() == 2 * ROWS
 

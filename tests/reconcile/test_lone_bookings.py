@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from txmq.reconcile.tables import EntryRow
-from txmq.reconcile.transfer import is_lone, split_bookings
+from txmq.reconcile.transfer import split_bookings
 
 AT_MS = 1_732_060_800_000
 
@@ -40,8 +40,8 @@ def test_rows_without_an_id_are_known_by_their_moment():
     rows = [entry(None, -5), entry(None, 5, "clearing")]
 
     assert set(keys(*rows).values()) == {f"icbc/#{AT_MS}"}
-    assert is_lone(rows[0])
-    assert not is_lone(rows[0]._replace(key="icbc/4711"))
+    assert rows[0].is_lone
+    assert not rows[0]._replace(key="icbc/4711").is_lone
 
 
 ROW = st.tuples(st.sampled_from([-5, 5]), st.sampled_from(["customer", "clearing"]))

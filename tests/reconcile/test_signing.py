@@ -8,7 +8,7 @@ import pytest
 
 from tests.reconcile import breaks
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.explanations import Explanation, Explanations, lock_signatures
+from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.results import Results
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.summary import FIGURES
@@ -222,9 +222,9 @@ def test_a_file_that_is_none_is_told(results, tmp_path):
 
 
 def test_two_people_do_not_write_at_the_same_moment(results, tmp_path):
-    with lock_signatures(LocalFolder(tmp_path)), pytest.raises(UsageError, match="try again"):
+    with LocalFolder(tmp_path).lock_signatures(), pytest.raises(UsageError, match="try again"):
         results.sign("preparer", breaks.run(DAY), "Ann", 5)
-    with lock_signatures(LocalFolder(tmp_path)), pytest.raises(UsageError, match="try again"):
+    with LocalFolder(tmp_path).lock_signatures(), pytest.raises(UsageError, match="try again"):
         Explanations(tmp_path).add([Explanation.of(item("0", "parked"), "Ann", "known", 1)])
 
     results.sign("preparer", breaks.run(DAY), "Ann", 5)

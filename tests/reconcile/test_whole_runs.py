@@ -35,7 +35,7 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile import job
 from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.extract import loader
-from txmq.reconcile.extract.manifest import FILE, Manifest, read_manifest
+from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.verdict import judge
 
@@ -574,7 +574,7 @@ def test_what_spark_does_not_read_as_it_is_stops_the_run(
 
 def test_what_spark_has_read_is_compared_with_the_money_that_was_extracted(first):
     stage, done = first
-    manifest = read_manifest(LocalFolder(stage.extract_of(done)))
+    manifest = Manifest.read(LocalFolder(stage.extract_of(done)))
     icbc, *others = manifest.sources
     entries, *tables = icbc.tables
     read = entries.written.amounts["CNY"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -31,8 +32,6 @@ __all__ = [
     "OF_TRANSFERS",
     "Place",
     "ProofDay",
-    "covered_rows",
-    "covers_of",
     "differences_in",
     "place_of",
 ]
@@ -84,32 +83,117 @@ class ProofDay(NamedTuple):
     """The run's ``proofs``, ``items`` and ``entries``."""
     people: Explanations | None
 
+    def covers(self, *, is_complete: bool = False) -> dict[Place, Cover]:
+        """What explains the differences of a day; without those that nothing explains, or all."""
+        items, found = self._explaining_items(), dict[Place, Cover]()
+        people = {
+            (note.difference.id, note.difference.amounts): note
+            for note in (self.people.proofs_in_force() if self.people else ())
+            if note.first <= self.source.business_date <= note.last
+        }
+        named = {note.difference.account or "" for note in people.values()} | items.keys()
+        breaks = self.people.in_force() if self.people else ()
+        seen = {explanation.break_id: explanation.proofs for explanation in breaks}
+        for place, one in self._singles(None if is_complete else named).items():
+            item = items.get(one.account or "")
+            if item is not None and _is_of_item(one, item, seen.get(item["break_id"], {})):
+                found[place] = Cover(one, sum(one.amounts))
+            elif (person := people.get((one.id, one.amounts))) or is_complete:
+                found[place] = Cover(one, None, person)
+        of_items = self._of_items_today(found)
+        for place, off in self._wholes().items():
+            by_items = of_items.get(place[3] or "", 0) if place[0] == "clearing-total" else 0
+            one = self._difference(place, off - by_items)
+            person = people.get((one.id, one.amounts))
+            if by_items or person or is_complete:
+                found[place] = Cover(one, by_items, person)
+        return found
 
-def covers_of(day: ProofDay, *, is_complete: bool = False) -> dict[Place, Cover]:
-    """What explains the differences of a day; without those that nothing explains, or all."""
-    items, found = _explaining_items(day), dict[Place, Cover]()
-    people = {
-        (note.difference.id, note.difference.amounts): note
-        for note in (day.people.proofs_in_force() if day.people else ())
-        if note.first <= day.source.business_date <= note.last
-    }
-    named = {note.difference.account or "" for note in people.values()} | items.keys()
-    breaks = day.people.in_force() if day.people else ()
-    seen = {explanation.break_id: explanation.proofs for explanation in breaks}
-    for place, one in _singles(day, None if is_complete else named).items():
-        item = items.get(one.account or "")
-        if item is not None and _is_of_item(one, item, seen.get(item["break_id"], {})):
-            found[place] = Cover(one, sum(one.amounts))
-        elif (person := people.get((one.id, one.amounts))) or is_complete:
-            found[place] = Cover(one, None, person)
-    of_items = _of_items_today(day, found)
-    for place, off in _wholes(day).items():
-        by_items = of_items.get(place[3] or "", 0) if place[0] == "clearing-total" else 0
-        one = _difference(day, place, off - by_items)
-        person = people.get((one.id, one.amounts))
-        if by_items or person or is_complete:
-            found[place] = Cover(one, by_items, person)
-    return found
+    def covered_rows(self, covers: Mapping[Place, Cover]) -> Iterator[pa.Table]:
+        """The rows of single accounts or transfers that differ, with what explains them."""
+        names = pa.array(["\0".join(name or "" for name in place) for place in covers], pa.string())
+        are_persons = pa.array([cover.person is not None for cover in covers.values()], pa.bool_())
+        for piece in self._single_rows():
+            places = pc.binary_join_element_wise(
+                *(piece[name] for name in ("proof", "bank", "account", "currency")), "\0",
+                null_handling="replace", null_replacement="",
+            )  # fmt: skip
+            # NULL if nothing explains the row.
+            is_person = pc.take(are_persons, pc.index_in(places, names))
+            off, nothing = piece["off"], pa.scalar(0, piece["off"].type)
+            is_open = is_person.is_null()
+            more = {
+                "is_open": is_open.cast(pa.int64()),
+                "size": pc.if_else(is_open, pc.abs(off), nothing),
+                "by_items": pc.if_else(is_person.fill_null(True), nothing, off),
+                "by_person": pc.if_else(is_person.fill_null(False), off, nothing),
+            }
+            yield pa.table({name: piece[name] for name in piece.column_names} | more)
+
+    def _single_rows(self) -> Iterator[pa.Table]:
+        """The rows of accounts or transfers that differ, with ``off``: found less expected."""
+        differs = pc.field("account").is_valid() & ~pc.field("holds")
+        for rows in self.tables["proofs"].pieces(where=differs):
+            # These decimals have room for the difference of any two numbers.
+            wide = (rows[name].cast(pa.decimal128(19, 0)) for name in ("found", "expected"))
+            yield rows.append_column("off", pc.subtract(*wide))
+
+    def _difference(self, place: Place, *amounts: int) -> Difference:
+        id_ = digest_of([self.source.name, *place])[:16]
+        return Difference(id_, *place, tuple(sorted(amounts)))
+
+    def _singles(self, accounts: set[str] | None) -> dict[Place, Difference]:
+        """The differences of single accounts or transfers: all, or those of some names."""
+        found: defaultdict[Place, list[int]] = defaultdict(list)
+        is_named = pc.field("account").isin(pa.array(sorted(accounts or ()), pa.string()))
+        for piece in self._single_rows():
+            for row in (piece if accounts is None else piece.filter(is_named)).to_pylist():
+                found[place_of(row)].append(int(row["off"]))
+        return {place: self._difference(place, *amounts) for place, amounts in found.items()}
+
+    def _wholes(self) -> dict[Place, int]:
+        """The differences of proofs that have no single rows, also those of zero."""
+        pieces = (piece["proof"].unique().to_pylist() for piece in self._single_rows())
+        single = {*chain.from_iterable(pieces)}
+        return {
+            place_of(row): row["found"] - row["expected"]
+            for row in self.tables["proofs"].rows(where=pc.field("account").is_null())
+            if row["proof"] not in single
+        }
+
+    def _explaining_items(self) -> dict[str, dict[str, Any]]:
+        """The explained items and those in flight for which a proof fails, by transfer."""
+        # After a mishap most transfers may fail: Arrow has room for all of their keys.
+        of_transfers = pc.field("proof").isin(OF_TRANSFERS)
+        pieces = (piece.filter(of_transfers)["account"].chunks for piece in self._single_rows())
+        failed = pa.chunked_array([*chain.from_iterable(pieces)], pa.string())
+        has_failed = pc.field("key").isin(failed.combine_chunks())
+        return {
+            row["key"]: row
+            for row in self.tables["items"].rows(*_ITEM, where=has_failed)
+            if row["class"] in {Class.EXPLAINED, Class.IN_FLIGHT}
+        }
+
+    def _of_items_today(self, covers: Mapping[Place, Cover]) -> dict[str, int]:
+        """What the day's rows of items contribute to ``clearing-total``, by currency.
+
+        Only rows of items whose own ``clearing`` fails and is explained do; all others add up to
+        nothing there.
+        """
+        found: defaultdict[str, int] = defaultdict(int)
+        explained = {
+            place[2:]
+            for place, (_, by_items, person) in covers.items()
+            if place[0] == "clearing" and (by_items is not None or person)
+        }
+        keys, at = {key or "" for key, _ in explained}, pc.field("recorded_ms")
+        is_today = (at >= self.source.start_ms) & (at < self.source.end_ms)
+        where = is_today & pc.field("key").isin(pa.array(sorted(keys), pa.string()))
+        columns = "key", "currency", "amount", "recorded_ms"
+        for row in self.tables["entries"].rows(*columns, where=where):
+            if (row["key"], row["currency"]) in explained:
+                found[row["currency"]] += row["amount"]
+        return found
 
 
 def differences_in(
@@ -140,7 +224,7 @@ def differences_in(
         for side in ("payer", "payee")
     }
     rows = []
-    for one, by_items, person in covers_of(day, is_complete=True).values():
+    for one, by_items, person in day.covers(is_complete=True).values():
         # What items explain of a whole proof is not in its difference any more.
         of_items = "items" if by_items is not None and one.account is not None else None
         explained_by = person.by if person else of_items
@@ -155,79 +239,9 @@ def differences_in(
     return find_items(rows, ids, "id") if ids else rows
 
 
-def covered_rows(day: ProofDay, covers: Mapping[Place, Cover]) -> Iterator[pa.Table]:
-    """The rows of single accounts or transfers that differ, with what explains them."""
-    names = pa.array(["\0".join(name or "" for name in place) for place in covers], pa.string())
-    are_persons = pa.array([cover.person is not None for cover in covers.values()], pa.bool_())
-    for piece in _single_rows(day):
-        places = pc.binary_join_element_wise(
-            *(piece[name] for name in ("proof", "bank", "account", "currency")), "\0",
-            null_handling="replace", null_replacement="",
-        )  # fmt: skip
-        # NULL if nothing explains the row.
-        is_person = pc.take(are_persons, pc.index_in(places, names))
-        off, nothing = piece["off"], pa.scalar(0, piece["off"].type)
-        is_open = is_person.is_null()
-        more = {
-            "is_open": is_open.cast(pa.int64()),
-            "size": pc.if_else(is_open, pc.abs(off), nothing),
-            "by_items": pc.if_else(is_person.fill_null(True), nothing, off),
-            "by_person": pc.if_else(is_person.fill_null(False), off, nothing),
-        }
-        yield pa.table({name: piece[name] for name in piece.column_names} | more)
-
-
 def place_of(row: Mapping[str, Any]) -> Place:
     """The place of a row of ``PROOFS``."""
     return row["proof"], row["bank"], row["account"], row["currency"]
-
-
-def _single_rows(day: ProofDay) -> Iterator[pa.Table]:
-    """The rows of single accounts or transfers that differ, with ``off``: found less expected."""
-    differs = pc.field("account").is_valid() & ~pc.field("holds")
-    for rows in day.tables["proofs"].pieces(where=differs):
-        # These decimals have room for the difference of any two numbers.
-        found, expected = (rows[name].cast(pa.decimal128(19, 0)) for name in ("found", "expected"))
-        yield rows.append_column("off", pc.subtract(found, expected))
-
-
-def _difference(day: ProofDay, place: Place, *amounts: int) -> Difference:
-    id_ = digest_of([day.source.name, *place])[:16]
-    return Difference(id_, *place, tuple(sorted(amounts)))
-
-
-def _singles(day: ProofDay, accounts: set[str] | None) -> dict[Place, Difference]:
-    """The differences of single accounts or transfers: all, or those of some names."""
-    found: defaultdict[Place, list[int]] = defaultdict(list)
-    is_named = pc.field("account").isin(pa.array(sorted(accounts or ()), pa.string()))
-    for piece in _single_rows(day):
-        for row in (piece if accounts is None else piece.filter(is_named)).to_pylist():
-            found[place_of(row)].append(int(row["off"]))
-    return {place: _difference(day, place, *amounts) for place, amounts in found.items()}
-
-
-def _wholes(day: ProofDay) -> dict[Place, int]:
-    """The differences of proofs that have no single rows, also those of zero."""
-    single = {name for piece in _single_rows(day) for name in piece["proof"].unique().to_pylist()}
-    return {
-        place_of(row): row["found"] - row["expected"]
-        for row in day.tables["proofs"].rows(where=pc.field("account").is_null())
-        if row["proof"] not in single
-    }
-
-
-def _explaining_items(day: ProofDay) -> dict[str, dict[str, Any]]:
-    """The explained items and those in flight for which a proof fails, by transfer."""
-    # After a mishap most transfers may fail: Arrow has room for all of their keys.
-    of_transfers = pc.field("proof").isin(OF_TRANSFERS)
-    pieces = (piece.filter(of_transfers)["account"] for piece in _single_rows(day))
-    failed = pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], pa.string())
-    has_failed = pc.field("key").isin(failed.combine_chunks())
-    return {
-        row["key"]: row
-        for row in day.tables["items"].rows(*_ITEM, where=has_failed)
-        if row["class"] in {Class.EXPLAINED, Class.IN_FLIGHT}
-    }
 
 
 def _is_of_item(
@@ -242,22 +256,3 @@ def _is_of_item(
     # takes the money from the payer, or gives it to clearing.
     alone = -item["amount"] if item["debits"] else item["amount"]
     return difference.amounts == (alone,) and difference.currency == item["currency"]
-
-
-def _of_items_today(day: ProofDay, covers: Mapping[Place, Cover]) -> dict[str, int]:
-    """What the day's rows of items contribute to ``clearing-total``, by currency: those whose own
-    ``clearing`` fails and is explained. The rows of all others add up to nothing there.
-    """
-    found: defaultdict[str, int] = defaultdict(int)
-    explained = {
-        place[2:]
-        for place, (_, by_items, person) in covers.items()
-        if place[0] == "clearing" and (by_items is not None or person)
-    }
-    keys, at = {key or "" for key, _ in explained}, pc.field("recorded_ms")
-    is_today = (at >= day.source.start_ms) & (at < day.source.end_ms)
-    where = is_today & pc.field("key").isin(pa.array(sorted(keys), pa.string()))
-    for row in day.tables["entries"].rows("key", "currency", "amount", "recorded_ms", where=where):
-        if (row["key"], row["currency"]) in explained:
-            found[row["currency"]] += row["amount"]
-    return found

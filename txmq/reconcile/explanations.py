@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.storage import Directory, Folder, open_folder
+from txmq.reconcile.storage import Directory, open_folder
 from txmq.reconcile.summary import FIGURES, digest_of
 
-__all__ = [
-    "BreakNote",
-    "Difference",
-    "Explanation",
-    "Explanations",
-    "ProofExplanation",
-    "lock_signatures",
-]
+__all__ = ["BreakNote", "Difference", "Explanation", "Explanations", "ProofExplanation"]
 
 _LASTING: Final = ("account-table", "clearing", "double-entry", "readable-rows")
 
@@ -147,7 +139,7 @@ class Explanations:
     def add(self, made: Sequence[Record]) -> None:
         """Write records of one kind: all of them, or none."""
         if made:
-            with lock_signatures(self._folder):
+            with self._folder.lock_signatures():
                 records = [*self._read(type(made[0])), *made]
                 self._folder.replace(made[0].FILE, msgspec.json.Encoder().encode_lines(records))
 
@@ -203,22 +195,6 @@ class Explanations:
         except msgspec.DecodeError as error:
             why = f"is not a file of {type_.FILE.removesuffix('.jsonl')}: {error}"
             raise ReconcileRefused(f"{self._folder}/{type_.FILE} {why}") from error
-
-
-@contextmanager
-def lock_signatures(folder: Folder) -> Iterator[None]:
-    """Lock the files that people write, such as signatures; runs do not wait for this lock.
-
-    Raises:
-        UsageError: Another process writes them.
-    """
-    try:
-        with folder.at("runs").lock():
-            yield
-    except BlockingIOError as error:
-        raise UsageError(
-            f"another person signs or explains a break in {folder} at this moment; try again"
-        ) from error
 
 
 def _valid(every: list[Explained], key: Callable[[Explained], Any]) -> list[Explained]:

@@ -21,7 +21,7 @@ from txmq.reconcile.core import reconcile
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.loader import load, load_unchecked
-from txmq.reconcile.extract.manifest import FILE, read_manifest
+from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.ledgers import EarlierDays, Ledgers
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.progress import Progress
@@ -72,7 +72,7 @@ def run(
             manifest = extract_day(rules, day, take_log=take_log, spark=spark)
             stage.rows = manifest.rows
         else:
-            manifest = read_manifest(results.folder.at("extracts", day.isoformat(), extract_id))
+            manifest = Manifest.read(results.folder.at("extracts", day.isoformat(), extract_id))
             if manifest.reading_digest != rules.reading_digest:
                 raise ReconcileRefused(
                     f"extract {extract_id} was taken by rules that read the ledgers differently: "
@@ -162,7 +162,7 @@ def earlier_days(
     if past is None or past.result.end_ms != rules.day.window(day).start_ms:
         left["balances"] = None
     extracts = [
-        load_unchecked(spark, read_manifest(folder), folder)
+        load_unchecked(spark, Manifest.read(folder), folder)
         for run in runs
         for folder in [results.folder.at("extracts", run.result.business_date, run.extract_id)]
         if folder.exists(FILE)

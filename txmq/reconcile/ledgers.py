@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 from txmq.reconcile.second_pass import Sums
-from txmq.reconcile.transfer import LONE
+from txmq.reconcile.tables import LONE
 
 __all__ = [
     "EarlierDays",

@@ -33,9 +33,8 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.explanations import lock_signatures
 from txmq.reconcile.extract.controls import ContentHash
-from txmq.reconcile.extract.manifest import FILE, read_manifest
+from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.ledgers import Rows
 from txmq.reconcile.storage import Directory, Folder, open_folder
@@ -195,7 +194,7 @@ class Results:
         """
         home = self.folder.at("extracts", day.isoformat())
         found = home.files(f"[!.]*/{FILE}")
-        manifests = [read_manifest(home.at(name.removesuffix(f"/{FILE}"))) for name in found]
+        manifests = [Manifest.read(home.at(name.removesuffix(f"/{FILE}"))) for name in found]
         if not manifests:
             raise ReconcileRefused(f"{day} has no extract yet: omit --reuse-extract")
         taken = ((max(one.taken_ms for one in it.sources), it.extract_id) for it in manifests)
@@ -251,7 +250,7 @@ class Results:
         # Names that differ only in width and spaces are one person's.
         by = " ".join(unicodedata.normalize("NFKC", name).split())
         signed = Signature(role, by, now_ms, *of_run, note.strip(), despite.strip())
-        with lock_signatures(self.folder):
+        with self.folder.lock_signatures():
             given, outdated = self.signatures(day), self.why_outdated(run)
             if why := next(objections(signed, run, sign_offs(given), outdated), None):
                 raise UsageError(why)

@@ -19,20 +19,13 @@ import pyarrow.compute as pc
 
 from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
-from txmq.reconcile.differences import ABOUT_PROOFS
+from txmq.reconcile.differences import ABOUT_PROOFS, Place
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.items import BreakLife
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import ITEMS, MATCHES, RESULTS, SUMS, EntryRow, FailureRow, MessageRow
-from txmq.reconcile.transfer import (
-    ARRIVED,
-    Consumers,
-    TransferFacts,
-    TransferRows,
-    is_lone,
-    split_bookings,
-)
+from txmq.reconcile.transfer import ARRIVED, Consumers, TransferFacts, TransferRows, split_bookings
 
 __all__ = ["CARRIED", "EARLIER", "TODAY", "SecondPass", "Sums", "batch_sql"]
 
@@ -52,6 +45,26 @@ class Decisions(NamedTuple):
     rows: Mapping[str, list[tuple[Any, ...]]]
     """By table."""
     sums: Sums
+
+    def add(self, rows: TransferRows, today: Mapping[str, Any], class_: str) -> None:
+        """Add a transfer to the totals of its class: the sums of its rows, in their currencies."""
+        place = class_, today["currency"]
+        self.sums["transfers", *place] += 1
+        self.sums["ordered", *place] += today["ordered"]
+        if Class(class_).group != "agreed":
+            self.sums["at_risk", *place] += today["amount"]
+        for leg in rows.legs:
+            name, sign = _SUMMED.get(leg.kind, ("credited", 1))
+            self.sums[name, class_, leg.currency] += sign * leg.amount
+
+    def prove(self, place: Place, expected: int, now: int) -> None:
+        """Add two values that must be equal to the sums of a proof; list them if they differ."""
+        proof, bank, _, currency = place
+        for name, value in (("rows", 1), ("expected", expected), ("found", now)):
+            self.sums[f"{proof} {name}", bank or "", currency or ""] += value
+        if expected != now:
+            self.sums[f"{proof} wrong", bank or "", currency or ""] += 1
+            self.rows["proofs"].append((*place, expected, now, False, ABOUT_PROOFS[proof]))
 
     def tables(self) -> dict[str, pa.Table]:
         """The rows as Arrow tables."""
@@ -135,7 +148,7 @@ class SecondPass:
             return  # A clearing row alone is not a transfer; proofs detect it.
         item = self._life.item(today, rows)
         if today is not None:
-            _count(rows, today, (item or today)["class"], sums)
+            found.add(rows, today, (item or today)["class"])
         if item is None:
             assert today is not None
             found.rows["matches"].append(_AS_MATCH(today))
@@ -169,40 +182,13 @@ class SecondPass:
             else:
                 of_currency[0] -= entry.amount
         for (bank, currency, _), amount in sides.items():
-            _add_proof(found, "double-entry", (bank, rows.key, currency), 0, amount)
+            found.prove(("double-entry", bank, rows.key, currency), 0, amount)
         if self._proves_clearing:
             for currency, (expected, cleared_) in cleared.items():
-                _add_proof(found, "clearing", (None, rows.key, currency), expected, cleared_)
+                found.prove(("clearing", None, rows.key, currency), expected, cleared_)
                 if expected == cleared_:
                     # Rows of the day that do not add up settle a difference of an earlier day.
                     found.sums["settled", "", currency] += today[currency]
-
-
-def _count(rows: TransferRows, today: Mapping[str, Any], class_: str, sums: Sums) -> None:
-    """Add a transfer to the totals of its class. Sums are taken from its rows, in the rows' own
-    currencies.
-    """
-    place = class_, today["currency"]
-    sums["transfers", *place] += 1
-    sums["ordered", *place] += today["ordered"]
-    if Class(class_).group != "agreed":
-        sums["at_risk", *place] += today["amount"]
-    for leg in rows.legs:
-        name, sign = _SUMMED.get(leg.kind, ("credited", 1))
-        sums[name, class_, leg.currency] += sign * leg.amount
-
-
-def _add_proof(
-    found: Decisions, proof: str, place: tuple[str | None, str, str], expected: int, now: int
-) -> None:
-    """Add two values that must be equal to the sums of a proof; list them if they differ."""
-    bank, key, currency = place
-    for name, value in (("rows", 1), ("expected", expected), ("found", now)):
-        found.sums[f"{proof} {name}", bank or "", currency] += value
-    if expected != now:
-        found.sums[f"{proof} wrong", bank or "", currency] += 1
-        row = (proof, bank, key, currency, expected, now, False, ABOUT_PROOFS[proof])
-        found.rows["proofs"].append(row)
 
 
 def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
@@ -230,7 +216,7 @@ def _entries(evidence: pa.Table) -> Iterator[tuple[str, int, EntryRow]]:
     """The entries as :func:`_rows`; one that names no transfer has the key of its booking."""
     lone: list[EntryRow] = []
     for key, origin, entry in _rows(evidence, "entry", EntryRow):
-        if is_lone(entry):
+        if entry.is_lone:
             lone.append(entry)
         else:
             yield key, origin, entry

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, copy_files
 
-from txmq.errors import ConfigError, ReconcileRefused
+from txmq.errors import ConfigError, ReconcileRefused, UsageError
 from txmq.reconcile.rules import SCHEMES
 from txmq.runtime.disk import LocalDisk, sync_path
 
@@ -265,6 +265,21 @@ class Folder:
             renewal.join()  # It would write the claim once more.
             with suppress(OSError):  # Otherwise it becomes void.
                 self._delete(own)
+
+    @contextmanager
+    def lock_signatures(self) -> Iterator[None]:
+        """Lock the files that people write, such as signatures; runs do not wait for this lock.
+
+        Raises:
+            UsageError: Another process writes them.
+        """
+        try:
+            with self.at("runs").lock():
+                yield
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another person signs or explains a break in {self} at this moment; try again"
+            ) from error
 
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}"

@@ -36,6 +36,21 @@ class TableSchema(NamedTuple):
         return tuple(column.name for column in self.columns)
 
     @property
+    def numbers(self) -> tuple[str, ...]:
+        """The columns of its hash total: all numbers."""
+        return tuple(column.name for column in self.columns if column.type in ("long", "int"))
+
+    @property
+    def has_number(self) -> bool:
+        """True if the ids of its rows are numbers."""
+        return "id" in self.numbers
+
+    @property
+    def money(self) -> str | None:
+        """The column added up by currency; ``None`` in a table without money."""
+        return next((name for name in ("amount", "balance") if name in self.names), None)
+
+    @property
     def ddl(self) -> str:
         """The columns as Spark declares them."""
         return ", ".join(
@@ -49,6 +64,8 @@ class TableSchema(NamedTuple):
         return f"STRUCT<{', '.join(f'`{name}`: {type_}' for name, type_, _ in self.columns)}>"
 
 
+LONE: Final = "/@"
+"""Between the bank and the moment in the key of rows that name no transfer."""
 Int32: TypeAlias = Annotated[int, "int"]
 
 
@@ -65,6 +82,11 @@ class EntryRow(NamedTuple):
     booked_ms: int  # the moment of the booking
     recorded_ms: int  # when the row was written; booked_ms if the bank has one moment
     bank: str
+
+    @property
+    def is_lone(self) -> bool:
+        """True if the row names no transfer."""
+        return self.key == f"{self.bank}{LONE}{self.recorded_ms}"
 
 
 class MessageRow(Struct, gc=False):

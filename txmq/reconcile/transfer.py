@@ -20,19 +20,8 @@ from msgspec import Struct
 from txmq.reconcile.rules import TRANSFER_KINDS, Day
 from txmq.reconcile.tables import EntryRow, FailureRow, MessageRow
 
-__all__ = [
-    "ARRIVED",
-    "LONE",
-    "VISIBLE",
-    "Consumers",
-    "TransferFacts",
-    "TransferRows",
-    "is_lone",
-    "split_bookings",
-]
+__all__ = ["ARRIVED", "VISIBLE", "Consumers", "TransferFacts", "TransferRows", "split_bookings"]
 
-LONE: Final = "/@"
-"""Between the bank and the moment of rows that name no transfer."""
 VISIBLE: Final = ("sent", "committed")
 """States of messages that are visible to consumers."""
 ARRIVED: Final = ("credit", "recall", "fee")
@@ -41,11 +30,6 @@ _BY_PROGRESS: Final = ("prepared", "parked", "rolled_back", "sent", "committed")
 """The states of a half message in order: of the states that two days know, the last counts."""
 _BY_EFFECT: Final = ("rolled_back", "prepared", "parked", "sent", "committed")
 """Of several messages of one key, the one with the greatest effect is shown."""
-
-
-def is_lone(entry: EntryRow) -> bool:
-    """True if a row names no transfer."""
-    return entry.key == f"{entry.bank}{LONE}{entry.recorded_ms}"
 
 
 def split_bookings(entries: Iterable[EntryRow]) -> Iterator[EntryRow]:

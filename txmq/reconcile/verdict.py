@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
-from txmq.reconcile.differences import OF_ACCOUNTS, ProofDay, covered_rows, covers_of, place_of
+from txmq.reconcile.differences import OF_ACCOUNTS, ProofDay, place_of
 from txmq.reconcile.explanations import Explanations, ProofExplanation
 from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.manifest import Manifest
@@ -118,10 +118,10 @@ def _proofs(
     day: ProofDay, rules: Rules
 ) -> tuple[tuple[Proof, ...], int, Mapping[tuple[str, str], int]]:
     """The proofs, with rows that differ; how many are open; the rest by proof and currency."""
-    covers, most = covers_of(day), rules.limits.evidence
-    shown = top_rows(covered_rows(day, covers), most, _BY_DIFFERENCE, by="proof")
+    covers, most = day.covers(), rules.limits.evidence
+    shown = top_rows(day.covered_rows(covers), most, _BY_DIFFERENCE, by="proof")
     numbers = ("is_open", "size", "by_items", "by_person")
-    sums = sum_groups(covered_rows(day, covers), ("proof", "bank", "currency"), numbers)
+    sums = sum_groups(day.covered_rows(covers), ("proof", "bank", "currency"), numbers)
     single = {proof for proof, _, _ in sums}
     for row in day.tables["proofs"].rows(where=pc.field("account").is_null()):
         off, group = row["found"] - row["expected"], (row["proof"], row["bank"], row["currency"])

@@ -30,9 +30,7 @@ __all__ = [
     "ControlSums",
     "control_of",
     "difference",
-    "has_number",
     "join_halves",
-    "number_columns",
 ]
 
 LIMIT: Final = 1 << 63
@@ -52,16 +50,6 @@ _WORDS_AT_ONCE: Final = 1 << 20
 """The most words of texts, each as long as the longest, in memory."""
 
 
-def number_columns(table: TableSchema) -> tuple[str, ...]:
-    """The columns of a table's hash total: all numbers."""
-    return tuple(column.name for column in table.columns if column.type in ("long", "int"))
-
-
-def has_number(table: TableSchema) -> bool:
-    """True if the ids of its rows are numbers."""
-    return any(column.name == "id" and column.type == "long" for column in table.columns)
-
-
 def join_halves(low: int | None, high: int | None) -> int:
     """A sum from the sums of the lower and upper halves of its numbers; 0 without any."""
     return (low or 0) + ((high or 0) << 32)
@@ -74,7 +62,7 @@ def control_of(source: str, table: TableSchema, rows: Iterable[Sequence[Any]]) -
     lower and the upper halves of each number. Several may have the same currency.
     """
     count, total, ends, amounts = 0, 0, list[int](), defaultdict[str, int](int)
-    names, money = number_columns(table), _money_column(table)
+    names, money = table.numbers, table.money
     for currency, counted, least, most, *halves in rows:
         sums = dict(zip(names, map(join_halves, halves[::2], halves[1::2]), strict=True))
         count += counted
@@ -117,7 +105,7 @@ class ControlSums:
     """
 
     def __init__(self, table: TableSchema) -> None:
-        self.columns = [*number_columns(table), *(["currency"] if _money_column(table) else [])]
+        self.columns = [*table.numbers, *(["currency"] if table.money else [])]
         """The columns that :meth:`add` reads."""
         self._table = table
         self._rows: list[Sequence[Any]] = []
@@ -128,15 +116,15 @@ class ControlSums:
         columns = {name: batch.column(name) for name in self.columns}
         columns.setdefault("currency", pa.nulls(batch.num_rows, pa.string()))
         wanted: list[Any] = [([], "count_all")]
-        wanted += [("id", end) for end in ("min", "max") if has_number(self._table)]
-        for name in number_columns(self._table):
+        wanted += [("id", end) for end in ("min", "max") if self._table.has_number]
+        for name in self._table.numbers:
             number = columns[name].cast(pa.int64())
             # No sum of halves overflows.
             columns[f"{name} low"] = pc.bit_wise_and(number, LOWER_HALF)
             columns[f"{name} high"] = pc.shift_right(number, 32)
             wanted += [(f"{name} low", "sum"), (f"{name} high", "sum")]
         groups = pa.table(columns).group_by("currency", use_threads=False).aggregate(wanted)
-        ends = [] if has_number(self._table) else [None, None]
+        ends = [] if self._table.has_number else [None, None]
         for row in groups.to_pylist():
             currency, count, *others = row.values()
             self._rows.append([currency, count, *ends, *others])
@@ -204,8 +192,3 @@ def _mix(words: _Words) -> _Words:
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: _Words = words ^ (words >> np.uint64(31))
     return mixed
-
-
-def _money_column(table: TableSchema) -> str | None:
-    """The column added up by currency; ``None`` in a table without money."""
-    return next((name for name in ("amount", "balance") if name in table.names), None)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
-from txmq.reconcile.extract.manifest import FILE, ExtractedSource, Manifest, read_manifest
+from txmq.reconcile.extract.manifest import FILE, ExtractedSource, Manifest
 from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.reconcile.storage import Folder, open_folder
 from txmq.runtime.clock import SystemClock
@@ -56,7 +56,7 @@ def extract_day(
             manifest = Manifest.of(rules, day, (*banks, log))
             manifest.write(draft)
             final = home.at(manifest.extract_id)
-            return manifest if final.take(draft, last=FILE) else read_manifest(final)
+            return manifest if final.take(draft, last=FILE) else Manifest.read(final)
     except OSError as error:
         raise ReconcileRefused(f"the extract cannot be written: {error}") from error
 

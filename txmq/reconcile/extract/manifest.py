@@ -19,15 +19,7 @@ from txmq.reconcile.storage import Folder
 from txmq.reconcile.summary import Control, digest_of
 from txmq.runtime.disk import sync_path
 
-__all__ = [
-    "FILE",
-    "ExtractedSource",
-    "ExtractedTable",
-    "Manifest",
-    "Part",
-    "QuarantinedRow",
-    "read_manifest",
-]
+__all__ = ["FILE", "ExtractedSource", "ExtractedTable", "Manifest", "Part", "QuarantinedRow"]
 
 FILE: Final = "manifest.json"
 _FORMAT: Final = 1
@@ -154,6 +146,28 @@ class Manifest(Struct, frozen=True):
         found = cls(*named, day.isoformat(), *window, as_of_ms, sources)
         return msgspec.structs.replace(found, extract_id=found.own_id)
 
+    @classmethod
+    def read(cls, folder: Folder) -> Manifest:
+        """The manifest in an extract's folder.
+
+        Raises:
+            ReconcileRefused: The manifest is missing, or this version cannot read it.
+        """
+        path = f"{folder}/{FILE}"
+        try:
+            manifest = msgspec.json.decode(folder.read(FILE), type=cls)
+        except FileNotFoundError as error:
+            raise ReconcileRefused(f"{folder} has no complete extract: take a new one") from error
+        except (OSError, msgspec.DecodeError) as error:
+            raise ReconcileRefused(f"{path} cannot be read: {error}") from error
+        if manifest.format != _FORMAT:
+            why = f"has format {manifest.format}, and this version of txmq reads {_FORMAT}"
+            raise ReconcileRefused(f"{path} {why}")
+        if manifest.own_id != manifest.extract_id:
+            why = "its control totals do not belong to its id"
+            raise ReconcileRefused(f"{path} was changed: {why}")
+        return manifest
+
     def write(self, directory: Path) -> None:
         """Write the manifest into the extract's directory.
 
@@ -163,24 +177,3 @@ class Manifest(Struct, frozen=True):
         path = directory / FILE
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
         sync_path(path)
-
-
-def read_manifest(folder: Folder) -> Manifest:
-    """The manifest in an extract's folder.
-
-    Raises:
-        ReconcileRefused: The manifest is missing, or this version cannot read it.
-    """
-    path = f"{folder}/{FILE}"
-    try:
-        manifest = msgspec.json.decode(folder.read(FILE), type=Manifest)
-    except FileNotFoundError as error:
-        raise ReconcileRefused(f"{folder} has no complete extract: take a new one") from error
-    except (OSError, msgspec.DecodeError) as error:
-        raise ReconcileRefused(f"{path} cannot be read: {error}") from error
-    if manifest.format != _FORMAT:
-        why = f"has format {manifest.format}, and this version of txmq reads {_FORMAT}"
-        raise ReconcileRefused(f"{path} {why}")
-    if manifest.own_id != manifest.extract_id:
-        raise ReconcileRefused(f"{path} was changed: its control totals do not belong to its id")
-    return manifest

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF, has_number, number_columns
+from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF
 from txmq.reconcile.rules import AccountColumns, Bank, Constant, DayWindow, EntryColumns, Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 
@@ -127,8 +127,8 @@ class Statements:
         self.place = dialect.place or {name: column for name, column in given.items() if column}
         """The columns that identify a row, by the names that messages use."""
         self._columns = columns
-        self._scale = _scale(columns.currency, units, money, dialect)
-        account, currency = dialect.text(columns.account), _currency(columns, money, dialect)
+        self._scale = self._scale_of(columns.currency, units, money)
+        account, currency = dialect.text(columns.account), self._currency(columns, money)
         self.values = {"account": account, "currency": currency}
         """The expression of each column of the extract."""
         self.faults: list[RowFault] = []
@@ -151,8 +151,8 @@ class Statements:
 
     def control(self) -> str:
         """A query for the rows that :func:`~txmq.reconcile.extract.controls.control_of` takes."""
-        ends = "min(id), max(id)" if has_number(self.table) else "NULL, NULL"
-        sums = (half for column in number_columns(self.table) for half in halves(column))
+        ends = "min(id), max(id)" if self.table.has_number else "NULL, NULL"
+        sums = (half for column in self.table.numbers for half in halves(column))
         return (
             f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({self.rows()}) AS found "
             "GROUP BY currency"
@@ -195,6 +195,29 @@ class Statements:
             when += f" AND {self.dialect.text(column)} IS NOT NULL"
         self.faults.append(RowFault(column, expected, when))
 
+    def _currency(self, columns: TableColumns, money: Mapping[str, Money]) -> str:
+        """The currency; NULL if it is unknown."""
+        if isinstance(columns.currency, Constant):
+            return self.dialect.literal(columns.currency.value)
+        text = self.dialect.text(columns.currency)
+        known = ", ".join(map(self.dialect.literal, sorted(money)))
+        is_known = f"{text} IN ({known})" if known else self.dialect.code(text)
+        return f"CASE WHEN {is_known} THEN {text} END"
+
+    def _scale_of(self, currency: str | Constant, units: str, money: Mapping[str, Money]) -> str:
+        """The number of minor units in a major one."""
+        if units == "minor":
+            return "1"
+        if isinstance(currency, Constant):
+            return str(10 ** money.get(currency.value, Money()).digits)
+        powers = {name: str(10**one.digits) for name, one in sorted(money.items())}
+        if len(set(powers.values())) <= 1:
+            return next(iter(powers.values()), str(10 ** Money().digits))
+        whens = " ".join(
+            f"WHEN {self.dialect.literal(name)} THEN {powers[name]}" for name in powers
+        )
+        return f"(CASE {self.dialect.text(currency)} {whens} END)"
+
 
 class EntryStatements(Statements):
     """The statements for a bank's journal."""
@@ -214,7 +237,7 @@ class EntryStatements(Statements):
             self._refuse_null(column, moments[column], "not a moment")
         # A blank is no id: all rows with one would be one transfer.
         has_key = f"({text(entries.key)} IS NOT NULL AND trim({text(entries.key)}) <> '')"
-        key = f"CASE WHEN {has_key} THEN {_named_key(entries, dialect)} || {text(entries.key)} END"
+        key = f"CASE WHEN {has_key} THEN {self._named_key(entries)} || {text(entries.key)} END"
         if not isinstance(namespace := entries.namespace, str):
             known = ", ".join(map(repr, sorted(namespace.names)))
             why = f"{namespace.column or 'its beginning'} is not one of {known}"
@@ -225,14 +248,14 @@ class EntryStatements(Statements):
             id_ = dialect.scaled(entries.id, "1")
             self._refuse_null(entries.id, id_, "not a whole number", optional=True)
         kinds = {word: kind for kind, words in entries.kinds.items() for word in words}
-        kind, amount = _case(entries.kind, kinds, "other", dialect), self._minor(entries.amount)
+        kind, amount = self._case(entries.kind, kinds, "other"), self._minor(entries.amount)
         if entries.amounts == "unsigned":
             # Only the kind says in which direction the money went.
             if isinstance(entries.kind, str):
                 self._refuse_null(entries.kind, text(entries.kind), "not a kind")
             is_paid = f"{kind} IN ('debit', 'recall')"
             amount = f"CASE WHEN {is_paid} THEN -({amount}) ELSE {amount} END"
-        role = _case(entries.account, roles_of(entries), "customer", dialect)
+        role = self._case(entries.account, roles_of(entries), "customer")
         self.values |= {"id": id_, "key": key, "kind": kind, "role": role, "amount": amount}
         recorded = moments[decisive]
         if bank.files is not None and bank.files.is_dated:
@@ -274,6 +297,28 @@ class EntryStatements(Statements):
             "count(*) FROM found GROUP BY period, currency"
         )
 
+    def _named_key(self, entries: EntryColumns) -> str:
+        """The beginning of a key: the bank that issues it; NULL if it is unknown."""
+        namespace, text = entries.namespace, self.dialect.text(entries.key)
+        literal = self.dialect.literal
+        if isinstance(namespace, str):
+            return literal(f"{namespace}/")
+        whens = []
+        for word, name in sorted(namespace.names.items(), key=lambda pair: -len(pair[0])):
+            start = f"substr({text}, 1, {len(word)})"
+            decisive = self.dialect.text(namespace.column) if namespace.column else start
+            whens.append(f"WHEN {decisive} = {literal(word)} THEN {literal(f'{name}/')}")
+        return f"CASE {' '.join(whens)} END"
+
+    def _case(self, column: str | Constant, words: Mapping[str, str], otherwise: str) -> str:
+        literal = self.dialect.literal
+        if isinstance(column, Constant):
+            return literal(words.get(column.value, otherwise))
+        whens = [f"WHEN {literal(value)} THEN {literal(word)}" for value, word in words.items()]
+        if not whens:
+            return literal(otherwise)
+        return f"CASE {self.dialect.text(column)} {' '.join(whens)} ELSE {literal(otherwise)} END"
+
 
 class AccountStatements(Statements):
     """The statements for a bank's table of accounts; its units are those of the journal."""
@@ -294,54 +339,3 @@ class AccountStatements(Statements):
         values = self.values | {"opening": self._opening}
         chosen = ", ".join(values[name] for name in ("account", "currency", "opening", "balance"))
         return f"SELECT {chosen} {self._from(f'NOT {self._unreadable}')}"
-
-
-def _currency(columns: TableColumns, money: Mapping[str, Money], dialect: Dialect) -> str:
-    """The currency; NULL if it is unknown."""
-    if isinstance(columns.currency, Constant):
-        return dialect.literal(columns.currency.value)
-    text = dialect.text(columns.currency)
-    known = ", ".join(map(dialect.literal, sorted(money)))
-    return f"CASE WHEN {f'{text} IN ({known})' if known else dialect.code(text)} THEN {text} END"
-
-
-def _scale(
-    currency: str | Constant, units: str, money: Mapping[str, Money], dialect: Dialect
-) -> str:
-    """The number of minor units in a major one."""
-    if units == "minor":
-        return "1"
-    if isinstance(currency, Constant):
-        return str(10 ** money.get(currency.value, Money()).digits)
-    powers = {name: str(10**one.digits) for name, one in sorted(money.items())}
-    if len(set(powers.values())) <= 1:
-        return next(iter(powers.values()), str(10 ** Money().digits))
-    whens = " ".join(f"WHEN {dialect.literal(name)} THEN {powers[name]}" for name in powers)
-    return f"(CASE {dialect.text(currency)} {whens} END)"
-
-
-def _named_key(entries: EntryColumns, dialect: Dialect) -> str:
-    """The beginning of a key: the bank that issues it; NULL if it is unknown."""
-    namespace, text = entries.namespace, dialect.text(entries.key)
-    if isinstance(namespace, str):
-        return dialect.literal(f"{namespace}/")
-    whens = []
-    for word, name in sorted(namespace.names.items(), key=lambda pair: -len(pair[0])):
-        start = f"substr({text}, 1, {len(word)})"
-        decisive = dialect.text(namespace.column) if namespace.column else start
-        whens.append(
-            f"WHEN {decisive} = {dialect.literal(word)} THEN {dialect.literal(f'{name}/')}"
-        )
-    return f"CASE {' '.join(whens)} END"
-
-
-def _case(
-    column: str | Constant, words: Mapping[str, str], otherwise: str, dialect: Dialect
-) -> str:
-    literal = dialect.literal
-    if isinstance(column, Constant):
-        return literal(words.get(column.value, otherwise))
-    whens = [f"WHEN {literal(value)} THEN {literal(word)}" for value, word in words.items()]
-    if not whens:
-        return literal(otherwise)
-    return f"CASE {dialect.text(column)} {' '.join(whens)} ELSE {literal(otherwise)} END"

@@ -23,12 +23,7 @@ from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfi
 from txmq.protocol.checked_body import unpack
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import TableWriter
-from txmq.reconcile.log.collapse import (
-    BrokerDay,
-    Collapse,
-    LogRows,
-    WriteRows,
-)
+from txmq.reconcile.log.collapse import BrokerDay, Collapse, LogRows, WriteRows
 from txmq.reconcile.log.files import STRETCH_BYTES, LogFiles, LogStretch, OpenFile, open_log
 from txmq.reconcile.log.flows import check_names
 from txmq.reconcile.rules import DayWindow, Rules

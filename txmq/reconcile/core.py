@@ -20,17 +20,7 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.controls import join_halves
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.items import with_doubts
-from txmq.reconcile.ledgers import (
-    EarlierDays,
-    Ledgers,
-    ReconciledDay,
-    Rows,
-    as_known,
-    entries_of,
-    messages_of,
-    transfers_of,
-    union,
-)
+from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows, union
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import CARRIED, EARLIER, TODAY, SecondPass, Sums, batch_sql
 from txmq.reconcile.sieve import HASH, PLAIN, SUSPECT, sift
@@ -41,7 +31,6 @@ __all__ = ["FEW", "reconcile"]
 FEW: Final = 100_000
 """Up to so many transfers are decided in this process; Spark's workers decide more."""
 _EVIDENCE: Final = {"entry": BOOKED, "message": MESSAGES, "failure": FAILURES, "item": ITEMS}
-"""The rows that the second pass reads."""
 _SENT_MAX: Final = 2_000_000
 """The most keys to broadcast: some 30 bytes each in the memory of every worker."""
 
@@ -61,9 +50,8 @@ def reconcile(
     transfers are decided in this process.
     """
     window = rules.day.window(day)
-    entries = entries_of(ledgers.entries, window)
-    transfers = transfers_of(entries)
-    messages = messages_of(ledgers.messages, window)
+    today = ledgers.of_day(window)
+    entries, transfers, messages = today.entries, today.transfers, today.messages
 
     count = Observation()
     passed = sift(transfers, messages, yesterday, rules, window).observe(
@@ -135,8 +123,8 @@ def _evidence(
     earlier_entry = f"is_seen AND recorded_ms < {window.start_ms}"
     earlier_message = f"is_seen AND stored_ms < {window.start_ms}"
     history, closed = yesterday.history, yesterday.closed
-    before = None if history is None else transfers_of(history.entries)
-    known = None if history is None else as_known(history.messages, window.end_ms)
+    before = None if history is None else history.transfers
+    known = None if history is None else history.messages_at(window.end_ms)
     if closed is not None:
         closed = _join(closed, others).where(is_suspect).select("key", "history")
     return union(
@@ -168,7 +156,6 @@ def _join(rows: DataFrame, others: DataFrame, how: str = "inner") -> DataFrame:
 def _decide(
     second: SecondPass, evidence: DataFrame, *, is_small: bool
 ) -> tuple[dict[str, Rows], Sums]:
-    """Decide the transfers of the evidence, here or in Spark's workers."""
     if is_small:
         found = second.decide(evidence.toArrow())
         return dict(found.tables()), found.sums
@@ -201,7 +188,6 @@ def _add_plain(sums: Sums, passed: DataFrame, rules: Rules) -> None:
 
 
 def _matches(transfers: DataFrame, others: DataFrame, decided: Rows) -> DataFrame:
-    """The agreed transfers of both passes."""
     debits = transfers.where("kind = 'debit' AND role = 'customer'")
     # A debit with no other class is matched.
     plain = f"coalesce(plain, {PLAIN[Class.MATCHED]})"

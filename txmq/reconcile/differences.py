@@ -57,7 +57,6 @@ ABOUT_PROOFS: Final = {
         for kind in ("debit", "return", "credit")
     },
 }
-"""Each proof in words."""
 OF_ACCOUNTS: Final = ("roll-forward", "roll-forward-rows", "account-table")
 """Proofs with a row for each account; the others have a row for each transfer, or none."""
 OF_TRANSFERS: Final = ("clearing", "double-entry")

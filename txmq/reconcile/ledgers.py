@@ -20,19 +20,7 @@ from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 from txmq.reconcile.second_pass import Sums
 from txmq.reconcile.tables import LONE
 
-__all__ = [
-    "EarlierDays",
-    "Ledgers",
-    "ReconciledDay",
-    "Rows",
-    "as_known",
-    "entries_of",
-    "index_in",
-    "messages_of",
-    "texts",
-    "transfers_of",
-    "union",
-]
+__all__ = ["EarlierDays", "Ledgers", "ReconciledDay", "Rows", "index_in", "texts", "union"]
 
 Rows: TypeAlias = DataFrame | pa.Table
 """The rows of a table: of Spark if they may be many, else in this process."""
@@ -48,6 +36,36 @@ class Ledgers(NamedTuple):
     messages: DataFrame
     failures: DataFrame
     offsets: DataFrame
+
+    @property
+    def transfers(self) -> DataFrame:
+        """The entries of transfers. All entries without a key that a bank wrote at one moment have
+        one key (:mod:`txmq.reconcile.transfer`).
+        """
+        alone = f"coalesce(key, concat_ws('{LONE}', bank, CAST(recorded_ms AS STRING)))"
+        known = self.entries.where(f"kind IN ({texts(TRANSFER_KINDS)})")
+        return known.withColumn("key", f.expr(alone))
+
+    def of_day(self, window: DayWindow) -> Ledgers:
+        """With the entries recorded on a day, and the messages stored or decided on it."""
+        moment = "IF(state IN ('prepared', 'sent'), stored_ms, coalesce(decided_ms, stored_ms))"
+        is_in = f"BETWEEN {window.start_ms} AND {window.end_ms - 1}"
+        was_there = f"stored_ms < {window.end_ms} AND {moment} {is_in}"
+        return self._replace(
+            entries=self.entries.where(f"recorded_ms {is_in}"),
+            messages=self.messages_at(window.end_ms).where(was_there),
+        )
+
+    def messages_at(self, end_ms: int) -> DataFrame:
+        """The messages as known at a moment: later decisions are masked."""
+        is_known = f"state = 'sent' OR coalesce(decided_ms, stored_ms) < {end_ms}"
+        masked = {
+            "state": f"IF({is_known}, state, 'prepared')",
+            "key": "coalesce(key, concat('log/#', CAST(position AS STRING)))",
+        }
+        for name in ("queue_offset", "decided_ms", "decided_by", "reason"):
+            masked[name] = f"IF({is_known}, {name}, NULL)"
+        return self.messages.withColumns({name: f.expr(value) for name, value in masked.items()})
 
 
 class EarlierDays(NamedTuple):
@@ -89,39 +107,6 @@ class ReconciledDay(NamedTuple):
     """True if the day before has a result."""
 
 
-def entries_of(entries: DataFrame, window: DayWindow) -> DataFrame:
-    """The entries recorded on the day."""
-    return entries.where(_on("recorded_ms", window))
-
-
-def transfers_of(entries: DataFrame) -> DataFrame:
-    """The entries of transfers. All entries without a key that a bank wrote at one moment have one
-    key (:mod:`txmq.reconcile.transfer`).
-    """
-    alone = f"coalesce(key, concat_ws('{LONE}', bank, CAST(recorded_ms AS STRING)))"
-    known = entries.where(f"kind IN ({texts(TRANSFER_KINDS)})")
-    return known.withColumn("key", f.expr(alone))
-
-
-def messages_of(messages: DataFrame, window: DayWindow) -> DataFrame:
-    """The messages stored or decided on the day, as known at its end."""
-    moment = "IF(state IN ('prepared', 'sent'), stored_ms, coalesce(decided_ms, stored_ms))"
-    known = as_known(messages, window.end_ms)
-    return known.where(f"stored_ms < {window.end_ms} AND {_on(moment, window)}")
-
-
-def as_known(messages: DataFrame, end_ms: int) -> DataFrame:
-    """Messages as known at a moment: later decisions are masked."""
-    is_known = f"state = 'sent' OR coalesce(decided_ms, stored_ms) < {end_ms}"
-    masked = {
-        "state": f"IF({is_known}, state, 'prepared')",
-        "key": "coalesce(key, concat('log/#', CAST(position AS STRING)))",
-    }
-    for name in ("queue_offset", "decided_ms", "decided_by", "reason"):
-        masked[name] = f"IF({is_known}, {name}, NULL)"
-    return messages.withColumns({name: f.expr(value) for name, value in masked.items()})
-
-
 def texts(values: Iterable[str]) -> str:
     """Plain names as SQL."""
     return ", ".join(f"'{value}'" for value in values)
@@ -131,10 +116,6 @@ def index_in(name: str, values: Sequence[str]) -> str:
     """The index of a column's text in a list of plain names, as SQL; NULL if it is not in it."""
     cases = "".join(f" WHEN '{value}' THEN {place}" for place, value in enumerate(values))
     return f"CASE {name}{cases} END" if cases else "CAST(NULL AS INT)"
-
-
-def _on(moment: str, window: DayWindow) -> str:
-    return f"{moment} >= {window.start_ms} AND {moment} < {window.end_ms}"
 
 
 def union(*some: DataFrame | None) -> DataFrame:

@@ -30,7 +30,6 @@ from txmq.reconcile.written_table import sum_groups
 __all__ = ["proofs_of"]
 
 _Row: TypeAlias = tuple[str, str | None, str | None, str | None, int, int, bool, str]
-"""A row of ``PROOFS``."""
 _IDS: Final = (("rows", "sum"), ("closed_id", "max"), ("first_id", "min"), ("last_id", "max"))
 """Of the entries of a bank: their number, and the range of their ids."""
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))

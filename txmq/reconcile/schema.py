@@ -30,7 +30,6 @@ from txmq.reconcile.tables import ITEMS
 __all__ = ["ReconSchema"]
 
 _BATCH: Final = 1_000
-"""The number of rows in one insert."""
 
 _TYPES: Final[Mapping[Any, Any]] = {
     "string": sa.Text, "long": sa.BigInteger, "int": sa.Integer, "boolean": sa.Boolean,
@@ -46,7 +45,6 @@ _RUN: Final[Mapping[str, type]] = {
     "ended_ms": int, "result_digest": str, "rules_version": str, "rules_digest": str,
     "extract_id": str, "txmq_version": str, "previous_run_id": str,
 }  # fmt: skip
-"""The columns of a run."""
 
 
 class ReconSchema:

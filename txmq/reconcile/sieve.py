@@ -58,7 +58,7 @@ def sift(
 ) -> DataFrame:
     """Sift the day's transfers: matched ones become sums, every other one a row.
 
-    The entries are those of :func:`~txmq.reconcile.ledgers.transfers_of`. A transfer that was left
+    The entries are those of :class:`~txmq.reconcile.ledgers.Ledgers`. A transfer that was left
     open before is not plain, and neither is one that was agreed before and whose money moved again.
 
     Returns:

@@ -218,7 +218,6 @@ def warm_up(spark: SparkSession) -> None:
 
 
 def _settings(master: str, memory: str, cores: int | None, jars: Sequence[Path]) -> dict[str, str]:
-    """Our settings for a master."""
     if _MEMORY.fullmatch(memory) is None:
         raise ConfigError(f"memory {memory!r} is not a size: write one such as 4g or 800m")
     for jar in jars:

@@ -62,6 +62,26 @@ class Control(Struct, frozen=True):
     most: int | None = None
     """The least and the greatest id."""
 
+    def difference(self, now: Control) -> str | None:
+        """The first total that differs from one computed later, in words; ``None`` if all agree."""
+        where = f"{self.source}/{self.table}"
+        if self.rows != now.rows:
+            extracted = quantity(self.rows, "row was", "rows were")
+            return f"{where}: {extracted} extracted and {quantity(now.rows, 'is', 'are')} there"
+        for currency in sorted(self.amounts.keys() | now.amounts.keys()):
+            one, other = self.amounts.get(currency), now.amounts.get(currency)
+            money = currency or "no currency"
+            if one is None or other is None:
+                was_it, is_it = ("not ", "") if one is None else ("", "not ")
+                return f"{where}: {money} was {was_it}extracted and is {is_it}there"
+            if one != other:
+                return f"{where}: the sum of {money} was {one} when it was extracted and is {other}"
+        ends = ("the least id", self.least, now.least), ("the greatest id", self.most, now.most)
+        for name, then, since in (*ends, ("the hash total", self.hash_total, now.hash_total)):
+            if then != since:
+                return f"{where}: {name} was {then} when it was extracted and is {since}"
+        return None
+
 
 class Total(Struct, frozen=True):
     """A row of the table of totals."""

@@ -14,7 +14,6 @@ from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
 from txmq.reconcile.differences import OF_ACCOUNTS, ProofDay, place_of
 from txmq.reconcile.explanations import Explanations, ProofExplanation
-from txmq.reconcile.extract.controls import difference
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
 from txmq.reconcile.rules import Rules
@@ -110,7 +109,7 @@ def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
         rows = sum(of[1] for (name, _), of in sums.items() if name == bank)
         amounts = {name: sums.get((bank, name), [0])[-1] for name in control.amounts}
         now = msgspec.structs.replace(control, rows=rows, amounts=amounts)
-        if (differs := difference(control, now)) is not None:
+        if (differs := control.difference(now)) is not None:
             raise ReconcileRefused(f"Spark did not read the whole extract: {differs}")
 
 

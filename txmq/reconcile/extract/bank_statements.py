@@ -7,7 +7,7 @@ balance, and the next page begins with it. If they do not, the file is incomplet
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -17,12 +17,12 @@ from txmq.errors import ReconcileRefused
 from txmq.protocol.properties import one_line
 from txmq.reconcile.extract.manifest import QuarantinedRow
 
-__all__ = ["EntryFields", "StatementPage", "damaged_row", "kind_of", "refuse", "stated_balances"]
+__all__ = ["Parsed", "StatementPage", "damaged_row", "kind_of", "refuse", "stated_balances"]
 
 _SHOWN: Final = 300
 """The maximum of characters of a reason, which may contain the whole line."""
 
-EntryFields: TypeAlias = dict[str, Any]
+RowFields: TypeAlias = dict[str, Any]
 """An entry's values by the names in ``STATEMENT_FIELDS``, and its ``line`` in the file."""
 
 
@@ -51,6 +51,10 @@ class StatementPage(Struct):
         return damaged_row(self.file, line, why)
 
 
+Parsed: TypeAlias = Iterator[RowFields | QuarantinedRow | StatementPage]
+"""The entries of a file, and each page after its own."""
+
+
 def damaged_row(file: str, line: int, why: object) -> QuarantinedRow:
     """A row of a file without readable values."""
     return QuarantinedRow(f"file {file}, line {line}", one_line(str(why), _SHOWN))
@@ -72,7 +76,7 @@ def kind_of(is_credit: bool, is_reversal: bool) -> str:
     return "credit" if is_credit else "debit"
 
 
-def stated_balances(pages: Iterable[StatementPage]) -> Iterable[tuple[StatementPage, EntryFields]]:
+def stated_balances(pages: Iterable[StatementPage]) -> Iterable[tuple[StatementPage, RowFields]]:
     """The balances of each account at the beginning and the end of the date, with the last page.
 
     Without a closing balance, it follows from the entries.

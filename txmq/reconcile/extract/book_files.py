@@ -87,7 +87,6 @@ class _FileReader(SqliteReader):
         return self.copy(entries), *self._write_balances(are_all_stated=are_all_stated)
 
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
-        """Copy the rows of files into a table."""
         table, names = where.rpartition("/")[2], sorted(column_names(columns))
         fields = [*map(self._dialect.quoted, [*names, *self._dialect.place.values()])]
         self._connection.execute(f"CREATE TABLE {table} ({', '.join(fields)})")

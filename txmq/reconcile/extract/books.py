@@ -57,7 +57,6 @@ class BookRequest(NamedTuple):
     directory: Path
     """The bank's directory in the extract."""
     clock: Clock
-    """This machine's clock."""
 
     @property
     def window(self) -> DayWindow:
@@ -172,13 +171,11 @@ class BookReader(ABC):
         return control_of(self._books.bank.name, statements.table, rows)
 
     def _sums(self) -> pa.Table:
-        """The answer to :meth:`EntryStatements.sums`."""
         pieces = (pa.table(batch) for batch in self.batches(self.entries.sums()))
         found = [piece.rename_columns(_SUMS.names).cast(_SUMS) for piece in pieces]
         return pa.concat_tables([_SUMS.empty_table(), *found])
 
     def _write_sums(self, answer: pa.Table) -> Iterable[ExtractedTable]:
-        """Write the sums of accounts before the day and after it."""
         name = self._books.bank.name
         for period, table in enumerate((OPENING, LATER)):
             rows = answer.filter(pc.field("period") == period)

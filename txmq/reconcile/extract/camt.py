@@ -13,8 +13,7 @@ from typing import Final
 from xml.etree.ElementTree import Element
 from xml.parsers import expat
 
-from txmq.reconcile.extract.bank_statements import EntryFields, StatementPage, kind_of, refuse
-from txmq.reconcile.extract.manifest import QuarantinedRow
+from txmq.reconcile.extract.bank_statements import Parsed, RowFields, StatementPage, kind_of, refuse
 
 __all__ = ["read_camt"]
 
@@ -38,9 +37,7 @@ _LINE: Final = "line"
 """An attribute with the line of an element; those of the standard begin with a capital."""
 
 
-def read_camt(
-    file: str, chunks: Iterable[bytes]
-) -> Iterator[EntryFields | QuarantinedRow | StatementPage]:
+def read_camt(file: str, chunks: Iterable[bytes]) -> Parsed:
     """The booked entries of each statement, and then its balances.
 
     Raises:
@@ -88,7 +85,7 @@ def _close(page: StatementPage, head: Element, line: int) -> None:
     page.is_last = _text(head, "StmtPgntn/LastPgInd") in ("", *_TRUE)
 
 
-def _rows(page: StatementPage, entry: Element) -> Iterator[EntryFields]:
+def _rows(page: StatementPage, entry: Element) -> Iterator[RowFields]:
     """The rows of an entry: one for each of its transactions, and one for each charge.
 
     Raises:
@@ -104,7 +101,7 @@ def _rows(page: StatementPage, entry: Element) -> Iterator[EntryFields]:
     elif None in amounts or not amounts:
         # A batch without its amounts stays one row, which names no transfer.
         transactions, amounts = [entry], [amount]
-    row: EntryFields = {name: _text(entry, *paths) for name, paths in _OF_ENTRY.items()}
+    row: RowFields = {name: _text(entry, *paths) for name, paths in _OF_ENTRY.items()}
     row |= {"line": _line(entry), "account": page.account, "kind": "charge", "currency": currency}
     rest, included = amount, _charges(entry, currency)
     for transaction, part in zip(transactions, amounts, strict=True):
@@ -122,10 +119,10 @@ def _rows(page: StatementPage, entry: Element) -> Iterator[EntryFields]:
         yield row | {"amount": rest}
 
 
-def _transfer(entry: Element, transaction: Element) -> EntryFields:
+def _transfer(entry: Element, transaction: Element) -> RowFields:
     found = {name: _text(transaction, *paths) for name, paths in _OF_TRANSACTION.items()}
     # The payer gave no id.
-    row: EntryFields = {name: "" if text == "NOTPROVIDED" else text for name, text in found.items()}
+    row: RowFields = {name: "" if text == "NOTPROVIDED" else text for name, text in found.items()}
     is_credit, is_reversal = _text(entry, "CdtDbtInd") == "CRDT", _text(entry, "RvslInd") in _TRUE
     row["kind"] = kind_of(is_credit, is_reversal)
     source = entry if transaction.find("BkTxCd") is None else transaction

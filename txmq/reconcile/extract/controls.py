@@ -19,19 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.quantity import quantity
 from txmq.reconcile.summary import Control
 from txmq.reconcile.tables import TableSchema
 
-__all__ = [
-    "LIMIT",
-    "LOWER_HALF",
-    "ContentHash",
-    "ControlSums",
-    "control_of",
-    "difference",
-    "join_halves",
-]
+__all__ = ["LIMIT", "LOWER_HALF", "ContentHash", "ControlSums", "control_of", "join_halves"]
 
 LIMIT: Final = 1 << 63
 """Hash totals are sums modulo this."""
@@ -77,27 +68,6 @@ def control_of(source: str, table: TableSchema, rows: Iterable[Sequence[Any]]) -
     return Control(source, table.name, count, sorted_amounts, *numbers)
 
 
-def difference(was: Control, now: Control) -> str | None:
-    """Describe the first control total that differs; ``None`` if all are equal."""
-    where = f"{was.source}/{was.table}"
-    if was.rows != now.rows:
-        extracted = quantity(was.rows, "row was", "rows were")
-        return f"{where}: {extracted} extracted and {quantity(now.rows, 'is', 'are')} there"
-    for currency in sorted(was.amounts.keys() | now.amounts.keys()):
-        one, other = was.amounts.get(currency), now.amounts.get(currency)
-        money = currency or "no currency"
-        if one is None or other is None:
-            was_it, is_it = ("not ", "") if one is None else ("", "not ")
-            return f"{where}: {money} was {was_it}extracted and is {is_it}there"
-        if one != other:
-            return f"{where}: the sum of {money} was {one} when it was extracted and is {other}"
-    ends = ("the least id", was.least, now.least), ("the greatest id", was.most, now.most)
-    for name, then, since in (*ends, ("the hash total", was.hash_total, now.hash_total)):
-        if then != since:
-            return f"{where}: {name} was {then} when it was extracted and is {since}"
-    return None
-
-
 class ControlSums:
     """Control totals of rows in Arrow, in any order and from any number of threads.
 
@@ -109,7 +79,6 @@ class ControlSums:
         """The columns that :meth:`add` reads."""
         self._table = table
         self._rows: list[Sequence[Any]] = []
-        """The rows for :func:`control_of`."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Count rows, which may have more columns."""

@@ -108,8 +108,6 @@ def read_jdbc(books: BookRequest, spark: SparkSession, home: Folder) -> Extracte
 
 
 class _JdbcReader(BookReader):
-    """Reads a bank's tables through Spark."""
-
     def __init__(self, books: BookRequest, spark: SparkSession, scratch: Folder) -> None:
         super().__init__(books)
         self._spark = spark

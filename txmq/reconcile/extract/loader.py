@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
-from txmq.reconcile.extract.controls import ControlSums, difference
+from txmq.reconcile.extract.controls import ControlSums
 from txmq.reconcile.extract.manifest import FILE, ExtractedTable, Manifest, Part
 from txmq.reconcile.ledgers import Ledgers
 from txmq.reconcile.storage import Folder
@@ -96,7 +96,7 @@ def check_totals(manifest: Manifest, folder: Folder) -> None:
         except (OSError, pa.ArrowException) as error:
             raise ReconcileRefused(f"the extract cannot be read: {error}") from error
         now = sums.control(table.written.source)
-        if (differs := difference(table.written, now)) is not None:
+        if (differs := table.written.difference(now)) is not None:
             raise ReconcileRefused(differs)
 
 

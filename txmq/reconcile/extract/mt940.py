@@ -13,8 +13,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Final
 
-from txmq.reconcile.extract.bank_statements import EntryFields, StatementPage, kind_of, refuse
-from txmq.reconcile.extract.manifest import QuarantinedRow
+from txmq.reconcile.extract.bank_statements import Parsed, RowFields, StatementPage, kind_of, refuse
 
 __all__ = ["read_mt940"]
 
@@ -34,16 +33,14 @@ _NONE: Final = ("NONREF", "NOTPROVIDED")
 """What banks write where a payer gave no reference."""
 
 
-def read_mt940(
-    file: str, lines: Iterable[tuple[int, str]]
-) -> Iterator[EntryFields | QuarantinedRow | StatementPage]:
+def read_mt940(file: str, lines: Iterable[tuple[int, str]]) -> Parsed:
     """The booked entries of each message, and then its balances.
 
     Raises:
         ReconcileRefused: The file is not MT940, or has an invalid balance.
     """
     page: StatementPage | None = None
-    rows: list[EntryFields] = []
+    rows: list[RowFields] = []
     """The rows of the last entry: its ``:86:`` may follow."""
     line = 1
     for line, tag, text in _fields(file, lines):
@@ -101,7 +98,7 @@ def _check_end(page: StatementPage | None, line: int) -> None:
         refuse(page.file, line, f"statement {page.name} {why}")
 
 
-def _entry(page: StatementPage, line: int, text: str) -> list[EntryFields]:
+def _entry(page: StatementPage, line: int, text: str) -> list[RowFields]:
     """The rows of an entry: itself, and a charge that it includes."""
     found, currency = _ENTRY.fullmatch(text), next(iter(page.opening), "")
     if page.closing or not currency:
@@ -121,7 +118,7 @@ def _entry(page: StatementPage, line: int, text: str) -> list[EntryFields]:
     page.moved[currency] += amount
     reference = "" if customer.strip() in _NONE else customer.strip()
     account = page.account.removesuffix(currency).strip()  # Some banks write it after the account.
-    row: EntryFields = {"line": line, "currency": currency, "account": account}
+    row: RowFields = {"line": line, "currency": currency, "account": account}
     row |= {"booked": booked_date.isoformat(), "value": value_date.isoformat()}
     charges = _CHARGE.findall(more or "")
     included = sum((_decimal(sum_) for money, sum_ in charges if money == currency), 0)
@@ -132,7 +129,7 @@ def _entry(page: StatementPage, line: int, text: str) -> list[EntryFields]:
     return [row, *charge]
 
 
-def _describe_entry(row: EntryFields, text: str) -> None:
+def _describe_entry(row: RowFields, text: str) -> None:
     is_coded = text[:3].isdecimal() and text[3:4] == "?"
     row["remittance"] = text = "".join(_SUBFIELD.findall(text)) if is_coded else text
     found = _END_TO_END.search(text)

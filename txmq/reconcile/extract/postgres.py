@@ -164,7 +164,6 @@ class _PostgresReader(BookReader):
         return writer.extracted(aside, control.result()), *self._write_sums(sums)
 
     def _copy_slices(self, slices: Iterator[str], writer: TableWriter) -> None:
-        """Copy slices over one connection, one after the other."""
         with _transaction(self._url, self._snapshot) as connection:
             # The threads share the iterator of a list, which gives each slice to one of them.
             for slice_ in slices:

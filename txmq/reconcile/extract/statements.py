@@ -27,7 +27,6 @@ __all__ = [
 
 
 TableColumns: TypeAlias = EntryColumns | AccountColumns
-"""The columns of a bank's table."""
 
 _TIME_SCALES: Final = {"milliseconds": "1", "seconds": "1000"}
 """The milliseconds in a unit of numbers that are moments."""
@@ -80,7 +79,6 @@ class RowFault(NamedTuple):
     """A reason why a row cannot be read."""
 
     column: str
-    """The bank's column."""
     expected: str
     condition: str
     """An SQL condition that is true for such rows, and never NULL."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.controls import LIMIT, ContentHash, ControlSums, difference
+from txmq.reconcile.extract.controls import LIMIT, ContentHash, ControlSums
 from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
 from txmq.reconcile.report.words import mask, mask_sides
 from txmq.reconcile.storage import LocalFolder
@@ -153,7 +153,7 @@ class TableWriter:
             ReconcileRefused: Its control totals are not those that the source has computed.
         """
         name, written = self._table.name, self._sums.control(self._source)
-        if control is not None and (differs := difference(control, written)) is not None:
+        if control is not None and (differs := control.difference(written)) is not None:
             why = "rows were lost or doubled on the way into the extract"
             raise ReconcileRefused(f"{differs}: {why}")
         return ExtractedTable(name, written, self._contents.word, self._parts, quarantine)

@@ -38,7 +38,6 @@ class Trend(NamedTuple):
     title: str
     about: str
     values: Sequence[str]
-    """A text for each day."""
     heights: Sequence[int]
     """Pixels above the lowest line."""
     highest: str

@@ -15,12 +15,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as f
 
-from txmq.reconcile.balances import balances_of, count_ids
 from txmq.reconcile.classes import Class
 from txmq.reconcile.extract.controls import join_halves
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.items import with_doubts
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows, union
+from txmq.reconcile.proofs import balances_of, count_ids
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import CARRIED, EARLIER, TODAY, SecondPass, Sums, batch_sql
 from txmq.reconcile.sieve import HASH, PLAIN, SUSPECT, sift
@@ -51,7 +51,7 @@ def reconcile(
     """
     window = rules.day.window(day)
     today = ledgers.of_day(window)
-    entries, transfers, messages = today.entries, today.transfers, today.messages
+    transfers, messages = today.transfers, today.messages
 
     count = Observation()
     passed = sift(transfers, messages, yesterday, rules, window).observe(
@@ -77,10 +77,10 @@ def reconcile(
         # After a mishap with more items, single suggestions would not help.
         found["items"] = with_doubts(items)
     _add_plain(sums, passed, rules)
-    sums.update(count_ids(entries, yesterday.balances, rules))
+    sums.update(count_ids(today.entries, yesterday.balances, rules))
     broken = found.pop("proofs")
     found["matches"] = _matches(transfers, others, found["matches"])
-    found["balances"] = balances_of(entries, ledgers, yesterday.balances, rules)
+    found["balances"] = balances_of(today, yesterday.balances, rules)
     names = TOTALS.names[3:]
     places = sorted({(of, currency) for name, of, currency in sums if name in names})
     rows = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
+from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -192,23 +193,27 @@ class SecondPass:
 
 
 def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
-    cases = _Cases()
+    cases: dict[str, TransferRows] = {}
+
+    def case_of(key: str) -> TransferRows:
+        return cases.setdefault(key, TransferRows(key))
+
     for key, origin, entry in _entries(evidence):
-        case = cases[key]
+        case = case_of(key)
         case.was_open |= origin == CARRIED
         (case.agreed_entries if origin == EARLIER else case.entries).append(entry)
     for key, origin, message in _rows(evidence, "message", MessageRow):
-        case = cases[key]
+        case = case_of(key)
         case.was_open |= origin == CARRIED
         (case.agreed_messages if origin == EARLIER else case.messages).append(message)
     for key, _, failure in _rows(evidence, "failure", FailureRow):
-        cases[key].failures.append(failure)
-    for key, _, item in _rows(evidence, "item", _as_item):
-        cases[key].item = item
+        case_of(key).failures.append(failure)
+    for key, _, item in _rows(evidence, "item", partial(zip, ITEMS.names)):
+        case_of(key).item = dict(item)
     if "history" in evidence.column_names:
         closed = evidence.filter(pc.field("history").is_valid()).select(["key", "history"])
         for row in closed.to_pylist():
-            cases[row["key"]].histories.append(row["history"])
+            case_of(row["key"]).histories.append(row["history"])
     return cases
 
 
@@ -223,16 +228,6 @@ def _entries(evidence: pa.Table) -> Iterator[tuple[str, int, EntryRow]]:
     for entry in split_bookings(lone):
         assert entry.key is not None
         yield entry.key, TODAY, entry
-
-
-class _Cases(dict[str, TransferRows]):
-    def __missing__(self, key: str) -> TransferRows:
-        case = self[key] = TransferRows(key)
-        return case
-
-
-def _as_item(*values: Any) -> dict[str, Any]:
-    return dict(zip(ITEMS.names, values, strict=True))
 
 
 def _rows(evidence: pa.Table, name: str, make: Any) -> Iterator[tuple[str, int, Any]]:

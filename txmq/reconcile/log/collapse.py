@@ -54,16 +54,16 @@ class BrokerDay(NamedTuple):
 
     def rows(self, **tables: Sequence[Any]) -> LogRows:
         """Rows of ``messages``, ``failures`` or ``offsets`` as Arrow."""
-        return {name: self._batch(arrow_schema(LOG_TABLES[name]), tables[name]) for name in tables}
-
-    def _batch(self, schema: pa.Schema, rows: Sequence[Any]) -> pa.RecordBatch:
-        columns = []
-        for field in schema:
-            column = pa.array(map(attrgetter(field.name), rows), field.type, size=len(rows))
-            if self.number and field.name in _BITS:
-                column = pc.add(column, pa.scalar(self.number << _BITS[field.name], field.type))
-            columns.append(column)
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        found = {}
+        for table, rows in tables.items():
+            schema, columns = arrow_schema(LOG_TABLES[table]), []
+            for name, type_ in zip(schema.names, schema.types, strict=True):
+                column = pa.array(map(attrgetter(name), rows), type_, size=len(rows))
+                if self.number and name in _BITS:
+                    column = pc.add(column, pa.scalar(self.number << _BITS[name], type_))
+                columns.append(column)
+            found[table] = pa.RecordBatch.from_arrays(columns, schema=schema)
+        return found
 
 
 class Collapse:

@@ -75,7 +75,8 @@ def decided_records(records: Iterable[Record]) -> Iterator[Found]:
                 why = f"has no decision of a txmq broker: {error!r}"
                 raise ReconcileRefused(f"{where} {why}; report this as a bug of txmq") from error
             reason = named.get("TXMQ_REASON", "")
-            yield _decision(record, kind, record.prepared_position, half_offset, source, reason)
+            decision = _decision(record, kind, record.prepared_position, half_offset)
+            yield decision._replace(source=source, reason=reason)
         else:
             yield record
 
@@ -131,15 +132,7 @@ def _rolled_back(record: Record, marked: dict[int, str], held: dict[str, int]) -
                 yield _decision(record, DecisionKind.ROLLED_BACK, at, offset)
 
 
-def _decision(
-    record: Record,
-    kind: DecisionKind,
-    half_position: int,
-    half_offset: int = -1,
-    source: DecisionSource = DecisionSource.BROKER,
-    reason: str = "",
-) -> Decision:
+def _decision(record: Record, kind: DecisionKind, half_at: int, half_offset: int = -1) -> Decision:
     # A committed message follows, and has its own offset.
-    return Decision(
-        kind, source, record.queue_offset, half_position, half_offset, -1, record.stored_ms, reason
-    )
+    places = record.queue_offset, half_at, half_offset, -1
+    return Decision(kind, DecisionSource.BROKER, *places, record.stored_ms, "")

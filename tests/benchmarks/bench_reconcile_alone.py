@@ -31,8 +31,8 @@ from pyspark.sql import functions as f
 from tests.reconcile.days import BANKS, Plan, write_day
 from tests.reconcile.frames import read
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.extract.controls import ControlSums
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
+from txmq.reconcile.extract.table_writer import ControlSums
 from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.results import CARRIED_ON, Results, open_results

@@ -15,10 +15,10 @@ from tests.extracts import (
     taken,
 )
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.extract.controls import control_of
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.jdbc import SparkDialect, options
 from txmq.reconcile.extract.statements import EntryStatements
+from txmq.reconcile.extract.table_writer import control_of
 from txmq.reconcile.rules import Bank, Day, Money
 from txmq.reconcile.tables import ENTRIES
 

@@ -16,8 +16,7 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.extract.controls import join_halves
-from txmq.reconcile.extract.table_writer import arrow_table
+from txmq.reconcile.extract.table_writer import arrow_table, join_halves
 from txmq.reconcile.items import with_doubts
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows, union
 from txmq.reconcile.proofs import balances_of, count_ids

@@ -26,15 +26,7 @@ from txmq.reconcile.storage import Directory
 from txmq.reconcile.summary import Result, Run, digest_of
 from txmq.reconcile.written_table import WrittenTable, find_items, items_of
 
-__all__ = [
-    "ABOUT_PROOFS",
-    "OF_ACCOUNTS",
-    "OF_TRANSFERS",
-    "Place",
-    "ProofDay",
-    "differences_in",
-    "place_of",
-]
+__all__ = ["ABOUT_PROOFS", "OF_ACCOUNTS", "OF_TRANSFERS", "Place", "ProofDay", "differences_in"]
 
 Place: TypeAlias = tuple[str, str | None, str | None, str | None]
 """A proof, its bank, its account or transfer, and its currency."""
@@ -81,6 +73,11 @@ class ProofDay(NamedTuple):
     tables: Mapping[str, WrittenTable]
     """The run's ``proofs``, ``items`` and ``entries``."""
     people: Explanations | None
+
+    @staticmethod
+    def place_of(row: Mapping[str, Any]) -> Place:
+        """The place of a row of ``PROOFS``."""
+        return row["proof"], row["bank"], row["account"], row["currency"]
 
     def covers(self, *, is_complete: bool = False) -> dict[Place, Cover]:
         """What explains the differences of a day; without those that nothing explains, or all."""
@@ -147,7 +144,7 @@ class ProofDay(NamedTuple):
         is_named = pc.field("account").isin(pa.array(sorted(accounts or ()), pa.string()))
         for piece in self._single_rows():
             for row in (piece if accounts is None else piece.filter(is_named)).to_pylist():
-                found[place_of(row)].append(int(row["off"]))
+                found[self.place_of(row)].append(int(row["off"]))
         return {place: self._difference(place, *amounts) for place, amounts in found.items()}
 
     def _wholes(self) -> dict[Place, int]:
@@ -155,7 +152,7 @@ class ProofDay(NamedTuple):
         pieces = (piece["proof"].unique().to_pylist() for piece in self._single_rows())
         single = {*chain.from_iterable(pieces)}
         return {
-            place_of(row): row["found"] - row["expected"]
+            self.place_of(row): row["found"] - row["expected"]
             for row in self.tables["proofs"].rows(where=pc.field("account").is_null())
             if row["proof"] not in single
         }
@@ -236,11 +233,6 @@ def differences_in(
             rows.append(row | {"hint": None if person else hint})
     rows.sort(key=lambda row: (row["proof"], -sum(map(abs, row["amounts"]))))
     return find_items(rows, ids, "id") if ids else rows
-
-
-def place_of(row: Mapping[str, Any]) -> Place:
-    """The place of a row of ``PROOFS``."""
-    return row["proof"], row["bank"], row["account"], row["currency"]
 
 
 def _is_of_item(

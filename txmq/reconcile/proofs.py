@@ -20,9 +20,8 @@ from pyspark.sql import functions as f
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, Place
-from txmq.reconcile.extract.controls import LOWER_HALF
 from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.table_writer import arrow_table
+from txmq.reconcile.extract.table_writer import LOWER_HALF, arrow_table
 from txmq.reconcile.ledgers import Ledgers, ReconciledDay, Rows, index_in, texts, union
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Bank, Rules
@@ -176,11 +175,7 @@ class _Books:
         return [bank.name for bank in self._rules.bank if has(bank)]
 
     def add(self, piece: pa.Table) -> None:
-        """Add some accounts.
-
-        Raises:
-            ReconcileRefused: A balance does not fit into 64 bits.
-        """
+        """Add some accounts; :class:`ReconcileRefused` if a balance does not fit into 64 bits."""
         for row in piece.filter(pc.field("closing").is_null()).slice(0, 1).to_pylist():
             raise ReconcileRefused(
                 f"{row['bank']}: the bookings of account {mask(row['account'])} on the day, or its "

@@ -33,9 +33,8 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.extract.controls import ContentHash
 from txmq.reconcile.extract.manifest import FILE, Manifest
-from txmq.reconcile.extract.table_writer import parquet_writer
+from txmq.reconcile.extract.table_writer import ContentHash, parquet_writer
 from txmq.reconcile.ledgers import Rows
 from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import Past, Run, SignatureState, SignOff, digest_of

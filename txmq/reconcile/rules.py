@@ -64,6 +64,10 @@ ColumnSource: TypeAlias = str | Constant
 """A column's name, or a constant for all rows."""
 
 
+def _names(*columns: ColumnSource) -> frozenset[str]:
+    return frozenset(name for name in columns if isinstance(name, str) and name)
+
+
 class Namespaces(Struct, frozen=True, forbid_unknown_fields=True):
     """The banks that issue the transfer ids of a table with several namespaces."""
 
@@ -228,6 +232,19 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     gapless: bool = False
     """The ids have no gaps, also from one day to the next. Most databases leave gaps."""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the columns that are read."""
+        decisive = self.namespace.column if isinstance(self.namespace, Namespaces) else ""
+        named = self.id, self.key, self.account, self.amount, self.booked, self.recorded, decisive
+        return _names(*named, self.kind, self.currency)
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The roles of the bank's own accounts; all other accounts belong to customers."""
+        roles = ("capital", "suspense", "clearing")
+        return {account: role for role in roles for account in getattr(self, role)}
+
 
 class AccountColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """A bank's table of accounts with their balances."""
@@ -244,6 +261,11 @@ class AccountColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """The column with the balance at the beginning of the date, only in ``files.balances``."""
     where: str = ""
     """An SQL condition, as for the entries."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the columns that are read."""
+        return _names(self.account, self.currency, self.balance, self.opening)
 
 
 class BankFiles(Struct, frozen=True, forbid_unknown_fields=True):

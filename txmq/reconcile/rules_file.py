@@ -72,10 +72,7 @@ def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
 
 def _local_path(rules: Path, name: str, place: str) -> str:
     """A path, or a URI with the scheme ``file``, as a path that begins at the root. The URI of
-    another file system stays as it is.
-
-    Raises:
-        ConfigError: It cannot be reached, and would otherwise be taken for a local folder.
+    another file system stays as it is; what cannot be reached is never taken for a local folder.
     """
     uri, here = _URI.match(place), rules.resolve().parent
     if uri is None:

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.extract.controls import LOWER_HALF
+from txmq.reconcile.extract.table_writer import LOWER_HALF
 from txmq.reconcile.ledgers import EarlierDays, index_in, texts, union
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.transfer import VISIBLE

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
-from txmq.reconcile.differences import OF_ACCOUNTS, ProofDay, place_of
+from txmq.reconcile.differences import OF_ACCOUNTS, ProofDay
 from txmq.reconcile.explanations import Explanations, ProofExplanation
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.report.words import amount, mask, mask_sides
@@ -131,7 +131,7 @@ def _proofs(
             )
         # If single accounts or transfers have rows, the whole proof is only their sum.
         if row["proof"] not in single:
-            cover = covers.get(place_of(row))
+            cover = covers.get(day.place_of(row))
             by_items = (cover and cover.by_items) or 0
             by_person = off - by_items if cover and cover.person else 0
             rest = off - by_items - by_person
@@ -141,7 +141,7 @@ def _proofs(
     for (proof, _, currency), (_, _, size, *_) in sums.items():
         left[proof, currency or ""] += size
     people = {place: cover.person for place, cover in covers.items()}
-    found = [_proof(row, people.get(place_of(row))) for row in shown]
+    found = [_proof(row, people.get(day.place_of(row))) for row in shown]
     found.sort(key=lambda proof: (
         proof.proof, proof.account is not None, proof.bank or "", proof.currency or "",
         not proof.is_open, -abs(proof.difference), proof.account or "",

@@ -25,13 +25,12 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.bank_statements import StatementPage, damaged_row, stated_balances
 from txmq.reconcile.extract.books import BookRequest, error_text
 from txmq.reconcile.extract.camt import read_camt
-from txmq.reconcile.extract.controls import join_halves
 from txmq.reconcile.extract.file_rows import FileRows, decoded_lines, open_unchanged, read_rows
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.mt940 import read_mt940
 from txmq.reconcile.extract.sqlite import SqliteDialect, SqliteReader, milliseconds, whole_number
-from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names, halves, roles_of
-from txmq.reconcile.extract.table_writer import arrow_table
+from txmq.reconcile.extract.statements import Dialect, TableColumns
+from txmq.reconcile.extract.table_writer import arrow_table, join_halves
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import BankFiles, Day, EntryColumns
 from txmq.reconcile.storage import LocalFolder
@@ -87,7 +86,7 @@ class _FileReader(SqliteReader):
         return self.copy(entries), *self._write_balances(are_all_stated=are_all_stated)
 
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
-        table, names = where.rpartition("/")[2], sorted(column_names(columns))
+        table, names = where.rpartition("/")[2], sorted(columns.names)
         fields = [*map(self._dialect.quoted, [*names, *self._dialect.place.values()])]
         self._connection.execute(f"CREATE TABLE {table} ({', '.join(fields)})")
         insert = f"INSERT INTO {table} VALUES ({', '.join('?' * len(fields))})"
@@ -163,7 +162,7 @@ class _FileReader(SqliteReader):
         """Write how the accounts began the date, as stated or as the day before ended, and how
         they ended it. On the first date, the end tells the beginning if only the end is stated.
         """
-        roles, opening, ended = roles_of(self._books.bank.entries), [], []
+        roles, opening, ended = self._books.bank.entries.roles, [], []
         moved, stated, closed = self._moved(), self._stated(), self._closed()
         for key in sorted(moved.keys() | stated.keys() | (closed or {}).keys()):
             begun, end = stated.get(key, (None, None))
@@ -188,7 +187,7 @@ class _FileReader(SqliteReader):
 
     def _moved(self) -> dict[tuple[str, str], int]:
         """The change of each account on the day, by its name and currency."""
-        chosen = ", ".join(["account", "currency", *halves("amount")])
+        chosen = ", ".join(["account", "currency", *self.entries.halves("amount")])
         rows = self.ask(f"SELECT {chosen} FROM ({self.entries.rows()}) GROUP BY 1, 2")
         return {(account, currency): join_halves(*sums) for account, currency, *sums in rows}
 
@@ -217,11 +216,7 @@ class _FileReader(SqliteReader):
 
 
 def _stored_value(value: Any, decimal: str) -> Any:
-    """A value for SQLite: a text, with the bank's decimal character, or a whole number.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """A value for SQLite: a text, with the bank's decimal character, or a whole number."""
     match value:
         case None | "":
             return None

@@ -19,7 +19,6 @@ from txmq.config import did_you_mean
 from txmq.errors import ReconcileRefused
 from txmq.protocol.properties import one_line
 from txmq.quantity import quantity
-from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF, control_of
 from txmq.reconcile.extract.manifest import ExtractedTable, QuarantinedRow
 from txmq.reconcile.extract.statements import (
     AccountStatements,
@@ -28,7 +27,7 @@ from txmq.reconcile.extract.statements import (
     Statements,
     TableColumns,
 )
-from txmq.reconcile.extract.table_writer import TableWriter
+from txmq.reconcile.extract.table_writer import LIMIT, LOWER_HALF, TableWriter, control_of
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.reconcile.summary import Control

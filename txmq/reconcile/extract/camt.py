@@ -88,8 +88,7 @@ def _close(page: StatementPage, head: Element, line: int) -> None:
 def _rows(page: StatementPage, entry: Element) -> Iterator[RowFields]:
     """The rows of an entry: one for each of its transactions, and one for each charge.
 
-    Raises:
-        ValueError: An amount cannot be read, or the amounts do not add up.
+    ``ValueError`` if an amount cannot be read, or the amounts do not add up.
     """
     amount, currency = _money(entry)
     page.moved[currency] += amount

@@ -23,7 +23,7 @@ from pyspark.sql.types import DecimalType, IntegralType
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
 from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
+from txmq.reconcile.extract.statements import Dialect, TableColumns
 from txmq.reconcile.rules import Bank
 from txmq.reconcile.spark import check_reach
 from txmq.reconcile.storage import Folder, LocalFolder
@@ -130,7 +130,7 @@ class _JdbcReader(BookReader):
         given = self._spark.read.format("jdbc").options(**options(bank, columns))
         frame = given.load()
         types = {field.name: field.dataType.typeName() for field in frame.schema}
-        wanted = column_names(columns)
+        wanted = columns.names
         check_columns(where, wanted, types)
         number = getattr(columns, "id", "")
         if number and isinstance(frame.schema[number].dataType, IntegralType | DecimalType):

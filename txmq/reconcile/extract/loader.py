@@ -20,8 +20,8 @@ from pyspark.sql import functions as f
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
-from txmq.reconcile.extract.controls import ControlSums
 from txmq.reconcile.extract.manifest import FILE, ExtractedTable, Manifest, Part
+from txmq.reconcile.extract.table_writer import ControlSums
 from txmq.reconcile.ledgers import Ledgers
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, LOG_TABLES

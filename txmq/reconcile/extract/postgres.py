@@ -19,10 +19,9 @@ import pyarrow as pa
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
-from txmq.reconcile.extract.controls import LIMIT
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
-from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
-from txmq.reconcile.extract.table_writer import TableWriter
+from txmq.reconcile.extract.statements import Dialect, TableColumns
+from txmq.reconcile.extract.table_writer import LIMIT, TableWriter
 from txmq.reconcile.rules import Bank, EntryColumns
 from txmq.reconcile.tables import ENTRIES
 
@@ -179,7 +178,7 @@ class _PostgresReader(BookReader):
         schema = _table(self._first, f"SELECT * FROM {relation} LIMIT 0").schema
         metadata = {field.name: field.metadata or {} for field in schema}
         types = {name: held.get(_TYPE, b"").decode() for name, held in metadata.items()}
-        check_columns(where, column_names(columns), types)
+        check_columns(where, columns.names, types)
         if isinstance(columns, EntryColumns):
             _check_zones(where, columns, types)
         return {}, PostgresDialect(types)

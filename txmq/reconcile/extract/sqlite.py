@@ -22,7 +22,7 @@ import pyarrow as pa
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
 from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.statements import Dialect, TableColumns, column_names
+from txmq.reconcile.extract.statements import Dialect, TableColumns
 
 __all__ = ["SqliteDialect", "SqliteReader", "milliseconds", "read_sqlite", "whole_number"]
 
@@ -118,7 +118,7 @@ class SqliteReader(BookReader):
         cursor = self._connection.execute(f"SELECT * FROM {relation} LIMIT 0")
         names = [field[0] for field in cursor.description]
         known = {name.casefold() for name in names}
-        wanted = column_names(columns)
+        wanted = columns.names
         check_columns(where, (name for name in wanted if name.casefold() not in known), names)
         return {}, self._dialect
 

@@ -10,20 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from txmq.reconcile.extract.controls import LIMIT, LOWER_HALF
+from txmq.reconcile.extract.table_writer import LIMIT, LOWER_HALF
 from txmq.reconcile.rules import AccountColumns, Bank, Constant, DayWindow, EntryColumns, Money
 from txmq.reconcile.tables import ACCOUNTS, ENTRIES
 
-__all__ = [
-    "AccountStatements",
-    "Dialect",
-    "EntryStatements",
-    "Statements",
-    "TableColumns",
-    "column_names",
-    "halves",
-    "roles_of",
-]
+__all__ = ["AccountStatements", "Dialect", "EntryStatements", "Statements", "TableColumns"]
 
 
 TableColumns: TypeAlias = EntryColumns | AccountColumns
@@ -86,27 +77,6 @@ class RowFault(NamedTuple):
     """The valid values, if they are few."""
 
 
-def column_names(columns: TableColumns) -> frozenset[str]:
-    """The names of a bank's columns that are read."""
-    sources = ("id", "key", "account", "amount", "balance", "opening", "booked", "recorded", "kind")
-    names = {getattr(columns, source, "") for source in (*sources, "currency")}
-    namespace = getattr(columns, "namespace", "")
-    names.add("" if isinstance(namespace, str) else namespace.column)
-    return frozenset(name for name in names if isinstance(name, str) and name)
-
-
-def roles_of(entries: EntryColumns) -> dict[str, str]:
-    """The roles of a bank's own accounts; all other accounts belong to customers."""
-    roles = ("capital", "suspense", "clearing")
-    return {account: role for role in roles for account in getattr(entries, role)}
-
-
-def halves(number: str) -> tuple[str, str]:
-    """The sums of the lower and of the upper halves of a number, which fit into 64 bits."""
-    low, high = f"sum({number} & {LOWER_HALF})", f"sum({number} >> 32)"
-    return f"CAST({low} AS BIGINT)", f"CAST({high} AS BIGINT)"
-
-
 class Statements:
     """The statements for one of a bank's tables.
 
@@ -142,15 +112,21 @@ class Statements:
         self._refuse_null(amount, minor, "not whole minor units")
         self._refuse_null(columns.account, account, "not an account")
 
+    @staticmethod
+    def halves(number: str) -> tuple[str, str]:
+        """The sums of the lower and of the upper halves of a number, which fit into 64 bits."""
+        low, high = f"sum({number} & {LOWER_HALF})", f"sum({number} >> 32)"
+        return f"CAST({low} AS BIGINT)", f"CAST({high} AS BIGINT)"
+
     def rows(self, *conditions: str) -> str:
         """A query for the rows that can be read; its columns are those of the extract."""
         chosen = ", ".join(f"{self.values[name]} AS {name}" for name in self.table.names)
         return f"SELECT {chosen} {self._from(*conditions, f'NOT {self._unreadable}')}"
 
     def control(self) -> str:
-        """A query for the rows that :func:`~txmq.reconcile.extract.controls.control_of` takes."""
+        """A query for the rows that ``control_of`` takes."""
         ends = "min(id), max(id)" if self.table.has_number else "NULL, NULL"
-        sums = (half for column in self.table.numbers for half in halves(column))
+        sums = (half for column in self.table.numbers for half in self.halves(column))
         return (
             f"SELECT currency, count(*), {ends}, {', '.join(sums)} FROM ({self.rows()}) AS found "
             "GROUP BY currency"
@@ -253,7 +229,7 @@ class EntryStatements(Statements):
                 self._refuse_null(entries.kind, text(entries.kind), "not a kind")
             is_paid = f"{kind} IN ('debit', 'recall')"
             amount = f"CASE WHEN {is_paid} THEN -({amount}) ELSE {amount} END"
-        role = self._case(entries.account, roles_of(entries), "customer")
+        role = self._case(entries.account, entries.roles, "customer")
         self.values |= {"id": id_, "key": key, "kind": kind, "role": role, "amount": amount}
         recorded = moments[decisive]
         if bank.files is not None and bank.files.is_dated:
@@ -278,7 +254,7 @@ class EntryStatements(Statements):
         and 0. Rows that begin with 1 are the sums of these by period and currency; they end with
         the number of accounts.
         """
-        by, (low, high) = self.values["recorded_ms"], halves("amount")
+        by, (low, high) = self.values["recorded_ms"], self.halves("amount")
         is_before = f"{by} < {self._window.start_ms}"
         is_other = f"{self._unreadable} OR {is_before} OR {by} >= {self._window.end_ms}"
         period = f"CASE WHEN {self._unreadable} THEN 2 WHEN {is_before} THEN 0 ELSE 1 END"

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from datetime import date
 from functools import cache
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -38,16 +38,15 @@ _SIDES: Final = (("debits", "debited"), ("messages", "ordered"), ("credits", "cr
 _READ: Final = ("key", "currency", "payer", "payee", "returns", *chain.from_iterable(_SIDES))
 
 
-class BreakLife:
+class BreakLife(NamedTuple):
     """Carries the items of the day before into this one.
 
     An explanation, found by its break id, is valid while the break keeps its class and figures.
     """
 
-    def __init__(self, rules: Rules, day: date, explanations: Mapping[str, Explanation]) -> None:
-        self._rules = rules
-        self._day = day
-        self._explanations = explanations
+    rules: Rules
+    day: date
+    explanations: Mapping[str, Explanation]
 
     def item(self, today: Mapping[str, Any] | None, rows: TransferRows) -> dict[str, Any] | None:
         """An item's row of ``ITEMS``; ``None`` if the transfer is agreed and was not open.
@@ -67,9 +66,9 @@ class BreakLife:
         if is_agreed and before is None:
             return None
         # The same on every day and in every run.
-        break_id = hashlib.sha256(f"{self._rules.name}\0{today['key']}".encode()).hexdigest()[:16]
+        break_id = hashlib.sha256(f"{self.rules.name}\0{today['key']}".encode()).hexdigest()[:16]
         figures = {name: today[name] for name in FIGURES}
-        note = None if is_agreed else self._explanations.get(break_id)
+        note = None if is_agreed else self.explanations.get(break_id)
         if note is not None and (note.class_, note.figures) != (own, figures):
             note = None  # The break has changed since it was explained.
         class_ = own if note is None else Class.EXPLAINED.value
@@ -82,10 +81,10 @@ class BreakLife:
         if before is None or not is_same or before["class"] != class_:
             # The last booking closes an item; its moment identifies that booking.
             closing = f" {today['last_ms']}" if status == "closed" else ""
-            changes = [*filter(None, history.split(",")), f"{self._day} {own} {status}{closing}"]
+            changes = [*filter(None, history.split(",")), f"{self.day} {own} {status}{closing}"]
             history = ",".join([*changes[:1], *changes[1:][1 - HISTORY :]])
-        first_seen = before["first_seen"] if before else self._day.isoformat()
-        age = _age(self._rules.day, first_seen, self._day)
+        first_seen = before["first_seen"] if before else self.day.isoformat()
+        age = _age(self.rules.day, first_seen, self.day)
         return {
             **today,
             "break_id": break_id,

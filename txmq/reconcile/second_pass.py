@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
-from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -198,7 +198,14 @@ def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
     def case_of(key: str) -> TransferRows:
         return cases.setdefault(key, TransferRows(key))
 
-    for key, origin, entry in _entries(evidence):
+    def as_item(*values: Any) -> dict[str, Any]:
+        return dict(zip(ITEMS.names, values, strict=True))
+
+    entries = list(_rows(evidence, "entry", EntryRow))
+    # A row that names no transfer has the key of its booking.
+    bookings = split_bookings(entry for _, _, entry in entries if entry.is_lone)
+    named = (row for row in entries if not row[2].is_lone)
+    for key, origin, entry in chain(named, ((row.key or "", TODAY, row) for row in bookings)):
         case = case_of(key)
         case.was_open |= origin == CARRIED
         (case.agreed_entries if origin == EARLIER else case.entries).append(entry)
@@ -208,26 +215,13 @@ def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
         (case.agreed_messages if origin == EARLIER else case.messages).append(message)
     for key, _, failure in _rows(evidence, "failure", FailureRow):
         case_of(key).failures.append(failure)
-    for key, _, item in _rows(evidence, "item", partial(zip, ITEMS.names)):
-        case_of(key).item = dict(item)
+    for key, _, item in _rows(evidence, "item", as_item):
+        case_of(key).item = item
     if "history" in evidence.column_names:
         closed = evidence.filter(pc.field("history").is_valid()).select(["key", "history"])
         for row in closed.to_pylist():
             case_of(row["key"]).histories.append(row["history"])
     return cases
-
-
-def _entries(evidence: pa.Table) -> Iterator[tuple[str, int, EntryRow]]:
-    """The entries as :func:`_rows`; one that names no transfer has the key of its booking."""
-    lone: list[EntryRow] = []
-    for key, origin, entry in _rows(evidence, "entry", EntryRow):
-        if entry.is_lone:
-            lone.append(entry)
-        else:
-            yield key, origin, entry
-    for entry in split_bookings(lone):
-        assert entry.key is not None
-        yield entry.key, TODAY, entry
 
 
 def _rows(evidence: pa.Table, name: str, make: Any) -> Iterator[tuple[str, int, Any]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import date, datetime
 from decimal import Decimal
@@ -32,7 +32,7 @@ from txmq.reconcile.extract.sqlite import SqliteDialect, SqliteReader, milliseco
 from txmq.reconcile.extract.statements import Dialect, TableColumns
 from txmq.reconcile.extract.table_writer import arrow_table, join_halves
 from txmq.reconcile.results import Results
-from txmq.reconcile.rules import BankFiles, Day, EntryColumns
+from txmq.reconcile.rules import EntryColumns
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING
 
@@ -62,8 +62,14 @@ def read_files(books: BookRequest) -> ExtractedSource:
     return ExtractedSource(name, "files", snapshot, taken_ms, taken_ms, tables)
 
 
+class _FileDialect(SqliteDialect):
+    place: Mapping[str, str] = {"file": "txmq_file", "line": "txmq_line"}
+
+
 class _FileReader(SqliteReader):
     """Reads a bank's files, through tables of a temporary database."""
+
+    _dialect = _FileDialect()
 
     def __init__(self, books: BookRequest, connection: sqlite3.Connection) -> None:
         assert books.bank.files is not None
@@ -72,8 +78,28 @@ class _FileReader(SqliteReader):
         self.hashes: list[str] = []
         """The names and hashes of the files that were read."""
         self._pages: list[StatementPage] = []
-        parsers = _amount_parser(files), _moment_parser(files, books.rules.day)
-        super().__init__(books, connection, _FileDialect(), *parsers)
+        decimal, grouping = re.escape(files.decimal), re.escape(files.grouping)
+        groups = rf"|[0-9]{{1,3}}(?:{grouping}[0-9]{{3}})+" if grouping else ""
+        self._amount = re.compile(rf"\s*[+-]?(?:[0-9]+{groups})(?:{decimal}[0-9]+)?\s*")
+        super().__init__(books, connection)
+
+    def minor(self, value: Any, scale: int | None) -> int | None:
+        """An amount as the bank writes it, in minor units."""
+        if self._amount.fullmatch(text := str(value)) is None:
+            return None
+        plain = text.replace(self._files.grouping, "").replace(self._files.decimal, ".")
+        return whole_number(plain, scale)
+
+    def moment(self, value: Any, zone: str) -> int | None:
+        """A moment as the bank writes it; a date without a time is its end."""
+        with suppress(ValueError, OverflowError):
+            found = _read(value.strip(), self._files.moments) if isinstance(value, str) else None
+            if isinstance(found, datetime):
+                is_zoned = self._files.is_statement and found.tzinfo is not None
+                return milliseconds(found, "" if is_zoned else zone)
+            # Nobody knows the time of a date, so grace counts from its end.
+            return None if found is None else self._books.rules.day.window(found).end_ms - 1
+        return None
 
     def tables(self) -> tuple[ExtractedTable, ...]:
         """Read the files, and write the tables of the extract."""
@@ -232,38 +258,6 @@ def _stored_value(value: Any, decimal: str) -> Any:
         case date():
             return value.isoformat()
     raise ValueError(f"{value!r} is not a text or a number; a dot in a name leads into an object")
-
-
-class _FileDialect(SqliteDialect):
-    place: Mapping[str, str] = {"file": "txmq_file", "line": "txmq_line"}
-
-
-def _amount_parser(files: BankFiles) -> Callable[..., int | None]:
-    decimal, grouping = re.escape(files.decimal), re.escape(files.grouping)
-    groups = rf"|[0-9]{{1,3}}(?:{grouping}[0-9]{{3}})+" if grouping else ""
-    pattern = re.compile(rf"\s*[+-]?(?:[0-9]+{groups})(?:{decimal}[0-9]+)?\s*")
-
-    def parse(value: int | str | None, scale: int | None) -> int | None:
-        if pattern.fullmatch(text := str(value)) is None:
-            return None
-        plain = text.replace(files.grouping, "").replace(files.decimal, ".")
-        return whole_number(plain, scale)
-
-    return parse
-
-
-def _moment_parser(files: BankFiles, day: Day) -> Callable[..., int | None]:
-    def parse(value: int | str | None, zone: str) -> int | None:
-        with suppress(ValueError, OverflowError):
-            found = _read(value.strip(), files.moments) if isinstance(value, str) else None
-            if isinstance(found, datetime):
-                is_zoned = files.is_statement and found.tzinfo is not None
-                return milliseconds(found, "" if is_zoned else zone)
-            # Nobody knows the time of a date, so grace counts from its end.
-            return None if found is None else day.window(found).end_ms - 1
-        return None
-
-    return parse
 
 
 def _read(text: str, form: str) -> date:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,11 +48,9 @@ def extract_day(
     try:
         with home.staging() as draft:
             with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
-                futures = [
-                    pool.submit(read, BookRequest(bank, rules, day, draft / bank.name, clock))
-                    for bank, read in zip(rules.bank, readers, strict=True)
-                ]
-                banks = [future.result() for future in futures]
+                where = [(bank, rules, day, draft / bank.name, clock) for bank in rules.bank]
+                requests = starmap(BookRequest, where)
+                banks = list(pool.map(lambda read, request: read(request), readers, requests))
             log = take_log(rules, rules.day.window(day), draft)
             manifest = Manifest.of(rules, day, (*banks, log))
             manifest.write(draft)
@@ -69,21 +68,20 @@ def _reader_of(
         from txmq.reconcile.extract.book_files import read_files
 
         return read_files
-    match bank.database.partition(":")[0].partition("+")[0]:
-        case "postgresql" | "postgres":
-            from txmq.reconcile.extract.postgres import read_postgres
+    kind = bank.database.partition(":")[0].partition("+")[0]
+    if kind in {"postgresql", "postgres"}:
+        from txmq.reconcile.extract.postgres import read_postgres
 
-            return read_postgres
-        case "sqlite":
-            from txmq.reconcile.extract.sqlite import read_sqlite
+        return read_postgres
+    if kind == "sqlite":
+        from txmq.reconcile.extract.sqlite import read_sqlite
 
-            return read_sqlite
-        case "jdbc" if spark is not None:
-            from txmq.reconcile.extract.jdbc import read_jdbc
+        return read_sqlite
+    if kind == "jdbc" and spark is not None:
+        from txmq.reconcile.extract.jdbc import read_jdbc
 
-            return partial(read_jdbc, spark=spark, home=home)
-        case "jdbc":
-            why = "Spark reads JDBC URLs, and no session was given"
-        case _:
-            why = "its URL must begin with postgresql://, sqlite:/// or jdbc:"
+        return partial(read_jdbc, spark=spark, home=home)
+    why = "its URL must begin with postgresql://, sqlite:/// or jdbc:"
+    if kind == "jdbc":
+        why = "Spark reads JDBC URLs, and no session was given"
     raise ReconcileRefused(f"{bank.name}: {why}")

@@ -7,13 +7,13 @@ functions convert all other values, exactly as they are written.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from decimal import Context, Decimal
 from functools import lru_cache, partial
 from math import floor
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
@@ -33,10 +33,6 @@ _CACHED: Final = 1 << 16
 _GREATEST: Final = (1 << 63) - 1
 _EXACT: Final = Context(prec=10_000)
 """By default, 28 digits are kept, and others are rounded away."""
-
-
-_Function: TypeAlias = Callable[..., int | None]
-"""Converts a value with a scale or a zone; the result is ``None`` if it is invalid."""
 
 
 class SqliteDialect(Dialect):
@@ -76,8 +72,7 @@ def read_sqlite(books: BookRequest) -> ExtractedSource:
             # The first read fixes the state that all later reads see.
             connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
             taken_ms = books.clock.wall_ms()
-            reader = SqliteReader(books, connection, SqliteDialect(), whole_number, _moment)
-            tables = reader.tables()
+            tables = SqliteReader(books, connection).tables()
     except sqlite3.Error as error:
         raise ReconcileRefused(f"{name}: {error_text(error)} ({path})") from error
     return ExtractedSource(name, "sqlite", "", taken_ms, taken_ms, tables)
@@ -86,21 +81,26 @@ def read_sqlite(books: BookRequest) -> ExtractedSource:
 class SqliteReader(BookReader):
     """Reads a bank's tables in one transaction, with functions for its amounts and moments."""
 
-    def __init__(
-        self,
-        books: BookRequest,
-        connection: sqlite3.Connection,
-        dialect: SqliteDialect,
-        minor: _Function,
-        moment: _Function,
-    ) -> None:
+    _dialect = SqliteDialect()
+
+    def __init__(self, books: BookRequest, connection: sqlite3.Connection) -> None:
         super().__init__(books)
         self._connection = connection
-        self._dialect = dialect
-        floored: _Function = partial(whole_number, floored=True)
-        functions = {"txmq_minor": minor, "txmq_floor": floored, "txmq_moment": moment}
-        for name, function in functions.items():
+        floored = partial(whole_number, floored=True)
+        named = ("txmq_minor", self.minor), ("txmq_floor", floored), ("txmq_moment", self.moment)
+        for name, function in named:
             connection.create_function(name, 2, lru_cache(_CACHED)(function), deterministic=True)
+
+    def minor(self, value: Any, scale: int | None) -> int | None:
+        """An amount in minor units; ``None`` if it is invalid."""
+        return whole_number(value, scale)
+
+    def moment(self, value: Any, zone: str) -> int | None:
+        """A moment in ISO format: in the given zone, or with its own zone if none is given."""
+        with suppress(ValueError):
+            if isinstance(value, str):
+                return milliseconds(datetime.fromisoformat(value.strip()), zone)
+        return None
 
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._connection.execute(statement).fetchall()
@@ -136,14 +136,6 @@ def whole_number(given: object, factor: int | None, *, floored: bool = False) ->
         return None
     found = floor(exact) if is_long else None
     return found if floored or found == exact else None
-
-
-def _moment(given: object, zone: str) -> int | None:
-    """A moment in ISO format: in the given zone, or with its own zone if none is given."""
-    with suppress(ValueError):
-        if isinstance(given, str):
-            return milliseconds(datetime.fromisoformat(given.strip()), zone)
-    return None
 
 
 def milliseconds(found: datetime, zone: str) -> int | None:

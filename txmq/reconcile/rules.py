@@ -13,27 +13,6 @@ from msgspec import Meta, Struct, field
 from txmq.config import parse_duration
 from txmq.reconcile.summary import digest_of
 
-__all__ = [
-    "LOG_PLACES",
-    "SCHEMES",
-    "STATEMENT_FIELDS",
-    "TRANSFER_KINDS",
-    "AccountColumns",
-    "Bank",
-    "BankFiles",
-    "Constant",
-    "Day",
-    "DayWindow",
-    "EntryColumns",
-    "Flow",
-    "LogRules",
-    "Money",
-    "Namespaces",
-    "Outcomes",
-    "Recon",
-    "Rules",
-]
-
 Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Weekday: TypeAlias = Literal[
     "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"

@@ -17,24 +17,6 @@ from msgspec import Struct
 from txmq.quantity import quantity
 from txmq.reconcile.classes import Class
 
-__all__ = [
-    "BUCKETS",
-    "FIGURES",
-    "Aged",
-    "Control",
-    "Past",
-    "Proof",
-    "Result",
-    "Run",
-    "SignOff",
-    "SignatureState",
-    "Stage",
-    "Total",
-    "Verdict",
-    "digest_of",
-    "sum_totals",
-]
-
 BUCKETS: Final = ("0", "1", "2-3", "4-7", ">7")
 """Ages in business days."""
 

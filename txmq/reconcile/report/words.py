@@ -9,19 +9,6 @@ from zoneinfo import ZoneInfo
 
 from txmq.reconcile.summary import Verdict
 
-__all__ = [
-    "VERDICTS",
-    "amount",
-    "long_date",
-    "mask",
-    "mask_sides",
-    "moment",
-    "points",
-    "rate",
-    "seconds",
-    "signed",
-]
-
 
 class Headline(NamedTuple):
     """A verdict in words."""

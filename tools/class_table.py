@@ -1,4 +1,4 @@
-"""Writes the closed table of classes into the page that explains reconciliation.
+"""Writes the closed table of classes into their page.
 
 python -m tools.class_table PAGE
 """

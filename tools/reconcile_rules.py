@@ -21,12 +21,12 @@ HEAD = """\
 <!-- Printed by `python -m tools.reconcile_rules`; change the rules, not this page. -->
 
 Every key of the file that `txmq reconcile --config` names.
-[Reconcile two banks](../howto/reconcile.md) has a whole one.
+[Write the rules](../howto/reconcile-write-rules.md) shows a complete file.
 
-A key that is not here is refused, and so is a value that cannot be.
-Paths in it begin where the file is.
-`${VARIABLE}` stands for what the variable holds, wherever a text may stand.
-Durations are written `"90s"`, `"20m"`, `"2h"`, `"1d"`.
+An unknown key or an invalid value ends the command with exit code 3.
+Relative paths begin at the folder of the file.
+In each text, `${VARIABLE}` stands for the value of a variable of the environment.
+Durations are `"90s"`, `"20m"`, `"2h"`, `"1d"`.
 """
 
 

@@ -55,7 +55,7 @@ docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m tools.api_reference docs/reference/api
 	$(RUN) -m tools.fault_table > docs/internals/faults.md
 	$(RUN) -m tools.state_diagram docs/explanation/half-messages.md
-	$(RUN) -m tools.class_table docs/explanation/reconciliation.md
+	$(RUN) -m tools.class_table docs/reference/reconcile-classes.md
 
 wheels: $(READY)  ## build dist/, and follow README.md with the wheel in an empty environment
 	rm -rf dist .cache/wheels

@@ -1,4 +1,4 @@
-"""Writes the closed table of classes into the page that explains reconciliation.
+"""Writes the closed table of classes into their page.
 
 python -m tools.class_table PAGE
 """
@@ -13,7 +13,7 @@ BLOCK = re.compile(
     r"(?<=written by `make docs` -->\n).*?(?=<!-- the end of the classes -->)", re.DOTALL
 )
 HEAD = """\
-| class | | what is the matter | the most likely cause | what to do |
+| class | group | what it means | the most likely cause | what to do |
 |---|---|---|---|---|
 """
 

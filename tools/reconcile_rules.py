@@ -20,13 +20,13 @@ HEAD = """\
 
 <!-- Printed by `python -m tools.reconcile_rules`; change the rules, not this page. -->
 
-Every key of the file that `txmq reconcile --config` names.
-[Reconcile two banks](../howto/reconcile.md) has a whole one.
+This page has every key of the file that `txmq reconcile --config` names.
+[Write the rules](../howto/reconcile-write-rules.md) shows a complete file.
 
-A key that is not here is refused, and so is a value that cannot be.
-Paths in it begin where the file is.
-`${VARIABLE}` stands for what the variable holds, wherever a text may stand.
-Durations are written `"90s"`, `"20m"`, `"2h"`, `"1d"`.
+An unknown key or an invalid value ends the command with exit code 3.
+Relative paths begin at the folder of the file.
+In each text, `${VARIABLE}` stands for the value of a variable of the environment.
+Durations are `"90s"`, `"20m"`, `"2h"`, `"1d"`.
 """
 
 
@@ -45,7 +45,7 @@ def page() -> str:
 
 def _section(section: Section) -> str:
     doc = _plain(f"{inspect.getdoc(section.shape) or ''} {section.text}")
-    lines = ["", f"## {section.heading}", "", doc, "", "| key | default | what it takes | |"]
+    lines = ["", f"## {section.heading}", "", doc, "", "| key | default | value | meaning |"]
     lines.append("|---|---|---|---|")
     texts = texts_under(section.shape)
     for name, kind, default in _fields(section.shape):
@@ -99,7 +99,8 @@ def _kind_name(kind: Any) -> str:
         days = get_origin(inner[0]) is Literal
         return "list of days of the week" if days else f"list of {_kind_name(inner[0])}s"
     if origin is dict:
-        return "table of texts" if inner[1] is str else f"table of {_kind_name(inner[1])}"
+        name = _kind_name(inner[1])
+        return f"table of {'lists of texts' if name == 'list of texts' else f'{name}s'}"
     if origin in (Union, UnionType):
         return " or ".join(_kind_name(part) for part in inner if part is not NoneType)
     named = {str: "text", int: "whole number", bool: "true or false", date: "date"}

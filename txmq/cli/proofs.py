@@ -117,8 +117,9 @@ def explain(
 ) -> None:
     """Explain differences of proofs, from the next run until their amounts change.
 
-    Those of account-table, clearing and double-entry last: --until says for how long they are
-    explained. All others are in the bookings of one date, and are only explained on that date.
+    Those of account-table, clearing, double-entry and readable-rows last until a person corrects
+    them: --until is the last date on which they are explained. All others are explained on their
+    own date only.
     """
     with report_failures():
         from txmq.reconcile.differences import ABOUT_PROOFS, differences_in

@@ -69,7 +69,7 @@ STATEMENT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class Day(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a business date is."""
+    """When a business date begins and ends, and how long transfers may take."""
 
     zone: str = "UTC"
     """The time zone of business dates."""
@@ -77,7 +77,7 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
     """When a business date ends. One that ends at 17:00 begins at 17:00 on the day before; one that
     ends at 00:00 is a calendar day."""
     grace: str = "2h"
-    """A transfer that is in flight at the end of the day for at most this long is not a break."""
+    """How long a transfer may be under way when the date ends without being a break."""
     weekend: frozenset[Weekday] = frozenset({"saturday", "sunday"})
     """Days of the week that do not count for the age of a break."""
     holidays: frozenset[date] = frozenset()
@@ -117,14 +117,14 @@ class Day(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Money(Struct, frozen=True, forbid_unknown_fields=True):
-    """A currency; its amounts here are minor units."""
+    """A currency, by its code of three letters; all amounts are in minor units."""
 
     digits: Annotated[int, Meta(ge=0, le=6)] = 2
     """Digits after the point of a major unit."""
     tolerance: Annotated[int, Meta(ge=0)] = 0
     """The sides of a transfer agree if their amounts differ by no more."""
     materiality: Annotated[int, Meta(ge=0)] = 0
-    """Breaks are within limits if all together they are worth no more."""
+    """Breaks are within the limits if their amounts at risk add up to no more."""
 
 
 class Outcomes(Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,17 +145,17 @@ class Outcomes(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits on breaks, whatever they are worth."""
+    """How many breaks are within the limits or shown, and how many rows may be unreadable."""
 
     breaks: Annotated[int, Meta(ge=0)] = 100
-    """The most breaks."""
+    """The most breaks that are within the limits."""
     age_days: Annotated[int, Meta(ge=0)] = 7
-    """The greatest age of a break, in business days."""
+    """The greatest age of a break that is within the limits, in business days."""
     evidence: Annotated[int, Meta(ge=0, le=10_000)] = 20
     """How many breaks of each class the report shows."""
     quarantine_max: Annotated[int, Meta(ge=0, le=10_000)] = 0
-    """The most rows of a bank's table that cannot be read: their amount, moment, currency or
-    account is invalid. They are reported instead of reconciled; with one more the run stops."""
+    """The most rows of a bank's table that may be unreadable: their amount, moment, currency or
+    account is invalid. The run reports them and does not reconcile them; one more ends it."""
 
 
 class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,9 +181,10 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     do, a column or the beginning of an id decides: ``{ column = "issuer", names = { 102 = "icbc"
     } }`` or ``{ names = { IC = "icbc", CC = "ccb" } }``."""
     kinds: dict[str, tuple[str, ...]] = {}
-    """What the bank calls a debit, a credit and so on: lists under ``debit``, ``credit``,
-    ``return`` (the payer is paid back), ``recall`` (a credit is taken back from the payee) and
-    ``fee`` (a charge for a transfer, on the account that earns it). Others are no transfers."""
+    """The bank's words for each kind of row: lists under ``debit``, ``credit``, ``return``,
+    ``recall`` and ``fee``. A return pays the payer back, and a recall takes a credit back from the
+    payee. A fee charges for a transfer, on the account that earns it. A row of any other kind
+    belongs to no transfer."""
     id: str = ""
     """The column with the row's own number; it identifies duplicate rows."""
     recorded: str = ""
@@ -200,16 +201,17 @@ class EntryColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """``signed``: a debit is negative; ``unsigned``: only its kind marks it."""
     clearing: tuple[str, ...] = ()
     """Accounts for money in flight to another bank. If all banks name them, the clearing proofs
-    check that they hold exactly that."""
+    check that they hold exactly this money."""
     suspense: tuple[str, ...] = ()
     """Accounts for money that could not be credited to its payee."""
     capital: tuple[str, ...] = ()
     """Accounts for money from outside. If they are named, all money that customers receive
     without a transfer must come from them."""
     double_entry: bool = False
-    """The rows of each booking add up to nothing."""
+    """Whether the rows of each booking add up to zero; if so, the run proves it."""
     gapless: bool = False
-    """The ids have no gaps, also from one day to the next. Most databases leave gaps."""
+    """Whether the ids have no gaps, also from one day to the next; if so, the run proves it. Most
+    databases leave gaps."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -356,7 +358,7 @@ class Recon(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rules(Struct, frozen=True, forbid_unknown_fields=True):
-    """All of it."""
+    """The rules of a reconciliation; these keys stand before the first table of the file."""
 
     name: Name
     """The reconciliation's name; break ids depend on it, so do not change it."""
@@ -369,8 +371,8 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     """Raise it with each change, so that a result names the rules that made it."""
     day: Day = Day()
     money: dict[str, Money] = {}
-    """By the code of three letters. If none is named, any currency is accepted, and all
-    transfers take the second pass; if some are, another currency in a bank's book stops the run."""
+    """If no currency is named, any is accepted, and all transfers take the second pass. If some are
+    named, another currency in a bank's book ends the run."""
     outcomes: Outcomes = Outcomes()
     limits: Limits = Limits()
     recon: Recon | None = None

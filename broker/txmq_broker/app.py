@@ -8,11 +8,16 @@ import logging
 import resource
 import signal
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from txmq.errors import InternalError, ServiceUnavailable, StoreError, WriteFailed
+from txmq.credentials import load_credentials
+from txmq.errors import BrokerRefused, InternalError, ServiceUnavailable, StoreError, WriteFailed
 from txmq.protocol.bodies import TopicConfigs
+from txmq.protocol.headers import EndTransaction
+from txmq.protocol.record import unpack
+from txmq.protocol.signature import Credentials
 from txmq.remoting.connection import Connection, ConnectionPool, split_address
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
@@ -20,6 +25,10 @@ from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
+from txmq_broker.access.acl_files import AclFiles
+from txmq_broker.access.audit import AuditLog
+from txmq_broker.access.authorizer import Authorizer
+from txmq_broker.access.requirements import MessageTopics
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.clients import Clients
@@ -126,9 +135,12 @@ class Broker:
             self.admission,
             settings.retention,
         )
-        self._pool = ConnectionPool(self.network, self.clock)
+        self._acl = AclFiles(Path(settings.acl)) if settings.acl else None
+        self._audit = AuditLog(self.disk, self.clock)
+        self._own = self._credentials()
+        self._pool = ConnectionPool(self.network, self.clock, credentials=self._own)
         self._names: NameServer | None = None
-        self._dispatch = Dispatcher({})
+        self._dispatch = Dispatcher({}, self._authorizer())
         self._listener: Listener | None = None
         self._registrar: Registrar | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -163,6 +175,7 @@ class Broker:
             self._dispatch,
             connections_max=self.settings.connections_max,
             on_lost=self._lost,
+            decode=self._dispatch.decode,
         )
         await self._listener.open(*split_address(self.settings.listen))
         self._identity = Identity.of(
@@ -189,6 +202,8 @@ class Broker:
         chores = self._housekeeping.run(self._client_handlers.drop_silent, self._expire_locks)
         self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
         self._tasks.append(asyncio.create_task(self._checker.run(), name="check-back"))
+        if self._acl is not None:
+            self._tasks.append(asyncio.create_task(self._acl.watch(), name="accounts"))
         self._delivery = asyncio.create_task(self._deliverer.run(), name="delivery")
         self._tasks.append(self._delivery)
 
@@ -218,7 +233,12 @@ class Broker:
         names = self.settings.names
         if not names:
             server = self._names = NameServer(
-                self.network, self.clock, self.disk, owner=self._keeper.owner
+                self.network,
+                self.clock,
+                self.disk,
+                owner=self._keeper.owner,
+                authorize=self._authorizer_of_names(),
+                audit=self._audit,
             )
             await server.__aenter__()
             # The broker is registered before the first client connects: without a route a client
@@ -229,6 +249,40 @@ class Broker:
             names = self.names
         addresses = [address.strip() for address in names.split(";") if address.strip()]
         return Registrar(self._identity, self.topics, self._pool, addresses)
+
+    def refresh_accounts(self) -> None:
+        """Read the files of accounts again now, if they have changed."""
+        if self._acl is not None:
+            self._acl.refresh()
+
+    def _authorizer(self) -> Authorizer | None:
+        if self._acl is None:
+            return None
+        topics = MessageTopics(self._topic_at, self._topic_of_half)
+        return Authorizer(self._acl, topics, audit=self._audit)
+
+    def _authorizer_of_names(self) -> Authorizer | None:
+        return (
+            None if self._acl is None else Authorizer(self._acl, own=self._own, audit=self._audit)
+        )
+
+    def _credentials(self) -> Credentials | None:
+        """What this broker signs its registrations with; an account of its own name server."""
+        if self._acl is None or self.settings.names:
+            return load_credentials()
+        secret = self.entropy.token(32).hex()
+        return Credentials(access_key=f"broker {self.settings.name}", secret_key=secret)
+
+    def _topic_at(self, position: int) -> str | None:
+        data = self.store.record_bytes(position)
+        return None if data is None else unpack(data)[0].topic
+
+    def _topic_of_half(self, end: EndTransaction) -> str | None:
+        try:
+            half = self.coordinator.find(end).half
+        except BrokerRefused:
+            return None  # The handler refuses it too.
+        return None if half is None else half.queue.topic
 
     def _parts(self) -> Parts:
         return Parts(
@@ -283,7 +337,7 @@ class Broker:
         table: dict[int, Handler] = {}
         for family in families:
             table |= family.table()
-        self._dispatch.serve(table)
+        self._dispatch.serve(self._audit.watched(table))
 
     # Stopping
 
@@ -342,6 +396,7 @@ class Broker:
             await self._flusher.stop()
         await self._pool.close()
         await self._close_names()
+        self._audit.close()
         self.store.close()
         self.stopped.set()
 

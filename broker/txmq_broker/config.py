@@ -271,6 +271,11 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
     names: str = ""
     """Name servers elsewhere, separated by ``;``; with any, it runs none of its own."""
 
+    acl: str = ""
+    """A file of accounts as RocketMQ's ``plain_acl.yml``, or a directory of such files. With it,
+    every request needs a signature and a permission; it is read again when it changes.
+    """
+
     connections_max: int = 10_000
     """Connections open at once; one more is closed at once."""
 

@@ -120,6 +120,15 @@ def _disk_mark(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, o
     return {"retention.delete_above": min(wanted, forced)}
 
 
+def _with_accounts(value: object, so_far: _SoFar, notice: _Notice) -> dict[str, object]:
+    del notice
+    if _truth(value) == "false":
+        return {"acl": ""}
+    if not so_far("acl"):
+        raise ValueError("true only if acl names the file of accounts before it")
+    return {}
+
+
 def _no_halves(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
     del so_far, notice
     return {"transaction.pending_max": 0} if _truth(value) == "true" else {}
@@ -220,6 +229,9 @@ _KEPT: Final[dict[str, ForeignName]] = {
         "milliseconds, or with a unit; a number below 1000 counts seconds, as in tutorials, "
         "and the start says so",
     ),
+    "aclEnable": Derived(
+        ("acl",), _with_accounts, "`true` needs `acl`, the file of accounts; `false` takes it away"
+    ),
     "rejectTransactionMessage": Derived(
         ("transaction.pending_max",), _no_halves, "`true` sets it to 0"
     ),
@@ -227,13 +239,12 @@ _KEPT: Final[dict[str, ForeignName]] = {
 
 _NO_COPIES: Final = "a broker has no copies yet, so no answer can promise a second one"
 _NO_ACCESS: Final = (
-    "access control does not exist yet, so anybody who reaches the broker may do anything: "
-    "keep it on 127.0.0.1 or in a network of your own"
+    "the access control of RocketMQ 5 does not exist here; set acl to a file of accounts, as in "
+    "RocketMQ's plain_acl.yml"
 )
 _NO_TEMPLATE: Final = "the topics named after the broker and its cluster are always there"
 
 _FIXED: Final[dict[str, ForeignName]] = {
-    "aclEnable": OneValue("false", _NO_ACCESS),
     "authenticationEnabled": OneValue("false", _NO_ACCESS),
     "authorizationEnabled": OneValue("false", _NO_ACCESS),
     "useTLS": OneValue("false", "connections are not encrypted yet"),
@@ -511,7 +522,8 @@ _UNUSED: Final = (
         """,
     ),
     _Group(
-        "access control does not exist yet; the settings that would turn it on are refused",
+        "accounts come from the file in `acl`; the settings of RocketMQ 5's access control are "
+        "refused where they would turn it on",
         """
         aclCacheExpiredSecond aclCacheMaxNum aclCacheRefreshSecond authConfigPath
         authenticationMetadataProvider authenticationProvider authenticationStrategy

@@ -116,9 +116,7 @@ def send_until_acknowledged(producer, verb, topic, line):
 
 
 def produce(options):
-    producer = Producer(options.group, orderly=options.verb == "send-orderly")
-    producer.set_namesrv_addr(options.names)
-    producer.start()
+    producer = started(Producer(options.group, orderly=options.verb == "send-orderly"), options)
     emit("ready")
     try:
         for line in sys.stdin:
@@ -161,8 +159,15 @@ def transact(options):
     emit("stopped")
 
 
+def sign(member, options):
+    if options.account:
+        access_key, secret_key = options.account.split(":")
+        member.set_session_credentials(access_key, secret_key, "channel")
+
+
 def started(producer, options):
     producer.set_namesrv_addr(options.names)
+    sign(producer, options)
     producer.start()
     return producer
 
@@ -250,6 +255,7 @@ def consume(options):
     model = MessageModel.BROADCASTING if options.broadcasting else MessageModel.CLUSTERING
     consumer = PushConsumer(options.group, orderly=options.orderly, message_model=model)
     consumer.set_namesrv_addr(options.names)
+    sign(consumer, options)
     consumer.subscribe(options.topic, partial(handle, options=options), options.tags)
     consumer.start()
     emit("ready")
@@ -270,6 +276,7 @@ def parse():
     parser.add_argument("--names", required=True, help="name server, HOST:PORT")
     parser.add_argument("--topic", required=True)
     parser.add_argument("--group", required=True)
+    parser.add_argument("--account", default="", help="access key:secret key")
     parser.add_argument("--pace-ms", type=int, default=0, help="pause between sends")
     parser.add_argument("--tags", default="*", help="tag expression, for example 'A || B'")
     parser.add_argument("--tell", action="append", default=[], help="a property to tell as well")

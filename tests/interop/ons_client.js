@@ -51,6 +51,7 @@ function parse() {
       fails: { type: 'string', default: '0' },
       'attempts-max': { type: 'string', default: '16' },
       broadcasting: { type: 'boolean', default: false },
+      account: { type: 'string', default: ':' },
     },
   });
   return { verb: positionals[0], ...values };
@@ -58,7 +59,9 @@ function parse() {
 
 function settings(options) {
   // A truthy httpclient satisfies an assertion; with nameSrv given nothing is fetched by it.
-  return { ...SHORT_TIMERS, nameSrv: options.names, httpclient: {}, logger };
+  const [ accessKey, secretKey ] = options.account.split(':');
+  const account = accessKey ? { accessKey, secretKey } : {};
+  return { ...SHORT_TIMERS, ...account, nameSrv: options.names, httpclient: {}, logger };
 }
 
 function build(topic, line) {

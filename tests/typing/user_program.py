@@ -23,6 +23,7 @@ from txmq import (
     Client,
     ClientSettings,
     ConsumerSettings,
+    Credentials,
     Effect,
     HalfMessage,
     Later,
@@ -130,7 +131,8 @@ async def is_stored(producer: Producer, message: Message) -> bool | None:
 def settings_of_client() -> ClientSettings:
     """With spans, where somebody looks at them."""
     telemetry: Telemetry | None = Telemetry.if_installed()
-    return ClientSettings(instance="one", telemetry=telemetry)
+    account = Credentials(access_key="web-shop", secret_key="the secret")
+    return ClientSettings(instance="one", telemetry=telemetry, credentials=account)
 
 
 async def answer(producer: Producer, question: ReceivedMessage) -> SendResult:

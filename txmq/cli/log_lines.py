@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
+from txmq.cli.moments import time_text
 from txmq.errors import ConfigError, RemoteProtocolError
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.record import host_text
@@ -23,15 +23,6 @@ _ALGORITHMS = {SysFlag.LZ4: "lz4", SysFlag.ZSTD: "zstd"}
 _ALGORITHM_BITS = 0x700
 
 
-def _time_text(time_ms: int) -> str:
-    """A moment, to the millisecond."""
-    try:
-        moment = datetime.fromtimestamp(time_ms / 1000, UTC)
-    except (ValueError, OverflowError, OSError):
-        return str(time_ms)
-    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{time_ms % 1000:03d}Z"
-
-
 def record_line(found: LogRecord, *, with_body: bool) -> str:
     """A record on one line for people."""
     place = f"{found.topic or '?'}/{found.queue}"
@@ -39,7 +30,7 @@ def record_line(found: LogRecord, *, with_body: bool) -> str:
         place += f"@{found.offset}"
     if found.loss is not None:
         place = f"{len(found.loss.offsets)} topics"
-    parts = [f"{found.position:>14}", _time_text(found.time_ms), f"{found.kind:8}", place]
+    parts = [f"{found.position:>14}", time_text(found.time_ms), f"{found.kind:8}", place]
     parts += _special_parts(found)
     if found.tag:
         parts.append(f"tag={found.tag}")
@@ -66,7 +57,7 @@ def _special_parts(found: LogRecord) -> list[str]:
     elif found.loss is not None:
         parts = [f"reason={found.loss.reason}"]
     elif found.kind == "delayed" and found.record is not None:
-        parts = [f"due={_time_text(found.record.prepared_position)}"]
+        parts = [f"due={time_text(found.record.prepared_position)}"]
     return parts
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from txmq.config import parse_duration
 
-__all__ = ["EARLIEST", "LATEST", "age_of", "moment_ms"]
+__all__ = ["EARLIEST", "LATEST", "age_of", "moment_ms", "time_text"]
 
 EARLIEST: Final = 0
 LATEST: Final = -1
@@ -55,3 +55,12 @@ def age_of(age_ms: int) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size} {unit}"
     return f"{seconds} s"
+
+
+def time_text(time_ms: int) -> str:
+    """A moment, to the millisecond."""
+    try:
+        moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(time_ms)
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{time_ms % 1000:03d}Z"

@@ -31,6 +31,12 @@ def names(
             metavar="DIR", help="Where it keeps the settings of operators; without it, in memory."
         ),
     ] = None,
+    acl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="A file of accounts, as RocketMQ's plain_acl.yml, or a directory."
+        ),
+    ] = None,
     log_format: LogForm = "text",
     log_level: LogLevel = "info",
 ) -> None:
@@ -41,20 +47,28 @@ def names(
     kept = Path(data).absolute() if data is not None else "in memory: routes come from brokers"
     note_lines(f"txmq {txmq.__version__}\n  names   {listen}\n  data    {kept}")
     try:
-        uvloop.run(_serve(listen, data))
+        uvloop.run(_serve(listen, data, acl))
     except (TxmqError, OSError) as error:
         give_up(error, started=False, addresses={"--listen": listen}, data=data)
 
 
-async def _serve(listen: str, data: str | None) -> None:
+async def _serve(listen: str, data: str | None, acl: str | None) -> None:
+    from txmq_broker.access.acl_files import AclFiles
+    from txmq_broker.access.authorizer import Authorizer
     from txmq_broker.names.server import NameServer
 
     host, port = split_address(listen)
     stopped = asyncio.Event()
     disk = None if data is None else LocalDisk(data)
+    files = None if acl is None else AclFiles(Path(acl))
+    authorizer = None if files is None else Authorizer(files)
     with stop_at_signals(stopped):
-        async with NameServer(SystemNetwork(), SystemClock(), disk) as server:
+        server = NameServer(SystemNetwork(), SystemClock(), disk, authorize=authorizer)
+        watch = None if files is None else asyncio.create_task(files.watch())
+        async with server:
             await server.open(host, port)
             say("ready names {}:{}".format(*server.address))
             flush()
             await stopped.wait()
+        if watch is not None:
+            watch.cancel()

@@ -28,6 +28,8 @@ _NAMES: Final = (
     "log",
     "reconcile",
     "cluster",
+    "acl",
+    "audit",
     "schema",
     "config",
 )

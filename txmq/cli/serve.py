@@ -20,6 +20,7 @@ from txmq.cli import logs
 from txmq.cli.common import FAILED, WRONGLY_CALLED, fail
 from txmq.cli.output import flush, note_lines, say
 from txmq.config import ForeignName, load
+from txmq.credentials import CREDENTIALS_VARIABLES
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
 from txmq.remoting.connection import split_address
 from txmq.runtime.clock import SystemClock
@@ -45,7 +46,12 @@ CONFIG_VARIABLE: Final = "TXMQ_CONFIG"
 LOG_FORMAT_VARIABLE: Final = "TXMQ_LOG_FORMAT"
 LOG_LEVEL_VARIABLE: Final = "TXMQ_LOG_LEVEL"
 
-NOT_SETTINGS: Final = (CONFIG_VARIABLE, LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE)
+NOT_SETTINGS: Final = (
+    CONFIG_VARIABLE,
+    LOG_FORMAT_VARIABLE,
+    LOG_LEVEL_VARIABLE,
+    *CREDENTIALS_VARIABLES,
+)
 """Variables of the command line that are not settings of the broker."""
 
 LogForm = Annotated[
@@ -136,6 +142,14 @@ def serve(
             metavar="NAME", show_default="DefaultCluster", help="The cluster it belongs to."
         ),
     ] = None,
+    acl: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file of accounts, as RocketMQ's plain_acl.yml, or a directory of them: every "
+            "request then needs a signature and a permission.",
+        ),
+    ] = None,
     accept_loss: Annotated[
         str | None,
         typer.Option(
@@ -165,6 +179,7 @@ def serve(
         "store.flush": flush,
         "name": name,
         "cluster": cluster,
+        "acl": acl,
     }
     arguments = [f"{key}={value}" for key, value in options.items() if value is not None]
     if names_listen is not None:
@@ -216,6 +231,7 @@ def banner(settings: "BrokerSettings") -> str:
         "names": names,
         "data": str(Path(settings.data).absolute()),
         "flush": f"{settings.store.flush}: {_FLUSH_MEANS[settings.store.flush]}",
+        "access": f"accounts in {settings.acl}" if settings.acl else "everybody may do everything",
     }
     lines = [f"txmq {txmq.__version__}"]
     lines += [f"  {title:7} {text}" for title, text in rows.items()]

@@ -96,6 +96,7 @@ class ClusterClient(Lifecycle):
             answer_s=self.settings.answer_s,
             # Refresh in the background well before the route expires.
             fresh_s=2 * self.settings.route_refresh_s,
+            credentials=self.settings.credentials,
         )
         self.admin = Admin(self.session)
         self.id = _client_id(self.settings, self.session.entropy)

@@ -23,6 +23,7 @@ from txmq.client.routes import (
     RouteTable,
     route_of,
 )
+from txmq.credentials import load_credentials
 from txmq.errors import (
     BrokerRefused,
     ConfigError,
@@ -37,6 +38,7 @@ from txmq.protocol.bodies import TopicRoute
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import Header, RouteQuery
+from txmq.protocol.signature import Credentials
 from txmq.remoting.connection import Connection, ConnectionPool, Service, no_service, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
@@ -70,9 +72,11 @@ class Session:
         on_open: Called with every new connection and its address.
         answer_s: The timeout of a request.
         fresh_s: How long a route is fresh.
+        credentials: What requests are signed with; those of the environment if ``None``.
 
     Raises:
-        ConfigError: ``names`` names no server, or an address is invalid.
+        ConfigError: ``names`` names no server, an address is invalid, or the credentials of the
+            environment are incomplete.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Session:
         on_open: Callable[[str, Connection], None] | None = None,
         answer_s: float = ANSWER_S,
         fresh_s: float = FRESH_S,
+        credentials: Credentials | None = None,
     ) -> None:
         self.names = _addresses_in(names)
         self.clock = clock or SystemClock()
@@ -96,7 +101,14 @@ class Session:
         self.routes = RouteTable(fresh_s)
         self._asking: dict[str, asyncio.Task[Route]] = {}
         self._names_at = self.entropy.below(len(self.names))
-        self.pool = ConnectionPool(network or SystemNetwork(), self.clock, service, on_open)
+        self.credentials = credentials or load_credentials()
+        self.pool = ConnectionPool(
+            network or SystemNetwork(),
+            self.clock,
+            service,
+            on_open,
+            credentials=self.credentials,
+        )
         self._is_open = False
         self.owner = OwnerProcess("client")
 

@@ -19,6 +19,7 @@ from txmq.client.observe.telemetry import Telemetry
 from txmq.errors import ConfigError
 from txmq.limits import FRAME_BYTES_MAX, MESSAGE_BODY_BYTES_MAX
 from txmq.protocol.compression import Algorithm
+from txmq.protocol.signature import Credentials
 from txmq.protocol.topics import TRACES
 
 __all__ = [
@@ -78,6 +79,9 @@ class ClientSettings:
     """The timeout of a request."""
     telemetry: Telemetry | None = None
     """OpenTelemetry for sends and handlers."""
+    credentials: Credentials | None = None
+    """The account that requests are signed with; without it ``TXMQ_ACCESS_KEY`` and
+    ``TXMQ_SECRET_KEY``, or the file that ``TXMQ_CREDENTIALS`` names."""
 
     def __post_init__(self) -> None:
         """Check that the values can work."""

@@ -11,6 +11,7 @@ decodes them straight into typed attributes.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from struct import Struct
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
@@ -21,7 +22,7 @@ from txmq.limits import FRAME_BYTES_MAX, HEADER_FIELDS_MAX, LAX_HEADER_BYTES_MAX
 from txmq.protocol import fastjson, header_binary
 from txmq.protocol.codes import LANGUAGES, RequestCode, language_name
 from txmq.protocol.header_binary import BinaryHeader
-from txmq.protocol.headers import EndTransaction, Header, SendMessageV2
+from txmq.protocol.headers import EndTransaction, Header, SendMessageV2, SignedSend
 from txmq.quantity import quantity
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "FrameReader",
     "answer",
     "decode",
+    "decode_whole",
     "encode",
     "fields_of",
     "frame",
@@ -133,6 +135,7 @@ H = TypeVar("H", bound=Header)
 _decoders: Final[dict[type[Header], msgspec.json.Decoder[Any]]] = {}
 _wire_names: Final[dict[type[Header], tuple[tuple[str, str], ...]]] = {}
 _NO_FIELDS: Final = (b"", b"null")
+_field_decoder: Final = msgspec.json.Decoder(dict[str, str])
 
 
 class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
@@ -199,10 +202,7 @@ class Command(msgspec.Struct, rename={"ext": "extFields"}, gc=False):
         if self.fields is None and isinstance(ext, Header):
             self.fields = fields_of(ext)
         elif self.fields is None:
-            text = bytes(ext)
-            self.fields = (
-                {} if text in _NO_FIELDS else _texts(fastjson.loads(text, LAX_HEADER_BYTES_MAX))
-            )
+            self.fields = _fields_in(bytes(ext))
         return self.fields
 
 
@@ -210,6 +210,12 @@ class _Send(Command, gc=False, kw_only=True):
     """The most frequent request; its fields are decoded together with the rest."""
 
     ext: SendMessageV2  # type: ignore[valid-type]
+
+
+class _SignedSend(Command, gc=False, kw_only=True):
+    """The same with a signature, and no unknown field."""
+
+    ext: SignedSend
 
 
 class _End(Command, gc=False, kw_only=True):
@@ -221,6 +227,7 @@ class _End(Command, gc=False, kw_only=True):
 _command_decoder: Final = msgspec.json.Decoder(Command)
 _send: Final = (msgspec.json.Decoder(_Send, strict=False), int(RequestCode.SEND_MESSAGE_V2))
 _end: Final = (msgspec.json.Decoder(_End, strict=False), int(RequestCode.END_TRANSACTION))
+_signed_send: Final = msgspec.json.Decoder(_SignedSend, strict=False)
 _by_beginning: Final[dict[bytes, tuple[msgspec.json.Decoder[Any], int]]] = {
     b'{"code":310,': _send,
     b'{"code": 310': _send,  # Python's json writes a blank.
@@ -228,6 +235,35 @@ _by_beginning: Final[dict[bytes, tuple[msgspec.json.Decoder[Any], int]]] = {
     b'{"code": 37,': _end,
 }
 _BEGINNING: Final = 12
+
+
+def decode_whole(part: Frame) -> Command:
+    """Decode a frame's header, and keep all of its fields for :meth:`Command.field_map`.
+
+    A signature covers fields that no handler reads. Only a usual send is decoded straight into its
+    header, :class:`~txmq.protocol.headers.SignedSend`, from which all of its fields can be rebuilt.
+
+    Raises:
+        RemoteProtocolError: The header is invalid in its declared form.
+    """
+    kind, header, body = part
+    if kind == BINARY:
+        return _decode_binary(header, body)
+    command: Command | None = None
+    if _by_beginning.get(header[:_BEGINNING]) is _send:
+        # Others have no signature, or more fields than a usual send.
+        with suppress(*fastjson.NOT_STRICT):
+            command = _signed_send.decode(header)
+    try:
+        if command is None or command.code != _send[1]:
+            command = _command_decoder.decode(header)
+    except fastjson.NOT_STRICT:
+        command = _decode_lax(header)
+    else:
+        command.fields = None
+    command.kind = JSON
+    command.body = body
+    return command
 
 
 def decode(part: Frame) -> Command:
@@ -238,18 +274,7 @@ def decode(part: Frame) -> Command:
     """
     kind, header, body = part
     if kind == BINARY:
-        read = header_binary.unpack(header)
-        return Command(
-            code=read.code,
-            opaque=read.opaque,
-            flag=read.flag,
-            version=read.version,
-            language=read.language,
-            remark=read.remark,
-            kind=BINARY,
-            body=body,
-            fields=read.fields,
-        )
+        return _decode_binary(header, body)
     try:
         known = _by_beginning.get(header[:_BEGINNING])
         if known is None:
@@ -268,6 +293,21 @@ def decode(part: Frame) -> Command:
     return command
 
 
+def _decode_binary(header: bytes, body: bytes) -> Command:
+    read = header_binary.unpack(header)
+    return Command(
+        code=read.code,
+        opaque=read.opaque,
+        flag=read.flag,
+        version=read.version,
+        language=read.language,
+        remark=read.remark,
+        kind=BINARY,
+        body=body,
+        fields=read.fields,
+    )
+
+
 def _decode_lax(header: bytes) -> Command:
     value = fastjson.loads(header, LAX_HEADER_BYTES_MAX)
     if not isinstance(value, dict):
@@ -281,6 +321,18 @@ def _decode_lax(header: bytes) -> Command:
         raise RemoteProtocolError(f"header: {error}") from error
     command.fields = _texts(ext) if ext is not None else {}
     return command
+
+
+def _fields_in(text: bytes) -> dict[str, str]:
+    if text in _NO_FIELDS:
+        return {}
+    try:
+        found = _field_decoder.decode(text)
+    except fastjson.NOT_STRICT:
+        return _texts(fastjson.loads(text, LAX_HEADER_BYTES_MAX))
+    if len(found) > HEADER_FIELDS_MAX:
+        raise RemoteProtocolError(f"a header has more than {HEADER_FIELDS_MAX} fields")
+    return found
 
 
 def _texts(value: fastjson.Value) -> dict[str, str]:

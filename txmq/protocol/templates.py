@@ -13,8 +13,9 @@ import msgspec
 
 from txmq.errors import LocalProtocolError
 from txmq.limits import FRAME_BYTES_MAX
-from txmq.protocol.command import JSON, ONEWAY, VERSION, Command, answer
+from txmq.protocol.command import JSON, ONEWAY, VERSION, Command, answer, encode
 from txmq.protocol.headers import PullAnswer
+from txmq.protocol.signature import Credentials
 
 __all__ = ["SendHeaderTemplate", "done", "pulled", "quoted", "sent", "sent_delayed"]
 
@@ -45,16 +46,25 @@ class SendHeaderTemplate:
         template: The topic whose settings a new topic inherits.
         queues_of_new: The number of queues of a new topic.
         broker: The broker's name.
+        credentials: What the sends are signed with.
 
     Raises:
         LocalProtocolError: A name holds a lone surrogate.
     """
 
-    __slots__ = ("_batch", "_single")
+    __slots__ = ("_batch", "_credentials", "_names", "_single")
 
     def __init__(
-        self, group: str, topic: str, template: str, queues_of_new: int, broker: str
+        self,
+        group: str,
+        topic: str,
+        template: str,
+        queues_of_new: int,
+        broker: str,
+        credentials: Credentials | None = None,
     ) -> None:
+        self._credentials = credentials
+        self._names = {"a": group, "b": topic, "c": template, "d": str(queues_of_new), "n": broker}
         # Some topics' names contain a percent sign, which must not become a placeholder.
         group_text, topic_text, template_text, broker_text = (
             quoted(name).replace(b"%", b"%%") for name in (group, topic, template, broker)
@@ -77,7 +87,7 @@ class SendHeaderTemplate:
         born_ms: int,
         flag: int,
         properties: str,
-        body_bytes: int,
+        body: bytes,
         *,
         is_batch: bool = False,
         is_oneway: bool = False,
@@ -91,22 +101,50 @@ class SendHeaderTemplate:
             born_ms: The time of sending.
             flag: The application's flag.
             properties: The message's properties, without a lone surrogate.
-            body_bytes: The length of the body.
+            body: The body, which is not part of the result.
             is_batch: Whether the body holds several messages.
             is_oneway: Whether the sender wants no answer.
 
         Raises:
             LocalProtocolError: The frame would exceed the size that peers accept.
         """
+        if self._credentials is not None:
+            fields = self._fields(queue_id, sys_flag, born_ms, flag, properties, is_batch=is_batch)
+            kind, signed = _BATCH if is_batch else _SINGLE, self._credentials.sign(fields, body)
+            mode = ONEWAY if is_oneway else 0
+            whole = encode(kind, opaque, signed, body=body, flag=mode)
+            return whole[: len(whole) - len(body)]
         header = (self._batch if is_batch else self._single) % (
             queue_id, sys_flag, born_ms, flag, _text(properties), ONEWAY if is_oneway else 0, opaque
         )  # fmt: skip
-        size = len(header)
+        size, body_bytes = len(header), len(body)
         if size + body_bytes + 8 > FRAME_BYTES_MAX:
             raise LocalProtocolError(
                 f"a frame of {size + body_bytes + 8} bytes exceeds {FRAME_BYTES_MAX}"
             )
         return _WORDS.pack(4 + size + body_bytes, size) + header
+
+    def _fields(
+        self,
+        queue_id: int,
+        sys_flag: int,
+        born_ms: int,
+        flag: int,
+        properties: str,
+        *,
+        is_batch: bool,
+    ) -> dict[str, str]:
+        return {
+            **self._names,
+            "e": str(queue_id),
+            "f": str(sys_flag),
+            "g": str(born_ms),
+            "h": str(flag),
+            "i": properties,
+            "j": "0",
+            "k": "false",
+            "m": "true" if is_batch else "false",
+        }
 
 
 _REGION: Final = "DefaultRegion"

@@ -16,7 +16,7 @@ import heapq
 import logging
 import socket
 from collections.abc import Callable
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from txmq.errors import (
     ConfigError,
@@ -33,6 +33,7 @@ from txmq.protocol.codes import SUCCESS
 from txmq.protocol.command import Command, Frame, FrameReader
 from txmq.protocol.headers import Header
 from txmq.protocol.record import host_bytes
+from txmq.protocol.signature import Credentials
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
 
@@ -51,6 +52,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 W = TypeVar("W")
+
+Fields: TypeAlias = Header | dict[str, str] | None
 
 _OPAQUE_MAX: Final = 2**31 - 1
 _STALE_MAX: Final = 256
@@ -163,10 +166,15 @@ class Connection(asyncio.Protocol):
         clock: Clock,
         service: Service = no_service,
         on_lost: Callable[[Connection], None] | None = None,
+        *,
+        decode: Callable[[Frame], Command] = commands.decode,
+        credentials: Credentials | None = None,
     ) -> None:
         self._clock = clock
         self._service = service
         self._on_lost = on_lost
+        self._decode = decode
+        self._credentials = credentials
         self._reader = FrameReader()
         self._out: list[bytes] = []
         self._exchange: Exchange[Waiter] = Exchange()
@@ -218,7 +226,7 @@ class Connection(asyncio.Protocol):
         out, collected = self._out, 0
         try:
             for at, part in enumerate(parts, 1):
-                command = commands.decode(part)
+                command = self._decode(part)
                 if command.flag & 1:
                     waiter = self._exchange.waiting.pop(command.opaque, None)
                     if waiter is not None:
@@ -342,12 +350,21 @@ class Connection(asyncio.Protocol):
         """
         if not self.is_open:
             raise ConnectionLost(f"{self.address} is closed")
-        self.send(commands.encode(code, self.number(), header, body=body, flag=commands.ONEWAY))
+        fields = self._signed(header, body)
+        self.send(commands.encode(code, self.number(), fields, body=body, flag=commands.ONEWAY))
+
+    def _signed(self, header: Fields, body: bytes) -> Fields:
+        if self._credentials is None:
+            return header
+        fields = (
+            header if isinstance(header, dict) else commands.fields_of(header) if header else {}
+        )
+        return self._credentials.sign(fields, body)
 
     async def ask(
         self,
         code: int,
-        header: Header | dict[str, str] | None = None,
+        header: Fields = None,
         *,
         body: bytes = b"",
         timeout_s: float,
@@ -367,7 +384,7 @@ class Connection(asyncio.Protocol):
             RequestTimeout: No answer came in time.
         """
         opaque = self.number()
-        frame = commands.encode(code, opaque, header, body=body)
+        frame = commands.encode(code, opaque, self._signed(header, body), body=body)
         future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
         try:
             self.post(
@@ -431,7 +448,7 @@ class Connection(asyncio.Protocol):
     async def request(
         self,
         code: int,
-        header: Header | dict[str, str] | None = None,
+        header: Fields = None,
         *,
         body: bytes = b"",
         timeout_s: float,
@@ -505,6 +522,7 @@ class ConnectionPool:
         clock: The source of time.
         service: Answers requests from the other side.
         on_open: Called with the address and the connection after each opening.
+        credentials: What requests are signed with.
     """
 
     def __init__(
@@ -513,11 +531,14 @@ class ConnectionPool:
         clock: Clock,
         service: Service = no_service,
         on_open: Callable[[str, Connection], None] | None = None,
+        *,
+        credentials: Credentials | None = None,
     ) -> None:
         self._network = network
         self._clock = clock
         self._service = service
         self._on_open = on_open
+        self._credentials = credentials
         self._opening: dict[str, asyncio.Task[Connection]] = {}
         self._open: dict[str, Connection] = {}
 
@@ -549,7 +570,9 @@ class ConnectionPool:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 made = await self._network.connect(
-                    lambda: Connection(self._clock, self._service), host, port
+                    lambda: Connection(self._clock, self._service, credentials=self._credentials),
+                    host,
+                    port,
                 )
         except (OSError, TimeoutError, UnicodeError) as error:
             # UnicodeError: the name resolver raises it for an invalid host name.

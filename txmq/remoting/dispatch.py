@@ -1,5 +1,7 @@
 """Calls the handler of a request's code, and turns errors into answers.
 
+An authorizer may look at each request first, and refuse it.
+
 Every request gets exactly one answer; a one-way request gets none. A handler refuses by raising a
 subclass of :class:`~txmq.errors.BrokerRefused`. Any other exception is answered with code 1 and its
 text, as in a stock server.
@@ -13,15 +15,18 @@ from typing import Final, TypeAlias
 
 from txmq.errors import BrokerRefused, TxmqError, UnknownRefusal
 from txmq.protocol import command as commands
-from txmq.protocol.command import ONEWAY, Command
+from txmq.protocol.command import ONEWAY, Command, Frame
 from txmq.remoting.connection import Connection
 
-__all__ = ["Dispatcher", "Handler"]
+__all__ = ["Authorize", "Dispatcher", "Handler"]
 
 log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Connection, Command], bytes | None]
 """Serves one request: returns the answer as a frame, or ``None`` if it comes later or never."""
+
+Authorize: TypeAlias = Callable[[Connection, Command], None]
+"""Looks at one request before its handler; refuses it by raising."""
 
 _SYSTEM_ERROR: Final = 1
 _NOT_SUPPORTED: Final = 3
@@ -30,11 +35,17 @@ _NOT_SUPPORTED: Final = 3
 class Dispatcher:
     """The service of a server's connections: a table of handlers by request code."""
 
-    __slots__ = ("_handlers",)
+    __slots__ = ("_authorize", "_handlers")
 
-    def __init__(self, handlers: Mapping[int, Handler]) -> None:
+    def __init__(self, handlers: Mapping[int, Handler], authorize: Authorize | None = None) -> None:
         self._handlers: dict[int, Handler] = {}
+        self._authorize = authorize
         self.serve(handlers)
+
+    @property
+    def decode(self) -> Callable[[Frame], Command]:
+        """How connections decode requests: an authorizer needs all of their fields."""
+        return commands.decode if self._authorize is None else commands.decode_whole
 
     @property
     def handlers(self) -> Mapping[int, Handler]:
@@ -53,6 +64,8 @@ class Dispatcher:
             remark = f" request type {request.code} not supported"
             return _refuse(request, _NOT_SUPPORTED, remark)
         try:
+            if self._authorize is not None:
+                self._authorize(connection, request)
             found = handler(connection, request)
         except BrokerRefused as error:
             return _refuse(request, _code_of(error), str(error))

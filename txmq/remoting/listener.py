@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from txmq.protocol.command import Command, Frame, decode
 from txmq.remoting.connection import Connection, Service
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network, ServerSocket
@@ -32,12 +33,14 @@ class Listener:
         *,
         connections_max: int,
         on_lost: Callable[[Connection], None] | None = None,
+        decode: Callable[[Frame], Command] = decode,
     ) -> None:
         self._network = network
         self._clock = clock
         self._service = service
         self._connections_max = connections_max
         self._lost = on_lost
+        self._decode = decode
         self._connections: dict[Connection, None] = {}
         self._socket: ServerSocket | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -78,7 +81,7 @@ class Listener:
     def _take(self) -> asyncio.Protocol:
         if len(self._connections) >= self._connections_max:
             return _Refusal(self._connections_max)
-        connection = Connection(self._clock, self._service, self._drop)
+        connection = Connection(self._clock, self._service, self._drop, decode=self._decode)
         self._connections[connection] = None
         return connection
 

@@ -134,7 +134,7 @@ class SettingHandlers:
             "brokerTopicEnable": True,
             "traceTopicEnable": topics.traces,
             "msgTraceTopicName": TRACES,
-            "aclEnable": False,
+            "aclEnable": bool(settings.acl),
             "storePathRootDir": settings.data,
             "storePathCommitLog": f"{settings.data}/log",
             "flushDiskType": "SYNC_FLUSH" if store.flush == "sync" else "ASYNC_FLUSH",

@@ -17,11 +17,12 @@ from txmq.errors import (
     WriteFailed,
 )
 from txmq.remoting.connection import Connection
-from txmq.remoting.dispatch import Dispatcher, Handler
+from txmq.remoting.dispatch import Authorize, Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
 from txmq.runtime.network import Network
+from txmq_broker.access.audit import AuditLog
 from txmq_broker.names.handlers import NameHandlers
 from txmq_broker.names.key_values import KeyValues
 from txmq_broker.names.options import NameOptions, OptionTable
@@ -53,6 +54,8 @@ class NameServer:
         options: NameOptions | None = None,
         connections_max: int = 10_000,
         owner: str = "",
+        authorize: Authorize | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self._network = network
         self._clock = clock
@@ -60,7 +63,8 @@ class NameServer:
         self._owner = owner
         self._chosen = options or NameOptions()
         self._connections_max = connections_max
-        self._dispatch = Dispatcher({})
+        self._dispatch = Dispatcher({}, authorize)
+        self._audit = audit
         self._listener: Listener | None = None
         self._options: OptionTable | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -86,13 +90,15 @@ class NameServer:
         # A read-only fact under RocketMQ's name and in its unit.
         self._options.facts["scanNotActiveBrokerInterval"] = int(SWEEP_S * 1000)
         handlers = NameHandlers(self.routes, values, self._options, self._clock)
-        self._dispatch.serve(handlers.table())
+        table = handlers.table()
+        self._dispatch.serve(table if self._audit is None else self._audit.watched(table))
         self._listener = Listener(
             self._network,
             self._clock,
             self._dispatch,
             connections_max=self._connections_max,
             on_lost=self._forget,
+            decode=self._dispatch.decode,
         )
         self._schedule()
         return self

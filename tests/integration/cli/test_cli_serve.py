@@ -58,6 +58,7 @@ def test_the_banner_says_where_data_lies_and_what_an_answer_is_worth(tmp_path):
         "  names   127.0.0.1:9876",
         f"  data    {tmp_path}",
         "  flush   sync: a send is answered when its message survives a power cut",
+        "  access  everybody may do everything",
     ]
 
 
@@ -107,7 +108,9 @@ def test_the_help_tells_the_true_defaults(txmq):
         (("--flush", "quick"), 'it takes "sync" or "async"'),
         (("--config", "nowhere.toml"), "cannot read settings from nowhere.toml"),
         (("-c", "nowhere.conf"), "cannot read settings from nowhere.conf"),
-        (("--set", "aclEnable=true"), "it takes false: access control does not exist yet"),
+        (("--set", "aclEnable=true"), "it takes true only if acl names the file of accounts"),
+        (("--set", "authenticationEnabled=true"), "it takes false: the access control of RocketMQ"),
+        (("--acl", "nowhere.yml"), "nowhere.yml cannot be read: No such file or directory"),
         (("--names", "a:1", "--names-listen", "b:2"), "exclude each other"),
         (("-n", "a:1", "--names-listen", "b:2"), "exclude each other"),
         (("--listen", "nowhere"), "listen cannot be 'nowhere'; it takes host:port"),

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from tests.unit.handlers.handler_stage import batch_of, batching, in_world, pulled, pulling, sending
 from tests.unit.handlers.transaction_stage import in_lives, preparing
 from txmq.config import load
+from txmq.errors import ConfigError
 from txmq.protocol import java_properties
 from txmq.protocol.codes import RequestCode
 from txmq.testing import Loss
@@ -235,7 +236,7 @@ def test_what_a_broker_shows_of_itself_starts_another_like_it(conf):
     ("name", "value", "says"),
     [
         ("sendMessageThreadPoolNums", "16", "has no meaning here: one event loop"),
-        ("aclEnable", "true", "aclEnable accepts only false: access control"),
+        ("aclEnable", "true", "aclEnable cannot be changed while this broker runs"),
         ("listenPort", "10922", "listenPort cannot be changed while this broker runs"),
         ("noSuchSetting", "1", "'noSuchSetting' is unknown"),
     ],
@@ -259,3 +260,11 @@ def test_a_value_that_cannot_be_is_told_with_what_would_be_taken(conf):
         assert "fileReservedTime cannot be '3d'; it takes a whole number of hours" in answer.remark
 
     in_world(main, conf())
+
+
+def test_accounts_come_from_the_file_that_acl_names(conf, tmp_path):
+    assert conf("acl=accounts.yml", "aclEnable=true").acl == "accounts.yml"
+    with pytest.raises(ConfigError, match="acl is set twice"):
+        conf("acl=accounts.yml", "aclEnable=false")
+    with pytest.raises(ConfigError, match="true only if acl names the file of accounts"):
+        conf("aclEnable=true")

@@ -47,7 +47,7 @@ def test_a_form_says_what_the_codec_says(
     code = 320 if is_batch else 310
 
     head = SendHeaderTemplate(group, topic, "TBW102", 4, broker).head(
-        opaque, queue, sys_flag, born, flag, properties, 4,
+        opaque, queue, sys_flag, born, flag, properties, b"body",
         is_batch=is_batch, is_oneway=is_oneway,
     )  # fmt: skip
 
@@ -56,7 +56,7 @@ def test_a_form_says_what_the_codec_says(
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "100%d", "%%"])
 def test_a_percent_sign_is_no_blank(topic):
-    head = SendHeaderTemplate("%g", topic, "TBW102", 4, "b%s").head(1, 2, 0, 3, 4, "%d", 0)
+    head = SendHeaderTemplate("%g", topic, "TBW102", 4, "b%s").head(1, 2, 0, 3, 4, "%d", b"")
 
     (part,) = FrameReader().feed(head)
     fields = command.decode(part).read(SendMessageV2)
@@ -73,8 +73,8 @@ def test_half_a_character_is_refused():
 
 def test_what_no_peer_accepts_is_refused():
     form = SendHeaderTemplate("g", "T", "TBW102", 4, "b")
-    overhead = len(form.head(1, 0, 0, 0, 0, "", 0))
+    overhead = len(form.head(1, 0, 0, 0, 0, "", b""))
 
-    form.head(1, 0, 0, 0, 0, "", FRAME_BYTES_MAX - overhead)
+    form.head(1, 0, 0, 0, 0, "", bytes(FRAME_BYTES_MAX - overhead))
     with pytest.raises(LocalProtocolError):
-        form.head(1, 0, 0, 0, 0, "", FRAME_BYTES_MAX - overhead + 1)
+        form.head(1, 0, 0, 0, 0, "", bytes(FRAME_BYTES_MAX - overhead + 1))

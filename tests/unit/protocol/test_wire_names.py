@@ -19,6 +19,7 @@ SEND = (
 HEADERS = {
     "SendMessage": SEND,
     "SendMessageV2": "a! b! c! d! e! f! g! h! i j k l m n",
+    "SignedSend": "a! b! c! d! e! f! g! h! i j k l m n AccessKey! Signature!",
     "SendAnswer": "msgId! queueId! queueOffset! transactionId recallHandle",
     "RecallMessage": "topic! recallHandle! producerGroup bname",
     "RecallAnswer": "msgId!",

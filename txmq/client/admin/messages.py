@@ -110,14 +110,16 @@ class MessageCalls:
             raise UsageError(f"a message for {topic} cannot go to a queue of {queue.topic}")
         else:
             address = await session.address_of(queue)
-        form = SendHeaderTemplate(group, topic, TEMPLATE, TEMPLATE_QUEUES_MAX, queue.broker)
+        form = SendHeaderTemplate(
+            group, topic, TEMPLATE, TEMPLATE_QUEUES_MAX, queue.broker, session.credentials
+        )
         try:
             connection = await session.connection(address)
             future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
             opaque = connection.number()
             head = form.head(
                 opaque, queue.number, envelope.sys_flag, session.clock.wall_ms(), envelope.flag,
-                envelope.properties, len(envelope.body), is_batch=bool(envelope.ids),
+                envelope.properties, envelope.body, is_batch=bool(envelope.ids),
             )  # fmt: skip
             deadline = session.clock.monotonic() + session.answer_s
             connection.post(opaque, PendingResponse(future), deadline, head, envelope.body)

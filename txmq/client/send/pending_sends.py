@@ -223,7 +223,7 @@ class PendingSends:
             form = self._forms.get((queue.topic, queue.broker)) or self.form(queue)
             head = form.head(
                 opaque, queue.number, envelope.sys_flag, self.clock.wall_ms(), envelope.flag,
-                envelope.properties, len(envelope.body), is_batch=bool(envelope.ids),
+                envelope.properties, envelope.body, is_batch=bool(envelope.ids),
             )  # fmt: skip
             ends = send.attempt_ends(now) if send.is_spread else send.deadline
             connection.post(opaque, send, ends, head, envelope.body)
@@ -254,7 +254,12 @@ class PendingSends:
             if len(self._forms) >= FORMS_MAX:
                 del self._forms[next(iter(self._forms))]
             found = self._forms[key] = SendHeaderTemplate(
-                self._group, queue.topic, TEMPLATE, self.settings.queues_of_new_topics, queue.broker
+                self._group,
+                queue.topic,
+                TEMPLATE,
+                self.settings.queues_of_new_topics,
+                queue.broker,
+                self.session.credentials,
             )
         return found
 

@@ -175,7 +175,7 @@ class Sender:
                 await connection.writable()
         head = pending.form(queue).head(
             connection.number(), queue.number, envelope.sys_flag, session.clock.wall_ms(),
-            envelope.flag, envelope.properties, len(envelope.body), is_oneway=True,
+            envelope.flag, envelope.properties, envelope.body, is_oneway=True,
         )  # fmt: skip
         connection.post(0, None, 0.0, head, envelope.body)
 

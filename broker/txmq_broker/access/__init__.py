@@ -1,0 +1,1 @@
+"""Who may do what: accounts, what each request needs, and the authorizer that compares them."""

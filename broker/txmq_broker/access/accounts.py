@@ -1,0 +1,182 @@
+"""The accounts of RocketMQ's ``plain_acl.yml``, and what each of them may do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import IntFlag
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from txmq.errors import ConfigError
+from txmq.protocol.signature import KEY_CHARS_MIN, SigningKey
+from txmq_broker.access.addresses import AddressPattern
+
+__all__ = ["AccessRules", "Account", "AccountSettings", "AclFile", "Permission"]
+
+
+class Permission(IntFlag):
+    """What an account may do with a topic or a consumer group."""
+
+    NONE = 0
+    PUB = 1
+    SUB = 2
+
+
+_PERMISSIONS: Final[dict[str, Permission]] = {
+    "DENY": Permission.NONE,
+    "PUB": Permission.PUB,
+    "SUB": Permission.SUB,
+    "PUB|SUB": Permission.PUB | Permission.SUB,
+    "SUB|PUB": Permission.PUB | Permission.SUB,
+    "ANY": Permission.PUB | Permission.SUB,
+}
+
+_TEXTS: Final = {permission: text for text, permission in reversed(_PERMISSIONS.items())}
+
+_Text = Annotated[str, msgspec.Meta(min_length=KEY_CHARS_MIN)]
+
+
+class AccountSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """An account as the file has it."""
+
+    access_key: _Text
+    secret_key: _Text
+    white_remote_address: str | None = None
+    admin: bool = False
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: list[str] | None = None
+    group_perms: list[str] | None = None
+
+    def __repr__(self) -> str:
+        return f"AccountSettings(access_key={self.access_key!r}, secret_key=***)"
+
+
+class AclFile(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A whole file."""
+
+    global_white_remote_addresses: list[str] | None = None
+    accounts: list[AccountSettings] | None = None
+    data_version: Any = None
+    """RocketMQ's tools count changes here; txmq keeps it as it is."""
+
+
+class Account:
+    """An account; one without permissions of its own has its defaults, which deny."""
+
+    __slots__ = ("_groups", "_of_group", "_of_topic", "_topics", "addresses", "is_admin", "key",
+                 "name", "publishes")  # fmt: skip
+
+    def __init__(self, settings: AccountSettings) -> None:
+        self.name = settings.access_key
+        self.key = SigningKey(settings.secret_key.encode())
+        self.publishes: set[str] = set()
+        """The topics that it was allowed to publish to so far."""
+        self.is_admin = settings.admin
+        self.addresses = AddressPattern.parse(settings.white_remote_address or "")
+        """Requests from here need no signature, only the name of the account."""
+        self._of_topic = _permission("defaultTopicPerm", settings.default_topic_perm or "DENY")
+        self._of_group = _permission("defaultGroupPerm", settings.default_group_perm or "DENY")
+        self._topics = dict(_pairs("topicPerms", settings.topic_perms))
+        self._groups = dict(_pairs("groupPerms", settings.group_perms))
+
+    def __repr__(self) -> str:
+        return f"Account({self.name!r})"
+
+    def described(self) -> dict[str, str | bool]:
+        """What it may do, for operators."""
+        return {
+            "account": self.name,
+            "admin": self.is_admin,
+            "topics": self._listed(self._topics, self._of_topic),
+            "groups": self._listed(self._groups, self._of_group),
+            "unsigned_from": self.addresses.text,
+        }
+
+    def _listed(self, permissions: Mapping[str, Permission], default: Permission) -> str:
+        if self._is_unlimited:
+            return "all"
+        pairs = [*permissions.items(), ("others", default)]
+        return ", ".join(f"{name}={_TEXTS[permission]}" for name, permission in pairs)
+
+    @property
+    def _is_unlimited(self) -> bool:
+        # As in RocketMQ: an administrator with permissions of its own has only these.
+        return self.is_admin and not self._topics and not self._groups
+
+    def may_use_topic(self, topic: str, permission: Permission) -> bool:
+        """Whether it may publish to a topic, or subscribe to it."""
+        owned = self._topics.get(topic, self._of_topic)
+        return self._is_unlimited or bool(owned & permission)
+
+    def may_use_group(self, group: str) -> bool:
+        """Whether it may consume as a group."""
+        owned = self._groups.get(group, self._of_group)
+        return self._is_unlimited or bool(owned & Permission.SUB)
+
+
+class AccessRules:
+    """All accounts, and the addresses that need none."""
+
+    __slots__ = ("_trusted", "accounts", "without_addresses")
+
+    def __init__(
+        self, accounts: Iterable[Account] = (), trusted: Iterable[AddressPattern] = ()
+    ) -> None:
+        self.accounts = {account.name: account for account in accounts}
+        self._trusted = tuple(trusted)
+        self.without_addresses = (
+            {}
+            if self._trusted
+            else {
+                name: account
+                for name, account in self.accounts.items()
+                if not account.addresses.alternatives
+            }
+        )
+        """The accounts for which the address of a request makes no difference."""
+
+    @classmethod
+    def of(cls, files: Mapping[str, AclFile]) -> AccessRules:
+        """The rules of one or several files, by name.
+
+        Raises:
+            ConfigError: A value is invalid, or two accounts have one access key.
+        """
+        accounts: dict[str, Account] = {}
+        trusted: list[AddressPattern] = []
+        for name, file in files.items():
+            try:
+                trusted += map(AddressPattern.parse, file.global_white_remote_addresses or ())
+            except ConfigError as error:
+                raise ConfigError(f"{name}: globalWhiteRemoteAddresses: {error}") from error
+            for settings in file.accounts or ():
+                key = settings.access_key
+                if key in accounts:
+                    raise ConfigError(f"{name}: there are two accounts with accessKey {key}")
+                try:
+                    accounts[key] = Account(settings)
+                except ConfigError as error:
+                    raise ConfigError(f"{name}: account {key}: {error}") from error
+        return cls(accounts.values(), trusted)
+
+    def is_trusted(self, host: str) -> bool:
+        """Whether requests from a host need no account."""
+        return any(pattern.matches(host) for pattern in self._trusted)
+
+
+def _permission(key: str, text: str) -> Permission:
+    found = _PERMISSIONS.get(text.replace(" ", ""))
+    if found is None:
+        raise ConfigError(f"{key} cannot be {text!r}; it takes {', '.join(_PERMISSIONS)}")
+    return found
+
+
+def _pairs(key: str, texts: Iterable[str] | None) -> Iterable[tuple[str, Permission]]:
+    for text in texts or ():
+        name, equals, permission = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{key} cannot hold {text!r}; write name=PUB|SUB")
+        yield name.strip(), _permission(key, permission)

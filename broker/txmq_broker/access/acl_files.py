@@ -1,0 +1,100 @@
+"""The files of accounts: read at the start, and again when they change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import yaml
+
+from txmq.credentials import check_private
+from txmq.errors import ConfigError
+from txmq_broker.access.accounts import AccessRules, AclFile
+
+__all__ = ["AclFiles"]
+
+log = logging.getLogger(__name__)
+
+WATCH_S: Final = 1.0
+"""The interval at which changed files are noticed; RocketMQ's is half of it."""
+
+_Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
+
+
+class AclFiles:
+    """The accounts in a file, or in all ``.yml`` and ``.yaml`` files below a directory.
+
+    Raises:
+        ConfigError: A file cannot be read, others may read it, or a value in it is invalid.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp = self._stamp_now()
+        self.rules = self._read()
+        """The rules of the last files that were valid."""
+
+    async def watch(self) -> None:
+        """Read the files again whenever they have changed. Invalid ones change nothing."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Read the files again if they have changed."""
+        stamp = self._stamp_now()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self.rules = self._read()
+        except ConfigError as error:
+            # The text names keys and values, never a secret.
+            log.error("%s; the accounts from before stay in force", error)  # noqa: TRY400
+            return
+        log.warning("accounts read again from %s: %d", self._path, len(self.rules.accounts))
+
+    def _files(self) -> list[Path]:
+        if not self._path.is_dir():
+            return [self._path]
+        found = self._path.rglob("*")
+        return sorted(path for path in found if path.suffix in (".yml", ".yaml"))
+
+    def _stamp_now(self) -> _Stamp:
+        found: list[tuple[str, int, int, int]] = []
+        for path in self._files():
+            try:
+                status = path.stat()
+            except OSError:
+                continue  # Reading it explains why.
+            found.append((str(path), status.st_mtime_ns, status.st_size, status.st_mode))
+        return tuple(found)
+
+    def _read(self) -> AccessRules:
+        files = self._files()
+        if not files:
+            raise ConfigError(f"acl {self._path} holds no .yml file")
+        rules = AccessRules.of({str(path): _read_file(path) for path in files})
+        if not rules.accounts:
+            log.warning("%s has no account: only its white addresses are served", self._path)
+        return rules
+
+
+def _read_file(path: Path) -> AclFile:
+    check_private(path)
+    try:
+        values: Any = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except yaml.YAMLError as error:
+        # Its own text would show the line, which may hold a secret.
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark is not None else "some line"
+        raise ConfigError(f"{path}: {where} is not YAML") from None
+    try:
+        return msgspec.convert(values or {}, AclFile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from error

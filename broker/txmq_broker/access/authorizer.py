@@ -1,0 +1,151 @@
+"""Decides whether a request may be served: who sends it, and what it needs."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections import Counter
+from typing import Final, Protocol
+
+from txmq.errors import NoPermission
+from txmq.limits import TOPICS_MAX
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command
+from txmq.protocol.headers import SignedSend
+from txmq.protocol.signature import (
+    ACCESS_KEY,
+    SIGNATURE,
+    Credentials,
+)
+from txmq.remoting.connection import Connection
+from txmq_broker.access.accounts import AccessRules, Account, AccountSettings, Permission
+from txmq_broker.access.audit import AUDITED, AuditLog
+from txmq_broker.access.requirements import (
+    NO_MESSAGES,
+    REQUIREMENTS,
+    MessageTopics,
+    Need,
+    Requirement,
+    is_met,
+)
+
+__all__ = ["Authorizer"]
+
+log = logging.getLogger(__name__)
+
+_REFUSALS_KEPT: Final = 1000
+"""Different refusals that are counted; a stranger can make any number of them."""
+
+_NAME_CHARS_SHOWN: Final = 100
+"""The characters of a stranger's text that a refusal shows."""
+
+
+class RulesSource(Protocol):
+    """Where the rules of the moment are."""
+
+    rules: AccessRules
+
+
+class Authorizer:
+    """Compares each request with the rules of the moment.
+
+    Args:
+        source: Has the rules, which may change while the server runs.
+        topics: Finds the topics of messages that requests name by their position.
+        own: The credentials of this server itself, which may do everything.
+        audit: Where refused requests of operators are recorded.
+    """
+
+    def __init__(
+        self,
+        source: RulesSource,
+        topics: MessageTopics = NO_MESSAGES,
+        *,
+        own: Credentials | None = None,
+        audit: AuditLog | None = None,
+    ) -> None:
+        self._source = source
+        self._audit = audit
+        self._refusals: Counter[str] = Counter()
+        self._topics = topics
+        self._own = None
+        if own is not None:
+            settings = AccountSettings(own.access_key, own.secret_key, admin=True)
+            self._own = Account(settings)
+
+    def __call__(self, connection: Connection, request: Command) -> None:
+        """Let a request pass.
+
+        Raises:
+            NoPermission: The sender is unknown, the signature is wrong, or a permission is missing.
+        """
+        rules = self._source.rules
+        send = request.ext
+        if type(send) is SignedSend:  # The usual send, in few steps; below, a refusal has a reason.
+            account = rules.without_addresses.get(send.access_key)
+            if (
+                account is not None
+                and (send.topic in account.publishes or _may_publish(account, send.topic))
+                and hmac.compare_digest(
+                    send.signature.encode("utf-8", "replace"),
+                    account.key.sign(send.content().encode() + request.body),
+                )
+            ):
+                return
+        host = connection.address.rpartition(":")[0]
+        requirement = REQUIREMENTS.get(request.code)
+        if requirement is None:
+            raise NoPermission(f"request {request.code} is in no table of permissions")
+        if rules.is_trusted(host):
+            return
+        try:
+            self._check(self._sender(rules, host, request), requirement, request)
+        except NoPermission as error:
+            self._note(f"refused request {request.code} of {host}: {error}")
+            if self._audit is not None and request.code in AUDITED:
+                self._audit.note(connection, request, refused=str(error))
+            raise
+
+    def _note(self, refusal: str) -> None:
+        """Log a refusal, but not each of thousands: the first, the tenth, the hundredth..."""
+        if len(self._refusals) >= _REFUSALS_KEPT and refusal not in self._refusals:
+            self._refusals.clear()
+        self._refusals[refusal] += 1
+        count = self._refusals[refusal]
+        if count == 10 ** (len(str(count)) - 1):
+            log.warning("%s%s", refusal, f" ({count} times)" if count > 1 else "")
+
+    def _sender(self, rules: AccessRules, host: str, request: Command) -> Account:
+        fields = request.field_map()
+        name = fields.get(ACCESS_KEY)
+        if name is None:
+            raise NoPermission("no accessKey is configured: this broker serves only known accounts")
+        account = rules.accounts.get(name)
+        if account is None and self._own is not None and name == self._own.name:
+            account = self._own
+        if account is None:
+            raise NoPermission(f"no account has the accessKey {name[:_NAME_CHARS_SHOWN]!r}")
+        if account.addresses.matches(host):
+            return account
+        expected = account.key.sign_fields(fields, request.body)
+        given = fields.get(SIGNATURE, "")
+        # Compared in constant time: the time must not tell how much of it is right.
+        if not hmac.compare_digest(given.encode(errors="replace"), expected):
+            raise NoPermission(
+                f"check signature failed for accessKey={name}: the secret key is wrong"
+            )
+        return account
+
+    def _check(self, account: Account, requirement: Requirement, request: Command) -> None:
+        for need in requirement(request, self._topics):
+            if not is_met(need, account):
+                name = RequestCode(request.code).name
+                raise NoPermission(f"account {account.name} needs {need} for {name}")
+
+
+def _may_publish(account: Account, topic: str) -> bool:
+    if not is_met(Need("topic", topic, Permission.PUB), account):
+        return False
+    if len(account.publishes) < TOPICS_MAX:
+        account.publishes.add(topic)
+    return True

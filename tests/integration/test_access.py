@@ -1,0 +1,214 @@
+"""Accounts: who may do what, from our own client's side of the wire."""
+
+import asyncio
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from txmq import (
+    Client,
+    ClientSettings,
+    ConsumerSettings,
+    Credentials,
+    LocalTransactionState,
+    Message,
+    Producer,
+    StartFrom,
+    TransactionProducer,
+    TransactionState,
+)
+from txmq.cli.root import app
+from txmq.errors import BrokerRefused, ConfigError, NoPermission
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import EndTransaction
+from txmq.runtime.disk import LocalDisk
+from txmq_broker.access.audit import read_audit
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.testing import embedded
+
+ROLLBACK = 12
+TEA = Message(topic="Orders", body=b"tea")
+FIRST = ConsumerSettings(start=StartFrom.FIRST)
+ACCOUNTS = """
+accounts:
+- accessKey: operator
+  secretKey: operator-secret
+  admin: true
+- accessKey: the-shop
+  secretKey: the-shop-secret
+  defaultTopicPerm: DENY
+  topicPerms: [Orders=PUB]
+- accessKey: the-bill
+  secretKey: the-bill-secret
+  topicPerms: [Orders=SUB]
+  groupPerms: [billing=SUB]
+"""
+
+
+@pytest.fixture
+def acl(tmp_path):
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(ACCOUNTS)
+    file.chmod(0o600)
+    return file
+
+
+def guarded(acl):
+    return embedded(BrokerSettings(store=StoreSettings(flush="async"), acl=str(acl)))
+
+
+def as_(broker, account, secret=None):
+    credentials = Credentials(access_key=account, secret_key=secret or f"{account}-secret")
+    return Client(broker.names, ClientSettings(credentials=credentials))
+
+
+def test_each_account_does_what_its_file_says(acl):
+    async def scenario():
+        async with guarded(acl) as broker:
+            async with as_(broker, "operator") as client:
+                await client.admin.create_topic("Orders", queues=1)
+                await client.admin.create_topic("Wages", queues=1)
+            async with as_(broker, "the-shop") as shop, Producer("shop", shop) as producer:
+                await producer.send(Message(topic="Orders", body=b"tea"))
+                assert await producer.send_batch(
+                    [Message(topic="Orders", body=b"1"), Message(topic="Orders", body=b"2")]
+                )
+                with pytest.raises(
+                    NoPermission, match="the-shop needs PUB of topic Wages for SEND"
+                ):
+                    await producer.send(Message(topic="Wages", body=b"1,000"))
+                with pytest.raises(NoPermission, match="the-shop needs an administrator for"):
+                    await shop.admin.create_topic("Mine", queues=1)
+            arrived = asyncio.Event()
+
+            bill = as_(broker, "the-bill")
+
+            @bill.on("Orders", group="billing", settings=FIRST)
+            async def handle(message):
+                if message.body == b"tea":
+                    arrived.set()
+
+            async with bill:
+                await asyncio.wait_for(arrived.wait(), 20)
+
+    asyncio.run(scenario())
+
+
+def test_strangers_and_liars_are_refused(acl):
+    async def scenario():
+        async with guarded(acl) as broker:
+            async with as_(broker, "operator") as client:
+                await client.admin.create_topic("Orders", queues=1)
+            for client, why in (
+                (Client(broker.names), "no accessKey is configured"),
+                (as_(broker, "unknown-name"), "no account has the accessKey 'unknown-name'"),
+                (as_(broker, "the-shop", "wrong-secret"), "check signature failed"),
+            ):
+                async with client:
+                    with pytest.raises(NoPermission, match=why):
+                        await client.session.route("Orders")
+
+    asyncio.run(scenario())
+
+
+def test_changed_accounts_are_in_force_without_a_restart(acl):
+    async def scenario():
+        async with guarded(acl) as broker, as_(broker, "the-shop") as shop:
+            async with as_(broker, "operator") as client:
+                await client.admin.create_topic("Wages", queues=1)
+            async with Producer("shop", shop) as producer:
+                with pytest.raises(BrokerRefused):
+                    await producer.send(Message(topic="Wages", body=b"1"))
+                acl.write_text(ACCOUNTS.replace("Orders=PUB", "Wages=PUB"))
+                broker.refresh_accounts()
+                await producer.send(Message(topic="Wages", body=b"1"))
+                acl.write_text("accounts: [{accessKey: short}]")
+                broker.refresh_accounts()
+                await producer.send(
+                    Message(topic="Wages", body=b"the rules from before are in force")
+                )
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files")
+def test_a_file_that_others_may_read_is_refused(acl):
+    async def scenario():
+        acl.chmod(0o644)
+        with pytest.raises(ConfigError, match="other users may read it; run: chmod 600"):
+            async with guarded(acl):
+                pass
+
+    asyncio.run(scenario())
+
+
+class Listener:
+    def __init__(self, state):
+        self.state = state
+
+    async def execute_local_transaction(self, message, arg):
+        return self.state
+
+    async def check_local_transaction(self, message):
+        return self.state
+
+
+def test_only_a_publisher_of_the_topic_decides_a_transaction(acl):
+    async def scenario():
+        async with guarded(acl) as broker:
+            async with as_(broker, "operator") as client:
+                await client.admin.create_topic("Orders", queues=1)
+            async with as_(broker, "the-shop") as shop:
+                listener = Listener(LocalTransactionState.COMMIT)
+                async with TransactionProducer("shop", shop, listener) as producer:
+                    outcome = await producer.send_in_transaction(TEA)
+                    assert outcome.state is TransactionState.COMMITTED
+                listener = Listener(LocalTransactionState.UNKNOWN)
+                async with TransactionProducer("open", shop, listener) as producer:
+                    await producer.send_in_transaction(TEA)
+            pending = broker.coordinator.halves.pending
+            half = pending.find(next(iter(pending)))
+            end = EndTransaction("open", half.offset, half.position, ROLLBACK)
+            async with as_(broker, "the-bill") as bill:
+                with pytest.raises(NoPermission, match="the-bill needs PUB of topic Orders"):
+                    await bill.session.request(broker.address, RequestCode.END_TRANSACTION, end)
+            assert len(pending) == 1
+            async with as_(broker, "the-shop") as shop:
+                await shop.session.request(broker.address, RequestCode.END_TRANSACTION, end)
+            assert len(pending) == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_operators_did_is_on_record(acl, tmp_path):
+    settings = BrokerSettings(
+        data=str(tmp_path), listen="127.0.0.1:0", names_listen="127.0.0.1:0", acl=str(acl)
+    )
+
+    async def scenario():
+        async with Broker(settings) as broker:
+            async with as_(broker, "operator") as client:
+                await client.admin.create_topic("Orders", queues=1)
+            async with as_(broker, "the-shop") as shop:
+                with pytest.raises(NoPermission):
+                    await shop.admin.create_topic("Mine", queues=1)
+
+    asyncio.run(scenario())
+    (file,) = (tmp_path / "audit").iterdir()
+    file.write_bytes(file.read_bytes()[:-5])  # As a crash tears the last line.
+    asyncio.run(scenario())
+    entries = list(read_audit(LocalDisk(tmp_path)))
+    assert [(e.account, e.fields["topic"], bool(e.refused)) for e in entries] == [
+        ("operator", "Orders", False),
+        ("operator", "Orders", False),
+        ("the-shop", "Mine", True),
+    ]
+    assert "secret" not in file.read_text()
+    assert "Signature" not in file.read_text()
+    shown = CliRunner().invoke(app, ["audit", "--data", str(tmp_path), "--refused"]).output
+    assert "the-shop at 127.0.0.1:" in shown
+    assert "UPDATE_AND_CREATE_TOPIC topic=Mine" in shown
+    assert "refused: account the-shop needs an administrator" in shown
+    assert "Orders" not in shown

@@ -1,0 +1,61 @@
+"""Where credentials come from, and what shows them: nothing."""
+
+import hashlib
+import hmac
+from base64 import b64encode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from txmq.credentials import load_credentials, read_credentials
+from txmq.errors import ConfigError
+from txmq.protocol.signature import Credentials, SigningKey
+
+
+def private(tmp_path, text):
+    file = tmp_path / "credentials.toml"
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
+
+
+@given(st.binary(min_size=1, max_size=200), st.binary(max_size=300))
+def test_a_signing_key_makes_hmac_sha1(secret, content):
+    expected = b64encode(hmac.new(secret, content, hashlib.sha1).digest())
+    assert SigningKey(secret).sign(content) == expected
+
+
+def test_a_signature_is_that_of_the_stock_clients():
+    credentials = Credentials(access_key="RocketMQ", secret_key="12345678")
+    fields = {"topic": "T", "a": "1", "Signature": "old", "_UNIQUE_KEY_QUERY": "true"}
+    content = b"RocketMQ" + b"1" + b"T" + b"body"
+    expected = b64encode(hmac.new(b"12345678", content, hashlib.sha1).digest()).decode()
+    assert credentials.sign(fields, b"body")["Signature"] == expected
+
+
+def test_the_environment_has_both_keys_or_a_file(tmp_path):
+    assert load_credentials({}) is None
+    both = {"TXMQ_ACCESS_KEY": "web-shop", "TXMQ_SECRET_KEY": "the secret"}
+    assert load_credentials(both) == Credentials(access_key="web-shop", secret_key="the secret")
+    file = private(tmp_path, 'access_key = "web-shop"\nsecret_key = "the secret"\n')
+    assert load_credentials({"TXMQ_CREDENTIALS": str(file)}) == load_credentials(both)
+    with pytest.raises(ConfigError, match="TXMQ_SECRET_KEY is set and TXMQ_ACCESS_KEY is not"):
+        load_credentials({"TXMQ_SECRET_KEY": "the secret"})
+
+
+@pytest.mark.parametrize(
+    "text", ['access_key = "the secret', 'secret_key = "the secret"', "access_key = 1"]
+)
+def test_a_wrong_file_is_refused_and_its_secret_is_not_shown(tmp_path, text):
+    with pytest.raises(ConfigError, match="write access_key = ") as refused:
+        read_credentials(private(tmp_path, text))
+    assert "the secret" not in str(refused.value)
+
+
+def test_no_text_shows_the_secret():
+    shown = repr(Credentials(access_key="web-shop", secret_key="the secret"))
+    assert "web-shop" in shown
+    assert "the secret" not in shown
+    with pytest.raises(ConfigError, match="secret_key needs at least 7 characters"):
+        Credentials(access_key="web-shop", secret_key="short")

@@ -140,7 +140,8 @@ class Broker:
         self._own = self._credentials()
         self._pool = ConnectionPool(self.network, self.clock, credentials=self._own)
         self._names: NameServer | None = None
-        self._dispatch = Dispatcher({}, self._authorizer())
+        self._authorizer = self._authorizer_of_broker()
+        self._dispatch = Dispatcher({}, self._authorizer)
         self._listener: Listener | None = None
         self._registrar: Registrar | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -193,6 +194,9 @@ class Broker:
         self._checker = Checker(
             self.coordinator, self.clients, self.clock, self._flusher.decision_ms
         )
+        if self._authorizer is not None:
+            may_publish = self._authorizer.may_publish
+            self._checker.may_check = lambda producer, half: may_publish(producer, half.queue.topic)
         self._deliverer = Deliverer(self.schedule, self.store.delays, self._flusher, self.clock)
         self._serve(self._parts())
         self._flusher.start()
@@ -255,7 +259,7 @@ class Broker:
         if self._acl is not None:
             self._acl.refresh()
 
-    def _authorizer(self) -> Authorizer | None:
+    def _authorizer_of_broker(self) -> Authorizer | None:
         if self._acl is None:
             return None
         topics = MessageTopics(self._topic_at, self._topic_of_half)

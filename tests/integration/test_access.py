@@ -25,7 +25,7 @@ from txmq.protocol.headers import EndTransaction
 from txmq.runtime.disk import LocalDisk
 from txmq_broker.access.audit import read_audit
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import embedded
 
 ROLLBACK = 12
@@ -147,11 +147,13 @@ def test_a_file_that_others_may_read_is_refused(acl):
 class Listener:
     def __init__(self, state):
         self.state = state
+        self.checks = 0
 
     async def execute_local_transaction(self, message, arg):
         return self.state
 
     async def check_local_transaction(self, message):
+        self.checks += 1
         return self.state
 
 
@@ -212,3 +214,31 @@ def test_what_operators_did_is_on_record(acl, tmp_path):
     assert "UPDATE_AND_CREATE_TOPIC topic=Mine" in shown
     assert "refused: account the-shop needs an administrator" in shown
     assert "Orders" not in shown
+
+
+def test_a_check_shows_a_half_message_to_publishers_of_its_topic_alone(acl):
+    settings = BrokerSettings(
+        store=StoreSettings(flush="async"),
+        acl=str(acl),
+        transaction=CheckBackSettings(timeout=0.05, check_interval=0.05),
+    )
+
+    async def scenario():
+        async with embedded(settings) as broker:
+            async with as_(broker, "operator") as client:
+                await client.admin.create_topic("Orders", queues=1)
+            stranger = Listener(LocalTransactionState.COMMIT)
+            shop = Listener(LocalTransactionState.UNKNOWN)
+            async with (
+                as_(broker, "the-bill") as bill,
+                TransactionProducer("shop", bill, stranger),
+                as_(broker, "the-shop") as client,
+                TransactionProducer("shop", client, shop) as producer,
+            ):
+                await producer.send_in_transaction(TEA)
+                async with asyncio.timeout(20):
+                    while shop.checks < 3:
+                        await asyncio.sleep(0.01)
+            assert stranger.checks == 0
+
+    asyncio.run(scenario())

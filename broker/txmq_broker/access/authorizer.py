@@ -6,6 +6,7 @@ import hmac
 import logging
 from collections import Counter
 from typing import Final, Protocol
+from weakref import WeakKeyDictionary
 
 from txmq.errors import NoPermission
 from txmq.limits import TOPICS_MAX
@@ -66,6 +67,8 @@ class Authorizer:
     ) -> None:
         self._source = source
         self._audit = audit
+        self._names: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
+        """The accounts of connections that have sent a heartbeat."""
         self._refusals: Counter[str] = Counter()
         self._topics = topics
         self._own = None
@@ -99,12 +102,23 @@ class Authorizer:
         if rules.is_trusted(host):
             return
         try:
-            self._check(self._sender(rules, host, request), requirement, request)
+            account = self._sender(rules, host, request)
+            self._check(account, requirement, request)
         except NoPermission as error:
             self._note(f"refused request {request.code} of {host}: {error}")
             if self._audit is not None and request.code in AUDITED:
                 self._audit.note(connection, request, refused=str(error))
             raise
+        if request.code == RequestCode.HEART_BEAT:
+            self._names[connection] = account.name
+
+    def may_publish(self, connection: Connection, topic: str) -> bool:
+        """Whether the account of a connection's heartbeats may publish to a topic now."""
+        rules = self._source.rules
+        account = rules.accounts.get(self._names.get(connection, ""))
+        if account is None:
+            return rules.is_trusted(connection.address.rpartition(":")[0])
+        return is_met(Need("topic", topic, Permission.PUB), account)
 
     def _note(self, refusal: str) -> None:
         """Log a refusal, but not each of thousands: the first, the tenth, the hundredth..."""

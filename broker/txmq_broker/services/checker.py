@@ -310,6 +310,8 @@ class Checker:
         self._clients = clients
         self._clock = clock
         self._decision_ms = decision_ms
+        self.may_check: Callable[[Connection, Half], bool] = lambda _connection, _half: True
+        """Whether a producer may see a half message; a check shows it."""
         self._wake = asyncio.Event()
         self._forced: set[int] = set()
         self._immune_until: dict[int, float] = {}
@@ -503,7 +505,11 @@ class Checker:
         turn = half.checks % len(line) if line else 0
         # Stops early: a group may have thousands of producers and a million transactions.
         order = (*line[turn:], *line[:turn])
-        able = (producer for producer in order if self._is_able(producer.connection))
+        able = (
+            producer
+            for producer in order
+            if self._is_able(producer.connection) and self.may_check(producer.connection, half)
+        )
         last: Member[Connection] | None = None
         for producer in able:
             if producer.connection is not avoided:

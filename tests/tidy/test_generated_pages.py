@@ -24,7 +24,6 @@ from txmq_broker.testing import embedded
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WORDS_MAX = 1800
 STILL_LONG = {
-    "bank-transfer",
     "operate",
     "reconcile",
     "reconciliation",

@@ -13,7 +13,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 from sqlalchemy import make_url
 
 from examples.bank_transfer.books import State
@@ -22,7 +21,7 @@ from examples.bank_transfer.money import Money
 from examples.bank_transfer.orders import AMOUNT_MAX, DAY_MAX, Drill, Reason
 from examples.bank_transfer.ways import Way
 from examples.bank_transfer.web.api import STATUS, Asked
-from txmq.cli.root import app
+from tests.docs.txmq_commands import options_of
 from txmq.config import load
 from txmq.transaction.story import Step
 from txmq_broker.config import BrokerSettings
@@ -89,12 +88,12 @@ def understand(words):
     """Fail if the program does not take these arguments."""
     match words:
         case ["txmq", "serve", *more]:
-            understood = txmq_command(["serve", *more])
+            understood = options_of(["serve", *more])
             places = {key: understood[key] for key in ("data", "listen", "names_listen")}
             given = [f"{key}={value}" for key, value in places.items() if value]
             load(BrokerSettings, arguments=[*understood["set_"], *given])
         case ["txmq", *more]:
-            txmq_command(more)
+            options_of(more)
         case ["python", "-m", module, *more]:
             package = importlib.util.find_spec(module).submodule_search_locations
             main = f"{module}.__main__" if package else module
@@ -103,21 +102,6 @@ def understand(words):
             compile(program, "health", "exec")
         case _:
             assert words[0] in {"postgres", "pg_isready", "redis-cli"}, words
-
-
-def txmq_command(words):
-    """The options of a command of txmq, without those of the groups above it."""
-    found = typer.main.get_command(app)
-    context = found.make_context("txmq", list(words))
-    # A group can be a command itself, with options of its own before the next word.
-    while hasattr(found, "resolve_command") and (rest := rest_of(context)):
-        name, found, words = found.resolve_command(context, rest)
-        context = found.make_context(name, list(words), parent=context)
-    return context.params
-
-
-def rest_of(context):
-    return [*context._protected_args, *context.args]
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))

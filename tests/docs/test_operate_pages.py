@@ -1,0 +1,66 @@
+"""The pages for operators name commands, settings and messages that exist."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.docs.txmq_commands import options_of, unknown_words
+from txmq.config import kinds_of
+from txmq_broker.config import BrokerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = (
+    "operate", "monitor", "topics-and-groups", "dead-letters", "limits", "backup", "troubleshoot",
+    "resolve", "log", "transaction-states",
+)  # fmt: skip
+TEXTS = {name: (ROOT / f"docs/howto/{name}.md").read_text() for name in NAMES}
+WHOLE = "\n".join(TEXTS.values())
+SOURCES = [*(ROOT / "txmq").rglob("*.py"), *(ROOT / "broker").rglob("*.py")]
+PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]+\b|config/topics\.json(?:\.old)?|high-water|identity|90%")
+
+
+@pytest.mark.parametrize(
+    "line", sorted(set(re.findall(r"^\$ txmq (.+?)(?: +#.*)?$", WHOLE, re.MULTILINE)))
+)
+def test_txmq_understands_every_command(line, monkeypatch):
+    monkeypatch.setenv("TXMQ_XA_DATABASES", "icbc=sqlite:///icbc.db")  # A page exports it.
+    options_of(shlex.split(line))
+
+
+def test_every_mention_of_a_command_names_one_with_its_options():
+    mentions = sorted(set(re.findall(r"`txmq ([a-z][^`]+)`", WHOLE)))
+    unknown = {line: wrong for line in mentions if (wrong := unknown_words(shlex.split(line)))}
+
+    assert len(mentions) > 30
+    assert unknown == {}
+
+
+def test_every_setting_exists():
+    groups = "store|topics|transaction|delay|retention"
+    named = set(re.findall(rf"\b(?:{groups})\.[a-z_]+\b(?!\()", WHOLE)) - {"topics.json"}
+
+    assert named - set(kinds_of(BrokerSettings)) == set()
+
+
+def test_every_message_to_look_up_is_one_of_ours():
+    """Each row of the tables of messages, without what differs from line to line."""
+    literals = "\n".join(
+        node.value
+        for source in SOURCES
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    rows = re.findall(r"^\| (.+?) \|", TEXTS["troubleshoot"], re.MULTILINE)
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    missing = [
+        part.strip()
+        for message in messages
+        for part in PLACEHOLDER.split(message)
+        if part.strip() not in literals
+    ]
+
+    assert len(messages) > 20
+    assert missing == []

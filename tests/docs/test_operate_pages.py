@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.txmq_commands import options_of, unknown_words
-from txmq.config import kinds_of
+from txmq.config import kinds_of, load
 from txmq_broker.config import BrokerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +43,14 @@ def test_every_setting_exists():
     named = set(re.findall(rf"\b(?:{groups})\.[a-z_]+\b(?!\()", WHOLE)) - {"topics.json"}
 
     assert named - set(kinds_of(BrokerSettings)) == set()
+
+
+def test_a_broker_can_read_the_file_of_settings(tmp_path):
+    (block,) = re.findall(r"```toml\n(.*?)```", WHOLE, re.DOTALL)
+    file = tmp_path / "broker.toml"
+    file.write_text(block)
+
+    assert load(BrokerSettings, file=file).advertise == "10.0.0.5:10911"
 
 
 def test_every_message_to_look_up_is_one_of_ours():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.txmq_commands import options_of, unknown_words
+from txmq import limits
 from txmq.config import kinds_of, load
 from txmq_broker.config import BrokerSettings
 
@@ -51,6 +52,25 @@ def test_a_broker_can_read_the_file_of_settings(tmp_path):
     file.write_text(block)
 
     assert load(BrokerSettings, file=file).advertise == "10.0.0.5:10911"
+
+
+def test_the_page_of_limits_has_their_values():
+    numbers = [
+        limits.PROPERTIES_BYTES_MAX, limits.BATCH_MESSAGES_MAX, limits.KEYS_PER_MESSAGE_MAX,
+        limits.TOPICS_MAX, limits.GROUPS_PER_CLIENT_MAX, limits.TOPIC_CHARS_MAX,
+        limits.GROUP_CHARS_MAX, BrokerSettings().connections_max,
+        BrokerSettings().transaction.pending_max,
+    ]  # fmt: skip
+    sizes = [limits.MESSAGE_BODY_BYTES_MAX, limits.FRAME_BYTES_MAX, limits.UNSYNCED_BYTES_MAX]
+    kept = BrokerSettings().retention
+    shares = [kept.delete_above, kept.force_above, kept.refuse_halves_above, kept.refuse_above]
+    wanted = [
+        *(f"{number:,}" for number in numbers),
+        *(f"{size // 2**20} MiB" for size in sizes),
+        *(f"| {share:.0%} |" for share in shares),
+    ]
+
+    assert [value for value in wanted if value not in TEXTS["limits"]] == []
 
 
 def test_every_message_to_look_up_is_one_of_ours():

@@ -1,8 +1,8 @@
-"""What docker-compose.yml and the page on the bank transfer tell to run is understood, and the page
-shows the code that there is.
+"""The programs understand each command of docker-compose.yml and of the pages on the bank transfer,
+and the pages show the code as it is.
 
-No Docker runs here, and nothing here reads YAML; the file keeps to a part of it that is read in a
-few lines: mappings by their indentation, and what is JSON behind a colon.
+No Docker runs here, and no YAML library: the file uses only mappings by indentation, and JSON after
+a colon, which a few lines can read.
 """
 
 import importlib
@@ -13,7 +13,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 from sqlalchemy import make_url
 
 from examples.bank_transfer.books import State
@@ -21,14 +20,16 @@ from examples.bank_transfer.databases import DRIVERS
 from examples.bank_transfer.money import Money
 from examples.bank_transfer.orders import AMOUNT_MAX, DAY_MAX, Drill, Reason
 from examples.bank_transfer.ways import Way
-from txmq.cli.root import app
+from examples.bank_transfer.web.api import STATUS, Asked
+from tests.docs.txmq_commands import options_of
 from txmq.config import load
 from txmq.transaction.story import Step
 from txmq_broker.config import BrokerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
-PAGE = (ROOT / "docs/howto/bank-transfer.md").read_text()
+FOUND = sorted((ROOT / "docs/howto").glob("bank-transfer*.md"))
+PAGES = {page.stem: page.read_text() for page in FOUND}
 EXAMPLE = ROOT / "examples/bank_transfer"
 LINE = re.compile(r"(?P<indent> *)(?P<key>[\w-]+):(?: (?P<value>.+))?")
 
@@ -41,7 +42,7 @@ def read(text):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         found = LINE.fullmatch(line)
-        assert found, f"no line that is read here: {line}"
+        assert found, f"this test cannot read the line: {line}"
         indent = len(found["indent"])
         while open_at[-1][0] >= indent:
             open_at.pop()
@@ -72,25 +73,27 @@ def commands():
 
 
 @pytest.mark.parametrize("words", list(commands()))
-def test_every_command_of_the_containers_is_understood(words):
+def test_programs_understand_every_command_of_the_containers(words):
     understand(words)
 
 
-@pytest.mark.parametrize("line", re.findall(r"^\$ ((?:txmq|python) .+)$", PAGE, re.MULTILINE))
-def test_every_command_of_the_page_is_understood(line):
+@pytest.mark.parametrize(
+    "line", re.findall(r"^\$ ((?:txmq|python) .+)$", "\n".join(PAGES.values()), re.MULTILINE)
+)
+def test_programs_understand_every_command_of_the_pages(line):
     understand(shlex.split(line))
 
 
 def understand(words):
-    """Fails if whoever is called does not take it."""
+    """Fail if the program does not take these arguments."""
     match words:
         case ["txmq", "serve", *more]:
-            understood = txmq_command(["serve", *more])
+            understood = options_of(["serve", *more])
             places = {key: understood[key] for key in ("data", "listen", "names_listen")}
             given = [f"{key}={value}" for key, value in places.items() if value]
             load(BrokerSettings, arguments=[*understood["set_"], *given])
         case ["txmq", *more]:
-            txmq_command(more)
+            options_of(more)
         case ["python", "-m", module, *more]:
             package = importlib.util.find_spec(module).submodule_search_locations
             main = f"{module}.__main__" if package else module
@@ -101,23 +104,8 @@ def understand(words):
             assert words[0] in {"postgres", "pg_isready", "redis-cli"}, words
 
 
-def txmq_command(words):
-    """The options of a command of txmq's, and of no other than that."""
-    found = typer.main.get_command(app)
-    context = found.make_context("txmq", list(words))
-    # A group that is a command itself has options of its own before the next word.
-    while hasattr(found, "resolve_command") and (rest := rest_of(context)):
-        name, found, words = found.resolve_command(context, rest)
-        context = found.make_context(name, list(words), parent=context)
-    return context.params
-
-
-def rest_of(context):
-    return [*context._protected_args, *context.args]
-
-
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_what_a_service_names_is_there(name):
+def test_a_service_names_only_what_exists(name):
     service = SERVICES[name]
     for wanted, how in service.get("depends_on", {}).items():
         has_end = wanted not in SERVED
@@ -134,17 +122,17 @@ def test_what_a_service_names_is_there(name):
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_who_serves_says_whether_it_is_well(name):
+def test_a_service_that_serves_has_a_health_check(name):
     assert SERVICES[name]["healthcheck"]["test"]
 
 
-def test_nobody_outside_of_this_machine_is_let_in():
-    ports = [port for each in SERVICES.values() for port in each.get("ports", ())]
+def test_only_this_machine_reaches_the_ports():
+    ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
 
     assert sorted(ports) == ["127.0.0.1:8001:8001", "127.0.0.1:8002:8002"]
 
 
-def test_what_the_image_is_made_of_is_there():
+def test_the_parts_of_the_image_exist():
     copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     sent = (ROOT / ".dockerignore").read_text().splitlines()
 
@@ -153,30 +141,55 @@ def test_what_the_image_is_made_of_is_there():
         assert f"!{name}" in sent
 
 
-# The page
+# The pages
 
 
-def test_the_page_shows_the_programs():
-    programs = "".join(each.read_text() for each in EXAMPLE.rglob("*.py"))
-    shown = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
+def test_the_page_of_the_code_shows_the_programs():
+    programs = "".join(file.read_text() for file in EXAMPLE.rglob("*.py"))
+    shown = re.findall(r"```py\n(.*?)```", PAGES["bank-transfer-code"], re.DOTALL)
 
     assert len(shown) == 2
-    for each in shown:
-        for part in re.split(r" +# \.\.\.\n", each):
+    for block in shown:
+        for part in re.split(r" +# \.\.\.\n", block):
             assert part in programs, part
 
 
-@pytest.mark.parametrize("kind", [Reason, State, Drill, Way], ids=lambda kind: kind.__name__)
-def test_the_page_explains_every(kind):
-    assert [each for each in kind if each.value not in PAGE] == []
+def test_the_page_of_the_code_lists_every_file():
+    parts = {path.name for path in EXAMPLE.iterdir()} - {"__init__.py", "__main__.py"}
+    names = {f"{path}/" if "." not in path else path for path in parts - {"__pycache__"}}
+
+    assert [name for name in names if f"`{name}`" not in PAGES["bank-transfer-code"]] == []
 
 
-def test_the_page_names_the_nine_steps_as_the_log_does():
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [
+        (Reason, "bank-transfer-orders"),
+        (Drill, "bank-transfer-accidents"),
+        (State, "bank-transfer-code"),
+        (Way, "bank-transfer-code"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_page_explains_every(kind, page):
+    assert [value for value in kind if value.value not in PAGES[page]] == []
+
+
+def test_the_page_of_the_steps_names_them_as_the_log_does():
     for step in Step:
         number, _, text = step.value
-        assert f"`step {number}: {text.partition('%s')[0]}" in PAGE
+        assert f"`step {number}: {text.partition('%s')[0]}" in PAGES["bank-transfer-steps"]
 
 
 @pytest.mark.parametrize("most", [AMOUNT_MAX, DAY_MAX])
-def test_the_page_has_the_limits(most):
-    assert f"more than {Money(most, 'CNY')}".removesuffix(" CNY") in PAGE
+def test_the_page_of_orders_has_the_limits(most):
+    limit = f"more than {Money(most, 'CNY')}".removesuffix(" CNY")
+    assert limit in PAGES["bank-transfer-orders"]
+
+
+def test_the_page_of_orders_has_every_field_and_answer():
+    shown = set(re.findall(r"`(\w+)`", PAGES["bank-transfer-orders"]))
+    answers = re.findall(r"^\| ([\d, ]+)", PAGES["bank-transfer-orders"], re.MULTILINE)
+
+    assert set(Asked.__struct_fields__) <= shown
+    assert {status for status in STATUS.values() if str(status) not in "".join(answers)} == set()

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -34,8 +34,12 @@ from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceR
 from txmq.config import parse_duration
 from txmq.message import Message, Queue, ReceivedMessage
 from txmq.protocol.topics import TRACES
+from txmq.quantity import quantity
 
 __all__ = ["app"]
+
+BODY_BYTES_SHOWN: Final = 500
+"""The bytes of a body that a table shows: a long cell is folded, which takes long."""
 
 app = typer.Typer(no_args_is_help=True, help="Send, recall, fetch and look up messages.")
 
@@ -231,6 +235,14 @@ def _seconds(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 5m or 2h") from error
 
 
+def _shown(body: bytes) -> str:
+    """The beginning of a body; ``--json`` has all of it."""
+    text = body[:BODY_BYTES_SHOWN].decode(errors="backslashreplace")
+    if len(body) <= BODY_BYTES_SHOWN:
+        return text
+    return f"{text}… ({quantity(len(body), 'byte')})"
+
+
 def _show(found: list[ReceivedMessage], *, json: bool) -> None:
     print_rows(
         [message_fields(message) for message in found],
@@ -243,7 +255,7 @@ def _show(found: list[ReceivedMessage], *, json: bool) -> None:
                 message.id,
                 message.tags,
                 " ".join(message.keys),
-                message.body.decode(errors="backslashreplace"),
+                _shown(message.body),
             ]
             for message in found
         ],

@@ -136,7 +136,7 @@ def sealed(
 
 
 def compressed(envelope: Envelope, packing: Packing = STOCK) -> Envelope:
-    """The same with a compressed body, if the body is large enough.
+    """The same with a compressed body, if the body is large enough and becomes smaller.
 
     Raises:
         ConfigError: The algorithm needs a package that is not installed.
@@ -144,6 +144,8 @@ def compressed(envelope: Envelope, packing: Packing = STOCK) -> Envelope:
     if len(envelope.body) < packing.compress_from:
         return envelope
     sys_flag, body = compression.compress(envelope.body, packing.algorithm)
+    if len(body) >= len(envelope.body):
+        return envelope
     return msgspec.structs.replace(envelope, sys_flag=envelope.sys_flag | sys_flag, body=body)
 
 

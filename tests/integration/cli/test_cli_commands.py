@@ -237,6 +237,16 @@ def test_a_body_is_read_from_standard_input_byte_for_byte(asking, cluster):
     assert r"\xff" in told(asking("message", "pull", "T"))
 
 
+def test_a_table_shows_the_beginning_of_a_large_body(asking, cluster):
+    cluster.add_topic("T")
+    told(asking("message", "send", "T", "-", input=b"x" * 5000))
+
+    shown = told(asking("message", "pull", "T"))
+
+    assert shown.count("x") == 500
+    assert "(5000 bytes)" in " ".join(shown.split())
+
+
 def test_a_pull_goes_on_until_it_has_enough(asking, cluster):
     cluster.add_topic("T", queues=1)
     queue = ("--queue", "broker-a:0")

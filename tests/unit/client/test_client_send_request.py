@@ -1,3 +1,4 @@
+import random
 import zlib
 from datetime import UTC, datetime
 
@@ -123,6 +124,14 @@ def test_large_bodies_travel_compressed_in_the_form_every_client_reads():
 
     assert envelope.sys_flag == SysFlag.COMPRESSED
     assert zlib.decompress(envelope.body) == body
+
+
+def test_a_body_that_compression_would_enlarge_travels_as_it_is():
+    body = random.Random(1).randbytes(COMPRESS_FROM_BYTES)
+
+    envelope = sealed(message(body=body), "ID")
+
+    assert (envelope.sys_flag, envelope.body) == (0, body)
 
 
 @pytest.mark.parametrize(

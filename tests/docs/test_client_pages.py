@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs/howto/clients"
 HEADERS = Path(__file__).with_name("rocketmq.h")
 SHOWN_NAMES = "127.0.0.1:9876"
-PROGRAM_S = 60
+PROGRAM_S = 80
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -147,6 +147,13 @@ NEEDS = (
         s3a_jars.jars if IS_SOAK else lambda: None,
     ),
     Need(
+        "A C++ compiler",
+        "the C++ programs of the documentation",
+        "g++",
+        "stops",
+        lambda: see_programs("g++"),
+    ),
+    Need(
         "RocketMQ's C++ client",
         "interoperability",
         "",

@@ -91,8 +91,7 @@ class BookReader(ABC):
         """The statements for the journal."""
         books, bank = self._books, self._books.bank
         changes, dialect = self._look_up(f"{bank.name}/{ENTRIES.name}", bank.entries)
-        entries = replace(bank.entries, **changes)
-        bank = replace(bank, entries=entries)
+        bank = replace(bank, entries=replace(bank.entries, **changes))
         return EntryStatements(bank, books.rules.money, books.window, dialect)
 
     @cached_property

@@ -27,11 +27,11 @@ from txmq.reconcile.extract.statements import (
     Statements,
     TableColumns,
 )
-from txmq.reconcile.extract.table_writer import LIMIT, LOWER_HALF, TableWriter, control_of
+from txmq.reconcile.extract.table_writer import TableWriter, control_of
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, LIMIT, LOWER_HALF, OPENING, TableSchema
 from txmq.runtime.clock import Clock
 
 __all__ = ["BookReader", "BookRequest", "check_columns", "error_text"]

@@ -16,20 +16,19 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.extract.table_writer import arrow_table, join_halves
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.items import with_doubts
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows, union
 from txmq.reconcile.proofs import balances_of, count_ids
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import CARRIED, EARLIER, TODAY, SecondPass, Sums, batch_sql
 from txmq.reconcile.sieve import HASH, PLAIN, SUSPECT, sift
-from txmq.reconcile.tables import BOOKED, FAILURES, ITEMS, MATCHES, MESSAGES, RESULTS, TOTALS
+from txmq.reconcile.tables import EVIDENCE, MATCHES, RESULTS, TOTALS, join_halves
 
 __all__ = ["FEW", "reconcile"]
 
 FEW: Final = 100_000
 """Up to so many transfers are decided in this process; Spark's workers decide more."""
-_EVIDENCE: Final = {"entry": BOOKED, "message": MESSAGES, "failure": FAILURES, "item": ITEMS}
 _SENT_MAX: Final = 2_000_000
 """The most keys to broadcast: some 30 bytes each in the memory of every worker."""
 
@@ -142,7 +141,7 @@ def _evidence(
 
 def _row(name: str) -> str:
     # Other kinds of rows leave it empty, so its fields may be empty too.
-    schema = _EVIDENCE[name]
+    schema = EVIDENCE[name]
     names = ", ".join(f"`{name}`" for name in schema.names)
     return f"CAST(struct({names}) AS {schema.struct})"
 

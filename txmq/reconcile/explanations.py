@@ -130,7 +130,8 @@ Explained = TypeVar("Explained", Explanation, ProofExplanation)
 class Explanations:
     """What people wrote in a directory of results; the last explanation of a break is valid.
 
-    Every method raises :class:`ReconcileRefused` if it cannot read a file: it was changed by hand.
+    Every method raises :class:`ReconcileRefused` if it cannot read a file, for example one that
+    was changed by hand.
     """
 
     def __init__(self, directory: Directory) -> None:

@@ -21,12 +21,12 @@ from pyspark.sql import functions as f
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, Place
 from txmq.reconcile.extract.manifest import ExtractedSource
-from txmq.reconcile.extract.table_writer import LOWER_HALF, arrow_table
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.ledgers import Ledgers, ReconciledDay, Rows, index_in, texts, union
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Bank, Rules
 from txmq.reconcile.second_pass import Sums
-from txmq.reconcile.tables import BALANCES, PROOFS
+from txmq.reconcile.tables import BALANCES, LOWER_HALF, PROOFS
 from txmq.reconcile.transfer import ARRIVED
 from txmq.reconcile.written_table import sum_groups
 

@@ -52,7 +52,6 @@ _SIGNED_ERROR: Final = (
     "separate run"
 )
 
-
 Role: TypeAlias = Literal["preparer", "reviewer"]
 
 
@@ -115,7 +114,7 @@ class Results:
     """The results of runs. Reading is always safe; writers use :func:`open_results`.
 
     ``check_lock`` raises if another run may write there. Every method raises
-    :class:`ReconcileRefused` if it cannot read a file, which was changed by hand.
+    :class:`ReconcileRefused` if it cannot read a file, for example one that was changed by hand.
     """
 
     def __init__(self, directory: Directory, check_lock: Callable[[], None] = lambda: None) -> None:

@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.extract.table_writer import LOWER_HALF
 from txmq.reconcile.ledgers import EarlierDays, index_in, texts, union
 from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.tables import LOWER_HALF
 from txmq.reconcile.transfer import VISIBLE
 
 __all__ = ["HASH", "PLAIN", "SUSPECT", "sift"]

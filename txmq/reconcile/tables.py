@@ -14,6 +14,16 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_type_hints
 
 from msgspec import Struct
 
+LIMIT: Final = 1 << 63
+"""The numbers of a table are below it; hash totals are sums modulo this."""
+LOWER_HALF: Final = (1 << 32) - 1
+"""The lower half of a number. The sums of halves fit into 64 bits, whatever the numbers are."""
+
+
+def join_halves(low: int | None, high: int | None) -> int:
+    """A sum from the sums of the lower and upper halves of its numbers; 0 without any."""
+    return (low or 0) + ((high or 0) << 32)
+
 
 class Column(NamedTuple):
     """A column, nullable or not."""
@@ -285,6 +295,9 @@ BANK_TABLES: Final = {table.name: table for table in (ENTRIES, OPENING, LATER, A
 
 LOG_TABLES: Final = {table.name: table for table in (MESSAGES, FAILURES, OFFSETS)}
 """The tables of an extract for the log."""
+
+EVIDENCE: Final = {"entry": BOOKED, "message": MESSAGES, "failure": FAILURES, "item": ITEMS}
+"""The rows from which transfers are decided, one by one."""
 
 RESULTS: Final[Mapping[str, TableSchema]] = {
     "matches": MATCHES, "items": ITEMS, "closed": ITEMS, "entries": BOOKED, "messages": MESSAGES,

@@ -17,7 +17,7 @@ from txmq.errors import ReconcileRefused
 from txmq.protocol.properties import one_line
 from txmq.reconcile.extract.manifest import QuarantinedRow
 
-__all__ = ["Parsed", "StatementPage", "damaged_row", "kind_of", "refuse", "stated_balances"]
+__all__ = ["StatementPage", "Stream", "damaged_row", "kind_of", "refuse", "stated_balances"]
 
 _SHOWN: Final = 300
 """The maximum of characters of a reason, which may contain the whole line."""
@@ -51,8 +51,8 @@ class StatementPage(Struct):
         return damaged_row(self.file, line, why)
 
 
-Parsed: TypeAlias = Iterator[RowFields | QuarantinedRow | StatementPage]
-"""The entries of a file, and each page after its own."""
+Stream: TypeAlias = Iterator[RowFields | QuarantinedRow | StatementPage]
+"""What a reader gets from a file: entries, and each page after its own."""
 
 
 def damaged_row(file: str, line: int, why: object) -> QuarantinedRow:

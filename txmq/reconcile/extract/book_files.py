@@ -30,11 +30,11 @@ from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Qua
 from txmq.reconcile.extract.mt940 import read_mt940
 from txmq.reconcile.extract.sqlite import SqliteDialect, SqliteReader, milliseconds, whole_number
 from txmq.reconcile.extract.statements import Dialect, TableColumns
-from txmq.reconcile.extract.table_writer import arrow_table, join_halves
+from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.results import Results
 from txmq.reconcile.rules import EntryColumns
 from txmq.reconcile.storage import LocalFolder
-from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING
+from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, join_halves
 
 __all__ = ["read_files"]
 

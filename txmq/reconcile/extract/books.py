@@ -27,11 +27,11 @@ from txmq.reconcile.extract.statements import (
     Statements,
     TableColumns,
 )
-from txmq.reconcile.extract.table_writer import LIMIT, LOWER_HALF, TableWriter, control_of
+from txmq.reconcile.extract.table_writer import TableWriter, control_of
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Bank, DayWindow, Rules
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, OPENING, TableSchema
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LATER, LIMIT, LOWER_HALF, OPENING, TableSchema
 from txmq.runtime.clock import Clock
 
 __all__ = ["BookReader", "BookRequest", "check_columns", "error_text"]
@@ -91,8 +91,7 @@ class BookReader(ABC):
         """The statements for the journal."""
         books, bank = self._books, self._books.bank
         changes, dialect = self._look_up(f"{bank.name}/{ENTRIES.name}", bank.entries)
-        entries = replace(bank.entries, **changes)
-        bank = replace(bank, entries=entries)
+        bank = replace(bank, entries=replace(bank.entries, **changes))
         return EntryStatements(bank, books.rules.money, books.window, dialect)
 
     @cached_property

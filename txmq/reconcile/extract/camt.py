@@ -13,7 +13,7 @@ from typing import Final
 from xml.etree.ElementTree import Element
 from xml.parsers import expat
 
-from txmq.reconcile.extract.bank_statements import Parsed, RowFields, StatementPage, kind_of, refuse
+from txmq.reconcile.extract.bank_statements import RowFields, StatementPage, Stream, kind_of, refuse
 
 __all__ = ["read_camt"]
 
@@ -37,7 +37,7 @@ _LINE: Final = "line"
 """An attribute with the line of an element; those of the standard begin with a capital."""
 
 
-def read_camt(file: str, chunks: Iterable[bytes]) -> Parsed:
+def read_camt(file: str, chunks: Iterable[bytes]) -> Stream:
     """The booked entries of each statement, and then its balances.
 
     Raises:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from functools import partial
-from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,9 +47,10 @@ def extract_day(
     try:
         with home.staging() as draft:
             with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
-                where = [(bank, rules, day, draft / bank.name, clock) for bank in rules.bank]
-                requests = starmap(BookRequest, where)
-                banks = list(pool.map(lambda read, request: read(request), readers, requests))
+                requests = [
+                    BookRequest(bank, rules, day, draft / bank.name, clock) for bank in rules.bank
+                ]
+                banks = list(pool.map(lambda read, books: read(books), readers, requests))
             log = take_log(rules, rules.day.window(day), draft)
             manifest = Manifest.of(rules, day, (*banks, log))
             manifest.write(draft)

@@ -13,7 +13,7 @@ from datetime import date
 from decimal import Decimal
 from typing import Final
 
-from txmq.reconcile.extract.bank_statements import Parsed, RowFields, StatementPage, kind_of, refuse
+from txmq.reconcile.extract.bank_statements import RowFields, StatementPage, Stream, kind_of, refuse
 
 __all__ = ["read_mt940"]
 
@@ -33,7 +33,7 @@ _NONE: Final = ("NONREF", "NOTPROVIDED")
 """What banks write where a payer gave no reference."""
 
 
-def read_mt940(file: str, lines: Iterable[tuple[int, str]]) -> Parsed:
+def read_mt940(file: str, lines: Iterable[tuple[int, str]]) -> Stream:
     """The booked entries of each message, and then its balances.
 
     Raises:

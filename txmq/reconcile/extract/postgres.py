@@ -21,9 +21,9 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns, error_text
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable
 from txmq.reconcile.extract.statements import Dialect, TableColumns
-from txmq.reconcile.extract.table_writer import LIMIT, TableWriter
+from txmq.reconcile.extract.table_writer import TableWriter
 from txmq.reconcile.rules import Bank, EntryColumns
-from txmq.reconcile.tables import ENTRIES
+from txmq.reconcile.tables import ENTRIES, LIMIT
 
 __all__ = ["read_postgres"]
 

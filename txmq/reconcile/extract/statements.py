@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from txmq.reconcile.extract.table_writer import LIMIT, LOWER_HALF
 from txmq.reconcile.rules import AccountColumns, Bank, Constant, DayWindow, EntryColumns, Money
-from txmq.reconcile.tables import ACCOUNTS, ENTRIES
+from txmq.reconcile.tables import ACCOUNTS, ENTRIES, LIMIT, LOWER_HALF
 
 __all__ = ["AccountStatements", "Dialect", "EntryStatements", "Statements", "TableColumns"]
 

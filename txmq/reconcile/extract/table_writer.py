@@ -31,25 +31,18 @@ from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
 from txmq.reconcile.report.words import mask, mask_sides
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.summary import Control
-from txmq.reconcile.tables import RECURRING, TableSchema
+from txmq.reconcile.tables import LIMIT, LOWER_HALF, RECURRING, TableSchema, join_halves
 from txmq.runtime.disk import sync_path
 
 __all__ = [
-    "LIMIT",
-    "LOWER_HALF",
     "ContentHash",
     "ControlSums",
     "TableWriter",
     "arrow_schema",
     "arrow_table",
     "control_of",
-    "join_halves",
     "parquet_writer",
 ]
-
-LIMIT: Final = 1 << 63
-"""Hash totals are sums modulo this."""
-LOWER_HALF: Final = (1 << 32) - 1
 
 _Words: TypeAlias = npt.NDArray[np.uint64]
 _WORD: Final = 8
@@ -74,11 +67,6 @@ _TYPES: Final = {
     "int": pa.int32(),
     "boolean": pa.bool_(),
 }
-
-
-def join_halves(low: int | None, high: int | None) -> int:
-    """A sum from the sums of the lower and upper halves of its numbers; 0 without any."""
-    return (low or 0) + ((high or 0) << 32)
 
 
 def control_of(source: str, table: TableSchema, rows: Iterable[Sequence[Any]]) -> Control:

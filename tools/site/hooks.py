@@ -115,6 +115,11 @@ def on_page_content(html: str, *, page: Page, files: Files, **_: object) -> str:
     return CODE.sub(link, html)
 
 
+def on_post_page(output: str, **_: object) -> str:
+    """Name the search for screen readers: it is a dialog, to which the theme gives no name."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+
+
 # Links into the repository
 
 

@@ -77,7 +77,7 @@ sitecheck: site  ## open the site in Chromium: accessibility, narrow screens, se
 	$(SITE)/bin/python -m tools.site.check
 
 versions: $(SITE)/.ready  ## commit this version's site to the branch of all versions, gh-pages
-	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mike deploy --update-aliases $(MINOR) latest
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(SITE)/bin:$$PATH" mike deploy --update-aliases $(MINOR) latest
 	$(SITE)/bin/mike set-default latest
 	@echo "publish them with: git push origin gh-pages"
 

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, TimeoutError, sync_playwright
+from playwright.sync_api import Error, Page, sync_playwright
 
 from tests import browser as chromium
 from tests.packages import Unprepared
@@ -97,7 +97,7 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def looks(tab: Page, address: str) -> Iterator[str]:
-    """What is wrong with the look of the pages; those of other folders are only listings of code."""
+    """What is wrong with the look of the pages; pages of source code are only listings."""
     for file in sorted(SITE.rglob("*.html")):
         page = file.relative_to(SITE).as_posix()
         if page.startswith("source/"):
@@ -151,7 +151,7 @@ def answers(tab: Page, question: str) -> list[str]:
     tab.wait_for_function(f"!{HAS_RESULTS}")
     field.fill(question)
     field.press("End")
-    with contextlib.suppress(TimeoutError):
+    with contextlib.suppress(Error):
         tab.wait_for_function(HAS_RESULTS, timeout=PATIENCE_MS)
     return list(dict.fromkeys(tab.evaluate(RESULTS)))[:RESULTS_MAX]
 

@@ -5,6 +5,7 @@ MkDocs calls the functions named ``on_...``; see ``hooks`` in mkdocs.yml.
 
 import hashlib
 import json
+import os
 import posixpath
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+MIKE = "MIKE_DOCS_VERSION"
 ROOT = Path(__file__).resolve().parents[2]
 
 LINK = re.compile(r"(?<=\]\()(?P<path>(?:\.\./)+[^)#\s]+)(?=[)#])")
@@ -51,6 +53,13 @@ CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
 CODE = re.compile(r"<(a|autoref|h[1-6]|pre)\b.*?</\1>|<code>(?P<name>\w+)</code>", re.DOTALL)
 
 VIEW = re.compile(r'width="100%"(?P<between>[^>]*?viewBox="\S+ \S+ (?P<width>[\d.]+) )')
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Offer no other versions, unless mike builds one of several: `make site` has only this."""
+    if MIKE not in os.environ:
+        del config.extra["version"]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -161,3 +161,14 @@ def test_links_between_pages_lead_somewhere():
     ]
 
     assert broken == []
+
+
+def test_the_index_of_decisions_has_their_titles():
+    index = (DOCS / "adr/README.md").read_text()
+    listed = re.findall(r"^\| \[\d{4}\]\((\S+)\) \| (.+) \|$", index, re.MULTILINE)
+    titles = {
+        page.name: page.read_text().partition("\n")[0].partition(". ")[2]
+        for page in (DOCS / "adr").glob("0*.md")
+    }
+
+    assert dict(listed) == titles

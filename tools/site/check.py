@@ -5,6 +5,7 @@ are any.
 """
 
 import contextlib
+import re
 import sys
 import threading
 import tomllib
@@ -36,6 +37,7 @@ KINDS = (
     "explanation/half-messages.html",
     "reference/api/txmq.client.html",
     "reference/errors.html",
+    "reference/cli.html",
     "reference/configuration.html",
     "adr/README.html",
 )
@@ -47,6 +49,10 @@ OVERFLOW = """() => {
   const page = document.documentElement;
   return page.scrollWidth > page.clientWidth ? page.scrollWidth : 0;
 }"""
+SHORTEN = """() => document.querySelectorAll(`.md-content__inner > :nth-child(n + 60),
+  .doc-contents > :nth-child(n + 10) > :nth-child(n + 10), tr:nth-child(n + 20),
+  .md-nav--secondary .md-nav__item:nth-child(n + 20)`).forEach(part => part.remove())"""
+"""Long pages repeat what their beginnings have, and axe would take seconds for each of them."""
 DIAGRAMS = """async scheme => {
   const images = [...document.querySelectorAll("img[src*='/diagram-']")];
   const shown = images.filter(image => image.getClientRects().length);
@@ -74,7 +80,7 @@ def main() -> int:
     with served(SITE) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(chromium.QUIET))
         tab = browser.new_page()
-        findings = [*searches(tab, address), *looks(tab, address)]
+        findings = [*anchors(), *searches(tab, address), *looks(tab, address)]
         browser.close()
     for finding in findings:
         print(finding)
@@ -98,6 +104,7 @@ def served(folder: Path) -> Iterator[str]:
 
 def looks(tab: Page, address: str) -> Iterator[str]:
     """What is wrong with the look of the pages; pages of source code are only listings."""
+    tab.route("**/search_index.json", lambda route: route.abort())  # Saves a second a page.
     for file in sorted(SITE.rglob("*.html")):
         page = file.relative_to(SITE).as_posix()
         if page.startswith("source/"):
@@ -108,6 +115,7 @@ def looks(tab: Page, address: str) -> Iterator[str]:
         if wide := tab.evaluate(OVERFLOW):
             yield f"{page} at {NARROW['width']} px: it is {wide} px wide and scrolls sideways"
         if page in KINDS or has_diagrams:
+            tab.evaluate(SHORTEN)
             tab.add_style_tag(content="* {transition: none !important}")
             for scheme, size in product(SCHEMES, (NARROW, WIDE)):
                 tab.set_viewport_size(size)
@@ -115,6 +123,19 @@ def looks(tab: Page, address: str) -> Iterator[str]:
                 tab.wait_for_selector(f"body[data-md-color-scheme={SCHEMES[scheme]}]")
                 for text in [*(barriers(tab) if page in KINDS else ()), *pictures(tab, scheme)]:
                     yield f"{page} at {size['width']} px, {scheme}: {text}"
+
+
+def anchors() -> Iterator[str]:
+    """Links that the hooks made, which MkDocs does not check, to a heading that is not there."""
+    known = {
+        page: set(re.findall(r'\bid="([^"]+)"', (SITE / page).read_text(encoding="utf-8")))
+        for page in ("glossary.html", "reference/errors.html")
+    }
+    made = re.compile(r'href="[./\w]*?(glossary\.html|reference/errors\.html)#([^"]+)"')
+    for file in sorted(SITE.rglob("*.html")):
+        for page, anchor in made.findall(file.read_text(encoding="utf-8")):
+            if anchor not in known[page]:
+                yield f"{file.relative_to(SITE)}: {page} has no heading #{anchor}"
 
 
 def pictures(tab: Page, scheme: str) -> Iterator[str]:
@@ -126,7 +147,7 @@ def pictures(tab: Page, scheme: str) -> Iterator[str]:
 
 def barriers(tab: Page) -> Iterator[str]:
     """The serious findings of axe-core on a page."""
-    for found in Axe().run(tab).response["violations"]:
+    for found in Axe().run(tab, options={"resultTypes": ["violations"]}).response["violations"]:
         if found["impact"] in SERIOUS:
             places = [node["target"][0] for node in found["nodes"]]
             yield f"axe {found['id']}, {found['impact']}: {len(places)} times, first at {places[0]}"

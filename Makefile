@@ -7,16 +7,18 @@ RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 # The tools of the site have an environment of their own: tests and demo do without them.
 SITE   := .cache/site-tools
+# The pages of 0.1.0 and 0.1.1 are of one version, 0.1.
+MINOR  := $(shell sed -n 's/^__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' txmq/__init__.py)
 # Processes that share the tests. Each may start a PostgreSQL and a Redis of its own.
 WORKERS ?= 3
 
-.PHONY: demo help tour test soak check lint needs format bench docs site wheels pins clean
+.PHONY: demo help tour test soak check lint needs format bench docs site sitecheck versions wheels pins clean
 
 demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 	$(RUN) -m examples.bank_transfer
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 tour: $(READY)  ## the programs of RocketMQ's tutorial, one after the other
 	$(RUN) -m examples.rocketmq_tour
@@ -70,6 +72,14 @@ site: $(SITE)/.ready  ## the documentation as a site, in .cache/site; any warnin
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict
 	@echo "the site is in .cache/site: open .cache/site/index.html through a web server, such as:"
 	@echo "  $(PYTHON) -m http.server --directory .cache/site --bind 127.0.0.1 8000"
+
+sitecheck: site  ## open the site in Chromium: accessibility, narrow screens, searches, diagrams
+	$(SITE)/bin/python -m tools.site.check
+
+versions: $(SITE)/.ready  ## commit this version's site to the branch of all versions, gh-pages
+	NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(SITE)/bin:$$PATH" mike deploy --update-aliases $(MINOR) latest
+	$(SITE)/bin/mike set-default latest
+	@echo "publish them with: git push origin gh-pages"
 
 $(SITE)/.ready: tools/site/constraints.txt
 	$(PYTHON) -m venv $(SITE)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tests import browser, databases, java_archive, jdbc_driver, redis_server, s3a_jars
 from tests.database_server import has_docker
 from tests.interop import interop_clients
-from tests.packages import NODE_PACKAGE, Unprepared, node_tools
+from tests.packages import NODE_PACKAGE, ZIG_PACKAGE, Unprepared, cpp_compiler, node_tools
 from tests.soak import IS_SOAK
 
 LEAST_PYTHON = (3, 11)
@@ -150,8 +150,8 @@ NEEDS = (
         "A C++ compiler",
         "the C++ programs of the documentation",
         "g++",
-        "stops",
-        lambda: see_programs("g++"),
+        f"fetches `{ZIG_PACKAGE}` from PyPI",
+        cpp_compiler,
     ),
     Need(
         "RocketMQ's C++ client",

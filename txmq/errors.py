@@ -383,7 +383,7 @@ class MessageIllegal(BrokerRefused):
 
 
 class ServiceUnavailable(BrokerRefused):
-    """The broker accepts no writes now: its disk is full, or it is shutting down."""
+    """The broker accepts no writes now: its disk is full or failed, or it is shutting down."""
 
     code = 14
     retryable = True

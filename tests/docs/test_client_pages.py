@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from tests.interop import interop_clients
 from tests.interop.interop_clients import CPP_VERSION, INTERRUPTED, ONS_VERSION
+from tests.packages import cpp_compiler
 from txmq.cli.root import app
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import BrokerThread
@@ -24,8 +25,9 @@ PAGES = ROOT / "docs/howto/clients"
 HEADERS = Path(__file__).with_name("rocketmq.h")
 SHOWN_NAMES = "127.0.0.1:9876"
 PROGRAM_S = 120  # The C++ library now and then takes most of a minute to begin to consume.
+COMPILE_S = 400  # The compiler that pip brings first compiles its library.
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def programs(page, language):
@@ -48,12 +50,10 @@ class Reader:
             assert SHOWN_NAMES in code, name
             (self.folder / name).write_text(code.replace(SHOWN_NAMES, names))
 
-    def output(self, *command):
+    def output(self, *command, seconds=PROGRAM_S):
         """What a program prints that ends by itself."""
         options = {"cwd": self.folder, "env": self.env, "text": True}
-        done = subprocess.run(
-            command, capture_output=True, timeout=PROGRAM_S, check=False, **options
-        )
+        done = subprocess.run(command, capture_output=True, timeout=seconds, check=False, **options)
         assert done.returncode == 0 or INTERRUPTED in done.stderr, (
             f"{command}: {done.stdout}{done.stderr}"
         )
@@ -95,7 +95,16 @@ def test_the_programs_in_cpp(names, tmp_path):
         path.write_text(f'#include "{HEADERS}"\n')
     for name in reader.programs:
         program = name.removesuffix(".cpp")
-        reader.output("g++", "-I.", name, f"-L{library}", "-lrocketmq", "-o", program)
+        reader.output(
+            *cpp_compiler(),
+            "-I.",
+            name,
+            f"-L{library}",
+            "-lrocketmq",
+            "-o",
+            program,
+            seconds=COMPILE_S,
+        )
 
     assert reader.output("./send") == ["stored", ""]
     assert reader.output("./transact") == ["coffee 0", "cake 0", ""]

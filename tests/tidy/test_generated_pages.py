@@ -2,9 +2,11 @@
 
 import asyncio
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from tools import (
@@ -45,6 +47,22 @@ def test_the_page_of_commands_is_fresh():
     assert (DOCS / "reference/cli.md").read_text() == page, "run: make docs"
     rows = [row for row in page.splitlines() if row.startswith("| `")]
     assert [row for row in rows if row.endswith("|  |")] == [], "each option has a help"
+
+
+def test_each_command_has_an_example_that_it_accepts():
+    examples = tomllib.loads(cli_reference.EXAMPLES.read_text())
+    found = dict(cli_reference.commands(get_command(app), "txmq"))
+    usable = {
+        path: command
+        for path, command in found.items()
+        if not cli_reference.is_only_a_group(command)
+    }
+
+    assert set(examples) == set(usable), "each command needs a line in tools/cli_examples.toml"
+    for path, example in examples.items():
+        assert example.startswith(path)
+        words = shlex.split(example.removeprefix(path))
+        usable[path].make_context(path, words)  # Raises if a word is wrong.
 
 
 def test_the_page_of_errors_is_fresh():
@@ -132,3 +150,14 @@ def test_links_between_pages_lead_somewhere():
     ]
 
     assert broken == []
+
+
+def test_the_index_of_decisions_has_their_titles():
+    index = (DOCS / "adr/README.md").read_text()
+    listed = re.findall(r"^\| \[\d{4}\]\((\S+)\) \| (.+) \|$", index, re.MULTILINE)
+    titles = {
+        page.name: page.read_text().partition("\n")[0].partition(". ")[2]
+        for page in (DOCS / "adr").glob("0*.md")
+    }
+
+    assert dict(listed) == titles

@@ -121,3 +121,26 @@ def test_words_that_readers_had_to_translate_stay_out():
     ]
 
     assert found == []
+
+
+def test_pages_say_who_does_what():
+    """The words that made readers ask who, or whether it is good or bad; code and links may."""
+    unwanted = re.compile(
+        r"\b(?:whoever|somebody|nobody \w|is none\b(?! of)|told|said|for each in|as problem"
+        r"|comes to nothing|sought)",
+        re.IGNORECASE,
+    )
+    code = re.compile(r"^ *```.*?^ *```|`[^`\n]+`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
+    found = [
+        f"{page.relative_to(ROOT)}:{number}: {line.strip()}"
+        for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        for number, line in enumerate(without(code, page.read_text()).splitlines(), 1)
+        if unwanted.search(line)
+    ]
+
+    assert found == []
+
+
+def without(pattern, text):
+    """A text without what a pattern finds, its lines with the numbers that they had."""
+    return pattern.sub(lambda found: "\n" * found[0].count("\n"), text)

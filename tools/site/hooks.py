@@ -5,6 +5,7 @@ MkDocs calls the functions named ``on_...``; see ``hooks`` in mkdocs.yml.
 
 import hashlib
 import json
+import os
 import posixpath
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+MIKE = "MIKE_DOCS_VERSION"
 ROOT = Path(__file__).resolve().parents[2]
 
 LINK = re.compile(r"(?<=\]\()(?P<path>(?:\.\./)+[^)#\s]+)(?=[)#])")
@@ -45,12 +47,23 @@ DIAGRAM = re.compile(r"^```mermaid\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTAL
 THEMES = {"light": "default", "dark": "dark"}
 """Mermaid's themes by the name of the site's."""
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
+GLOSSARY = "glossary.md"
+TERM_HEADING = re.compile(r"^### (\w+(?:[ -]\w+)+)$", re.MULTILINE)
+"""A term of several words. A single word, such as "line", often means something else."""
+PROSE = r"<(a|autoref|code|h[1-6]|pre|th)\b.*?</\1>|<[^>]+>|\b(?P<term>{terms})s?\b"
 ERRORS_PAGE = "reference/errors.md"
 ERROR_HEADING = re.compile(r"^### (\w+)$", re.MULTILINE)
 CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
 CODE = re.compile(r"<(a|autoref|h[1-6]|pre)\b.*?</\1>|<code>(?P<name>\w+)</code>", re.DOTALL)
 
 VIEW = re.compile(r'width="100%"(?P<between>[^>]*?viewBox="\S+ \S+ (?P<width>[\d.]+) )')
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Offer no other versions, unless mike builds one of several: `make site` has only this."""
+    if MIKE not in os.environ:
+        del config.extra["version"]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -96,7 +109,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
 
 
 def on_page_content(html: str, *, page: Page, files: Files, **_: object) -> str:
-    """Link the names of errors, on all other pages, to what the page of errors says about them.
+    """Link the names of errors to the page of errors, and terms on pages of prose to the glossary.
 
     In the code of a table's cell `\\|` is `|`, as it is where the pages are read without the site.
     """
@@ -112,7 +125,33 @@ def on_page_content(html: str, *, page: Page, files: Files, **_: object) -> str:
             return found[0]
         return f'<a href="{target}#{found["name"].lower()}">{found[0]}</a>'
 
-    return CODE.sub(link, html)
+    html = CODE.sub(link, html)
+    is_prose = page.file.src_uri.startswith(("howto/", "explanation/"))
+    return with_terms(html, page, files) if is_prose else html
+
+
+def with_terms(html: str, page: Page, files: Files) -> str:
+    """Link the first mention of each term of the glossary."""
+    glossary = files.get_file_from_path(GLOSSARY)
+    if glossary is None:
+        return html
+    target = glossary.url_relative_to(page.file)
+    unlinked = {term.lower() for term in TERM_HEADING.findall(glossary.content_string)}
+    prose = re.compile(PROSE.format(terms="|".join(unlinked)), re.DOTALL | re.IGNORECASE)
+
+    def link(found: re.Match[str]) -> str:
+        term = (found["term"] or "").lower()
+        if term not in unlinked:
+            return found[0]
+        unlinked.remove(term)
+        return f'<a href="{target}#{term.replace(" ", "-")}">{found[0]}</a>'
+
+    return prose.sub(link, html)
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """Name the search for screen readers: it is a dialog, to which the theme gives no name."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
 
 
 # Links into the repository

@@ -13,7 +13,7 @@ __all__ = ["app", "reference"]
 app = typer.Typer(no_args_is_help=True, help="The settings of a broker.")
 
 _HEAD = """\
-# Configuration
+# Settings: file, environment variables and options
 
 <!-- Printed by `txmq config reference`; change the settings' own descriptions, not this page. -->
 

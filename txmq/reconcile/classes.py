@@ -72,7 +72,7 @@ class Class(StrEnum):
         a wrong tariff, a fee that was booked twice, or a limit that is out of date
         compare the fee with the tariff: give back what is too much, or raise charges_max"""
     CREDIT_WITHOUT_MESSAGE = "credit-without-message", "break", """
-        somebody was credited or paid back, and no message that was ever visible ordered it
+        an account was credited or paid back, and no message that was ever visible ordered it
         it was booked by hand, or a transfer of this id was never made
         ask who booked it; take the money back from its receiver if the booking has no reason"""
     ROLLED_BACK_BUT_DEBITED = "rolled-back-but-debited", "break", """

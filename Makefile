@@ -5,12 +5,13 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
-# The tools of the site have an environment of their own: tests and demo do without them.
+# The tools of the site and of a release have environments of their own: tests and demo do without.
 SITE   := .cache/site-tools
+RELEASE := .cache/release-tools
 # Processes that share the tests. Each may start a PostgreSQL and a Redis of its own.
 WORKERS ?= 3
 
-.PHONY: demo help tour test soak check lint needs format bench docs site wheels pins clean
+.PHONY: demo help tour test soak check lint needs format bench docs site wheels release pins clean
 
 demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 	$(RUN) -m examples.bank_transfer
@@ -57,13 +58,11 @@ docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m tools.state_diagram docs/explanation/half-messages.md
 	$(RUN) -m tools.class_table docs/explanation/reconciliation.md
 
-wheels: $(READY)  ## build dist/, and follow README.md with the wheel in an empty environment
-	rm -rf dist .cache/wheels
-	$(VENV)/bin/hatchling build
-	$(RUN) -m venv .cache/wheels/venv
-	.cache/wheels/venv/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[broker,sql]"
-	.cache/wheels/venv/bin/txmq --help > .cache/wheels/help
-	.cache/wheels/venv/bin/python -m tests.docs.readme .cache/wheels
+wheels: $(READY) $(RELEASE)/.ready  ## build dist/, and try the wheel with all extras but Spark
+	$(RUN) -m tools.release $(RELEASE) --narrow
+
+release: $(READY) $(RELEASE)/.ready  ## build dist/ of a version: every Python, every extra, bill, sums
+	$(RUN) -m tools.release $(RELEASE)
 
 site: $(SITE)/.ready  ## the documentation as a site, in .cache/site; any warning is an error
 	@# Not --quiet: it would drop warnings before --strict counts them.
@@ -72,8 +71,10 @@ site: $(SITE)/.ready  ## the documentation as a site, in .cache/site; any warnin
 	@echo "  $(PYTHON) -m http.server --directory .cache/site --bind 127.0.0.1 8000"
 
 $(SITE)/.ready: tools/site/constraints.txt
-	$(PYTHON) -m venv $(SITE)
-	$(SITE)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r tools/site/constraints.txt
+$(RELEASE)/.ready: tools/release/constraints.txt
+.cache/%-tools/.ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	touch $@
 
 $(READY): pyproject.toml constraints.txt
@@ -94,6 +95,9 @@ pins:  ## choose the pinned versions again
 	.cache/pins/bin/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url \
 	  --no-emit-trusted-host --no-emit-find-links --no-header --allow-unsafe \
 	  -o tools/site/constraints.txt tools/site/requirements.in
+	.cache/pins/bin/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url \
+	  --no-emit-trusted-host --no-emit-find-links --no-header --allow-unsafe \
+	  -o tools/release/constraints.txt tools/release/requirements.in
 
 clean:  ## remove .venv and all caches
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

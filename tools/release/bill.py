@@ -61,6 +61,8 @@ def write_bill(tools: Path, wheel: Path, version: str, moment: str) -> Path:
     environment = {**os.environ, "SOURCE_DATE_EPOCH": moment}
     printed = checked(command, "cyclonedx-py", input=pinned(closure(wheel)), env=environment)
     document = json.loads(printed)
+    for package in document["components"]:
+        del package["description"]  # The line of constraints.txt, with hashes that stand beside it.
     # Its version stands in the code, where cyclonedx-py does not look.
     component = document["metadata"]["component"]
     component |= {"version": version, "purl": f"pkg:pypi/txmq@{version}"}

@@ -43,13 +43,13 @@ def interpreters(is_narrow: bool) -> list[environments.Interpreter]:
     """The Pythons to try.
 
     Raises:
-        ReleaseRefused: CI lacks a version that the metadata name.
+        ReleaseRefused: CI lacks one of them.
     """
     if is_narrow:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         return [environments.Interpreter(version, Path(sys.executable))]
     found = []
-    for version in environments.versions():
+    for version in environments.VERSIONS:
         if python := environments.interpreter(version):
             found.append(python)
         elif os.environ.get("CI"):

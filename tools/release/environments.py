@@ -1,7 +1,6 @@
 """Clean environments with the wheel, for each Python and each choice of extras."""
 
 import os
-import re
 import shutil
 import sys
 import tomllib
@@ -21,6 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = ("", "cli", "broker", "sql", "redis", "console", "broker,sql", "spark", "all")
 """What strangers install; README.md needs `broker,sql`."""
 NEEDS_PYTEST = "txmq.testing.plugin"
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 OWN_VARIABLES = ("TXMQ_", "PYTHON", "VIRTUAL_ENV")
 
 
@@ -29,11 +29,6 @@ class Interpreter(NamedTuple):
 
     version: str
     program: Path
-
-
-def versions() -> list[str]:
-    """The versions of Python that the metadata name."""
-    return re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
 
 
 def candidates(version: str) -> Iterator[Path]:

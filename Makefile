@@ -98,6 +98,8 @@ pins:  ## choose the pinned versions again
 	.cache/pins/bin/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url \
 	  --no-emit-trusted-host --no-emit-find-links --no-header --allow-unsafe \
 	  -o tools/release/constraints.txt tools/release/requirements.in
+	$(MAKE) $(READY)
+	$(RUN) -m tools.release.bill broker > packaging/docker/constraints.txt
 
 clean:  ## remove .venv and all caches
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

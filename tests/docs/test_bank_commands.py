@@ -145,11 +145,11 @@ def test_nobody_outside_of_this_machine_is_let_in():
 
 
 def test_what_the_image_is_made_of_is_there():
-    copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    copied = re.findall(r"^COPY ([^-].*) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     sent = (ROOT / ".dockerignore").read_text().splitlines()
 
     for name in " ".join(copied).split():
-        assert (ROOT / name).exists()
+        assert (ROOT / name).exists() or name == "dist/*.whl"  # `make wheels` builds it.
         assert f"!{name}" in sent
 
 

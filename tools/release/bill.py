@@ -1,8 +1,14 @@
-"""The software bill of materials: what `txmq[all]` brings along, in the pinned versions."""
+"""The software bill of materials: what `txmq[all]` brings along, in the pinned versions.
+
+python -m tools.release.bill broker
+
+prints the pins of one extra: the image of the broker installs these.
+"""
 
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from email.parser import Parser
 from importlib.metadata import requires
@@ -32,18 +38,17 @@ def needed(requirements: list[str], extras: set[str]) -> Iterator[Requirement]:
             yield requirement
 
 
-def closure(wheel: Path) -> set[str]:
-    """The names of all packages that `txmq[all]` installs, by the metadata of the pinned ones."""
-    own = wheel_requirements(wheel)
+def closure(own: list[str], extra: str) -> set[str]:
+    """The packages that an extra of txmq installs, by its requirements and those of pinned ones."""
     seen: set[tuple[str, str]] = set()
-    waiting = [Requirement("txmq[all]")]
+    waiting = [Requirement(f"txmq[{extra}]")]
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
-        for extra in requirement.extras | {""}:
-            if (name, extra) not in seen:
-                seen.add((name, extra))
-                waiting += needed(own if name == "txmq" else requires(name) or [], {extra})
+        for chosen in requirement.extras | {""}:
+            if (name, chosen) not in seen:
+                seen.add((name, chosen))
+                waiting += needed(own if name == "txmq" else requires(name) or [], {chosen})
     return {name for name, _ in seen} - {"txmq"}
 
 
@@ -59,7 +64,8 @@ def write_bill(tools: Path, wheel: Path, version: str, moment: str) -> Path:
     command = [tools / "cyclonedx-py", "requirements", "--pyproject", ROOT / "pyproject.toml"]
     command += ["--mc-type", "library", "--output-reproducible", "--validate", "-"]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": moment}
-    printed = checked(command, "cyclonedx-py", input=pinned(closure(wheel)), env=environment)
+    pins = pinned(closure(wheel_requirements(wheel), "all"))
+    printed = checked(command, "cyclonedx-py", input=pins, env=environment)
     document = json.loads(printed)
     for package in document["components"]:
         del package["description"]  # The line of constraints.txt, with hashes that stand beside it.
@@ -68,3 +74,7 @@ def write_bill(tools: Path, wheel: Path, version: str, moment: str) -> Path:
     component |= {"version": version, "purl": f"pkg:pypi/txmq@{version}"}
     bill.write_text(json.dumps(document, indent=2) + "\n")
     return bill
+
+
+if __name__ == "__main__":
+    print(pinned(closure(requires("txmq") or [], sys.argv[1])), end="")

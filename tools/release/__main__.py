@@ -20,6 +20,7 @@ from tools.release.distributions import ROOT, git
 from tools.release.refusal import ReleaseRefused
 
 SCRATCH = ROOT / ".cache/release"
+ARCHIVES = ROOT / "tests/compatibility/released"
 VERSION = txmq.__version__
 
 
@@ -27,9 +28,15 @@ def refuse_unready() -> None:
     """Check what only a person can put right, before anything is built.
 
     Raises:
-        ReleaseRefused: The version has no date, the commit has another tag, or files have changed.
+        ReleaseRefused: The version has no date, the commit has another tag, or has no archive,
+            or files have changed.
     """
     changelog.dated_section((ROOT / "CHANGELOG.md").read_text(), VERSION)
+    if not (ARCHIVES / f"{VERSION}.tar.xz").exists():
+        raise ReleaseRefused(
+            f"no archive of {VERSION} is kept for later versions: "
+            "run python -m tests.compatibility.writer, and commit what it writes"
+        )
     distributions.refuse_changes()
     tags = [tag for tag in git("tag", "--points-at", "HEAD").split() if tag.startswith("v")]
     if tags and tags != [f"v{VERSION}"]:

@@ -1,4 +1,5 @@
-"""Writes what a version leaves behind: a broker's directory and a database with txmq's tables.
+"""Writes what a version leaves behind: a broker's directory, a database with txmq's tables, and the
+results of a reconciliation.
 
 python -m tests.compatibility.writer
 
@@ -15,6 +16,8 @@ from tempfile import TemporaryDirectory
 from sqlalchemy import create_engine, text
 
 import txmq
+from tests import spark_session
+from tests.reconcile.whole_stage import WEDNESDAY, Stage
 from txmq import (
     Admin,
     ConsumerSettings,
@@ -67,7 +70,7 @@ async def write_messages(names, admin):
             )
             await producer.send_ordered(message, number)
         await producer.send_batch([Message(topic="Orders", body=b"tea") for _ in range(3)])
-        await producer.send(Message(topic="Later", body=b"delayed", deliver_after_s=5))
+        await producer.send(Message(topic="Later", body=b"delayed", deliver_after_s=10))
     consumer = PullConsumer("billing", names, ConsumerSettings(start=StartFrom.FIRST))
     consumer.subscribe("Orders")
     async with consumer:
@@ -162,7 +165,20 @@ async def write_log(folder, engine):
         admin = Admin(session)
         await write_messages(broker.names, admin)
         xids = await write_transactions(broker.names, engine)
+        waiting = await admin.topic_status("Later")
+        assert all(status.max_offset == 0 for status in waiting), "it must wait in the archive"
         return {"xids": xids, **await seen_by(admin)}
+
+
+def write_results(folder):
+    """A reconciled date, and after it the books and the log of the next one."""
+    night = Stage.set_up(folder)
+    night.first_day()
+    spark = spark_session.start()
+    done = night.run(spark, WEDNESDAY)
+    spark.stop()
+    night.second_day()
+    return done.result_digest
 
 
 def archive(folder, version):
@@ -183,6 +199,7 @@ def main():
         write_tables(engine)
         facts = asyncio.run(write_log(folder, engine))
         engine.dispose()
+        facts["result_digest"] = write_results(folder / "night")
         (folder / "facts.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False))
         path = archive(folder, txmq.__version__)
     print(f"{path}: {path.stat().st_size} bytes")

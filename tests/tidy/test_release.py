@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import txmq
-from tools.release import bill, changelog, environments
+from tools.release import bill, changelog, distributions, environments
 from tools.release.project_page import with_absolute_links
 from tools.release.promises import Broken, see_named
 from tools.release.refusal import ReleaseRefused
@@ -36,6 +36,19 @@ def test_the_section_of_a_version_ends_where_the_next_begins():
 def test_a_version_without_a_dated_section_is_refused(text, reason):
     with pytest.raises(ReleaseRefused, match=re.escape(reason)):
         changelog.dated_section(text, "0.3.0")
+
+
+def test_builds_that_differ_are_refused(monkeypatch, tmp_path):
+    def build(tools, folder, umask, moment):
+        folder.mkdir(parents=True)
+        (folder / "txmq.whl").write_text(f"built in {folder}")
+        return {"txmq.whl": folder / "txmq.whl"}
+
+    monkeypatch.setattr(distributions, "build", build)
+    monkeypatch.setattr(distributions, "git", lambda *words: "1\n")
+
+    with pytest.raises(ReleaseRefused, match=r"two builds of txmq\.whl differ"):
+        distributions.build_twice(tmp_path, tmp_path, tmp_path / "dist")
 
 
 def test_the_changelog_has_the_categories_that_readers_expect():

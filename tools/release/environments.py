@@ -40,7 +40,7 @@ def candidates(version: str) -> Iterator[Path]:
 
 
 def interpreter(version: str) -> Interpreter | None:
-    """A Python of this version, if there is one; a link of pyenv that leads nowhere is none."""
+    """A Python of this version that starts: pyenv has links for versions that are not chosen."""
     asked = "import sys; print('%d.%d' % sys.version_info[:2])"
     for program in candidates(version):
         if program.exists():

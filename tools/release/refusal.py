@@ -2,7 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from subprocess import run
+from subprocess import TimeoutExpired, run
+from typing import Final
+
+COMMAND_S: Final = 1200
+"""Even the installation of Spark on a busy machine ends before."""
 
 
 class ReleaseRefused(Exception):
@@ -13,9 +17,14 @@ def checked(command: Sequence[str | Path], what: str, **options: object) -> str:
     """The output of a command.
 
     Raises:
-        ReleaseRefused: It failed; the text ends with the last lines of its output.
+        ReleaseRefused: It failed, or does not end; the text has the last lines of its output.
     """
-    done = run(command, capture_output=True, text=True, check=False, **options)
+    try:
+        done = run(
+            command, capture_output=True, text=True, check=False, timeout=COMMAND_S, **options
+        )
+    except TimeoutExpired as error:
+        raise ReleaseRefused(f"{what} did not end within {COMMAND_S} s") from error
     if done.returncode:
         lines = (done.stdout + done.stderr).strip().splitlines()
         raise ReleaseRefused("\n".join([f"{what} failed:", *lines[-20:]]))

@@ -5,14 +5,15 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
-# The tools of the site have an environment of their own: tests and demo do without them.
+# The tools of the site and of a release have environments of their own: tests and demo do without.
 SITE   := .cache/site-tools
 # The pages of 0.1.0 and 0.1.1 are of one version, 0.1.
 MINOR  := $(shell sed -n 's/^__version__ = "\([0-9]*\.[0-9]*\).*/\1/p' txmq/__init__.py)
+RELEASE := .cache/release-tools
 # Processes that share the tests. Each may start a PostgreSQL and a Redis of its own.
 WORKERS ?= 3
 
-.PHONY: demo help tour test soak check lint needs format bench docs site sitecheck versions wheels pins clean
+.PHONY: demo help tour test soak check lint needs format bench docs site sitecheck versions wheels release pins clean
 
 demo: $(READY)  ## two banks, many transfers, accidents, and not a cent is lost
 	$(RUN) -m examples.bank_transfer
@@ -59,13 +60,11 @@ docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m tools.state_diagram docs/explanation/half-messages.md
 	$(RUN) -m tools.class_table docs/reference/reconcile-classes.md
 
-wheels: $(READY)  ## build dist/, and follow README.md with the wheel in an empty environment
-	rm -rf dist .cache/wheels
-	$(VENV)/bin/hatchling build
-	$(RUN) -m venv .cache/wheels/venv
-	.cache/wheels/venv/bin/pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[broker,sql]"
-	.cache/wheels/venv/bin/txmq --help > .cache/wheels/help
-	.cache/wheels/venv/bin/python -m tests.docs.readme .cache/wheels
+wheels: $(READY) $(RELEASE)/.ready  ## build dist/, and try the wheel with all extras but Spark
+	$(RUN) -m tools.release $(RELEASE) --narrow
+
+release: $(READY) $(RELEASE)/.ready  ## build dist/ of a version: every Python, every extra, bill, sums
+	$(RUN) -m tools.release $(RELEASE)
 
 site: $(SITE)/.ready  ## the documentation as a site, in .cache/site; any warning is an error
 	@# Not --quiet: it would drop warnings before --strict counts them.
@@ -82,8 +81,10 @@ versions: $(SITE)/.ready  ## commit this version's site to the branch of all ver
 	@echo "publish them with: git push origin gh-pages"
 
 $(SITE)/.ready: tools/site/constraints.txt
-	$(PYTHON) -m venv $(SITE)
-	$(SITE)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r tools/site/constraints.txt
+$(RELEASE)/.ready: tools/release/constraints.txt
+.cache/%-tools/.ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $<
 	touch $@
 
 $(READY): pyproject.toml constraints.txt
@@ -104,6 +105,11 @@ pins:  ## choose the pinned versions again
 	.cache/pins/bin/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url \
 	  --no-emit-trusted-host --no-emit-find-links --no-header --allow-unsafe \
 	  -o tools/site/constraints.txt tools/site/requirements.in
+	.cache/pins/bin/pip-compile --quiet --strip-extras --generate-hashes --no-emit-index-url \
+	  --no-emit-trusted-host --no-emit-find-links --no-header --allow-unsafe \
+	  -o tools/release/constraints.txt tools/release/requirements.in
+	$(MAKE) $(READY)
+	$(RUN) -m tools.release.bill broker > packaging/docker/constraints.txt
 
 clean:  ## remove .venv and all caches
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -47,6 +47,7 @@ WITH_SPARK = (
     "reconcile/test_reference_model.py",
     "reconcile/test_results.py",
     "reconcile/test_log_source.py",
+    "compatibility/test_released_results.py",
     "reconcile/test_log_cluster.py",
     "reconcile/test_extract_loading.py",
     "reconcile/test_extract_jdbc.py",

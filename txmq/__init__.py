@@ -145,25 +145,12 @@ _LATER: Final = {
 }
 
 
-_WITH_SQL: Final = {
-    "txmq.outbox",
-    "txmq.outbox.relay",
-    "txmq.outbox.settings",
-    "txmq.transaction.resources",
-}
-
-
 def __getattr__(name: str) -> object:
     if name == "allocation":
         return import_module("txmq.client.allocation")
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        found = globals()[name] = getattr(import_module(_LATER[name]), name)
-    except ModuleNotFoundError as error:
-        if _LATER[name] not in _WITH_SQL:
-            raise
-        raise errors.ConfigError(f"{error.name} is missing: pip install 'txmq[sql]'") from error
+    found = globals()[name] = getattr(import_module(_LATER[name]), name)
     return found
 
 

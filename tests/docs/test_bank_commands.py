@@ -133,11 +133,11 @@ def test_only_this_machine_reaches_the_ports():
 
 
 def test_the_parts_of_the_image_exist():
-    copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    copied = re.findall(r"^COPY ([^-].*) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     sent = (ROOT / ".dockerignore").read_text().splitlines()
 
     for name in " ".join(copied).split():
-        assert (ROOT / name).exists()
+        assert (ROOT / name).exists() or name == "dist/*.whl"  # `make wheels` builds it.
         assert f"!{name}" in sent
 
 

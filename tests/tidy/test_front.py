@@ -73,7 +73,9 @@ def test_ci_has_every_supported_python_and_pins_its_actions():
     actions = re.findall(r"uses: (\S+)", text)
     assert actions
     assert [
-        action for action in actions if not re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action)
+        action
+        for action in actions
+        if not re.fullmatch(r"(?:actions|pypa)/[\w-]+@[0-9a-f]{40}", action)
     ] == []
 
 

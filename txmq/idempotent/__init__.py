@@ -18,7 +18,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from txmq.errors import ConfigError
+from txmq.extras import named_extra
 
 if TYPE_CHECKING:
     from txmq.idempotent.done_table import DoneTable
@@ -60,19 +60,12 @@ _MODULES: Final = {
     "redelivery_horizon_s": "keys",
 }
 
-_EXTRAS: Final = {"sqlalchemy": "sql", "psycopg": "sql", "redis": "redis"}
-
 
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with named_extra():
         found = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
-            raise
-        extra = _EXTRAS[error.name]
-        raise ConfigError(f"{error.name} is missing: pip install 'txmq[{extra}]'") from error
     return found
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Engine, inspect
-from sqlalchemy.exc import SQLAlchemyError
+from txmq.extras import named_extra
+
+with named_extra():
+    from sqlalchemy import Engine, inspect
+    from sqlalchemy.exc import SQLAlchemyError
 
 from txmq.databases.failures import words
 from txmq.databases.guarded_transaction import drive

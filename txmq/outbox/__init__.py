@@ -6,6 +6,9 @@ and deletes them. Needs the extra ``txmq[sql]``.
 
 from __future__ import annotations
 
-from txmq.outbox.table import Outbox
+from txmq.extras import named_extra
+
+with named_extra():
+    from txmq.outbox.table import Outbox
 
 __all__ = ["Outbox"]

@@ -25,7 +25,11 @@ from hashlib import blake2b
 from typing import Any, Final, Generic, TypeVar
 
 from txmq.errors import ConfigError, UsageError
-from txmq.idempotent.guard import is_async
+from txmq.extras import named_extra
+
+with named_extra():
+    from txmq.idempotent.guard import is_async
+
 from txmq.message import LogPosition, Queue, QueueOffset, ReceivedMessage
 from txmq.testing.entropy import SeededEntropy
 from txmq.testing.kill_points import Killed, Point, guarded_of

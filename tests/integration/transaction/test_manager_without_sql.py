@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.serving import environment
 
 PROGRAM = """
@@ -27,3 +29,24 @@ def test_what_needs_the_extra_names_it():
         "TransactionManager",
         *["sqlalchemy is missing: pip install 'txmq[sql]'"] * 2,
     ]
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [
+        ("txmq.outbox.schema", "sqlalchemy", "sql"),
+        ("txmq.transaction.resources.schema", "sqlalchemy", "sql"),
+        ("txmq.idempotent.schema", "sqlalchemy", "sql"),
+        ("txmq.testing.deliveries", "sqlalchemy", "sql"),
+        ("txmq.reconcile.log.source", "pyarrow", "spark"),
+    ],
+)
+def test_a_module_that_needs_an_extra_names_it(module, package, extra):
+    program = f"import sys\nsys.modules[{package!r}] = None\nimport {module}"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, env=environment(), timeout=30, check=False,
+    )  # fmt: skip
+    assert done.stderr.splitlines()[-1] == (
+        f"txmq.errors.ConfigError: {package} is missing: pip install 'txmq[{extra}]'"
+    )

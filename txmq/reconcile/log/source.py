@@ -11,11 +11,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from txmq.extras import named_extra
+
+with named_extra():
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StructType
 
 from txmq.errors import ReconcileRefused
 from txmq.protocol import properties

@@ -6,9 +6,12 @@ each kind of connection.
 
 from __future__ import annotations
 
-from txmq.transaction.resources.fence import Fence, check_horizon_s
-from txmq.transaction.resources.sql import SQLResource
-from txmq.transaction.resources.xa import InDoubtBranch, Look, Recovered, XAResource
+from txmq.extras import named_extra
+
+with named_extra():
+    from txmq.transaction.resources.fence import Fence, check_horizon_s
+    from txmq.transaction.resources.sql import SQLResource
+    from txmq.transaction.resources.xa import InDoubtBranch, Look, Recovered, XAResource
 
 __all__ = [
     "Fence",

@@ -1,0 +1,1 @@
+"""Directories and tables that released versions wrote, opened by this version."""

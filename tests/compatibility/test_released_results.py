@@ -1,0 +1,27 @@
+"""This version reads, signs and continues the results of every released version."""
+
+import pytest
+
+from tests.reconcile.whole_stage import THURSDAY, WEDNESDAY
+from txmq.reconcile.results import open_results
+
+
+def test_a_result_is_read_and_signed(left):
+    with open_results(left.night.rules.directory) as results:
+        found = results.current(WEDNESDAY)
+        assert found.result_digest == left.facts["result_digest"]
+        results.verify(found)
+        results.sign("preparer", found, "Li", now_ms=found.ended_ms + 1)
+        signed = results.sign("reviewer", found, "Wu", now_ms=found.ended_ms + 2)
+
+    assert (signed.preparer, signed.reviewer) == ("Li", "Wu")
+
+
+@pytest.mark.timeout(300)
+def test_the_next_date_continues_a_result(left, spark):
+    done = left.night.run(spark, THURSDAY)
+
+    assert done.previous_digest == left.facts["result_digest"]
+    (closed,) = left.night.rows(spark, done, "closed").values()
+    assert (closed["key"], closed["status"]) == ("icbc/night", "closed")
+    assert left.night.rows(spark, done)["lost"]["status"] == "new"

@@ -32,7 +32,7 @@ def test_a_difference_between_a_page_and_what_happens_is_found(tmp_path):
     page.write_text(f"{shown}```console\n$ python tea.py\ntea\n$ python tea.py\nmilk\n```\n")
 
     with Reader(tmp_path) as reader:
-        assert reader.follow(page) == ["$ python tea.py\ntea\n"]
+        assert reader.follow(page) == ["$ python tea.py", "- milk", "+ tea"]
 
 
 @pytest.mark.slow

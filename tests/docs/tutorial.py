@@ -1,6 +1,7 @@
 """Follows a page of the tutorial as its reader would: saves the files, types the commands."""
 
 import contextlib
+import difflib
 import os
 import queue
 import re
@@ -16,7 +17,7 @@ from tests.serving import environment, free_port
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs/tutorial"
 EXAMPLES = ROOT / "examples/tutorial"
-COMMAND_S = 60
+COMMAND_S = 120
 BLOCK = re.compile(r'^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 ADDRESSES = ("127.0.0.1:9876", "127.0.0.1:10911", "127.0.0.1:8001", "127.0.0.1:8002")
 IS_INSTALLED = ("python3 -m venv", "pip install")
@@ -118,15 +119,16 @@ class Reader:
             self.lines.put(line)
 
     def follow(self, page):
-        """Do what the page says; the differences from what it shows."""
+        """Do what the page says; the lines of commands that print something else than it shows."""
         wrong = []
         for step in steps(page):
             if isinstance(step, Saved):
                 (Path(self.type("pwd").strip()) / step.name).write_text(self.real(step.text))
             else:
                 output = self.run(self.real(step.line))
-                if constant(self.shown(output)) != constant(step.output):
-                    wrong.append(f"$ {step.line}\n{output}")
+                shown, printed = constant(step.output), constant(self.shown(output))
+                if shown != printed:
+                    wrong += [f"$ {step.line}", *difflib.ndiff(shown, printed)]
         return wrong
 
     def real(self, text):

@@ -2,10 +2,13 @@
 
 from sqlalchemy import create_engine, text
 
+INVENT = """
+    INSERT INTO entry (order_id, account, kind, amount)
+    VALUES ('order-99', 'seller', 'credit', 900)
+"""
 STATEMENTS = (
     "UPDATE entry SET amount = 5000 WHERE order_id = 'order-1'",
-    "INSERT INTO entry (order_id, account, kind, amount)"
-    " VALUES ('order-99', 'seller', 'credit', 900)",
+    INVENT,
     "UPDATE account SET balance = (SELECT sum(amount) FROM entry)",
 )
 

@@ -1,11 +1,23 @@
 """The tutorial: each sitting, followed command by command, prints what its page shows."""
 
+import subprocess
+import sys
+
 import pytest
 
-from tests.docs.tutorial import EXAMPLES, PAGES, Reader, Saved, steps
+from tests.docs.tutorial import EXAMPLES, PAGES, ROOT, Reader, Saved, steps
+from tests.serving import environment
 
 SITTINGS = ["first", "second", "third"]
 WORDS_MAX = 1_800
+TRANSFER_LINES_MAX = 100
+TRANSFER = """\
+t-1 COMMITTED: ICBC 7000, CCB 0, in flight 3000
+t-2 ROLLED_BACK: ICBC 7000, CCB 0, in flight 3000
+t-1 credited: ICBC 7000, CCB 3000, in flight 0
+t-3 killed after its commit: ICBC 5000, CCB 3000, in flight 2000
+t-3 committed by a check, and credited: ICBC 5000, CCB 5000, in flight 0
+"""
 
 
 def page(sitting):
@@ -40,3 +52,21 @@ def test_a_difference_between_a_page_and_what_happens_is_found(tmp_path):
 def test_the_first_sitting_does_what_it_says(tmp_path):
     with Reader(tmp_path) as reader:
         assert reader.follow(page("first")) == []
+
+
+@pytest.mark.timeout(180)
+def test_the_transfer_in_one_file_loses_no_money():
+    program = ROOT / "examples/transfer.py"
+
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.transfer"],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=160,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, TRANSFER, "")
+    assert len(program.read_text().splitlines()) <= TRANSFER_LINES_MAX

@@ -40,6 +40,7 @@ def reader(postgres, tmp_path_factory):
     commands = {"createdb": create, "dropdb": drop}
     try:
         with Reader(tmp_path_factory.mktemp("tutorial"), variables, commands) as found:
+            found.type("mkdir sitting-1 && cd sitting-1")  # Where the first sitting ends.
             yield found
     finally:
         for name in list(made):

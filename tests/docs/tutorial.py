@@ -25,7 +25,7 @@ END = "the command has ended"
 VARIABLE = (
     (r"\b(data|report:) /\S+", r"\1"),
     (r"(?m)^([\w-]+), [A-Z]\w+day, \d+ [A-Z]\w+ \d{4}$", r"\1, a day"),
-    (r"it took \S+ s\b", "it took a while"),
+    (r"it took (\d+ min )?\S+ s\b", "it took a while"),
     (r"\b[0-9A-F]{32}\b", "xid"),
     (r"\b[0-9a-f]{16}\b", "run"),
     (r"\b\d{4}-\d\d-\d\d\b", "date"),
@@ -128,7 +128,8 @@ class Reader:
                 output = self.run(self.real(step.line))
                 shown, printed = constant(step.output), constant(self.shown(output))
                 if shown != printed:
-                    wrong += [f"$ {step.line}", *difflib.ndiff(shown, printed)]
+                    lines = difflib.ndiff(shown, printed)
+                    wrong += [f"$ {step.line}", *(line for line in lines if line[0] in "-+")]
         return wrong
 
     def real(self, text):

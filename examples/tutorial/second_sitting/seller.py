@@ -2,7 +2,7 @@
 
 import json
 
-import death  # noqa: F401 - it listens to commits
+import death  # It listens to commits.
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 

@@ -3,8 +3,8 @@
 from sqlalchemy import create_engine, text
 
 INVENT = """
-    INSERT INTO entry (order_id, account, kind, amount)
-    VALUES ('order-99', 'seller', 'credit', 900)
+    INSERT INTO entry (order_id, account, kind, amount, booked)
+    SELECT 'order-99', 'seller', 'credit', 900, max(booked) FROM entry
 """
 STATEMENTS = (
     "UPDATE entry SET amount = 5000 WHERE order_id = 'order-1'",

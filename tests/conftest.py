@@ -54,6 +54,7 @@ WITH_SPARK = (
     "reconcile/test_recon_schema.py",
     "reconcile/test_progress.py",
     "reconcile/test_fit_to_rows.py",
+    "docs/test_tutorial_reconciled.py",
 )
 # The files that take longest, which start first so that no worker waits at the end for another.
 LONGEST = (

@@ -7,7 +7,7 @@ import json
 import re
 import sqlite3
 import tomllib
-import xml.etree.ElementTree as xml
+import xml.etree.ElementTree as ET
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -35,7 +35,6 @@ RUN = {"schema", "topic", "group", "message", "tx", "dlq", "cluster", "xa"}
 PLACEHOLDER = re.compile(r"[A-Z]{2,}")
 AFTERTHOUGHT = re.compile(r"(?<=`)[:.]")
 """Ends what a line "It prints `...`" says of the output."""
-INTERRUPTED = {0, -2, 130}
 NOT_RUN = {
     "mermaid": "a diagram, which `make site` draws",
     "dockerfile": "needs Docker",
@@ -138,7 +137,6 @@ def see_end(result):
     """Fail unless the program has ended well."""
     assert not result.is_overdue, f"it neither ended nor printed what it should:\n{result}"
     if result.is_interrupted:
-        assert result.code in INTERRUPTED, result.errors
         assert result.errors.endswith("KeyboardInterrupt\n") or not result.errors, result.errors
     else:
         assert (result.code, result.errors) == (0, ""), f"exit code {result.code}\n{result.errors}"
@@ -151,7 +149,7 @@ def printed(result, shown):
 def run_commands(page, block, scratch):
     """Run the commands that end by themselves; parse the others."""
     for command in commands(block.text):
-        for words in split(scratch.real(command.line)):
+        for words in split(command.line):
             result = run_command(page, words, scratch)
             if result is None:
                 continue
@@ -161,10 +159,13 @@ def run_commands(page, block, scratch):
 
 
 def run_command(page, words, scratch):
+    """Run a command if a page's environment has what it needs, and parse it if not."""
     match words:
         case ["export", *assignments]:
             scratch.variables |= dict(
-                assignment.split("=", 1) for assignment in assignments if "=" in assignment
+                scratch.real(assignment).split("=", 1)
+                for assignment in assignments
+                if "=" in assignment
             )
         case ["createdb", name]:
             scratch.database(name)
@@ -180,7 +181,7 @@ def run_command(page, words, scratch):
         case ["txmq", *more] if "[OPTIONS]" in more:
             pass  # The page of commands is generated, and another test sees that it is fresh.
         case ["txmq", group, *_] if group in RUN and not any(map(PLACEHOLDER.fullmatch, words)):
-            return scratch.run(words)
+            return scratch.run([scratch.real(word) for word in words])
         case _:
             understand(words)
     return None
@@ -279,7 +280,7 @@ def read_ini(page, block, scratch):
     if "postgresql.conf" not in block.text:
         configparser.ConfigParser(strict=False, interpolation=None).read_string(block.text)
         return
-    with psycopg.connect(conninfo(scratch.new_database())) as connection:
+    with psycopg.connect(conninfo(scratch.database("postgres"))) as connection:
         for name in re.findall(r"^(\w+) =", block.text, re.MULTILINE):
             query = "SELECT 1 FROM pg_settings WHERE name = %s"
             assert connection.execute(query, [name]).fetchone(), f"no setting {name}"
@@ -299,7 +300,7 @@ def run_sql(page, block, scratch):
             return
         bank.close()
     is_whole = "CREATE TABLE" in block.text
-    execute(scratch.new_database() if is_whole else scratch.database("any"), block.text)
+    execute(scratch.new_database() if is_whole else scratch.database("postgres"), block.text)
 
 
 def read_yaml(page, block, scratch):
@@ -333,7 +334,7 @@ CHECKS = {
     "sql": run_sql,
     "yaml": read_yaml,
     "json": lambda page, block, scratch: json.loads(block.text),
-    "xml": lambda page, block, scratch: xml.fromstring(block.text),
+    "xml": lambda page, block, scratch: ET.fromstring(block.text),
     **dict.fromkeys(NOT_RUN, nothing),
 }
 """What a test does with a block, by its language."""

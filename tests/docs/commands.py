@@ -7,10 +7,8 @@ import re
 import shlex
 import tomllib
 
-import typer
-
 from tests.docs.pages import ROOT
-from txmq.cli.root import app
+from tests.docs.program_server import command
 from txmq.config import load
 from txmq_broker.config import BrokerSettings
 
@@ -52,7 +50,7 @@ def understand(words):
             importlib.import_module(main).arguments().parse_args(more)
         case ["python", "-c", program]:
             compile(program, "program", "exec")
-            for module, name in re.findall(r"from ([\w.]+) import (\w+)", program):
+            for module, name in re.findall(r"from (examples[\w.]*) import (\w+)", program):
                 assert defines(module, name), f"{module} has no {name}"
         case ["python3", "-m", "venv", _]:
             pass
@@ -99,7 +97,7 @@ def defines(module, name):
 
 def txmq_command(words):
     """The options of a command of txmq."""
-    found = typer.main.get_command(app)
+    found = command()
     context = found.make_context("txmq", list(words))
     # A group that is a command itself has options of its own before the next word.
     while hasattr(found, "resolve_command") and (rest := rest_of(context)):

@@ -4,6 +4,7 @@ This process loads the libraries once, and forks a child for each program: a pro
 milliseconds, and its connections, threads and working directory end with it.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -13,7 +14,10 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
+from functools import cache
 from typing import NamedTuple
 
 from tests.serving import environment
@@ -24,14 +28,22 @@ LOADED = (
     "psycopg",
     "pytest",
     "redis",
+    "sqlalchemy.dialects.postgresql.psycopg",
+    "sqlalchemy.dialects.sqlite",
     "sqlalchemy.ext.asyncio",
+    "sqlite3",
     "starlette.applications",
     "txmq.blocking",
-    "txmq.cli.root",
-    "txmq.idempotent",
+    "txmq.cli.message",
+    "txmq.cli.schema",
+    "txmq.cli.xa",
+    "txmq.idempotent.schema",
     "txmq.outbox.schema",
     "txmq.testing.deliveries",
     "txmq.transaction.resources.schema",
+    "txmq_broker.testing",
+    "unittest",
+    "uvloop",
 )
 
 
@@ -81,9 +93,20 @@ def main():
     """Answer a request a line, each with a line."""
     for name in LOADED:
         importlib.import_module(name)
+    command()
     gc.freeze()
     while line := sys.stdin.readline():
         print(json.dumps(answer(**json.loads(line))._asdict()), flush=True)
+
+
+@cache
+def command():
+    """The command line of txmq, which takes a while to build."""
+    from typer.main import get_command
+
+    from txmq.cli.root import app
+
+    return get_command(app)
 
 
 def answer(words, folder, variables, lines):
@@ -109,6 +132,24 @@ def become(words, folder, variables, output, errors):
     os.chdir(folder)
     os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = 0
+    try:
+        run(words, folder)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    # The end of an interpreter, but for taking all of its objects apart, which takes longer.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(words, folder):
+    """Run what these words name."""
     program, *arguments = words
     sys.argv = list(words) if program == "txmq" else arguments
     match program:
@@ -118,13 +159,19 @@ def become(words, folder, variables, output, errors):
         case "pytest":
             import pytest
 
-            options = ["-q", "--rootdir=.", "-c", os.devnull, "-p", "no:cacheprovider"]
+            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # Each takes time to load.
+            options = [
+                "-q",
+                "-c",
+                os.devnull,
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "txmq.testing.plugin",
+            ]
             sys.exit(pytest.main([*options, *arguments]))
         case "txmq":
-            from txmq.cli.root import app
-
-            app(prog_name="txmq")
-    sys.exit()
+            command()(prog_name="txmq")
 
 
 def watch(child, output_reader, errors_reader, lines):

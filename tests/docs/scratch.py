@@ -2,14 +2,13 @@
 
 import contextlib
 import re
-from functools import cached_property, partial
+from functools import cached_property
 
 import psycopg
 from sqlalchemy import create_engine
 
 from tests.databases import conninfo
 from txmq.idempotent.schema import create_done
-from txmq.outbox.schema import create_outbox
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.config import BrokerSettings, FilterSettings, StoreSettings
 from txmq_broker.testing import BrokerThread
@@ -105,7 +104,6 @@ def execute(url, statements):
 def create_tables(url):
     """Create the tables that a page takes for granted."""
     engine = create_engine(url)
-    create_outbox_here = partial(create_outbox, name="txmq_outbox", schema=None)
-    for create in (create_fence, create_done, create_outbox_here):
-        create(engine)
+    create_fence(engine)
+    create_done(engine)
     engine.dispose()

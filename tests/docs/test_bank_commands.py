@@ -5,15 +5,11 @@ No Docker runs here, and nothing here reads YAML; the file keeps to a part of it
 few lines: mappings by their indentation, and what is JSON behind a colon.
 """
 
-import importlib
-import importlib.util
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-import typer
 from sqlalchemy import make_url
 
 from examples.bank_transfer.books import State
@@ -21,10 +17,8 @@ from examples.bank_transfer.databases import DRIVERS
 from examples.bank_transfer.money import Money
 from examples.bank_transfer.orders import AMOUNT_MAX, DAY_MAX, Drill, Reason
 from examples.bank_transfer.ways import Way
-from txmq.cli.root import app
-from txmq.config import load
+from tests.docs.commands import understand
 from txmq.transaction.story import Step
-from txmq_broker.config import BrokerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -76,46 +70,6 @@ def test_every_command_of_the_containers_is_understood(words):
     understand(words)
 
 
-@pytest.mark.parametrize("line", re.findall(r"^\$ ((?:txmq|python) .+)$", PAGE, re.MULTILINE))
-def test_every_command_of_the_page_is_understood(line):
-    understand(shlex.split(line))
-
-
-def understand(words):
-    """Fails if whoever is called does not take it."""
-    match words:
-        case ["txmq", "serve", *more]:
-            understood = txmq_command(["serve", *more])
-            places = {key: understood[key] for key in ("data", "listen", "names_listen")}
-            given = [f"{key}={value}" for key, value in places.items() if value]
-            load(BrokerSettings, arguments=[*understood["set_"], *given])
-        case ["txmq", *more]:
-            txmq_command(more)
-        case ["python", "-m", module, *more]:
-            package = importlib.util.find_spec(module).submodule_search_locations
-            main = f"{module}.__main__" if package else module
-            importlib.import_module(main).arguments().parse_args(more)
-        case ["python", "-c", program]:
-            compile(program, "health", "exec")
-        case _:
-            assert words[0] in {"postgres", "pg_isready", "redis-cli"}, words
-
-
-def txmq_command(words):
-    """The options of a command of txmq's, and of no other than that."""
-    found = typer.main.get_command(app)
-    context = found.make_context("txmq", list(words))
-    # A group that is a command itself has options of its own before the next word.
-    while hasattr(found, "resolve_command") and (rest := rest_of(context)):
-        name, found, words = found.resolve_command(context, rest)
-        context = found.make_context(name, list(words), parent=context)
-    return context.params
-
-
-def rest_of(context):
-    return [*context._protected_args, *context.args]
-
-
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_what_a_service_names_is_there(name):
     service = SERVICES[name]
@@ -154,16 +108,6 @@ def test_what_the_image_is_made_of_is_there():
 
 
 # The page
-
-
-def test_the_page_shows_the_programs():
-    programs = "".join(each.read_text() for each in EXAMPLE.rglob("*.py"))
-    shown = re.findall(r"```py\n(.*?)```", PAGE, re.DOTALL)
-
-    assert len(shown) == 2
-    for each in shown:
-        for part in re.split(r" +# \.\.\.\n", each):
-            assert part in programs, part
 
 
 @pytest.mark.parametrize("kind", [Reason, State, Drill, Way], ids=lambda kind: kind.__name__)

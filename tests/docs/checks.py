@@ -17,7 +17,7 @@ import psycopg
 
 from tests.databases import conninfo
 from tests.docs.commands import split, understand
-from tests.docs.outputs import is_in_order, is_output_of, line_count
+from tests.docs.outputs import ANY, is_in_order, is_output_of, line_count
 from tests.docs.pages import CODE, ROOT, all_pages, commands
 from tests.docs.scratch import execute
 from txmq.cli.serve import foreign_names
@@ -59,8 +59,9 @@ class Program(NamedTuple):
     """A program, with what the page says to add to it."""
 
     text: str
-    outputs: list[str]
-    """What it prints, as the page shows it below each part."""
+    shown: str
+    """What it prints, as the page shows it; ``...`` for a part below which the page shows nothing.
+    """
     is_unordered: bool
     said: list[str]
     """What it prints, as the page mentions it below a part."""
@@ -89,19 +90,20 @@ def check(page, scratch):
 
 def program_at(blocks, place):
     """The program that begins with this block."""
-    parts = [blocks[place]]
-    outputs = []
-    is_unordered = False
+    parts, outputs, is_unordered = [blocks[place]], [ANY], False
     for block in blocks[place + 1 :]:
-        if block.language == "python":
+        if block.is_output:
+            outputs[-1] = block.text
+            is_unordered = is_unordered or "any order" in block.before
+        elif block.language == "python":
             if not block.is_fragment:
                 break
             parts.append(block)
-        elif block.is_output:
-            outputs.append(block.text)
-            is_unordered = is_unordered or "any order" in block.before
+            outputs.append(ANY)
     said = [text for part in parts for text in CODE.findall(AFTERTHOUGHT.split(part.said)[0])]
-    return Program("\n".join(part.text for part in parts), outputs, is_unordered, said)
+    text = "\n".join(part.text for part in parts)
+    shown = "\n".join(output.rstrip("\n") for output in outputs)
+    return Program(text, shown, is_unordered, said)
 
 
 def run_program(page, block, program, scratch):
@@ -110,10 +112,10 @@ def run_program(page, block, program, scratch):
     (scratch.folder / file).write_text(scratch.real(program.text))
     if re.search(rf"^\$ .*\b{re.escape(file)}", page.text, re.MULTILINE):
         return
-    shown = "".join(program.outputs)
-    if page.name in PRINTS and not shown:
-        programs = [each for each in page.blocks() if each.language == "python"]
-        shown = PRINTS[page.name][programs.index(block)]
+    shown = program.shown
+    if page.name in PRINTS and shown == ANY:
+        starts = [each.line for each in page.blocks() if each.language == "python"]
+        shown = PRINTS[page.name][starts.index(block.line)]
     if TESTS.search(program.text):
         result = scratch.run(["pytest", file])
         assert result.code == 0, result.output
@@ -128,8 +130,7 @@ def run_program(page, block, program, scratch):
         lines = line_count(shown) or 1
     result = scratch.run(["python", file], lines)
     see_end(result)
-    if shown:
-        assert is_output_of(shown, result.output, program.is_unordered), printed(result, shown)
+    assert is_output_of(shown, result.output, program.is_unordered), printed(result, shown)
     assert is_in_order(program.said, result.output), printed(result, program.said)
 
 

@@ -63,7 +63,9 @@ class Page(NamedTuple):
             before = "" if before.startswith("#") else before
             follows_program = bool(blocks) and blocks[-1].language == "python"
             is_output = match[2] == "text" and follows_program and is_introduction(above)
-            said = next((line for line in below.splitlines() if line.startswith("It prints ")), "")
+            has_output = following and following[2] == "text" and is_introduction(below)
+            lines = [] if has_output else below.splitlines()
+            said = next((line for line in lines if line.startswith("It prints ")), "")
             line = self.text.count("\n", 0, match.start()) + 1
             text = re.sub(f"^{match[1]}", "", match[3], flags=re.MULTILINE)
             blocks.append(Block(line, match[2], text, before, said, is_output))

@@ -5,6 +5,7 @@ import configparser
 import importlib.util
 import json
 import re
+import shlex
 import sqlite3
 import tomllib
 import xml.etree.ElementTree as ET
@@ -46,7 +47,6 @@ NOT_RUN = {
 """Languages whose blocks no test here runs, and why."""
 ILLUSTRATED = {
     "txmq xa": "shows transactions that services and their crashes have left behind",
-    "txmq message send": "its topic may be older than the page's program",
 }
 """Commands whose output on a page is an example, not what they print in an empty environment."""
 PRINTS = {
@@ -130,8 +130,8 @@ def run_program(page, block, program, scratch):
         lines = line_count(shown) or 1
     result = scratch.run(["python", file], lines)
     see_end(result)
-    assert is_output_of(shown, result.output, program.is_unordered), printed(result, shown)
-    assert is_in_order(program.said, result.output), printed(result, program.said)
+    see_output(shown, result.output, program.is_unordered)
+    assert is_in_order(program.said, result.output), f"it prints no {program.said}: {result.output}"
 
 
 def see_end(result):
@@ -143,23 +143,28 @@ def see_end(result):
         assert (result.code, result.errors) == (0, ""), f"exit code {result.code}\n{result.errors}"
 
 
-def printed(result, shown):
-    return f"the page shows\n{shown}\nand it prints\n{result.output}"
+def see_output(shown, output, is_unordered=False):
+    """Fail unless the output is what the page shows."""
+    is_right = is_output_of(shown, output, is_unordered)
+    assert is_right, f"the page shows\n{shown}\nand it prints\n{output}"
 
 
 def run_commands(page, block, scratch):
     """Run the commands that end by themselves; parse the others."""
     for command in commands(block.text):
         for words in split(command.line):
-            result = run_command(page, words, scratch)
+            result = run_command(words, command.output, scratch)
             if result is None:
                 continue
             assert result.code == 0, f"{command.line} failed: {result.output}{result.errors}"
             if command.output and not any(command.line.startswith(name) for name in ILLUSTRATED):
-                assert is_output_of(command.output, result.output), printed(result, command.output)
+                lines = result.output.splitlines(keepends=True)
+                if result.is_interrupted:
+                    lines = lines[: line_count(command.output)]  # The page shows it while it runs.
+                see_output(command.output, "".join(lines))
 
 
-def run_command(page, words, scratch):
+def run_command(words, output, scratch):
     """Run a command if a page's environment has what it needs, and parse it if not."""
     match words:
         case ["export", *assignments]:
@@ -169,16 +174,20 @@ def run_command(page, words, scratch):
                 if "=" in assignment
             )
         case ["createdb", name]:
-            scratch.database(name)
+            scratch.database(name, is_created=True)
         case ["psql", name, "-c", statement]:
             execute(scratch.database(name), statement)
         case ["python", file] if file.endswith(".py"):
             assert (scratch.folder / file).exists(), f"the page saves no program as `{file}`"
             return scratch.run(words)
+        case ["python", "-m", "examples.bank_transfer.accounts", *_]:
+            return scratch.run(words)
         case ["spark-submit", *_]:
             understand(words)
             file = next(word for word in words if word.endswith(".py"))
             return scratch.run(["python", file, "reconcile", "--help"])
+        case ["txmq", "relay", *_] if output:
+            return scratch.run([scratch.real(word) for word in words], line_count(output))
         case ["txmq", *more] if "[OPTIONS]" in more:
             pass  # The page of commands is generated, and another test sees that it is fresh.
         case ["txmq", group, *_] if group in RUN and not any(map(PLACEHOLDER.fullmatch, words)):
@@ -315,8 +324,11 @@ def read_yaml(page, block, scratch):
 
 
 def read_text(page, block, scratch):
-    """A text has no commands, which would not be tried here."""
+    """A text shows what was printed once, or draws something; commands in it are parsed."""
     assert not re.search(r"^(\$ )?txmq \w", block.text, re.MULTILINE), "make it a console block"
+    options = [block.text] if block.text.startswith("--") else []
+    for line in [*options, *re.findall(r"/txmq reconcile (.+)", block.text)]:
+        understand(["txmq", "reconcile", *shlex.split(line)])
 
 
 def nothing(page, block, scratch):

@@ -154,8 +154,12 @@ def run(words, folder):
     sys.argv = list(words) if program == "txmq" else arguments
     match program:
         case "python":
-            sys.path[0] = str(folder)
-            runpy.run_path(arguments[0], run_name="__main__")
+            if arguments[0] == "-m":
+                sys.argv = arguments[1:]
+                runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+            else:
+                sys.path[0] = str(folder)
+                runpy.run_path(arguments[0], run_name="__main__")
         case "pytest":
             import pytest
 

@@ -9,6 +9,7 @@ from sqlalchemy import create_engine
 
 from tests.databases import conninfo
 from txmq.idempotent.schema import create_done
+from txmq.outbox.schema import create_outbox
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.config import BrokerSettings, FilterSettings, StoreSettings
 from txmq_broker.testing import BrokerThread
@@ -31,6 +32,7 @@ class Scratch:
         self.variables = {"HOME": str(folder)}
         self._server = server
         self._creates_tables = "txmq schema create" in page.text
+        self._creates_databases = "$ createdb " in page.text
         self._fixture = fixture
         self._stack = contextlib.ExitStack()
         self._databases = {}
@@ -49,12 +51,13 @@ class Scratch:
         broker = BrokerThread(BrokerSettings(store=store, filter=filters))
         return self._stack.enter_context(broker)
 
-    def database(self, name):
+    def database(self, name, *, is_created=False):
         """The URL of the PostgreSQL database that the page calls by this name.
 
-        It has the tables of txmq, unless the page says how to create them.
+        It exists, and has the tables of txmq, unless the page says how to create them.
         """
         if name not in self._databases:
+            assert is_created or not self._creates_databases, f"the page does not create {name}"
             self._databases[name] = self.new_database()
             if not self._creates_tables:
                 create_tables(self._databases[name])
@@ -68,6 +71,7 @@ class Scratch:
         """This text with the addresses of the environment."""
         text = VARIABLE.sub(lambda match: self.variables.get(match[1], match[0]), text)
         if NAMES in text:
+            self._originals[self.broker.names] = NAMES
             text = text.replace(NAMES, self.broker.names)
         if REDIS in text:
             text = text.replace(REDIS, self._fixture("redis_server").url)
@@ -106,4 +110,5 @@ def create_tables(url):
     engine = create_engine(url)
     create_fence(engine)
     create_done(engine)
+    create_outbox(engine, "txmq_outbox", None)
     engine.dispose()

@@ -27,6 +27,8 @@ from txmq.reconcile import read_rules
 from txmq.reconcile.rules import Rules
 from txmq_broker.config import BrokerSettings
 
+READY = re.compile(r"ready \S+ \S+:\d+ names \S+:\d+ data \S+\n")
+"""What `txmq serve` prints, which no test here starts."""
 WAITS = re.compile(
     r"\b(\w+) = (?:PushConsumer|ScheduledPull|Client|Relay)\(|\b(?:Client|Relay)\(.* as (\w+):"
 )
@@ -154,6 +156,8 @@ def run_commands(page, block, scratch):
     for command in commands(block.text):
         for words in split(command.line):
             result = run_command(words, command.output, scratch)
+            if words[:2] == ["txmq", "serve"] and command.output:
+                assert READY.fullmatch(command.output), f"no broker says {command.output}"
             if result is None:
                 continue
             assert result.code == 0, f"{command.line} failed: {result.output}{result.errors}"
@@ -162,6 +166,12 @@ def run_commands(page, block, scratch):
                 if result.is_interrupted:
                     lines = lines[: line_count(command.output)]  # The page shows it while it runs.
                 see_output(command.output, "".join(lines))
+
+
+def run_script(page, block, scratch):
+    """Run or parse the lines of a script, which shows no output."""
+    lines = [line for line in block.text.splitlines() if line and not line.startswith("#")]
+    run_commands(page, block._replace(text="".join(f"$ {line}\n" for line in lines)), scratch)
 
 
 def run_command(words, output, scratch):
@@ -340,6 +350,8 @@ CHECKS = {
     "py": see_excerpt,
     "pycon": read_session,
     "console": run_commands,
+    "bash": run_script,
+    "sh": run_script,
     "text": read_text,
     "toml": read_toml,
     "properties": read_properties,

@@ -13,6 +13,7 @@ from txmq.config import load
 from txmq_broker.config import BrokerSettings
 
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
+COMPOSE_OPTIONS = {"--build", "--rm", "--volumes", "--wait"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOREIGN = {
     ".": "the shell's",
@@ -75,7 +76,7 @@ def understand(words):
 
 def compose(words):
     """Fail if a service of docker-compose.yml does not exist, or its command is unknown."""
-    action, *more = [word for word in words if not word.startswith("--")]
+    action, *more = [word for word in words if word not in COMPOSE_OPTIONS]
     assert action in {"up", "run", "exec", "kill", "down", "logs", "ps"}, action
     if more:
         assert re.search(rf"^  {more[0]}:", COMPOSE, re.MULTILINE), f"no service {more[0]}"

@@ -57,6 +57,7 @@ def test_a_right_page_passes(text, scratch):
         "```console\n$ make tests\n```\n",
         "```console\n$ docker compose exec brokers txmq tx list\n```\n",
         "```console\n$ frobnicate\n```\n",
+        "```bash\n# a comment\nfrobnicate\n```\n",
         "```console\ntxmq topic list\n```\n",
         '```toml\n[log]\nclusters = "a:9876"\n```\n',
         '```toml\nname = "a"\ndirectory = "a"\nbank = []\nlog = {}\n```\n',

@@ -300,7 +300,7 @@ def read_ini(page, block, scratch):
     if "postgresql.conf" not in block.text:
         configparser.ConfigParser(strict=False, interpolation=None).read_string(block.text)
         return
-    with psycopg.connect(conninfo(scratch.database("postgres"))) as connection:
+    with psycopg.connect(conninfo(scratch.any_database())) as connection:
         for name in re.findall(r"^(\w+) =", block.text, re.MULTILINE):
             query = "SELECT 1 FROM pg_settings WHERE name = %s"
             assert connection.execute(query, [name]).fetchone(), f"no setting {name}"
@@ -320,7 +320,7 @@ def run_sql(page, block, scratch):
             return
         bank.close()
     is_whole = "CREATE TABLE" in block.text
-    execute(scratch.new_database() if is_whole else scratch.database("postgres"), block.text)
+    execute(scratch.new_database() if is_whole else scratch.any_database(), block.text)
 
 
 def read_yaml(page, block, scratch):

@@ -63,6 +63,10 @@ class Scratch:
                 create_tables(self._databases[name])
         return self._databases[name]
 
+    def any_database(self):
+        """The URL of a database that the page has used, or of one for statements of their own."""
+        return next(iter(self._databases.values()), None) or self.database("postgres")
+
     def new_database(self):
         """The URL of an empty PostgreSQL database."""
         return self._stack.enter_context(self._fixture("postgres").database())

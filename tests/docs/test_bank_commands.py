@@ -5,11 +5,8 @@ No Docker runs here, and no YAML library: the file uses only mappings by indenta
 a colon, which a few lines can read.
 """
 
-import importlib
-import importlib.util
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -21,10 +18,8 @@ from examples.bank_transfer.money import Money
 from examples.bank_transfer.orders import AMOUNT_MAX, DAY_MAX, Drill, Reason
 from examples.bank_transfer.ways import Way
 from examples.bank_transfer.web.api import STATUS, Asked
-from tests.docs.txmq_commands import options_of
-from txmq.config import load
+from tests.docs.commands import understand
 from txmq.transaction.story import Step
-from txmq_broker.config import BrokerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -75,33 +70,6 @@ def commands():
 @pytest.mark.parametrize("words", list(commands()))
 def test_programs_understand_every_command_of_the_containers(words):
     understand(words)
-
-
-@pytest.mark.parametrize(
-    "line", re.findall(r"^\$ ((?:txmq|python) .+)$", "\n".join(PAGES.values()), re.MULTILINE)
-)
-def test_programs_understand_every_command_of_the_pages(line):
-    understand(shlex.split(line))
-
-
-def understand(words):
-    """Fail if the program does not take these arguments."""
-    match words:
-        case ["txmq", "serve", *more]:
-            understood = options_of(["serve", *more])
-            places = {key: understood[key] for key in ("data", "listen", "names_listen")}
-            given = [f"{key}={value}" for key, value in places.items() if value]
-            load(BrokerSettings, arguments=[*understood["set_"], *given])
-        case ["txmq", *more]:
-            options_of(more)
-        case ["python", "-m", module, *more]:
-            package = importlib.util.find_spec(module).submodule_search_locations
-            main = f"{module}.__main__" if package else module
-            importlib.import_module(main).arguments().parse_args(more)
-        case ["python", "-c", program]:
-            compile(program, "health", "exec")
-        case _:
-            assert words[0] in {"postgres", "pg_isready", "redis-cli"}, words
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))

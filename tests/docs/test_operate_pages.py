@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.txmq_commands import options_of, unknown_words
+from tests.docs.commands import txmq_command, unknown_words
 from txmq import limits
 from txmq.config import kinds_of, load
 from txmq_broker.config import BrokerSettings
@@ -28,7 +28,7 @@ PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]+\b|config/topics\.json(?:\.old)?|high-
 )
 def test_txmq_understands_every_command(line, monkeypatch):
     monkeypatch.setenv("TXMQ_XA_DATABASES", "icbc=sqlite:///icbc.db")  # A page exports it.
-    options_of(shlex.split(line))
+    txmq_command(shlex.split(line))
 
 
 def test_every_mention_of_a_command_names_one_with_its_options():

@@ -1,7 +1,10 @@
 """Spark reads the same records as a plain reader, in parts."""
 
+import re
+
 import pytest
 
+from tests.docs.pages import read as read_page
 from tests.reconcile.log_stage import DeletingClock, Taken, order, read_log
 from tests.serving import CHECKOUT
 from tests.unit.store.shelf import Shelf, Sizes
@@ -10,6 +13,7 @@ from txmq.reconcile.log import log_extract
 from txmq.reconcile.log.source import COLUMNS, register
 from txmq.runtime.disk import LocalDisk
 
+PAGE = CHECKOUT / "docs/howto/read-the-log-from-spark.md"
 pytestmark = pytest.mark.timeout(300)  # The first of them starts Spark.
 
 
@@ -80,6 +84,17 @@ def test_it_is_asked_as_any_table(session, data):
     assert read(session, data).where("kind = 'half'").count() == 40
 
 
+def test_the_page_shows_queries_that_run(session, data, capsys):
+    console, query = (block.text for block in read_page(PAGE).blocks())
+    program = "".join(re.findall(r"^(?:>>>|\.\.\.) (.*\n)", console, re.MULTILINE))
+
+    exec(program.replace("/var/lib/txmq", str(data)), {})
+    halves = session.sql(query).collect()
+
+    assert "|  committed|" in capsys.readouterr().out
+    assert {half.outcome for half in halves} == {"committed", "parked", "rolled_back"}
+
+
 def test_a_damaged_log_is_refused(session, data):
     from pyspark.errors import PySparkException
 
@@ -121,6 +136,6 @@ def test_workers_take_the_same_rows(spark, data, tmp_path, monkeypatch):
 
 
 def test_its_columns_are_explained():
-    page = (CHECKOUT / "docs/howto/read-the-log-from-spark.md").read_text()
+    page = PAGE.read_text()
 
     assert all(f"`{field_}`" in page for field_ in COLUMNS.names)

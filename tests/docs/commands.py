@@ -17,6 +17,13 @@ COMPOSE_OPTIONS = {"--build", "--rm", "--volumes", "--wait"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOREIGN = {
     ".": "the shell's",
+    ".venv/bin/python": "this repository's own tools",
+    "chmod": "the shell's",
+    "cp": "the shell's",
+    "du": "the shell's",
+    "docker": "Docker's",
+    "git": "Git's",
+    "mv": "the shell's",
     "createdb": "PostgreSQL's; `createdb NAME` is done in the environment of its page",
     "curl": "needs the servers of the bank transfer, which its own tests call",
     "hadoop": "Hadoop's",

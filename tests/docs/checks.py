@@ -53,12 +53,6 @@ ILLUSTRATED = {
     "txmq xa": "shows transactions that services and their crashes have left behind",
 }
 """Commands whose output on a page is an example, not what they print in an empty environment."""
-PRINTS = {
-    "quickstart": ("OK ...\nOK ...\nOK ...\n", "billing order ...\n" * 3),
-}
-"""What the programs of pages print whose text does not show it yet."""
-
-
 OPERATED = {
     "howto/dead-letters",
     "howto/monitor",
@@ -126,9 +120,6 @@ def run_program(page, block, program, scratch):
     if re.search(rf"^\$ .*\b{re.escape(file)}", page.text, re.MULTILINE):
         return
     shown = program.shown
-    if page.name in PRINTS and shown == ANY:
-        starts = [each.line for each in page.blocks() if each.language == "python"]
-        shown = PRINTS[page.name][starts.index(block.line)]
     if TESTS.search(program.text):
         result = scratch.run(["pytest", file])
         assert result.code == 0, result.output

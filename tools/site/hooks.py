@@ -32,7 +32,9 @@ search:
 
 BOOSTS = {
     "quickstart.md": 3.0,
+    "howto/clients/": 1.0,
     "howto/": 2.0,
+    "tutorial/": 1.0,
     "explanation/": 1.5,
     "reference/cli.md": 2.0,
     "reference/errors.md": 0.7,

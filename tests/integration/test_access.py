@@ -194,8 +194,9 @@ def test_what_operators_did_is_on_record(acl, tmp_path):
             async with as_(broker, "operator") as client:
                 await client.admin.create_topic("Orders", queues=1)
             async with as_(broker, "the-shop") as shop:
-                with pytest.raises(NoPermission):
-                    await shop.admin.create_topic("Mine", queues=1)
+                for _ in range(12):
+                    with pytest.raises(NoPermission):
+                        await shop.admin.create_topic("Mine", queues=1)
 
     asyncio.run(scenario())
     (file,) = (tmp_path / "audit").iterdir()
@@ -204,9 +205,12 @@ def test_what_operators_did_is_on_record(acl, tmp_path):
     entries = list(read_audit(LocalDisk(tmp_path)))
     assert [(e.account, e.fields["topic"], bool(e.refused)) for e in entries] == [
         ("operator", "Orders", False),
+        ("the-shop", "Mine", True),
         ("operator", "Orders", False),
         ("the-shop", "Mine", True),
+        ("the-shop", "Mine", True),
     ]
+    assert entries[-1].refused.endswith("(10 times)")
     assert "secret" not in file.read_text()
     assert "Signature" not in file.read_text()
     shown = CliRunner().invoke(app, ["audit", "--data", str(tmp_path), "--refused"]).output

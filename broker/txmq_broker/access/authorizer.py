@@ -105,9 +105,10 @@ class Authorizer:
             account = self._sender(rules, host, request)
             self._check(account, requirement, request)
         except NoPermission as error:
-            self._note(f"refused request {request.code} of {host}: {error}")
-            if self._audit is not None and request.code in AUDITED:
-                self._audit.note(connection, request, refused=str(error))
+            times = self._note(f"refused request {request.code} of {host}: {error}")
+            if times is not None and self._audit is not None and request.code in AUDITED:
+                # Each entry is synced and takes room, so a stranger must not write as many.
+                self._audit.note(connection, request, refused=f"{error}{times}")
             raise
         if request.code == RequestCode.HEART_BEAT:
             self._names[connection] = account.name
@@ -120,14 +121,21 @@ class Authorizer:
             return rules.is_trusted(connection.address.rpartition(":")[0])
         return is_met(Need("topic", topic, Permission.PUB), account)
 
-    def _note(self, refusal: str) -> None:
-        """Log a refusal, but not each of thousands: the first, the tenth, the hundredth..."""
+    def _note(self, refusal: str) -> str | None:
+        """Log a refusal, but not each of thousands: the first, the tenth, the hundredth...
+
+        Returns:
+            How often it occurred, as words to add; ``None`` if it was not logged.
+        """
         if len(self._refusals) >= _REFUSALS_KEPT and refusal not in self._refusals:
             self._refusals.clear()
         self._refusals[refusal] += 1
         count = self._refusals[refusal]
-        if count == 10 ** (len(str(count)) - 1):
-            log.warning("%s%s", refusal, f" ({count} times)" if count > 1 else "")
+        if count != 10 ** (len(str(count)) - 1):
+            return None
+        times = f" ({count} times)" if count > 1 else ""
+        log.warning("%s%s", refusal, times)
+        return times
 
     def _sender(self, rules: AccessRules, host: str, request: Command) -> Account:
         fields = request.field_map()

@@ -167,6 +167,7 @@ class Broker:
         self.groups.load(self._keeper.groups())
         self.offsets.load(self._keeper.offsets())
         self._open_store(topics, floors.log_end)
+        self._audit.open(self._keeper.owner)
         self.topics.load(topics, system_topics(self.settings))
         self.started_ms = self.clock.wall_ms()
         # The address becomes part of every record, so the port must be known before any is served.

@@ -202,9 +202,13 @@ def test_what_operators_did_is_on_record(acl, tmp_path):
     (file,) = (tmp_path / "audit").iterdir()
     file.write_bytes(file.read_bytes()[:-5])  # As a crash tears the last line.
     asyncio.run(scenario())
-    entries = list(read_audit(LocalDisk(tmp_path)))
+    warnings = []
+    entries = list(read_audit(LocalDisk(tmp_path), warnings.append))
+    (warning,) = warnings
+    assert warning.startswith("audit/000001.jsonl: line 4 is torn")
     assert [(e.account, e.fields["topic"], bool(e.refused)) for e in entries] == [
         ("operator", "Orders", False),
+        ("the-shop", "Mine", True),
         ("the-shop", "Mine", True),
         ("operator", "Orders", False),
         ("the-shop", "Mine", True),
@@ -213,6 +217,9 @@ def test_what_operators_did_is_on_record(acl, tmp_path):
     assert entries[-1].refused.endswith("(10 times)")
     assert "secret" not in file.read_text()
     assert "Signature" not in file.read_text()
+    file.write_text(file.read_text().replace('"Orders"', '"Others"', 1))
+    list(read_audit(LocalDisk(tmp_path), warnings.append))
+    assert "line 2, 4 is torn or changed, or one before it was removed" in warnings[-1]
     shown = CliRunner().invoke(app, ["audit", "--data", str(tmp_path), "--refused"]).output
     assert "the-shop at 127.0.0.1:" in shown
     assert "UPDATE_AND_CREATE_TOPIC topic=Mine" in shown

@@ -11,7 +11,7 @@ import typer
 from txmq.cli.common import WRONGLY_CALLED, AsJson, fail, moment_of
 from txmq.cli.moments import time_text
 from txmq.cli.output import as_json as print_json
-from txmq.cli.output import say
+from txmq.cli.output import note, say
 from txmq.printable import printable
 from txmq.runtime.disk import ReadOnlyDisk
 
@@ -36,7 +36,7 @@ def audit(
     if not data.is_dir():
         fail(f"{data} is no directory of a broker", WRONGLY_CALLED)
     from_ms = moment_of(since, "--since")
-    for entry in read_audit(ReadOnlyDisk(data)):
+    for entry in read_audit(ReadOnlyDisk(data), note):
         if entry.at_ms < from_ms or (refused and not entry.refused):
             continue
         if as_json:

@@ -7,9 +7,10 @@ offsets, settings, routes, and decisions on transactions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
-from typing import Final
+from hashlib import sha256
+from typing import Any, Final
 
 import msgspec
 
@@ -61,6 +62,8 @@ FILES_KEPT: Final = 16
 """A file is full at this size; older files than these are deleted."""
 _TEXT_CHARS_MAX: Final = 2000
 """The characters of a field or a body that an entry keeps."""
+_SEAL_CHARS: Final = 32
+_LINES_SHOWN: Final = 5
 _HIDDEN: Final = frozenset((ACCESS_KEY, SIGNATURE, SECURITY_TOKEN))
 
 
@@ -81,14 +84,32 @@ class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AuditLog:
-    """Appends to the newest file of the folder."""
+    """Appends to the newest file of the folder.
+
+    Each file begins with its owner and number, and each line ends with a seal: the hash of the line
+    and of the seal before it. So a line that was changed, removed or taken from another broker is
+    noticed, unless its author computes all seals again.
+    """
 
     def __init__(self, disk: Disk, clock: Clock) -> None:
         self._disk = disk
         self._clock = clock
+        self._owner = ""
         self._file: File | None = None
         self._number = 0
         self._size = 0
+        self._seal = b""
+
+    def open(self, owner: str) -> None:
+        """Check the newest file, which later entries continue.
+
+        Args:
+            owner: The identity of the directory's log.
+        """
+        self._owner = owner
+        if names := _files(self._disk):
+            for warning in _AuditFile(self._disk, names[-1], owner).warnings():
+                log.warning("%s", warning)
 
     def watched(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
         """The same handlers, of which the audited ones leave an entry."""
@@ -123,7 +144,9 @@ class AuditLog:
             _cut(refused),
         )
         try:
-            self._append(msgspec.json.encode(entry) + b"\n")
+            if self._file is None or self._size >= FILE_BYTES_MAX:
+                self._open_file()
+            self._append(msgspec.json.encode(entry))
         except OSError as error:
             log.error("an entry of the audit could not be written (%s): %s", error, entry)  # noqa: TRY400
 
@@ -133,53 +156,99 @@ class AuditLog:
             self._file.close()
             self._file = None
 
-    def _append(self, line: bytes) -> None:
-        if self._file is None or self._size >= FILE_BYTES_MAX:
-            self._open_next()
+    def _append(self, text: bytes) -> None:
         assert self._file is not None
+        seal = _seal(self._seal, text)
+        line = b'%b,"seal":"%b"}\n' % (text[:-1], seal)
         self._file.write(self._size, line)
         self._file.sync()
         self._size += len(line)
+        self._seal = seal
 
-    def _open_next(self) -> None:
-        is_full = self._file is not None
-        self.close()
+    def _open_file(self) -> None:
+        """Continue the newest file, or begin the next one if that is full."""
         names = _files(self._disk)
-        self._number = _number(names[-1]) if names else 1
-        if is_full:
-            self._number += 1
+        newest = _AuditFile(self._disk, names[-1], self._owner) if names else None
+        self._number = newest.number if newest else 1
+        if self._file is not None or (newest and newest.size >= FILE_BYTES_MAX):
+            self._number, newest = self._number + 1, None
+        self.close()
         self._file = self._disk.open(f"{FOLDER}/{self._number:06}.jsonl", create=True)
-        self._size = self._file.size()
-        if self._size and self._file.read(self._size - 1, 1) != b"\n":
-            # A crash tore the last line; the next one must not become its end.
-            self._file.write(self._size, b"\n")
-            self._size += 1
+        self._size, self._seal = 0, b""
+        if newest is None:
+            self._append(msgspec.json.encode({"owner": self._owner, "number": self._number}))
+        else:
+            self._size, self._seal = newest.size, newest.seal
+            if newest.is_torn:
+                # The next line must not become the end of the torn one.
+                self._file.write(self._size, b"\n")
+                self._size += 1
         for name in names[: -FILES_KEPT + 1]:
             self._disk.remove(f"{FOLDER}/{name}")
 
 
-def read_audit(disk: Disk) -> Iterator[AuditEntry]:
-    """The entries, oldest first; a line that a crash has torn is left out."""
-    for name in _files(disk):
-        file = disk.open(f"{FOLDER}/{name}")
+class _AuditFile:
+    """One file as it was read."""
+
+    def __init__(self, disk: Disk, name: str, owner: str = "") -> None:
+        self.path = f"{FOLDER}/{name}"
+        self.number = int(name.removesuffix(".jsonl"))
+        self.entries: list[AuditEntry] = []
+        self.seal = b""
+        self._broken: list[int] = []
+        self._owner = owner
+        self._head: Mapping[str, Any] = {}
+        file = disk.open(self.path)
         try:
-            lines = file.read(0, file.size()).split(b"\n")
+            data = file.read(0, file.size())
         finally:
             file.close()
-        for line in lines:
+        self.size = len(data)
+        self.is_torn = bool(data) and not data.endswith(b"\n")
+        for number, line in enumerate(data.split(b"\n"), 1):
             if line:
-                try:
-                    yield msgspec.json.decode(line, type=AuditEntry)
-                except msgspec.DecodeError:
-                    continue
+                self._read(number, line)
+
+    def _read(self, number: int, line: bytes) -> None:
+        text, mark, tail = line.rpartition(b',"seal":"')
+        text, seal = text + b"}", tail.removesuffix(b'"}')
+        if not mark or _seal(self.seal, text) != seal:
+            self._broken.append(number)
+        self.seal = seal
+        try:
+            if number == 1:
+                self._head = msgspec.json.decode(text, type=dict[str, Any])
+            else:
+                self.entries.append(msgspec.json.decode(text, type=AuditEntry))
+        except msgspec.DecodeError:
+            if number not in self._broken:
+                self._broken.append(number)
+
+    def warnings(self) -> Iterator[str]:
+        """What is wrong with the file."""
+        found = self._head.get("owner"), self._head.get("number")
+        if self._owner and found != (self._owner, self.number):
+            yield f"{self.path} belongs to another broker, or its beginning is missing"
+        if self._broken:
+            lines = ", ".join(map(str, self._broken[:_LINES_SHOWN]))
+            yield f"{self.path}: line {lines} is torn or changed, or one before it was removed"
+
+
+def read_audit(disk: Disk, warn: Callable[[str], None]) -> Iterator[AuditEntry]:
+    """The entries, oldest first. ``warn`` receives what is wrong with a file."""
+    for name in _files(disk):
+        file = _AuditFile(disk, name)
+        for warning in file.warnings():
+            warn(warning)
+        yield from file.entries
 
 
 def _files(disk: Disk) -> list[str]:
     return sorted(name for name in disk.names(FOLDER) if name.endswith(".jsonl"))
 
 
-def _number(name: str) -> int:
-    return int(name.removesuffix(".jsonl"))
+def _seal(before: bytes, text: bytes) -> bytes:
+    return sha256(before + text).hexdigest()[:_SEAL_CHARS].encode()
 
 
 def _cut(text: str) -> str:

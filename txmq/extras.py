@@ -16,6 +16,7 @@ _EXTRAS: Final = {
     "redis": "redis",
     "pyspark": "spark",
     "pyarrow": "spark",
+    "yaml": "broker",
 }
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
-import yaml
 
 from txmq.credentials import check_private
 from txmq.errors import ConfigError
+from txmq.extras import named_extra
 from txmq_broker.access.accounts import AccessRules, AclFile
 
 __all__ = ["AclFiles"]
@@ -84,6 +84,8 @@ class AclFiles:
 
 
 def _read_file(path: Path) -> AclFile:
+    with named_extra():  # A broker without accounts does without the package.
+        import yaml
     check_private(path)
     try:
         values: Any = yaml.safe_load(path.read_text())

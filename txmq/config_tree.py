@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -23,7 +23,14 @@ _UNKNOWN: Final = re.compile(r"unknown field `(.+?)`(?: - at `\$(.*)`)?$")
 _PLACE: Final = re.compile(r" - at `\$(.*)`$")
 
 
-def load_tree(shape: type[S], path: Path, environ: Mapping[str, str], *, complaint: str) -> S:
+def load_tree(
+    shape: type[S],
+    path: Path,
+    environ: Mapping[str, str],
+    *,
+    complaint: str,
+    lenient: Collection[str] = (),
+) -> S:
     """Fill a struct from a TOML file whose tables may repeat.
 
     Args:
@@ -31,13 +38,18 @@ def load_tree(shape: type[S], path: Path, environ: Mapping[str, str], *, complai
         path: The file.
         environ: The values of ``${VARIABLE}``, which may stand in any text.
         complaint: The error begins with this text if the file cannot be read; its path follows.
+        lenient: The tables at the root in which a missing variable keeps its name.
 
     Raises:
         ConfigError: A key is unknown, a value is invalid, or the file cannot be read.
     """
     tree = read_tree(path, complaint)
     try:
-        return msgspec.convert(_fill(tree, environ, path), shape)
+        filled = {
+            name: _fill(value, environ, path, is_lenient=name in lenient)
+            for name, value in tree.items()
+        }
+        return msgspec.convert(filled, shape)
     except msgspec.ValidationError as error:
         hint = _hint(shape, str(error)) or _value(tree, str(error))
         raise ConfigError(f"{path}: {error}{hint}") from error
@@ -65,16 +77,21 @@ def _inner(value: Any, name: str) -> list[Any]:
     return value if name == "..." else [value[int(name)]]
 
 
-def _fill(plain: Any, environ: Mapping[str, str], path: Path) -> Any:
+def _fill(plain: Any, environ: Mapping[str, str], path: Path, *, is_lenient: bool) -> Any:
     """Replace the variables in all texts."""
     if isinstance(plain, dict):
-        return {name: _fill(value, environ, path) for name, value in plain.items()}
+        return {
+            name: _fill(value, environ, path, is_lenient=is_lenient)
+            for name, value in plain.items()
+        }
     if isinstance(plain, list):
-        return [_fill(value, environ, path) for value in plain]
+        return [_fill(value, environ, path, is_lenient=is_lenient) for value in plain]
     if not isinstance(plain, str):
         return plain
 
     def held(found: re.Match[str]) -> str:
+        if found[1] not in environ and is_lenient:
+            return found[0]
         if found[1] not in environ:
             raise ConfigError(f"{path} asks for the variable {found[1]}, which is not set")
         return environ[found[1]]

@@ -1,8 +1,8 @@
 """The nightly reconciliation as a DAG of Airflow 3: copy it into the folder of your DAGs.
 
-A date is reconciled once the date before is, so that breaks are carried on from one to the next.
-Two tasks, since they fail for different people: what could not be run is tried again and is the
-operator's; a verdict stays what it is, however often it is asked for, and is the controller's.
+Each date waits for the date before, because it continues the open items of that date.
+The first task fails if the run failed: Airflow tries it again, and then the operator acts. The
+second task fails if there are breaks: another try would not change this, and the controller acts.
 """
 
 from __future__ import annotations

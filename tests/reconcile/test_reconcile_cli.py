@@ -114,7 +114,7 @@ def test_the_help_says_what_exit_codes_mean():
     text = " ".join(run("--help").stdout.split())
 
     assert "0 all agree; 1 there are breaks, within the limits; 2 there are breaks over" in text
-    assert "3 it could not be run, or was wrongly called" in text
+    assert "3 the run failed, or an option is invalid" in text
 
 
 def test_nobody_waits_for_spark_who_wants_help():

@@ -147,6 +147,17 @@ def test_a_suggestion_is_a_column_of_the_list_and_of_the_file(home, asking):
     assert "case,icbc/t-1" in (home / "breaks.csv").read_text()
 
 
+@pytest.mark.parametrize("source", ["postgresql://recon:${ICBC_PASSWORD}@icbc-db/icbc", "${ICBC}"])
+def test_people_need_no_password_of_a_bank(home, asking, source):
+    rules = home / "recon.toml"
+    rules.write_text(RULES.replace("sqlite:///icbc.db", source))
+
+    assert ids(asking("breaks", "--json")) == ["b2e1", "b1aa", "b1ab"]
+    told(asking("breaks", "explain", "b2e1", "--by", "Li Na", "--reason", "voucher 771"))
+    told(asking("signoff", "--show"))
+    assert "which is not set" in asking("extract").stderr
+
+
 def test_breaks_can_be_chosen(asking):
     assert ids(asking("breaks", "--json", "--class", "in-flight")) == ["b3ff"]
     assert ids(asking("breaks", "--json", "--status", "open")) == ["b1ab"]

@@ -45,7 +45,7 @@ app.command()(signoff)
 
 Jars = Annotated[
     list[Path] | None,
-    typer.Option("--jar", help="A driver for JDBC, or a file system; may be repeated."),
+    typer.Option("--jar", help="The library of a JDBC driver or a file system; may be repeated."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
@@ -58,41 +58,50 @@ def reconcile(
     config: Config = None,
     first: Annotated[
         date | None,
-        typer.Option("--from", parser=date_of, metavar="DATE", help="Every date from this one on…"),
+        typer.Option("--from", parser=date_of, metavar="DATE", help="The first of several dates."),
     ] = None,
     last: Annotated[
-        date | None, typer.Option("--to", parser=date_of, metavar="DATE", help="…up to this one.")
+        date | None,
+        typer.Option("--to", parser=date_of, metavar="DATE", help="The last of several dates."),
     ] = None,
     extract: Annotated[
-        str | None, typer.Option("--extract", metavar="ID", help="Take nothing, and use this one.")
+        str | None,
+        typer.Option("--extract", metavar="ID", help="Read no ledger, and use this extract."),
     ] = None,
     reuse: Annotated[
-        bool, typer.Option("--reuse-extract", help="Take nothing, and use the last extract.")
+        bool, typer.Option("--reuse-extract", help="Read no ledger, and use the latest extract.")
     ] = False,
     master: Annotated[
         str | None,
         typer.Option(
-            "--master", help="Spark's cluster, such as spark://host:7077; or this machine."
+            "--master", help="Spark's cluster, such as spark://host:7077; this machine if left out."
         ),
     ] = None,
     memory: Annotated[
-        str, typer.Option("--memory", help="For Spark here, or for each executor of a cluster.")
+        str,
+        typer.Option(
+            "--memory", help="Java's heap on this machine, or the memory of each executor."
+        ),
     ] = "4g",
-    cores: Annotated[int | None, typer.Option("--cores", min=1, help="All where left out.")] = None,
+    cores: Annotated[
+        int | None, typer.Option("--cores", min=1, help="The number of cores; all if left out.")
+    ] = None,
     jar: Jars = None,
     spark: Annotated[
         list[str] | None,
         typer.Option("--spark", metavar="KEY=VALUE", help="A setting of Spark's; may be repeated."),
     ] = None,
-    ui: Annotated[bool, typer.Option("--ui", help="Let Spark show its pages meanwhile.")] = False,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Serve Spark's web pages during the run.")
+    ] = False,
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
     """Reconcile a business date, or several in their order: both banks' books and the broker's log.
 
     Exit codes: 0 all agree; 1 there are breaks, within the limits; 2 there are breaks over the
-    limits; 3 it could not be run, or was wrongly called. Of several dates the worst one counts, and
-    the first that cannot be run ends the run.
+    limits; 3 the run failed, or an option is invalid. With several dates the worst code counts, and
+    the first date that fails ends the command.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -119,7 +128,7 @@ def extract_(
     quiet: Quiet = False,
     json: AsJson = False,
 ) -> None:
-    """Take the extract of a business date and nothing more, and print its control totals."""
+    """Only read the ledgers of a business date into an extract, and print its control totals."""
     with report_failures(), stop_on_signals():
         rules, (wanted,) = requested_days(config, day)
         manifest = _take(rules, wanted, jar or [], quiet=quiet)

@@ -136,16 +136,20 @@ def requested_days(
     """
     if (first is None) != (last is None) or (first is not None and day is not None):
         raise ConfigError("write --date for one day, or --from and --to for several")
-    rules = rules_of(config)
+    rules = rules_of(config, reads_banks=True)
     if first is not None and last is not None:
         if last < first:
             raise ConfigError(f"--to {last} is before --from {first}")
         return rules, [first + timedelta(days=index) for index in range((last - first).days + 1)]
-    return rules, [day or rules.day.of(SystemClock().wall_ms()) - timedelta(days=1)]
+    return rules, [day or _last_finished(rules)]
 
 
-def rules_of(config: Path | None) -> "Rules":
-    """The rules in a file.
+def _last_finished(rules: "Rules") -> date:
+    return rules.day.of(SystemClock().wall_ms()) - timedelta(days=1)
+
+
+def rules_of(config: Path | None, *, reads_banks: bool = False) -> "Rules":
+    """The rules in a file. Only a command that reads the banks needs their passwords.
 
     Raises:
         ConfigError: No file is named, or the file is invalid.
@@ -156,7 +160,7 @@ def rules_of(config: Path | None) -> "Rules":
         )
     from txmq.reconcile.rules_file import read_rules
 
-    return read_rules(config)
+    return read_rules(config, reads_banks=reads_banks)
 
 
 def run_of(config: Path | None, day: date | None) -> tuple["Rules", "Run"]:
@@ -166,7 +170,8 @@ def run_of(config: Path | None, day: date | None) -> tuple["Rules", "Run"]:
         ConfigError: No file of rules is named, or the file is invalid.
         ReconcileRefused: The day has no run.
     """
-    rules, (wanted,) = requested_days(config, day)
+    rules = rules_of(config)
+    wanted = day or _last_finished(rules)
     from txmq.reconcile.results import Results
 
     run = Results(rules.directory).current(wanted)

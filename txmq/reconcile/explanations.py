@@ -154,7 +154,8 @@ class Explanations:
         proofs = [one for one in self.proofs_in_force() if one.difference.id == id_]
         if not breaks and not proofs:
             raise UsageError(
-                f"{id_} has no explanation; see txmq reconcile breaks --all, or proofs --all"
+                f"{id_} has no explanation: give the whole id, as txmq reconcile breaks --all or "
+                "proofs --all shows it"
             )
         by, reason = _words(by, reason)
         news = {"by": by, "reason": reason, "at_ms": now_ms, "is_withdrawn": True}

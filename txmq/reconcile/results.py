@@ -406,7 +406,10 @@ def objections(
     if outdated is not None:
         yield outdated
     if not result.is_final:
-        yield f"{day} was not over when its books were read: run it again, and sign the result"
+        yield (
+            f"{day} was not over when its books were read: run it again when it is over, and sign "
+            "that result"
+        )
     if found is None and wanted.role == "reviewer":
         yield (
             f"{day} was run again with other inputs since it was prepared, and has a new "
@@ -423,8 +426,8 @@ def objections(
         yield f"the name of the {wanted.role} is missing: give it with --by"
     if result.unsolved and not wanted.despite:
         yield (
-            f"the result of {day} has {result.unsolved}: explain them and run the day again, "
-            "or sign with --despite REASON"
+            f"the result of {day} has {result.unsolved}: explain what is left and run the day "
+            "again, or sign with --despite REASON"
         )
     if wanted.despite and not result.unsolved:
         yield f"the result of {day} has no breaks and no failed proofs: omit --despite"

@@ -45,17 +45,24 @@ _STATEMENT_DEFAULTS: Final = {
 }  # fmt: skip
 
 
-def read_rules(path: Path, environ: Mapping[str, str] | None = None) -> Rules:
+def read_rules(
+    path: Path, environ: Mapping[str, str] | None = None, *, reads_banks: bool = True
+) -> Rules:
     """Read the rules in a file; directories are relative to the file.
 
     ``environ`` has the values of ``${VARIABLE}``; it is the process's environment if left out.
+    Without ``reads_banks``, the variables of the banks may be missing, and the banks are not
+    checked: a person who works with results needs no password of a bank.
 
     Raises:
         ConfigError: The file does not exist, or a rule is invalid.
     """
     held = os.environ if environ is None else environ
-    rules = load_tree(Rules, path, held, complaint="the rules cannot be read:")
-    checks = _check_day, _check_banks, _check_log, _check_namespaces, _check_money
+    lenient = () if reads_banks else ("bank",)
+    rules = load_tree(Rules, path, held, complaint="the rules cannot be read:", lenient=lenient)
+    checks = [_check_day, _check_log, _check_namespaces, _check_money]
+    if reads_banks:
+        checks.insert(1, _check_banks)
     for error in chain.from_iterable(check(rules) for check in checks):
         raise ConfigError(f"{path}: {error}")
     log, recon = rules.log, rules.recon

@@ -115,7 +115,7 @@ def create_books(url: str) -> None:
             ) from error
         create_fence(made, "txmq_fence", None)
         create_done(made)
-        create_outbox(made, "txmq_outbox", None)
+        create_outbox(made)
     finally:
         made.dispose()
 

@@ -123,7 +123,7 @@ def test_the_database_decides_transactions_that_were_open(left):
 def test_the_tables_are_the_ones_that_this_version_needs(left):
     assert create_fence(left.engine) is False
     assert create_done(left.engine) is False
-    create_outbox(left.engine, "txmq_outbox", None)
+    create_outbox(left.engine)
 
 
 def test_work_that_was_done_is_not_done_again(left):

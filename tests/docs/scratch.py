@@ -114,5 +114,5 @@ def create_tables(url):
     engine = create_engine(url)
     create_fence(engine)
     create_done(engine)
-    create_outbox(engine, "txmq_outbox", None)
+    create_outbox(engine)
     engine.dispose()

@@ -15,7 +15,7 @@ from txmq.quantity import quantity
 __all__ = ["create_outbox"]
 
 
-def create_outbox(engine: Engine, name: str, schema: str | None) -> bool:
+def create_outbox(engine: Engine, name: str = "txmq_outbox", schema: str | None = None) -> bool:
     """Create what is missing of the outbox and check it; returns whether anything was missing.
 
     Raises:

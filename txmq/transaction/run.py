@@ -251,7 +251,7 @@ class TransactionRun:
         """Send the END. The decision stands whatever the broker replies."""
         runs, xid, sent = self.runs, self.xid, half.sent
         if state is _UNKNOWN:
-            self.tell(Step.DECIDED, "nothing, and will ask")
+            self.tell(Step.DECIDED, "no decision, and will ask")
             return EndAnswer(EndReply.NONE)
         self.tell(Step.DECIDED, state)
         ended, watches = None, runs.stories.look() if self.is_followed else None

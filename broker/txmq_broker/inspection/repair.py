@@ -20,7 +20,7 @@ from txmq_broker.inspection.findings import Finding, OffsetRange, joined_offsets
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.index_check import indexed
 from txmq_broker.store.index_file import path_of
-from txmq_broker.store.log.identity import log_to_read
+from txmq_broker.store.log.identity import log_to_read, write_identity
 from txmq_broker.store.log.reader import LogReader, WholeSpan
 from txmq_broker.store.log.segments import CUT_FOLDER, Extent, cut_folder, keep_aside
 from txmq_broker.store.log.segments import path_of as log_path_of
@@ -106,6 +106,7 @@ class Cut(NamedTuple):
             OSError: The disk refused.
         """
         side = cut_folder(self.position, now_ms)
+        write_identity(disk, log_to_read(disk), side)
         log = _reader(disk)
         try:
             extents = [extent for extent in log.extents() if extent.end > self.position]

@@ -23,6 +23,7 @@ from txmq_broker.store.evidence import Evidence, Missing, QueueOffsets, compare,
 from txmq_broker.store.half_store import HalfStore
 from txmq_broker.store.index_file import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
 from txmq_broker.store.log.commit_log import CommitLog, Mark
+from txmq_broker.store.log.identity import write_identity
 from txmq_broker.store.log.segments import Extent, cut_folder, keep_aside
 from txmq_broker.store.log.segments import path_of as log_path_of
 from txmq_broker.store.log.spans import REPAIR_COMMAND, Scan, scan
@@ -208,6 +209,7 @@ class Start:
 
     def _keep_aside(self, position: int, now_ms: int) -> str:
         folder = cut_folder(position, now_ms)
+        write_identity(self._disk, self._segments.log_id, folder)
         for extent in self._segments.extents():
             if extent.end > position:
                 keep_aside(self._disk, extent, max(position, extent.start), folder)

@@ -464,9 +464,10 @@ def started(data):
     return asyncio.run(run())
 
 
-def test_after_a_repair_the_broker_serves_everything_before_the_cut(txmq, data, sent):
+@pytest.mark.parametrize("byte", [100, -10], ids=["in the record", "in its span's head"])
+def test_after_a_repair_the_broker_serves_everything_before_the_cut(txmq, data, byte):
     dumped = lines(txmq("log", "dump", "--data", data, "--json", "--body"))
-    damage(data, dumped[10]["position"] + 100)
+    damage(data, dumped[10]["position"] + byte)
     size = log_file(data).stat().st_size
 
     done = txmq("log", "verify", "--data", data, "--repair", "--yes")

@@ -58,10 +58,10 @@ class Shop:
 
     def prepare(self):
         try:
-            create_outbox(self.engine, "txmq_outbox", None)
+            create_outbox(self.engine)
         except TableMissing:  # A test has spoiled it.
             self.drop("txmq_outbox")
-            create_outbox(self.engine, "txmq_outbox", None)
+            create_outbox(self.engine)
         self.order("DELETE FROM txmq_outbox")
         self.order("DROP TABLE IF EXISTS orders")
         self.order("CREATE TABLE orders (name VARCHAR(64))")

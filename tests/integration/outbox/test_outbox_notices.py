@@ -115,12 +115,12 @@ def test_tables_are_made_by_metadata_as_by_the_statements(shop_on, kind):
         shop.order(statement)
 
     for outbox in (by_metadata, by_statements):
-        assert not create_outbox(shop.engine, outbox.name, None)
+        assert not create_outbox(shop.engine, outbox.name)
         with shop.engine.begin() as connection:
             outbox.add(connection, ONE, "a")
     shop.order("DELETE FROM mine_slot WHERE slot = 7")
     with pytest.raises(TableMissing, match="mine_slot has 63 rows, not 64"):
-        create_outbox(shop.engine, "mine", None)
+        create_outbox(shop.engine, "mine")
 
 
 def test_ids_are_never_given_out_twice(shop_on):

@@ -91,6 +91,7 @@ def test_a_bit_turned_over_in_the_last_durable_write_is_no_torn_tail():
     (folder,) = shelf.disk.names("cut")
     (name,) = shelf.disk.names(f"cut/{folder}/log")
     assert again.contents(f"cut/{folder}/log/{name}") == damaged
+    assert again.contents(f"cut/{folder}/{IDENTITY}") == again.contents(IDENTITY)
     assert f"cut/{folder} keeps what is cut" in again.recovery.lost
 
 

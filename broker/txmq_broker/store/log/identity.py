@@ -18,7 +18,7 @@ from txmq.runtime.entropy import Entropy
 from txmq_broker.store.log.commit_log import log_of as log_of_mark
 from txmq_broker.store.log.segments import path_of
 
-__all__ = ["PATH", "known_log", "log_identity", "log_to_read"]
+__all__ = ["PATH", "known_log", "log_identity", "log_to_read", "write_identity"]
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +51,21 @@ def log_identity(disk: Disk, entropy: Entropy, *, has_indexes: bool = False) -> 
             f"the directory has files, and none says whose log it is ({PATH} is missing or "
             "damaged, and so is the log); restore the directory from a backup",
         )
-    text = f"{found:016x}"
-    disk.replace(PATH, f"{text} {crc32(text.encode()):08x}\n".encode())
+    write_identity(disk, found)
     return found
+
+
+def write_identity(disk: Disk, log_id: int, folder: str = "") -> None:
+    """Name the log in a directory, or in a folder of it with a part that was cut off.
+
+    The spans also name it, but the first one of such a part is often the damaged one.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    text = f"{log_id:016x}"
+    path = f"{folder}/{PATH}" if folder else PATH
+    disk.replace(path, f"{text} {crc32(text.encode()):08x}\n".encode())
 
 
 def known_log(disk: Disk) -> tuple[int | None, bool]:

@@ -229,9 +229,7 @@ class TransactionExpired(ResourceError):
 
 
 class TransactionBroken(ResourceError):
-    """The database cannot commit the transaction, such as after an error that the code caught;
-    nothing remains.
-    """
+    """The database cannot commit, such as after an error that the code caught; nothing remains."""
 
 
 class OutcomeUnknown(ResourceError):

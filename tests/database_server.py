@@ -35,6 +35,7 @@ PR_SET_PDEATHSIG = 1
 class Server:
     """A server by the URL of its superuser, how it is stopped, and its process, if it is ours."""
 
+    creating = "CREATE DATABASE {}"
     dropping = "DROP DATABASE {}"
 
     def __init__(self, url, stop=lambda: None, pid=None):
@@ -51,7 +52,7 @@ class Server:
     def database(self):
         """The URL of a new, empty database."""
         name = f"txmq_{secrets.token_hex(6)}"
-        self.order(f"CREATE DATABASE {name}")
+        self.order(self.creating.format(name))
         try:
             yield self.url.set(database=name)
         finally:

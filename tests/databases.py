@@ -10,8 +10,10 @@ import os
 import shutil
 import signal
 import subprocess
+from functools import cached_property
 from pathlib import Path
 
+import psycopg
 from sqlalchemy.engine import make_url
 
 from tests.database_server import Server, contained, started
@@ -32,6 +34,17 @@ class Postgres(Server):
 
     def __init__(self, url, *how):
         super().__init__(make_url(url).set(drivername="postgresql+psycopg"), *how)
+
+    @cached_property
+    def creating(self):
+        # To copy the template's files takes a fourth of what it takes to log its pages.
+        with psycopg.connect(conninfo(self.url)) as connection:
+            strategy = "STRATEGY FILE_COPY" if connection.info.server_version >= 15_00_00 else ""
+        return f"CREATE DATABASE {{}} {strategy}"
+
+    def order(self, statement):
+        with psycopg.connect(conninfo(self.url), autocommit=True) as connection:
+            connection.execute(statement)
 
 
 def conninfo(url):

@@ -229,7 +229,7 @@ class TransactionExpired(ResourceError):
 
 
 class TransactionBroken(ResourceError):
-    """The database aborted the transaction after an error that the code caught; nothing remains."""
+    """The database cannot commit, such as after an error that the code caught; nothing remains."""
 
 
 class OutcomeUnknown(ResourceError):

@@ -1,6 +1,7 @@
 """What is done with a block of a page, by its language. A wrong block raises an exception."""
 
 import ast
+import builtins
 import configparser
 import importlib.util
 import json
@@ -22,10 +23,12 @@ from tests.docs.commands import split, understand
 from tests.docs.outputs import ANY, is_in_order, is_output_of, line_count
 from tests.docs.pages import CODE, ROOT, all_pages, commands
 from tests.docs.scratch import execute
+from tests.docs.vocabulary import see_words
 from txmq.cli.serve import foreign_names
 from txmq.config import kinds_of, load
 from txmq.protocol.signature import Credentials
 from txmq.reconcile import read_rules
+from txmq.reconcile.log.source import COLUMNS
 from txmq.reconcile.rules import Rules
 from txmq_broker.config import BrokerSettings
 
@@ -84,6 +87,7 @@ def check(page, scratch):
                 "name its language, or add a check to tests/docs/checks.py"
             )
             if block.language == "python":
+                see_names(page, block)
                 if not block.is_fragment:
                     run_program(page, block, program_at(blocks, place), scratch)
                 else:
@@ -111,6 +115,15 @@ def program_at(blocks, place):
     text = "\n".join(part.text for part in parts)
     shown = "\n".join(output.rstrip("\n") for output in outputs)
     return Program(text, shown, is_unordered, said)
+
+
+def see_names(page, block):
+    """Fail if a comment or an attribute of a program has a name that exists nowhere else: no test
+    calls each function that a page shows.
+    """
+    comments = re.findall(r"# (.+)", block.text)
+    attributes = re.findall(r"\.(\w+)", block.text)
+    see_words(page, "\n".join([*comments, *attributes]), block.text)
 
 
 def run_program(page, block, program, scratch):
@@ -157,16 +170,20 @@ def run_commands(page, block, scratch):
         for words in split(command.line):
             if page.name in OPERATED:
                 understand(words)
+                see_words(page, command.output)
                 continue
             result = run_command(words, command.output, scratch)
             if words[:2] == ["txmq", "serve"] and command.output:
                 assert READY.fullmatch(command.output), f"no broker says {command.output}"
             if result is None:
+                see_words(page, command.output)
                 continue
             assert result.code == 0 or result.is_interrupted, (
                 f"{command.line} failed: {result.output}{result.errors}"
             )
-            if command.output and not any(command.line.startswith(name) for name in ILLUSTRATED):
+            if any(command.line.startswith(name) for name in ILLUSTRATED):
+                see_words(page, command.output)
+            elif command.output:
                 lines = result.output.splitlines(keepends=True)
                 if result.is_interrupted:
                     lines = lines[: line_count(command.output)]  # The page shows it while it runs.
@@ -234,9 +251,19 @@ def see_excerpt(page, block, scratch):
 
 
 def read_session(page, block, scratch):
-    """A session of Python is parsed, and what it imports exists. Tests of Spark run the like."""
+    """A session of Python is parsed, and its names exist. Tests of Spark run the like."""
     lines = re.findall(r"^(?:>>>|\.\.\.) ?(.*\n)", block.text, re.MULTILINE)
-    for node in ast.walk(ast.parse("".join(lines))):
+    nodes = list(ast.walk(ast.parse("".join(lines))))
+    bound = {
+        alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    # Spark's own shell has a session by the name of spark.
+    unbound = {node.id for node in names} - bound - set(dir(builtins)) - {"spark"}
+    assert not unbound, f"the session does not define {unbound}"
+    see_words(page, block.text)
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module.startswith("txmq"):
             source = Path(importlib.util.find_spec(node.module).origin).read_text()
             assert all(f"def {name.name}(" in source for name in node.names), ast.unparse(node)
@@ -321,8 +348,14 @@ def read_ini(page, block, scratch):
 
 def run_sql(page, block, scratch):
     """Run it in the SQLite database of a program of the page, else in PostgreSQL."""
-    if "createOrReplaceTempView" in page.text:
-        return  # tests/reconcile/test_log_source.py runs it on Spark.
+    if (
+        "createOrReplaceTempView" in page.text
+    ):  # tests/reconcile/test_log_source.py runs it on Spark.
+        log = sqlite3.connect(":memory:")
+        log.execute(f"CREATE TABLE log ({', '.join(COLUMNS.names)})")
+        log.execute(block.text)
+        log.close()
+        return
     tables = re.findall(r"\b(?:FROM|INTO|UPDATE) (\w+)", block.text)
     for path in scratch.folder.glob("*.db"):
         bank = sqlite3.connect(path)
@@ -347,7 +380,10 @@ def read_yaml(page, block, scratch):
 
 
 def read_text(page, block, scratch):
-    """A text shows what was printed once, or draws something; commands in it are parsed."""
+    """A text shows what was printed once, or draws something; commands in it are parsed, and its
+    words exist.
+    """
+    see_words(page, block.text)
     assert not re.search(r"^(\$ )?txmq \w", block.text, re.MULTILINE), "make it a console block"
     options = [block.text] if block.text.startswith("--") else []
     for line in [*options, *re.findall(r"/txmq reconcile (.+)", block.text)]:

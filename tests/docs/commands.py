@@ -15,6 +15,8 @@ from txmq_broker.config import BrokerSettings
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 COMPOSE_OPTIONS = {"--build", "--rm", "--volumes", "--wait"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGES = {"fastapi", "rocketmq-client-python", "uvicorn", "venv-pack"}
+"""What pages install beside txmq."""
 FOREIGN = {
     ".": "the shell's",
     ".venv/bin/python": "this repository's own tools",
@@ -66,8 +68,9 @@ def understand(words):
             extras = re.fullmatch(r"\.\[([\w,]+)\]", wanted)[1].split(",")
             unknown = set(extras) - set(PROJECT["optional-dependencies"])
             assert unknown == set(), f"txmq has no extras {unknown}"
-        case ["pip", "install", *_]:
-            pass
+        case ["pip", "install", *packages]:
+            unknown = {package.partition("=")[0] for package in packages} - PACKAGES
+            assert not unknown, f"no page needs the packages {unknown}; if one does, list them"
         case ["make", target]:
             makefile = (ROOT / "Makefile").read_text()
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"no target {target}"

@@ -11,7 +11,7 @@ import re
 from enum import Enum
 from typing import Final
 
-__all__ = ["Failure", "failure", "is_settled", "words"]
+__all__ = ["Failure", "failure", "has_unread_rows", "is_settled", "words"]
 
 
 class Failure(Enum):
@@ -126,6 +126,13 @@ def is_settled(problem: BaseException) -> bool:
     and any unknown error leave the outcome open.
     """
     return failure(problem) in _SETTLED
+
+
+def has_unread_rows(problem: BaseException) -> bool:
+    """Whether SQLite refused to end a savepoint or a transaction because a statement that writes is
+    not read to its end. The transaction stays open.
+    """
+    return "SQL statements in progress" in words(problem)
 
 
 def _by_mark(problem: BaseException | None) -> Failure | None:

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from txmq.databases import dialects
 from txmq.databases.adapter import DatabaseAdapter, DatabaseSession, SessionStatus
-from txmq.databases.failures import is_settled, words
+from txmq.databases.failures import has_unread_rows, is_settled, words
 from txmq.errors import OutcomeUnknown, TransactionBroken, UsageError
 
 __all__ = [
@@ -188,7 +188,8 @@ class GuardedTransaction(DualContext[S], Generic[S]):
         Raises:
             OutcomeUnknown: The database did not say whether it has committed, or the application
                 had ended the transaction.
-            TransactionBroken: The database had given it up; nothing of it remains.
+            TransactionBroken: The database had given it up, or SQLite cannot commit it because rows
+                of a RETURNING are unread; nothing of it remains.
             Exception: Why the database refused the commit; nothing of it remains.
         """
         db, why = self._db, None
@@ -211,6 +212,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
                     f"{self._name} was ended inside; leave commit and rollback to txmq"
                 )
             if status is SessionStatus.ABORTED:
+                self._raise_if_unread(why)
                 raise TransactionBroken(
                     f"the database gave {self._name} up after an error that was not passed on"
                 ) from why
@@ -220,6 +222,7 @@ class GuardedTransaction(DualContext[S], Generic[S]):
             except self._adapter.problems as error:
                 if is_settled(error):
                     self.commit_state = CommitState.NOTHING
+                    self._raise_if_unread(error)
                     raise
                 raise OutcomeUnknown(
                     f"the database did not say whether {self._name} is committed: {words(error)}"
@@ -241,6 +244,13 @@ class GuardedTransaction(DualContext[S], Generic[S]):
             # A connection that cannot even roll back is dead, and its transaction with it.
             log.warning("could not give a session back: %s", error)
 
+    def _raise_if_unread(self, why: Exception | None) -> None:
+        if why is not None and has_unread_rows(why):
+            raise TransactionBroken(
+                f"{self._name} is rolled back: SQLite cannot commit while rows of a RETURNING are "
+                "unread; read all rows of the result, or close it"
+            ) from why
+
     async def _ask_status(self, db: DatabaseSession[S]) -> tuple[SessionStatus, Exception | None]:
         """Ask the database how the transaction stands; also returns the error of its answer."""
         why: Exception | None = None
@@ -248,6 +258,8 @@ class GuardedTransaction(DualContext[S], Generic[S]):
             try:
                 await db.execute(self._savepoint[1])
             except self._adapter.problems as error:
+                if has_unread_rows(error):
+                    return SessionStatus.ABORTED, error
                 why = error
             else:
                 return SessionStatus.OPEN, None

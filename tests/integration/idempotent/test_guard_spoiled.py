@@ -11,6 +11,9 @@ from tests.integration.resources.resource_stage import said
 from txmq.errors import OutcomeUnknown, ResourceError, TransactionBroken
 
 KEEPS = pytest.mark.parametrize("keeps", [False, True] if SOAK else [True])
+HOLDING_ROWS = [
+    case for case in IN_SESSIONS if case[0] == "table" and case[1] in ("sqlite", "sqlite-django")
+]
 ON_POSTGRES = [case for case in IN_SESSIONS if case[1].startswith(("postgres", "psycopg"))]
 ENDS = [(case, "ROLLBACK") for case in IN_SESSIONS]
 ENDS += [(case, end) for case in ON_POSTGRES for end in ("ROLLBACK AND CHAIN", "ABORT; BEGIN")]
@@ -112,6 +115,27 @@ def test_a_savepoint_that_is_left_open_is_no_end(shop_in_session, keeps):
             function = stage.behind(saves, **keeping(shop, keeps))
             for _ in range(2):
                 await stage.call(function, "a")
+
+    asyncio.run(story())
+
+    assert shop.effects == ["a"]
+
+
+@pytest.mark.parametrize("param", HOLDING_ROWS, ids=lambda case: case[1])
+def test_rows_that_sqlite_waits_for_are_named_and_nothing_is_done(shop_of, param):
+    shop, held = shop_of(*param), []
+
+    async def story():
+        async with shop.stage() as stage:
+
+            async def returns_early(session, name):
+                held.append(await said(session, f"{effect(name)} RETURNING name"))
+
+            with pytest.raises(TransactionBroken, match="rows of a RETURNING are unread"):
+                await stage.call(stage.behind(returns_early), "a")
+            assert shop.effects == []
+            held.clear()
+            await stage.call(stage.behind(plain(stage)), "a")
 
     asyncio.run(story())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 
 import pytest
 from typer.testing import CliRunner
@@ -25,7 +26,7 @@ from txmq.protocol.headers import EndTransaction
 from txmq.runtime.disk import LocalDisk
 from txmq_broker.access.audit import read_audit
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, SecuritySettings, StoreSettings
 from txmq_broker.testing import embedded
 
 ROLLBACK = 12
@@ -253,3 +254,40 @@ def test_a_check_shows_a_half_message_to_publishers_of_its_topic_alone(acl):
             assert stranger.checks == 0
 
     asyncio.run(scenario())
+
+
+def outside_address():
+    """An address of this machine that is not loopback: to the broker its peers are strangers."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.99", 9))  # Sends nothing.
+        except OSError:
+            pytest.skip("this machine has no address besides loopback")
+        return probe.getsockname()[0]
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+def test_without_accounts_peers_beyond_loopback_are_refused_unless_trusted(tmp_path, is_trusted):
+    address = outside_address()
+    settings = BrokerSettings(
+        data=str(tmp_path),
+        listen=f"{address}:0",
+        names_listen=f"{address}:0",
+        store=StoreSettings(flush="async"),
+        security=SecuritySettings(trust=address if is_trusted else ""),
+    )
+
+    async def scenario():
+        async with Broker(settings) as broker, Client(broker.names) as client:
+            with pytest.raises(NoPermission, match="protected mode refuses UPDATE_AND_CREATE"):
+                await client.session.request(broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC)
+            if not is_trusted:
+                with pytest.raises(NoPermission, match=r"security\.trust"):
+                    await client.session.route("Orders")
+                return
+            async with Producer("shop", client) as producer:
+                await producer.send(TEA)
+
+    asyncio.run(scenario())
+    refused = [entry.request for entry in read_audit(LocalDisk(tmp_path), pytest.fail)]
+    assert refused == ["UPDATE_AND_CREATE_TOPIC"]

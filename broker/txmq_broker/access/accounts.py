@@ -148,10 +148,9 @@ class AccessRules:
         accounts: dict[str, Account] = {}
         trusted: list[AddressPattern] = []
         for name, file in files.items():
-            try:
-                trusted += map(AddressPattern.parse, file.global_white_remote_addresses or ())
-            except ConfigError as error:
-                raise ConfigError(f"{name}: globalWhiteRemoteAddresses: {error}") from error
+            setting = f"{name}: globalWhiteRemoteAddresses"
+            addresses = file.global_white_remote_addresses or ()
+            trusted += (AddressPattern.parse(text, setting) for text in addresses)
             for settings in file.accounts or ():
                 key = settings.access_key
                 if key in accounts:

@@ -43,6 +43,7 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics, queue_counts, system_topics
+from txmq_broker.handlers.accounts import AccountHandlers
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.groups import GroupHandlers
 from txmq_broker.handlers.offsets import OffsetHandlers
@@ -363,6 +364,7 @@ class Broker:
             ProgressHandlers(parts),
             StatisticsHandlers(parts),
             SettingHandlers(parts),
+            AccountHandlers(parts, self._acl),
             self._relays,
         ]
         table: dict[int, Handler] = {}

@@ -193,7 +193,11 @@ class Broker:
         if protection is not None:
             protection.announce(self._listener.address)
         self._identity = Identity.of(
-            self.settings, *self._listener.address, self.entropy, self.clock
+            self.settings,
+            *self._listener.address,
+            self.entropy,
+            self.clock,
+            self._keeper.owner,
         )
         self._flusher = Flusher(
             self.store,

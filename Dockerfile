@@ -3,7 +3,8 @@
 #   docker build --tag txmq .
 #   docker run --volume txmq:/data --network host txmq
 #
-# By default it listens on loopback; docs/howto/operate.md says what else needs an address.
+# By default it listens on loopback. Before you let it listen elsewhere, give it accounts:
+# docs/howto/secure.md.
 # The stage `banks` is the image of docker-compose.yml, with the examples.
 
 FROM python:3.11-slim AS banks
@@ -17,7 +18,8 @@ COPY broker ./broker
 COPY examples ./examples
 RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation -e .
 # A volume that is mounted there for the first time belongs to whom the directory belongs to.
-RUN useradd --system --uid 10001 txmq && install --directory --owner txmq /data
+RUN useradd --system --uid 10001 txmq && install --directory --owner txmq /data \
+ && install --owner txmq --mode 600 examples/bank_transfer/broker_accounts.yml /etc/txmq-accounts.yml
 USER 10001
 ENV PYTHONUNBUFFERED=1
 CMD ["txmq", "serve", "--data", "/data"]

@@ -546,6 +546,7 @@ class UnknownRefusal(BrokerRefused):
 
     def __init__(self, remark: str = "", *, response_code: int = -1) -> None:
         super().__init__(f"code {response_code}: {remark}")
+        self.remark = remark
         self.response_code = response_code
 
 

@@ -26,8 +26,11 @@ from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
 from txmq_broker.access.acl_files import AclFiles
+from txmq_broker.access.addresses import AddressPattern
 from txmq_broker.access.audit import AuditLog
 from txmq_broker.access.authorizer import Authorizer
+from txmq_broker.access.protection import Protection, access_text
+from txmq_broker.access.refusals import Refusals
 from txmq_broker.access.requirements import MessageTopics
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.admission import Admission
@@ -40,6 +43,7 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics, queue_counts, system_topics
+from txmq_broker.handlers.accounts import AccountHandlers
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.groups import GroupHandlers
 from txmq_broker.handlers.offsets import OffsetHandlers
@@ -137,6 +141,10 @@ class Broker:
         )
         self._acl = AclFiles(Path(settings.acl)) if settings.acl else None
         self._audit = AuditLog(self.disk, self.clock)
+        self._refusals = Refusals(self._audit)
+        security = settings.security
+        self._trust = AddressPattern.parse(security.trust, "security.trust")
+        self._trust_brokers = AddressPattern.parse(security.trust_brokers, "security.trust_brokers")
         self._own = self._credentials()
         self._pool = ConnectionPool(self.network, self.clock, credentials=self._own)
         self._names: NameServer | None = None
@@ -171,6 +179,7 @@ class Broker:
         self.topics.load(topics, system_topics(self.settings))
         self.started_ms = self.clock.wall_ms()
         # The address becomes part of every record, so the port must be known before any is served.
+        protection = self._protection()
         self._listener = Listener(
             self.network,
             self.clock,
@@ -178,10 +187,17 @@ class Broker:
             connections_max=self.settings.connections_max,
             on_lost=self._lost,
             decode=self._dispatch.decode,
+            service_for=protection.over(self._dispatch) if protection else None,
         )
         await self._listener.open(*split_address(self.settings.listen))
+        if protection is not None:
+            protection.announce(self._listener.address)
         self._identity = Identity.of(
-            self.settings, *self._listener.address, self.entropy, self.clock
+            self.settings,
+            *self._listener.address,
+            self.entropy,
+            self.clock,
+            self._keeper.owner,
         )
         self._flusher = Flusher(
             self.store,
@@ -244,6 +260,7 @@ class Broker:
                 owner=self._keeper.owner,
                 authorize=self._authorizer_of_names(),
                 audit=self._audit,
+                protection=self._protection(),
             )
             await server.__aenter__()
             # The broker is registered before the first client connects: without a route a client
@@ -264,16 +281,27 @@ class Broker:
         if self._acl is None:
             return None
         topics = MessageTopics(self._topic_at, self._topic_of_half)
-        return Authorizer(self._acl, topics, audit=self._audit)
+        return Authorizer(self._acl, topics, refusals=self._refusals)
 
     def _authorizer_of_names(self) -> Authorizer | None:
-        return (
-            None if self._acl is None else Authorizer(self._acl, own=self._own, audit=self._audit)
+        if self._acl is None:
+            return None
+        return Authorizer(
+            self._acl, own=self._own, refusals=self._refusals, trust_brokers=self._trust_brokers
+        )
+
+    def _protection(self) -> Protection | None:
+        if self._acl is not None:
+            return None
+        return Protection(
+            self.network, self._trust, self._trust_brokers, self._refusals, own=self._own
         )
 
     def _credentials(self) -> Credentials | None:
         """What this broker signs its registrations with; an account of its own name server."""
-        if self._acl is None or self.settings.names:
+        host, _ = split_address(self.settings.names_listen)
+        is_protected = self._acl is not None or not self.network.is_loopback(host)
+        if self.settings.names or not is_protected:
             return load_credentials()
         secret = self.entropy.token(32).hex()
         return Credentials(access_key=f"broker {self.settings.name}", secret_key=secret)
@@ -293,6 +321,9 @@ class Broker:
         return Parts(
             settings=self.settings,
             identity=self._identity,
+            access=access_text(
+                has_accounts=self._acl is not None, trust=self.settings.security.trust
+            ),
             started_ms=self.started_ms,
             disk=self.disk,
             clock=self.clock,
@@ -337,6 +368,7 @@ class Broker:
             ProgressHandlers(parts),
             StatisticsHandlers(parts),
             SettingHandlers(parts),
+            AccountHandlers(parts, self._acl),
             self._relays,
         ]
         table: dict[int, Handler] = {}

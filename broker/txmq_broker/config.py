@@ -28,6 +28,7 @@ __all__ = [
     "DelaySettings",
     "FilterSettings",
     "RetentionSettings",
+    "SecuritySettings",
     "StoreSettings",
     "TopicDefaults",
 ]
@@ -241,6 +242,21 @@ class DelaySettings(Struct, frozen=True, kw_only=True):
         return levels
 
 
+class SecuritySettings(Struct, frozen=True, kw_only=True):
+    """Which peers beyond loopback are served without an account."""
+
+    trust: str = ""
+    """The addresses and networks, separated by ``,``, whose clients may send and consume although
+    there is no ``acl``; ``*`` is every address. Only peers on
+    loopback may do what operators do.
+    """
+
+    trust_brokers: str = ""
+    """The addresses and networks, separated by ``,``, whose brokers may register with its own name
+    server without an account: RocketMQ's brokers sign no registration.
+    """
+
+
 class BrokerSettings(Struct, frozen=True, kw_only=True):
     """All settings of ``txmq serve``.
 
@@ -298,6 +314,7 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
     transaction: CheckBackSettings = CheckBackSettings()
     delay: DelaySettings = DelaySettings()
     retention: RetentionSettings = RetentionSettings()
+    security: SecuritySettings = SecuritySettings()
 
     @property
     def pull_wait_max(self) -> float:
@@ -308,6 +325,11 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
         """Refuse invalid names and addresses, before any file or port is opened."""
         if not _NAME.fullmatch(self.name):
             raise ConfigError(f"name cannot be {self.name!r}; it takes letters, digits, and -_.@")
+        if self.acl and self.security.trust:
+            raise ConfigError(
+                "security.trust is for brokers without acl; with accounts, write the addresses to "
+                "globalWhiteRemoteAddresses in the file of accounts"
+            )
         _address("names_listen", self.names_listen)
         host, _ = _address("listen", self.listen)
         if self.advertise:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from txmq.errors import ConfigError
 from txmq.protocol.record import host_bytes, unique_id
@@ -27,11 +28,21 @@ class Identity:
     message_size_max: int
     seed: int
     clock: Clock
+    proof: str | None = None
+    """Proves to name servers that this is the same broker, also at another address. It follows from
+    the identity of its log, so a copy of its directory is the same broker, and two directories
+    never are."""
     _ids_given: int = field(default=0)
 
     @classmethod
     def of(
-        cls, settings: BrokerSettings, host: str, port: int, entropy: Entropy, clock: Clock
+        cls,
+        settings: BrokerSettings,
+        host: str,
+        port: int,
+        entropy: Entropy,
+        clock: Clock,
+        log_identity: str = "",
     ) -> Identity:
         """The identity of a broker that listens at an address.
 
@@ -58,6 +69,7 @@ class Identity:
             settings.topics.message_size_max,
             entropy.below(2**31),
             clock,
+            sha256(f"registration {log_identity}".encode()).hexdigest() if log_identity else None,
         )
 
     def unique_id(self) -> str:

@@ -35,6 +35,8 @@ class Parts:
     settings: BrokerSettings
     """The settings at the start; a change reaches the parts through ``settings_changed``."""
     identity: Identity
+    access: str
+    """Who may use the broker, in words."""
     started_ms: int
     disk: Disk
     clock: Clock

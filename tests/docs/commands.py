@@ -62,6 +62,9 @@ def understand(words):
             compile(program, "program", "exec")
             for module, name in re.findall(r"from (examples[\w.]*) import (\w+)", program):
                 assert defines(module, name), f"{module} has no {name}"
+        case ["sh", "-ec", line]:
+            for call in split(line):
+                understand(call)
         case ["python3", "-m", "venv", _]:
             pass
         case ["pip", "install", wanted] if wanted.startswith("."):
@@ -125,7 +128,7 @@ def split(line):
     """The words of each program that a line of a shell calls."""
     calls = [[]]
     for word in shlex.split(line, comments=True):
-        if word in {"|", "&&"}:
+        if word in {"|", "&&", "||", ";"}:
             calls.append([])
         else:
             calls[-1].append(word)

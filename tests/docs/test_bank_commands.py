@@ -54,7 +54,7 @@ def read(text):
 
 WHOLE = read(COMPOSE.read_text())
 SERVICES = WHOLE["services"]
-SERVED = sorted(set(SERVICES) - {"icbc-accounts", "ccb-accounts", "listener"})
+SERVED = sorted(set(SERVICES) - {"topics", "icbc-accounts", "ccb-accounts", "listener"})
 
 
 def commands():

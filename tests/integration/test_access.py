@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 
 import pytest
 from typer.testing import CliRunner
@@ -19,13 +20,13 @@ from txmq import (
     TransactionState,
 )
 from txmq.cli.root import app
-from txmq.errors import BrokerRefused, ConfigError, NoPermission
+from txmq.errors import BrokerRefused, ConfigError, NoPermission, UnknownRefusal
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction
 from txmq.runtime.disk import LocalDisk
 from txmq_broker.access.audit import read_audit
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
+from txmq_broker.config import BrokerSettings, CheckBackSettings, SecuritySettings, StoreSettings
 from txmq_broker.testing import embedded
 
 ROLLBACK = 12
@@ -253,3 +254,111 @@ def test_a_check_shows_a_half_message_to_publishers_of_its_topic_alone(acl):
             assert stranger.checks == 0
 
     asyncio.run(scenario())
+
+
+def test_accounts_are_changed_over_the_wire(acl, tmp_path):
+    settings = BrokerSettings(
+        data=str(tmp_path / "data"), listen="127.0.0.1:0", names_listen="127.0.0.1:0", acl=str(acl)
+    )
+
+    async def scenario():
+        async with Broker(settings) as broker, as_(broker, "operator") as client:
+            admin, asked = client.admin, client.session.request
+            await admin.create_topic("Orders", queues=1)
+            await admin.put_account("new-shop", "planted-secret", topics={"Orders": "PUB"})
+            async with as_(broker, "new-shop", "planted-secret") as shop:
+                async with Producer("shop", shop) as producer:
+                    await producer.send(TEA)
+                with pytest.raises(NoPermission, match="needs an administrator"):
+                    await shop.admin.put_account("new-shop", "planted-secret", admin=True)
+                code = RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG
+                with pytest.raises(NoPermission):
+                    await shop.session.request(broker.address, code)
+                found = (await asked(broker.address, code)).body.decode()
+                assert "new-shop" in found
+                assert "secret" not in found
+                with pytest.raises(UnknownRefusal, match="^code 209: .*topicPerms cannot hold"):
+                    await admin.put_account("new-shop", topics={"": "PUB"})
+                version = await asked(broker.address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
+                assert '"counter":1' in version.field_map()["version"]
+                await asked(
+                    broker.address,
+                    RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
+                    {"globalWhiteAddrs": "192.0.2.7,10.0.0.{1,7}", "aclFileFullPath": ""},
+                )
+                await admin.remove_account("new-shop")
+                with pytest.raises(NoPermission, match="no account has the accessKey"):
+                    await shop.admin.route("Orders")
+                with pytest.raises(UnknownRefusal, match="^code 210: no account has the accessKey"):
+                    await admin.remove_account("new-shop")
+
+    asyncio.run(scenario())
+    assert "- 10.0.0.{1,7}" in acl.read_text()
+    (file,) = (tmp_path / "data" / "audit").iterdir()
+    record = file.read_text()
+    assert record.count('"request":"UPDATE_AND_CREATE_ACL_CONFIG"') == 3
+    assert "planted-secret" not in record
+
+
+def test_a_broker_without_accounts_changes_none():
+    async def scenario():
+        async with embedded() as broker, Client(broker.names) as client:
+            with pytest.raises(UnknownRefusal, match="start it with --acl FILE"):
+                await client.admin.put_account("new-shop", "planted-secret")
+
+    asyncio.run(scenario())
+
+
+def test_commands_change_a_file(acl):
+    def run(*words, **given):
+        found = CliRunner().invoke(app, ["acl", *words, "--file", str(acl)], **given)
+        assert found.exit_code == 0, found.output
+        return found.stdout
+
+    secret = run("add", "new-shop", "--topic", "Orders=PUB").strip()
+    assert f"secretKey: {secret}" in acl.read_text()
+    assert run("add", "new-shop", "--other-topics", "SUB", "--keep-secret") == ""
+    run("add", "new-bill", "--secret-from", "-", input="a-secret-of-mine\n")
+    text = acl.read_text()
+    assert "a-secret-of-mine" in text
+    assert f"secretKey: {secret}" in text
+    assert "defaultTopicPerm: SUB" in text
+    run("remove", "new-shop", "--yes")
+    assert "new-shop" not in acl.read_text()
+
+
+def outside_address():
+    """An address of this machine that is not loopback: to the broker its peers are strangers."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.99", 9))  # Sends nothing.
+        except OSError:
+            pytest.skip("this machine has no address besides loopback")
+        return probe.getsockname()[0]
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+def test_without_accounts_peers_beyond_loopback_are_refused_unless_trusted(tmp_path, is_trusted):
+    address = outside_address()
+    settings = BrokerSettings(
+        data=str(tmp_path),
+        listen=f"{address}:0",
+        names_listen=f"{address}:0",
+        store=StoreSettings(flush="async"),
+        security=SecuritySettings(trust=address if is_trusted else ""),
+    )
+
+    async def scenario():
+        async with Broker(settings) as broker, Client(broker.names) as client:
+            with pytest.raises(NoPermission, match="protected mode refuses UPDATE_AND_CREATE"):
+                await client.session.request(broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC)
+            if not is_trusted:
+                with pytest.raises(NoPermission, match=r"security\.trust"):
+                    await client.session.route("Orders")
+                return
+            async with Producer("shop", client) as producer:
+                await producer.send(TEA)
+
+    asyncio.run(scenario())
+    refused = [entry.request for entry in read_audit(LocalDisk(tmp_path), pytest.fail)]
+    assert refused == ["UPDATE_AND_CREATE_TOPIC"]

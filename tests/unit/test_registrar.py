@@ -56,13 +56,17 @@ class Stage:
         self.world = world
         self.machines = {name: world.machine(name) for name in servers}
         self.servers = {}
-        machine = world.machine("broker", "10.0.1.1")
-        identity = Identity.of(BrokerSettings(), "10.0.1.1", 10911, machine.entropy, machine.clock)
         self.topics = Topics("First")
-        self.pool = ConnectionPool(machine.network, machine.clock)
-        self.registrar = Registrar(
-            identity, self.topics, self.pool, [f"{name}:{PORT}" for name in servers]
-        )
+        self.registrar, self.pool = self.broker("10.0.1.1")
+
+    def broker(self, address, log_identity="0123456789abcdef", machine="broker"):
+        """The registrar of a broker on a machine of its own, and its connections."""
+        machine = self.world.machine(machine, address)
+        entropy, clock = machine.entropy, machine.clock
+        identity = Identity.of(BrokerSettings(), address, 10911, entropy, clock, log_identity)
+        pool = ConnectionPool(machine.network, clock)
+        names = [f"{name}:{PORT}" for name in self.machines]
+        return Registrar(identity, self.topics, pool, names), pool
 
     async def serve(self, *names):
         """Start name servers; each knows nothing yet."""
@@ -267,3 +271,39 @@ def test_it_can_be_stopped_before_it_was_started(count):
         await stage.close()
 
     scenario()
+
+
+@in_world
+async def test_a_second_broker_of_a_name_waits_until_the_first_is_gone(world):
+    stage = Stage(world, "n1")
+    await stage.serve("n1")
+    await stage.registrar.start()
+    routes = stage.servers["n1"].routes
+
+    def address():
+        return routes.members("", "broker-a").broker_addrs.get(0)
+
+    second, pool = stage.broker("10.0.1.2", "another log", machine="second")
+    await second.start()
+    await asyncio.sleep(5)
+    assert address() == "10.0.1.1:10911"
+
+    await stage.registrar.stop()
+    await until(lambda: address() == "10.0.1.2:10911", world, RETRY_S + 0.5)
+    await second.stop()
+    await pool.close()
+    await stage.close()
+
+
+@in_world
+async def test_a_broker_that_moves_takes_its_name_along(world):
+    stage = Stage(world, "n1")
+    await stage.serve("n1")
+    await stage.registrar.start()
+    moved, pool = stage.broker("10.0.1.2", machine="other")
+    await moved.start()
+    members = stage.servers["n1"].routes.members("", "broker-a")
+    assert members.broker_addrs == {0: "10.0.1.2:10911"}
+    await moved.stop()
+    await pool.close()
+    await stage.close()

@@ -1,19 +1,34 @@
-"""``txmq acl``: checks a file of accounts, and answers what an account may do."""
+"""``txmq acl``: checks and changes accounts, and answers what an account may do."""
 
 from __future__ import annotations
 
 import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
-from txmq.cli.output import print_rows, say
+from txmq.cli.common import (
+    FAILED,
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    AsJson,
+    Cluster,
+    Names,
+    Yes,
+    ask,
+    confirm,
+    fail,
+)
+from txmq.cli.output import note, print_rows, say
 from txmq.errors import ConfigError
+from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from txmq_broker.access.accounts import AccessRules
+    from txmq_broker.access.acl_editor import AclEditor
 
 __all__ = ["app"]
 
@@ -23,6 +38,14 @@ _SECRET_BYTES = 24
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="A file as RocketMQ's plain_acl.yml, or a directory.")
+]
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The access key of the account.")]
+InFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", metavar="FILE", help="Change this file, or directory, instead of the brokers'."
+    ),
 ]
 
 
@@ -83,10 +106,138 @@ def check_account(
         raise typer.Exit(FAILED)
 
 
+@app.command("add")
+def put_account(
+    key: Key,
+    *,
+    admin: Annotated[bool, typer.Option("--admin", help="It may do everything.")] = False,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PERM",
+            help="PUB, SUB, PUB|SUB or DENY for a topic; may be repeated, and replaces all.",
+        ),
+    ] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PERM",
+            help="SUB or DENY for a consumer group; may be repeated, and replaces all.",
+        ),
+    ] = None,
+    other_topics: Annotated[
+        str | None, typer.Option(metavar="PERM", help="The permission for all other topics.")
+    ] = None,
+    other_groups: Annotated[
+        str | None, typer.Option(metavar="PERM", help="The permission for all other groups.")
+    ] = None,
+    secret_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Read the secret key from a file, or from '-', standard input."
+        ),
+    ] = None,
+    keep_secret: Annotated[
+        bool, typer.Option("--keep-secret", help="Change an existing account, not its secret.")
+    ] = False,
+    file: InFile = None,
+    names: Names = NAMES_DEFAULT,
+    cluster: Cluster = None,
+) -> None:
+    """Create an account, or change one, at all brokers of a cluster.
+
+    Prints a new random secret key, unless a file has one or the account keeps its own. The secret
+    travels to the brokers as it is: run this on loopback, or over TLS. What is not given keeps its
+    value, except --admin.
+    """
+    if keep_secret and secret_from is not None:
+        fail("--keep-secret and --secret-from exclude each other; leave out one", WRONGLY_CALLED)
+    secret = None if keep_secret else _secret(secret_from)
+    topics, groups = _permissions("--topic", topic), _permissions("--group", group)
+    if file is not None:
+        changes: dict[str, Any] = {
+            "accessKey": key,
+            "secretKey": secret,
+            "admin": admin,
+            "defaultTopicPerm": other_topics,
+            "defaultGroupPerm": other_groups,
+            "topicPerms": None if topic is None else list(topic),
+            "groupPerms": None if group is None else list(group),
+        }
+        given = {name: value for name, value in changes.items() if value is not None}
+        _edit(file, lambda editor: editor.put_account(given))
+    else:
+        ask(
+            names,
+            lambda admin_calls: admin_calls.put_account(
+                key,
+                secret,
+                admin=admin,
+                topics=topics,
+                groups=groups,
+                other_topics=other_topics,
+                other_groups=other_groups,
+                cluster=cluster,
+            ),
+            changes=True,
+        )
+    note(f"account {key} is {'in force' if file is None else f'in {file}'}")
+    if secret is not None and secret_from is None:
+        say(secret)
+
+
+@app.command("remove")
+def remove_account(
+    key: Key,
+    *,
+    file: InFile = None,
+    names: Names = NAMES_DEFAULT,
+    cluster: Cluster = None,
+    yes: Yes = False,
+) -> None:
+    """Remove an account at all brokers of a cluster: its clients are refused from then on."""
+    confirm(f"Remove the account {key}? Its clients are refused from then on.", yes=yes)
+    if file is not None:
+        _edit(file, lambda editor: editor.remove_account(key))
+    else:
+        ask(names, lambda admin: admin.remove_account(key, cluster=cluster), changes=True)
+    note(f"account {key} is removed")
+
+
 @app.command("secret")
 def print_secret() -> None:
     """Print a new random secret key, for an account in a file."""
     say(secrets.token_urlsafe(_SECRET_BYTES))
+
+
+def _secret(source: str | None) -> str:
+    """A secret that no list of processes and no history of a shell shows."""
+    if source is None:
+        return secrets.token_urlsafe(_SECRET_BYTES)
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{source} cannot be read: {error}", WRONGLY_CALLED)
+    return text.strip()
+
+
+def _permissions(option: str, texts: Sequence[str] | None) -> Mapping[str, str] | None:
+    if texts is None:
+        return None
+    pairs = [text.partition("=") for text in texts]
+    if not all(name and equals for name, equals, _ in pairs):
+        fail(f"{option} takes NAME=PERM, as in Orders=PUB", WRONGLY_CALLED)
+    return {name: permission for name, _, permission in pairs}
+
+
+def _edit(file: Path, change: Callable[[AclEditor], None]) -> None:
+    from txmq_broker.access.acl_editor import AclEditor
+    from txmq_broker.access.acl_files import AclFiles
+
+    try:
+        change(AclEditor(AclFiles(file), SystemClock()))
+    except ConfigError as error:
+        fail(str(error), WRONGLY_CALLED)
 
 
 def _rules(file: Path) -> AccessRules:

@@ -6,7 +6,7 @@ from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask
 from txmq.cli.output import print_rows
 from txmq.client import Admin
 from txmq.client.routes import MASTER
-from txmq.errors import TxmqError
+from txmq.errors import NoPermission, TxmqError
 
 __all__ = ["app"]
 
@@ -22,7 +22,7 @@ def cluster() -> None:
 def list_(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
     """List brokers; those that answer with their version and rates."""
     rows = ask(names, _brokers)
-    columns = ["cluster", "broker", "replica", "address", "version", "in/s", "out/s"]
+    columns = ["cluster", "broker", "replica", "address", "version", "in/s", "out/s", "access"]
     print_rows(rows, columns, [row.values() for row in rows], json=json)
 
 
@@ -34,6 +34,8 @@ async def _brokers(admin: Admin) -> list[dict[str, object]]:
             if replica == MASTER:
                 try:
                     stats = await admin.broker_stats(broker.name)
+                except NoPermission as error:
+                    stats = {"access": str(error).partition(",")[0]}
                 except TxmqError as error:
                     # This list must show brokers that are down, and still show the others.
                     stats = {"brokerVersionDesc": f"does not answer: {str(error).strip()}"}
@@ -46,6 +48,7 @@ async def _brokers(admin: Admin) -> list[dict[str, object]]:
                     "version": stats.get("brokerVersionDesc", ""),
                     "in_per_s": _first(stats, "putTps"),
                     "out_per_s": _first(stats, "getTransferedTps", "getTransferredTps"),
+                    "access": stats.get("access", ""),
                 }
             )
     return rows

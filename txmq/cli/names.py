@@ -8,6 +8,7 @@ import typer
 
 import txmq
 from txmq.cli import logs
+from txmq.cli.common import WRONGLY_CALLED, fail
 from txmq.cli.output import flush, note_lines, say
 from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.cli.stop_signals import stop_at_signals
@@ -37,6 +38,22 @@ def names(
             metavar="FILE", help="A file of accounts, as RocketMQ's plain_acl.yml, or a directory."
         ),
     ] = None,
+    trust: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRS",
+            help="Addresses and networks (separated by ',') whose clients may ask for routes "
+            "without an account.",
+        ),
+    ] = "",
+    trust_brokers: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRS",
+            help="Addresses and networks (separated by ',') whose brokers may register without an "
+            "account.",
+        ),
+    ] = "",
     log_format: LogForm = "text",
     log_level: LogLevel = "info",
 ) -> None:
@@ -46,24 +63,41 @@ def names(
     logs.configure(log_format, log_level)
     kept = Path(data).absolute() if data is not None else "in memory: routes come from brokers"
     note_lines(f"txmq {txmq.__version__}\n  names   {listen}\n  data    {kept}")
+    if acl is not None and trust:
+        fail("--acl and --trust exclude each other; leave out one", WRONGLY_CALLED)
     try:
-        uvloop.run(_serve(listen, data, acl))
+        uvloop.run(_serve(listen, data, acl, trust, trust_brokers))
     except (TxmqError, OSError) as error:
         give_up(error, started=False, addresses={"--listen": listen}, data=data)
 
 
-async def _serve(listen: str, data: str | None, acl: str | None) -> None:
+async def _serve(
+    listen: str, data: str | None, acl: str | None, trust: str, trust_brokers: str
+) -> None:
     from txmq_broker.access.acl_files import AclFiles
+    from txmq_broker.access.addresses import AddressPattern
     from txmq_broker.access.authorizer import Authorizer
+    from txmq_broker.access.protection import Protection
+    from txmq_broker.access.refusals import Refusals
     from txmq_broker.names.server import NameServer
 
     host, port = split_address(listen)
     stopped = asyncio.Event()
     disk = None if data is None else LocalDisk(data)
     files = None if acl is None else AclFiles(Path(acl))
-    authorizer = None if files is None else Authorizer(files)
+    network, refusals = SystemNetwork(), Refusals()
+    brokers = AddressPattern.parse(trust_brokers, "--trust-brokers")
+    authorizer: Authorizer | None = None
+    protection: Protection | None = None
+    if files is None:
+        clients = AddressPattern.parse(trust, "--trust")
+        protection = Protection(network, clients, brokers, refusals)
+    else:
+        authorizer = Authorizer(files, refusals=refusals, trust_brokers=brokers)
     with stop_at_signals(stopped):
-        server = NameServer(SystemNetwork(), SystemClock(), disk, authorize=authorizer)
+        server = NameServer(
+            network, SystemClock(), disk, authorize=authorizer, protection=protection
+        )
         watch = None if files is None else asyncio.create_task(files.watch())
         async with server:
             await server.open(host, port)

@@ -150,6 +150,22 @@ def serve(
             "request then needs a signature and a permission.",
         ),
     ] = None,
+    trust: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRS",
+            help="Without accounts: addresses and networks (separated by ',') whose clients may "
+            "send and consume. Others beyond loopback are refused.",
+        ),
+    ] = None,
+    trust_brokers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRS",
+            help="Addresses and networks (separated by ',') whose brokers may register with its "
+            "name server without an account.",
+        ),
+    ] = None,
     accept_loss: Annotated[
         str | None,
         typer.Option(
@@ -180,6 +196,8 @@ def serve(
         "name": name,
         "cluster": cluster,
         "acl": acl,
+        "security.trust": trust,
+        "security.trust_brokers": trust_brokers,
     }
     arguments = [f"{key}={value}" for key, value in options.items() if value is not None]
     if names_listen is not None:
@@ -221,6 +239,8 @@ def foreign_names() -> Mapping[str, ForeignName]:
 
 def banner(settings: "BrokerSettings") -> str:
     """The first lines an operator reads: the version, the addresses and the data directory."""
+    from txmq_broker.access.protection import access_text
+
     listen = settings.listen
     if settings.advertise:
         listen += f", advertised as {settings.advertise}"
@@ -231,7 +251,9 @@ def banner(settings: "BrokerSettings") -> str:
         "names": names,
         "data": str(Path(settings.data).absolute()),
         "flush": f"{settings.store.flush}: {_FLUSH_MEANS[settings.store.flush]}",
-        "access": f"accounts in {settings.acl}" if settings.acl else "everybody may do everything",
+        "access": f"accounts in {settings.acl}"
+        if settings.acl
+        else access_text(has_accounts=False, trust=settings.security.trust),
     }
     lines = [f"txmq {txmq.__version__}"]
     lines += [f"  {title:7} {text}" for title, text in rows.items()]

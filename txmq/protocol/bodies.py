@@ -17,6 +17,7 @@ from txmq.protocol import fastjson
 from txmq.protocol.headers import camel
 
 __all__ = [
+    "Accounts",
     "Body",
     "BrokerMembers",
     "BrokerRoute",
@@ -45,6 +46,7 @@ __all__ = [
     "MessageQueue",
     "OffsetPair",
     "OpenTransactions",
+    "PlainAccount",
     "ProducerConnections",
     "ProducerRegistration",
     "QueueEntries",
@@ -546,3 +548,22 @@ class CorrectionOffsets(Body):
     """The answer to 308."""
 
     correction_offsets: dict[int, int]
+
+
+class PlainAccount(Body):
+    """An account in the answer to 54, without its secret."""
+
+    access_key: str
+    white_remote_address: str | None
+    admin: bool
+    default_topic_perm: str | None
+    default_group_perm: str | None
+    topic_perms: list[str] | None
+    group_perms: list[str] | None
+
+
+class Accounts(Body):
+    """The answer to 54."""
+
+    global_white_addrs: list[str]
+    plain_access_configs: list[PlainAccount]

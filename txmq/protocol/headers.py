@@ -514,6 +514,8 @@ class BrokerRegistration(Header):
     compressed: bool = False
     body_crc32: Int64 | None = None
     heartbeat_timeout_millis: Int64 | None = None
+    proof: str | None = msgspec.field(name="txmqProof", default=None)
+    """What only brokers with this broker's data can say; a field of txmq."""
 
 
 class RegistrationAnswer(Header):
@@ -530,6 +532,7 @@ class BrokerUnregistration(Header):
     broker_addr: str
     cluster_name: str
     broker_id: Int64
+    proof: str | None = msgspec.field(name="txmqProof", default=None)
 
 
 class BrokerHeartbeat(Header):

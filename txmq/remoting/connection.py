@@ -169,9 +169,11 @@ class Connection(asyncio.Protocol):
         *,
         decode: Callable[[Frame], Command] = commands.decode,
         credentials: Credentials | None = None,
+        service_for: Callable[[str], Service] | None = None,
     ) -> None:
         self._clock = clock
         self._service = service
+        self._service_for = service_for
         self._on_lost = on_lost
         self._decode = decode
         self._credentials = credentials
@@ -190,6 +192,8 @@ class Connection(asyncio.Protocol):
         self._unread = False
         self._unserved: list[Frame] = []
         self.address = ""
+        self.host = ""
+        """The address without the port."""
         self.born_host = b"\0" * 8
         self.active_at = clock.monotonic()
         self.partial_since: float | None = None
@@ -202,8 +206,11 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=CONNECTION_BACKLOG_BYTES)
         peer = transport.get_extra_info("peername")
         if peer:
+            self.host = peer[0]
             self.address = f"{peer[0]}:{peer[1]}"
             self.born_host = host_bytes(peer[0], peer[1])
+        if self._service_for is not None:
+            self._service = self._service_for(self.host)
 
     def data_received(self, data: bytes) -> None:
         """Serve all complete frames, and write their answers in one go."""

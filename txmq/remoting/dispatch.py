@@ -68,7 +68,10 @@ class Dispatcher:
                 self._authorize(connection, request)
             found = handler(connection, request)
         except BrokerRefused as error:
-            return _refuse(request, _code_of(error), str(error))
+            if isinstance(error, UnknownRefusal):
+                # Of another server, or with a code that only tools know.
+                return _refuse(request, error.response_code, error.remark)
+            return _refuse(request, error.code, str(error))
         except TxmqError as error:
             log.warning("request %d of %s: %s", request.code, connection.address, error)
             return _refuse(request, _SYSTEM_ERROR, str(error))
@@ -80,8 +83,3 @@ class Dispatcher:
 
 def _refuse(request: Command, code: int, remark: str) -> bytes | None:
     return None if request.flag & ONEWAY else commands.answer(request, code, remark=remark)
-
-
-def _code_of(error: BrokerRefused) -> int:
-    # A refusal relayed from another server may have a code without a class.
-    return error.response_code if isinstance(error, UnknownRefusal) else error.code

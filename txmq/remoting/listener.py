@@ -34,6 +34,7 @@ class Listener:
         connections_max: int,
         on_lost: Callable[[Connection], None] | None = None,
         decode: Callable[[Frame], Command] = decode,
+        service_for: Callable[[str], Service] | None = None,
     ) -> None:
         self._network = network
         self._clock = clock
@@ -41,6 +42,7 @@ class Listener:
         self._connections_max = connections_max
         self._lost = on_lost
         self._decode = decode
+        self._service_for = service_for
         self._connections: dict[Connection, None] = {}
         self._socket: ServerSocket | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -81,7 +83,13 @@ class Listener:
     def _take(self) -> asyncio.Protocol:
         if len(self._connections) >= self._connections_max:
             return _Refusal(self._connections_max)
-        connection = Connection(self._clock, self._service, self._drop, decode=self._decode)
+        connection = Connection(
+            self._clock,
+            self._service,
+            self._drop,
+            decode=self._decode,
+            service_for=self._service_for,
+        )
         self._connections[connection] = None
         return connection
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -46,6 +47,10 @@ class Network(Protocol):
         """
         ...
 
+    def is_loopback(self, host: str) -> bool:
+        """Whether only programs of this machine have this address."""
+        ...
+
 
 class SystemNetwork:
     """TCP on this machine's running event loop."""
@@ -66,6 +71,15 @@ class SystemNetwork:
         if raw is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return protocol
+
+    def is_loopback(self, host: str) -> bool:
+        """See :meth:`Network.is_loopback`."""
+        try:
+            address = ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return False
+        mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+        return (mapped or address).is_loopback
 
 
 class _TcpSocket:

@@ -67,9 +67,10 @@ class Account:
     """An account; one without permissions of its own has its defaults, which deny."""
 
     __slots__ = ("_groups", "_of_group", "_of_topic", "_topics", "addresses", "is_admin", "key",
-                 "name", "publishes")  # fmt: skip
+                 "name", "publishes", "settings")  # fmt: skip
 
     def __init__(self, settings: AccountSettings) -> None:
+        self.settings = settings
         self.name = settings.access_key
         self.key = SigningKey(settings.secret_key.encode())
         self.publishes: set[str] = set()
@@ -148,10 +149,9 @@ class AccessRules:
         accounts: dict[str, Account] = {}
         trusted: list[AddressPattern] = []
         for name, file in files.items():
-            try:
-                trusted += map(AddressPattern.parse, file.global_white_remote_addresses or ())
-            except ConfigError as error:
-                raise ConfigError(f"{name}: globalWhiteRemoteAddresses: {error}") from error
+            setting = f"{name}: globalWhiteRemoteAddresses"
+            addresses = file.global_white_remote_addresses or ()
+            trusted += (AddressPattern.parse(text, setting) for text in addresses)
             for settings in file.accounts or ():
                 key = settings.access_key
                 if key in accounts:
@@ -161,6 +161,11 @@ class AccessRules:
                 except ConfigError as error:
                     raise ConfigError(f"{name}: account {key}: {error}") from error
         return cls(accounts.values(), trusted)
+
+    @property
+    def trusted_texts(self) -> tuple[str, ...]:
+        """The addresses whose requests need no account, as the files have them."""
+        return tuple(pattern.text for pattern in self._trusted)
 
     def is_trusted(self, host: str) -> bool:
         """Whether requests from a host need no account."""

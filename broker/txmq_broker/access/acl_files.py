@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -14,7 +15,7 @@ from txmq.errors import ConfigError
 from txmq.extras import named_extra
 from txmq_broker.access.accounts import AccessRules, AclFile
 
-__all__ = ["AclFiles"]
+__all__ = ["AclFiles", "parse", "read_text"]
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +58,26 @@ class AclFiles:
             return
         log.warning("accounts read again from %s: %d", self._path, len(self.rules.accounts))
 
-    def _files(self) -> list[Path]:
+    def paths(self) -> list[Path]:
+        """The files as they are now."""
         if not self._path.is_dir():
             return [self._path]
         found = self._path.rglob("*")
         return sorted(path for path in found if path.suffix in (".yml", ".yaml"))
 
+    def rules_with(self, changed: Mapping[Path, str]) -> AccessRules:
+        """The rules of the files, some of them with another text.
+
+        Raises:
+            ConfigError: A file cannot be read, others may read it, or a value in it is invalid.
+        """
+        texts = {path: read_text(path) for path in self.paths() if path not in changed}
+        files = {**texts, **changed}
+        return AccessRules.of({str(path): parse(str(path), files[path]) for path in sorted(files)})
+
     def _stamp_now(self) -> _Stamp:
         found: list[tuple[str, int, int, int]] = []
-        for path in self._files():
+        for path in self.paths():
             try:
                 status = path.stat()
             except OSError:
@@ -74,29 +86,43 @@ class AclFiles:
         return tuple(found)
 
     def _read(self) -> AccessRules:
-        files = self._files()
-        if not files:
+        if not self.paths():
             raise ConfigError(f"acl {self._path} holds no .yml file")
-        rules = AccessRules.of({str(path): _read_file(path) for path in files})
+        rules = self.rules_with({})
         if not rules.accounts:
             log.warning("%s has no account: only its white addresses are served", self._path)
         return rules
 
 
-def _read_file(path: Path) -> AclFile:
-    with named_extra():  # A broker without accounts does without the package.
-        import yaml
+def read_text(path: Path) -> str:
+    """The text of a file of accounts.
+
+    Raises:
+        ConfigError: It cannot be read, or others may read it.
+    """
     check_private(path)
     try:
-        values: Any = yaml.safe_load(path.read_text())
+        return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def parse(name: str, text: str) -> AclFile:
+    """The values in the text of a file of accounts.
+
+    Raises:
+        ConfigError: It is not YAML, or a value is invalid.
+    """
+    with named_extra():  # A broker without accounts does without the package.
+        import yaml
+    try:
+        values: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
         # Its own text would show the line, which may hold a secret.
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}" if mark is not None else "some line"
-        raise ConfigError(f"{path}: {where} is not YAML") from None
+        raise ConfigError(f"{name}: {where} is not YAML") from None
     try:
         return msgspec.convert(values or {}, AclFile)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{name}: {error}") from error

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from txmq.errors import ConfigError
 
-__all__ = ["AddressPattern"]
+__all__ = ["NO_ADDRESSES", "AddressPattern"]
 
 _PARTS_V4: Final = 4
 _PARTS_V6: Final = 8
@@ -39,13 +39,23 @@ class AddressPattern(NamedTuple):
     alternatives: tuple[tuple[tuple[int, int], ...], ...]
 
     @classmethod
-    def parse(cls, text: str) -> AddressPattern:
+    def parse(cls, text: str, setting: str = "") -> AddressPattern:
         """Read a pattern; an empty one matches nothing.
+
+        Args:
+            text: The pattern.
+            setting: The name that an error has for it.
 
         Raises:
             ConfigError: It is no pattern.
         """
-        text = text.strip()
+        try:
+            return cls._parse(text.strip())
+        except ConfigError as error:
+            raise ConfigError(f"{setting}: {error}" if setting else str(error)) from error
+
+    @classmethod
+    def _parse(cls, text: str) -> AddressPattern:
         if text in ("*", "*.*.*.*", "*:*:*:*:*:*:*:*"):
             every = tuple(((0, form.most),) * form.parts for form in (_V4, _V6))
             return cls(text, every)
@@ -63,6 +73,10 @@ class AddressPattern(NamedTuple):
             and all(low <= number <= high for number, (low, high) in zip(numbers, ranges))  # noqa: B905
             for ranges in self.alternatives
         )
+
+
+NO_ADDRESSES: Final = AddressPattern("", ())
+"""Matches nothing."""
 
 
 def _numbers(host: str) -> list[int]:

@@ -39,6 +39,9 @@ AUDITED: Final = frozenset(
         _CODE.CLONE_GROUP_OFFSET,
         _CODE.CONSUME_MESSAGE_DIRECTLY,
         _CODE.UPDATE_BROKER_CONFIG,
+        _CODE.UPDATE_AND_CREATE_ACL_CONFIG,
+        _CODE.DELETE_ACL_CONFIG,
+        _CODE.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
         _CODE.CLEAN_EXPIRED_CONSUMEQUEUE,
         _CODE.CLEAN_UNUSED_TOPIC,
         _CODE.DELETE_EXPIRED_COMMITLOG,
@@ -64,7 +67,8 @@ _TEXT_CHARS_MAX: Final = 2000
 """The characters of a field or a body that an entry keeps."""
 _SEAL_CHARS: Final = 32
 _LINES_SHOWN: Final = 5
-_HIDDEN: Final = frozenset((ACCESS_KEY, SIGNATURE, SECURITY_TOKEN))
+_HIDDEN: Final = frozenset((ACCESS_KEY, SIGNATURE, SECURITY_TOKEN, "secretKey"))
+"""Fields that are shown apart, and those with secrets: of the sender, or of a new account."""
 
 
 class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):

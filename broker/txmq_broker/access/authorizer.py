@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import logging
-from collections import Counter
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -13,16 +11,14 @@ from txmq.limits import TOPICS_MAX
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import SignedSend
-from txmq.protocol.signature import (
-    ACCESS_KEY,
-    SIGNATURE,
-    Credentials,
-)
+from txmq.protocol.signature import ACCESS_KEY, Credentials
 from txmq.remoting.connection import Connection
 from txmq_broker.access.accounts import AccessRules, Account, AccountSettings, Permission
-from txmq_broker.access.audit import AUDITED, AuditLog
+from txmq_broker.access.addresses import NO_ADDRESSES, AddressPattern
+from txmq_broker.access.refusals import Refusals
 from txmq_broker.access.requirements import (
     NO_MESSAGES,
+    REGISTRATIONS,
     REQUIREMENTS,
     MessageTopics,
     Need,
@@ -31,11 +27,6 @@ from txmq_broker.access.requirements import (
 )
 
 __all__ = ["Authorizer"]
-
-log = logging.getLogger(__name__)
-
-_REFUSALS_KEPT: Final = 1000
-"""Different refusals that are counted; a stranger can make any number of them."""
 
 _NAME_CHARS_SHOWN: Final = 100
 """The characters of a stranger's text that a refusal shows."""
@@ -54,7 +45,8 @@ class Authorizer:
         source: Has the rules, which may change while the server runs.
         topics: Finds the topics of messages that requests name by their position.
         own: The credentials of this server itself, which may do everything.
-        audit: Where refused requests of operators are recorded.
+        refusals: Where refused requests are noted.
+        trust_brokers: The addresses whose brokers may register without an account.
     """
 
     def __init__(
@@ -63,13 +55,14 @@ class Authorizer:
         topics: MessageTopics = NO_MESSAGES,
         *,
         own: Credentials | None = None,
-        audit: AuditLog | None = None,
+        refusals: Refusals | None = None,
+        trust_brokers: AddressPattern = NO_ADDRESSES,
     ) -> None:
         self._source = source
-        self._audit = audit
+        self._refusals = refusals or Refusals()
+        self._trust_brokers = trust_brokers
         self._names: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
         """The accounts of connections that have sent a heartbeat."""
-        self._refusals: Counter[str] = Counter()
         self._topics = topics
         self._own = None
         if own is not None:
@@ -95,20 +88,19 @@ class Authorizer:
                 )
             ):
                 return
-        host = connection.address.rpartition(":")[0]
+        host = connection.host
         requirement = REQUIREMENTS.get(request.code)
         if requirement is None:
             raise NoPermission(f"request {request.code} is in no table of permissions")
         if rules.is_trusted(host):
             return
+        if request.code in REGISTRATIONS and self._trust_brokers.matches(host):
+            return
         try:
             account = self._sender(rules, host, request)
             self._check(account, requirement, request)
         except NoPermission as error:
-            times = self._note(f"refused request {request.code} of {host}: {error}")
-            if times is not None and self._audit is not None and request.code in AUDITED:
-                # Each entry is synced and takes room, so a stranger must not write as many.
-                self._audit.note(connection, request, refused=f"{error}{times}")
+            self._refusals.note(connection, request, str(error))
             raise
         if request.code == RequestCode.HEART_BEAT:
             self._names[connection] = account.name
@@ -118,24 +110,8 @@ class Authorizer:
         rules = self._source.rules
         account = rules.accounts.get(self._names.get(connection, ""))
         if account is None:
-            return rules.is_trusted(connection.address.rpartition(":")[0])
+            return rules.is_trusted(connection.host)
         return is_met(Need("topic", topic, Permission.PUB), account)
-
-    def _note(self, refusal: str) -> str | None:
-        """Log a refusal, but not each of thousands: the first, the tenth, the hundredth...
-
-        Returns:
-            How often it occurred, as words to add; ``None`` if it was not logged.
-        """
-        if len(self._refusals) >= _REFUSALS_KEPT and refusal not in self._refusals:
-            self._refusals.clear()
-        self._refusals[refusal] += 1
-        count = self._refusals[refusal]
-        if count != 10 ** (len(str(count)) - 1):
-            return None
-        times = f" ({count} times)" if count > 1 else ""
-        log.warning("%s%s", refusal, times)
-        return times
 
     def _sender(self, rules: AccessRules, host: str, request: Command) -> Account:
         fields = request.field_map()
@@ -149,10 +125,7 @@ class Authorizer:
             raise NoPermission(f"no account has the accessKey {name[:_NAME_CHARS_SHOWN]!r}")
         if account.addresses.matches(host):
             return account
-        expected = account.key.sign_fields(fields, request.body)
-        given = fields.get(SIGNATURE, "")
-        # Compared in constant time: the time must not tell how much of it is right.
-        if not hmac.compare_digest(given.encode(errors="replace"), expected):
+        if not account.key.has_signed(fields, request.body):
             raise NoPermission(
                 f"check signature failed for accessKey={name}: the secret key is wrong"
             )

@@ -16,7 +16,15 @@ from txmq.protocol.topics import DLQ, RETRY, TRACES
 from txmq_broker.access.accounts import Account, Permission
 from txmq_broker.core.topics import CLOSED_TO_CLIENTS
 
-__all__ = ["REQUIREMENTS", "MessageTopics", "Need", "Requirement", "is_met"]
+__all__ = [
+    "CLIENT_REQUESTS",
+    "REGISTRATIONS",
+    "REQUIREMENTS",
+    "MessageTopics",
+    "Need",
+    "Requirement",
+    "is_met",
+]
 
 PUB, SUB = Permission.PUB, Permission.SUB
 EITHER: Final = PUB | SUB
@@ -214,6 +222,11 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
             _CODE.GET_PRODUCER_CONNECTION_LIST,
             _CODE.GET_ALL_PRODUCER_INFO,
             _CODE.UPDATE_BROKER_CONFIG,
+            _CODE.UPDATE_AND_CREATE_ACL_CONFIG,
+            _CODE.DELETE_ACL_CONFIG,
+            _CODE.GET_BROKER_CLUSTER_ACL_INFO,
+            _CODE.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
+            _CODE.GET_BROKER_CLUSTER_ACL_CONFIG,
             _CODE.GET_BROKER_CONFIG,
             _CODE.GET_BROKER_RUNTIME_INFO,
             _CODE.VIEW_BROKER_STATS_DATA,
@@ -243,3 +256,18 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
         _admin,
     ),
 }
+
+CLIENT_REQUESTS: Final = frozenset(
+    int(code) for code, requirement in REQUIREMENTS.items() if requirement is not _admin
+)
+"""What producers and consumers ask for; all other requests are for administrators."""
+
+REGISTRATIONS: Final = frozenset(
+    (
+        _CODE.REGISTER_BROKER,
+        _CODE.UNREGISTER_BROKER,
+        _CODE.BROKER_HEARTBEAT,
+        _CODE.QUERY_DATA_VERSION,
+    )
+)
+"""What brokers ask a name server for; stock brokers cannot sign it."""

@@ -63,6 +63,7 @@ class StatisticsHandlers:
         self._disk = parts.disk
         self._clock = parts.clock
         self._started_ms = parts.started_ms
+        self._access = parts.access
         self._retain = parts.delete_old_files
 
     def table(self) -> dict[int, Handler]:
@@ -84,6 +85,7 @@ class StatisticsHandlers:
         table = {
             "brokerVersionDesc": VERSION_NAME,
             "brokerVersion": str(VERSION),
+            "access": self._access,
             **_UNMEASURED,
             **self._times(),
             **self._totals(),

@@ -94,7 +94,7 @@ class NameHandlers:
     def _unregister(self, _: Connection, request: Command) -> bytes:
         """104: unregister a broker."""
         who = request.read(BrokerUnregistration)
-        self._routes.unregister(who.broker_name, who.broker_addr)
+        self._routes.unregister(who.broker_name, who.broker_addr, who.proof)
         return answer(request)
 
     def _refresh(self, _: Connection, request: Command) -> bytes:

@@ -1,7 +1,8 @@
 """The live brokers and their topics: a pure table; callers pass the time.
 
 The replicas of a broker share its name and have distinct ids; 0 is the master. A topic belongs to a
-name, so it stays while any replica of the name lives. A master's topics are merged into the known
+name, so it stays while any replica of the name lives. A name and an id belong to the broker that
+registered them first, until it is gone. A master's topics are merged into the known
 ones; only a deletion or the end of its last replica removes a topic. RocketMQ's counterpart is
 ``RouteInfoManager``.
 """
@@ -14,7 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from txmq.errors import LimitExceeded, TopicNotFound
+from txmq.errors import LimitExceeded, NoPermission, TopicNotFound
 from txmq.limits import ROUTE_TOPICS_MAX
 from txmq.protocol.bodies import (
     BrokerRoute,
@@ -57,6 +58,8 @@ class Replica:
 
     seen_at: float
     lifetime_s: float
+    proof: str | None = None
+    """What its registration proved to be; ``None`` for brokers that prove nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,8 +94,10 @@ class RouteRegistry:
         """Register a broker and its topics; a replica's answer has its master's address.
 
         Raises:
+            NoPermission: Another broker has this name and id. Nothing was registered.
             LimitExceeded: The limit of topics or brokers is exceeded. Nothing was registered.
         """
+        self._check_claim(who, holder)
         known = self._known(who)
         # A replica's topics are its master's. Known topics must not be merged again, because an
         # operator may have changed them here since.
@@ -117,6 +122,7 @@ class RouteRegistry:
             holder=holder,
             seen_at=now,
             lifetime_s=millis / 1000 if millis > 0 else LIFETIME_S,
+            proof=who.proof,
         )
         for topic in topics:
             self._put(topic.topic_name, _queues(who.broker_name, topic))
@@ -133,8 +139,17 @@ class RouteRegistry:
         found = self._replica(broker_name, address)
         return found.version if found is not None else None
 
-    def unregister(self, broker_name: str, address: str) -> list[Replica]:
-        """Remove a broker by address; another replica may have its id by now."""
+    def unregister(self, broker_name: str, address: str, proof: str | None = None) -> list[Replica]:
+        """Remove a broker by address; another replica may have its id by now.
+
+        Raises:
+            NoPermission: The broker proved its registration, and this is another proof.
+        """
+        known = self._replica(broker_name, address)
+        if known is not None and known.proof not in (None, proof):
+            raise NoPermission(
+                f"broker {broker_name} at {address} is another one, and stays registered"
+            )
         return self._remove(
             lambda replica: replica.broker_name == broker_name and replica.address == address
         )
@@ -241,6 +256,27 @@ class RouteRegistry:
             self._take(topic, broker_name)
 
     # Internals
+
+    def _check_claim(self, who: BrokerRegistration, holder: object) -> None:
+        broker = self._brokers.get(who.broker_name)
+        if broker is None:
+            return
+        first = broker.replicas.get(who.broker_id)
+        if first is None:
+            # A new replica of the set; only one that proves nothing can follow one that does not.
+            others = [other for other in broker.replicas.values() if other.holder is not holder]
+            first = next((other for other in others if other.proof is not None), None)
+            if first is None and broker.cluster != who.cluster_name:
+                first = next(iter(others), None)
+        elif first.proof is None and broker.at(who.broker_addr) is not None:
+            return  # The same stock broker, or a replica of its set that became master.
+        if first is None or first.holder is holder or (first.proof or "") == who.proof:
+            return
+        raise NoPermission(
+            f"the name {who.broker_name} (id {who.broker_id}) belongs to the broker at "
+            f"{first.address}, which is alive, so {who.broker_addr} was not registered; give one "
+            "of them another name, or wait until the first is gone"
+        )
 
     def _replica(self, broker_name: str, address: str) -> Replica | None:
         broker = self._brokers.get(broker_name)

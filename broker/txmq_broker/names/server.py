@@ -23,6 +23,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
 from txmq.runtime.network import Network
 from txmq_broker.access.audit import AuditLog
+from txmq_broker.access.protection import Protection
 from txmq_broker.names.handlers import NameHandlers
 from txmq_broker.names.key_values import KeyValues
 from txmq_broker.names.options import NameOptions, OptionTable
@@ -56,6 +57,7 @@ class NameServer:
         owner: str = "",
         authorize: Authorize | None = None,
         audit: AuditLog | None = None,
+        protection: Protection | None = None,
     ) -> None:
         self._network = network
         self._clock = clock
@@ -65,6 +67,7 @@ class NameServer:
         self._connections_max = connections_max
         self._dispatch = Dispatcher({}, authorize)
         self._audit = audit
+        self._protection = protection
         self._listener: Listener | None = None
         self._options: OptionTable | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -99,6 +102,7 @@ class NameServer:
             connections_max=self._connections_max,
             on_lost=self._forget,
             decode=self._dispatch.decode,
+            service_for=self._protection.over(self._dispatch) if self._protection else None,
         )
         self._schedule()
         return self
@@ -127,6 +131,8 @@ class NameServer:
             raise UsageError("enter a name server with `async with` before you open it")
         await self._listener.open(host, port)
         self._options.facts["listenPort"] = self.address[1]
+        if self._protection is not None:
+            self._protection.announce(self.address)
         log.info("name server at %s:%d", *self.address)
 
     @property

@@ -33,7 +33,7 @@ TIMEOUT_S: Final = 3.0
 def registration_of(identity: Identity) -> BrokerRegistration:
     """The facts that a name server receives about a broker, beside its topics."""
     return BrokerRegistration(
-        identity.name, identity.address, identity.cluster, identity.address, 0
+        identity.name, identity.address, identity.cluster, identity.address, 0, proof=identity.proof
     )
 
 
@@ -112,7 +112,9 @@ class Registrar:
 
     async def _unregister(self, name: str) -> None:
         identity = self._identity
-        header = BrokerUnregistration(identity.name, identity.address, identity.cluster, 0)
+        header = BrokerUnregistration(
+            identity.name, identity.address, identity.cluster, 0, identity.proof
+        )
         with contextlib.suppress(TxmqError):
             connection = await self._pool.connection(name)
             await connection.request(RequestCode.UNREGISTER_BROKER, header, timeout_s=TIMEOUT_S)

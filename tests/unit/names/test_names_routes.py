@@ -1,7 +1,7 @@
 import pytest
 
 from tests.unit.names.names_peer import offer, registration
-from txmq.errors import LimitExceeded, TopicNotFound
+from txmq.errors import LimitExceeded, NoPermission, TopicNotFound
 from txmq.protocol.bodies import DataVersion, QueueRoute
 from txmq_broker.names import routes as module
 from txmq_broker.names.routes import RouteRegistry
@@ -23,6 +23,76 @@ def queues(table, topic):
 
 def addresses(table, topic):
     return {each.broker_name: each.broker_addrs for each in table.route(topic).broker_datas}
+
+
+# Names that are claimed twice
+
+THERE = "another connection"
+
+
+def claim(first, second):
+    """The addresses of the name after two registrations, each over a connection of its own."""
+    table = RouteRegistry()
+    table.register(registration(**first), offer("T"), HERE, 0.0)
+    table.register(registration(**second), offer("T"), THERE, 1.0)
+    return addresses(table, "T")["broker-a"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"address": B}),
+        ({"proof": "p"}, {"address": B}),
+        ({"proof": "p"}, {"address": B, "proof": "q"}),
+        ({}, {"address": B, "proof": "q"}),
+        ({"proof": "p"}, {"address": A}),
+        ({"proof": "p"}, {"number": 1, "address": B}),
+        ({}, {"number": 1, "address": B, "cluster": "Other"}),
+    ],
+)
+def test_a_name_of_a_live_broker_is_refused(first, second):
+    with pytest.raises(NoPermission, match=r"belongs to the broker at 10\.0\.0\.1:10911, which is"):
+        claim(first, second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ({}, {"address": A}, {0: A}),
+        ({"proof": "p"}, {"address": B, "proof": "p"}, {0: B}),
+        ({}, {"number": 1, "address": B}, {0: A, 1: B}),
+        ({}, {"address": A, "proof": "p"}, {0: A}),
+    ],
+)
+def test_the_same_broker_and_new_replicas_are_not(first, second, found):
+    assert claim(first, second) == found
+
+
+def test_a_replica_of_a_stock_set_becomes_master_while_the_old_one_is_known():
+    table = known("T")
+    table.register(registration(number=1, address=B), offer("T"), THERE, 0.0)
+    table.register(registration(address=B), offer("T"), THERE, 0.0)
+    assert addresses(table, "T") == {"broker-a": {0: B}}
+
+
+@pytest.mark.parametrize("leave", [lambda table: table.disconnect(HERE),
+                                   lambda table: table.expire(121.0)])  # fmt: skip
+def test_a_name_is_free_once_its_broker_is_gone(leave):
+    table = RouteRegistry()
+    table.register(registration(proof="p"), offer("T"), HERE, 0.0)
+    leave(table)
+    table.register(registration(address=B, proof="q"), offer("T"), THERE, 130.0)
+    assert addresses(table, "T") == {"broker-a": {0: B}}
+
+
+def test_only_the_broker_itself_unregisters_one_that_proves_what_it_is():
+    table = RouteRegistry()
+    table.register(registration(proof="p"), offer("T"), HERE, 0.0)
+    with pytest.raises(NoPermission, match="stays registered"):
+        table.unregister("broker-a", A, "q")
+    assert addresses(table, "T") == {"broker-a": {0: A}}
+    table.unregister("broker-a", A, "p")
+    assert table.topics().topic_list == []
 
 
 # Routes

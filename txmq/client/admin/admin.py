@@ -4,6 +4,7 @@ class only joins them. It keeps no state and never retries.
 
 from __future__ import annotations
 
+from txmq.client.admin.accounts import AccountCalls
 from txmq.client.admin.dead_letters import DeadLetterCalls
 from txmq.client.admin.groups import GroupCalls
 from txmq.client.admin.lookups import LookupCalls
@@ -16,6 +17,7 @@ __all__ = ["Admin"]
 
 
 class Admin(
+    AccountCalls,
     DeadLetterCalls,
     TopicCalls,
     GroupCalls,

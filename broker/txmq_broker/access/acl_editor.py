@@ -1,0 +1,144 @@
+"""Changes files of accounts: a change that does not leave valid rules behind has no effect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from txmq.errors import ConfigError
+from txmq.protocol.bodies import DataVersion
+from txmq.runtime.clock import Clock
+from txmq_broker.access.acl_files import AclFiles, parse, read_text
+from txmq_broker.access.acl_text import put_account, put_key, remove_account
+
+__all__ = ["AclEditor"]
+
+_MODE: Final = 0o600
+
+
+class AclEditor:
+    """Changes accounts in the files that hold them. New accounts go to the first file.
+
+    All methods raise :class:`~txmq.errors.ConfigError` if the change is refused or cannot be
+    written; then nothing was changed.
+    """
+
+    def __init__(self, files: AclFiles, clock: Clock) -> None:
+        self.files = files
+        self._clock = clock
+
+    def put_account(self, changes: Mapping[str, Any]) -> None:
+        """Create an account, or change the given values of an existing one.
+
+        Args:
+            changes: The values by their names in the file, with ``accessKey``; a new account needs
+                ``secretKey``.
+
+        Raises:
+            ConfigError: See the class.
+        """
+        key = changes["accessKey"]
+        path = self._file_of(key)
+        known = {} if path is None else self._account(path, key)
+        account = {**known, **changes}
+        if "secretKey" not in account:
+            raise ConfigError(f"account {key} does not exist, and a new one needs a secretKey")
+        self._store(path or self._first(), lambda text: put_account(text, account))
+
+    def remove_account(self, key: str) -> None:
+        """Remove an account.
+
+        Raises:
+            ConfigError: See the class.
+        """
+        path = self._file_of(key)
+        if path is None:
+            raise ConfigError(f"no account has the accessKey {key}")
+        self._store(path, lambda text: remove_account(text, key))
+
+    def put_addresses(self, addresses: list[str], file: str = "") -> None:
+        """Replace the addresses that need no account.
+
+        Raises:
+            ConfigError: See the class.
+        """
+        paths = {str(path): path for path in self.files.paths()}
+        if file and file not in paths:
+            raise ConfigError(f"{file} is no file of accounts; there are {', '.join(paths)}")
+        path = paths[file] if file else self._first()
+        self._store(path, lambda text: put_key(text, "globalWhiteRemoteAddresses", addresses))
+
+    def versions(self) -> dict[str, DataVersion]:
+        """The version of each file, which every change here raises."""
+        return {str(path): _version(path, read_text(path)) for path in self.files.paths()}
+
+    def _first(self) -> Path:
+        return self.files.paths()[0]
+
+    def _file_of(self, key: str) -> Path | None:
+        for path in self.files.paths():
+            accounts = parse(str(path), read_text(path)).accounts or ()
+            if any(account.access_key == key for account in accounts):
+                return path
+        return None
+
+    def _account(self, path: Path, key: str) -> dict[str, Any]:
+        accounts = parse(str(path), read_text(path)).accounts or ()
+        (found,) = (account for account in accounts if account.access_key == key)
+        values: dict[str, Any] = msgspec.to_builtins(found)
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _store(self, path: Path, change: Callable[[str], str]) -> None:
+        before = read_text(path)
+        version = _version(path, before)
+        # In RocketMQ's format, which its brokers and tools read too.
+        counted = [{"counter": version.counter + 1, "timestamp": self._clock.wall_ms()}]
+        text = put_key(change(before), "dataVersion", counted)
+        rules = self.files.rules_with({path: text})
+        had_admin = any(account.is_admin for account in self.files.rules.accounts.values())
+        if had_admin and not any(account.is_admin for account in rules.accounts.values()):
+            raise ConfigError(
+                "no administrator would be left to change accounts, so nothing was changed; make "
+                "another account an administrator first"
+            )
+        try:
+            _replace(path.resolve(), text)
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be written: {error.strerror}; nothing was changed"
+            ) from error
+        self.files.refresh()
+
+
+def _version(path: Path, text: str) -> DataVersion:
+    found = parse(str(path), text).data_version
+    first = found[0] if isinstance(found, list) and found else {}
+    try:
+        return msgspec.convert(first, DataVersion)
+    except msgspec.ValidationError:
+        return DataVersion()
+
+
+def _replace(path: Path, text: str) -> None:
+    """Replace a file in one step, so that a crash leaves the old one or the new one."""
+    draft = path.with_name(f".{path.name}.new")  # The broker reads no file of this name.
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,133 @@
+"""Protects a server without accounts: the address of a peer decides what the peer may do.
+
+Peers on loopback may do everything. Others may use the requests of clients, or register brokers, if
+the settings name their address, and never do what operators do. The decision is made once for each
+connection, so requests cost the same as without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from txmq.errors import NoPermission
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command
+from txmq.protocol.signature import ACCESS_KEY, Credentials, SigningKey
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Dispatcher
+from txmq.runtime.network import Network
+from txmq_broker.access.addresses import AddressPattern
+from txmq_broker.access.refusals import Refusals
+from txmq_broker.access.requirements import CLIENT_REQUESTS, REGISTRATIONS
+
+__all__ = ["Protection", "access_text"]
+
+log = logging.getLogger(__name__)
+
+_ACCOUNTS: Final = "give the server accounts (--acl FILE)"
+
+
+def access_text(*, has_accounts: bool, trust: str) -> str:
+    """Who may use a server, in words for an operator."""
+    if has_accounts:
+        return "accounts"
+    return f"no accounts: loopback, clients of {trust}" if trust else "no accounts: loopback alone"
+
+
+class Protection:
+    """Chooses the requests that the peers of a server without accounts may use.
+
+    Args:
+        network: Knows which addresses are loopback.
+        trust: The addresses whose clients need no account.
+        trust_brokers: The addresses whose brokers may register without an account.
+        refusals: Where refused requests are noted.
+        own: What the server's own broker signs its registrations with.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        trust: AddressPattern,
+        trust_brokers: AddressPattern,
+        refusals: Refusals,
+        own: Credentials | None = None,
+    ) -> None:
+        self._network = network
+        self._trust = trust
+        self._trust_brokers = trust_brokers
+        self._refusals = refusals
+        self._own = own
+        self._limited: dict[frozenset[int], Dispatcher] = {}
+
+    def announce(self, address: tuple[str, int]) -> None:
+        """Log a warning if other machines reach an address that this server listens on."""
+        if not self._network.is_loopback(address[0]):
+            who = access_text(has_accounts=False, trust=self._trust.text)
+            log.warning("other machines may reach %s:%d; %s", *address, who)
+
+    def requests_of(self, host: str) -> frozenset[int] | None:
+        """The requests that a host may use; ``None`` if it may use all."""
+        if self._network.is_loopback(host):
+            return None
+        clients = CLIENT_REQUESTS if self._trust.matches(host) else frozenset()
+        return clients | (REGISTRATIONS if self._trust_brokers.matches(host) else frozenset())
+
+    def over(self, whole: Dispatcher) -> Callable[[str], Dispatcher]:
+        """A function that returns, for a host, the dispatcher of its requests."""
+
+        def dispatcher(host: str) -> Dispatcher:
+            allowed = self.requests_of(host)
+            if allowed is None:
+                return whole
+            found = self._limited.get(allowed)
+            if found is None:
+                found = self._limited[allowed] = self._limit(whole, allowed)
+            return found
+
+        return dispatcher
+
+    def _limit(self, whole: Dispatcher, allowed: frozenset[int]) -> Dispatcher:
+        def refuse(connection: Connection, request: Command) -> bytes | None:
+            if self._is_own(request):
+                return whole.handlers[request.code](connection, request)
+            reason = _reason(request.code, has_clients=bool(allowed & CLIENT_REQUESTS))
+            self._refusals.note(connection, request, reason)
+            raise NoPermission(reason)
+
+        handlers = whole.handlers
+        return Dispatcher(
+            {code: handlers[code] if code in allowed else refuse for code in handlers}
+        )
+
+    def _is_own(self, request: Command) -> bool:
+        """Whether the broker of this very process registers, over an address of the machine."""
+        if self._own is None or request.code not in REGISTRATIONS:
+            return False
+        fields = request.field_map()
+        if fields.get(ACCESS_KEY) != self._own.access_key:
+            return False
+        return SigningKey(self._own.secret_key.encode()).has_signed(fields, request.body)
+
+
+def _reason(code: int, *, has_clients: bool) -> str:
+    request = RequestCode(code).name
+    if code in REGISTRATIONS:
+        return (
+            f"protected mode refuses {request}, and nothing was changed: without accounts only "
+            f"known hosts register brokers; {_ACCOUNTS}, or name the broker's host "
+            "(--trust-brokers 10.0.0.7, or security.trust_brokers)"
+        )
+    if code in CLIENT_REQUESTS:
+        return (
+            f"protected mode refuses {request}, and nothing was changed: without accounts only "
+            f"loopback and known networks are served; {_ACCOUNTS}, or name the network of your "
+            "clients (--trust 10.0.0.0/24, or security.trust)"
+        )
+    who = "clients of your network do not administer" if has_clients else "only loopback is served"
+    return (
+        f"protected mode refuses {request}, and nothing was changed: without accounts {who}; "
+        f"{_ACCOUNTS}, or ask over loopback on its machine"
+    )

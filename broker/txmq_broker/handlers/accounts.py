@@ -1,0 +1,139 @@
+"""50 to 54: the accounts, for tools."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from txmq.errors import ConfigError, UnknownRefusal
+from txmq.protocol.account_headers import (
+    AccountChange,
+    AccountName,
+    AccountsVersion,
+    AddressesChange,
+)
+from txmq.protocol.bodies import Accounts, DataVersion, PlainAccount
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command, answer
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq_broker.access.acl_editor import AclEditor
+from txmq_broker.access.acl_files import AclFiles
+from txmq_broker.parts import Parts
+
+__all__ = ["AccountHandlers"]
+
+_BETWEEN: Final = re.compile(r",(?![^{]*\})")
+"""A comma between addresses, not one in the braces of ``10.0.0.{1,7}``."""
+
+_FAILED: Final = 1
+_NOT_CHANGED: Final = 209
+_NOT_REMOVED: Final = 210
+_ADDRESSES_NOT_CHANGED: Final = 211
+"""RocketMQ's response codes; only its tools know the last three."""
+
+
+class AccountHandlers:
+    """Serves and changes the accounts in the broker's files."""
+
+    def __init__(self, parts: Parts, files: AclFiles | None) -> None:
+        self._identity = parts.identity
+        self._editor = None if files is None else AclEditor(files, parts.clock)
+
+    def table(self) -> dict[int, Handler]:
+        """Return the handler of each request code."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: self.put,
+            RequestCode.DELETE_ACL_CONFIG: self.remove,
+            RequestCode.GET_BROKER_CLUSTER_ACL_INFO: self.version,
+            RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: self.put_addresses,
+            RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG: self.show,
+        }
+
+    def put(self, _: Connection, request: Command) -> bytes:
+        """50: create or change an account."""
+        wanted = request.read(AccountChange)
+        changes: dict[str, Any] = {
+            "accessKey": wanted.access_key,
+            "secretKey": wanted.secret_key or None,
+            "whiteRemoteAddress": wanted.white_remote_address,
+            "admin": wanted.admin,
+            "defaultTopicPerm": wanted.default_topic_perm or None,
+            "defaultGroupPerm": wanted.default_group_perm or None,
+            "topicPerms": _listed(wanted.topic_perms),
+            "groupPerms": _listed(wanted.group_perms),
+        }
+        given = {name: value for name, value in changes.items() if value is not None}
+        with _refused_as(_NOT_CHANGED):
+            self._edit().put_account(given)
+        return answer(request)
+
+    def remove(self, _: Connection, request: Command) -> bytes:
+        """51: remove an account."""
+        with _refused_as(_NOT_REMOVED):
+            self._edit().remove_account(request.read(AccountName).access_key)
+        return answer(request)
+
+    def version(self, _: Connection, request: Command) -> bytes:
+        """52: the versions of the files."""
+        with _refused_as(_FAILED):
+            versions = self._edit().versions()
+        first = next(iter(versions.values()), DataVersion())
+        found = AccountsVersion(
+            msgspec.json.encode(first).decode(),
+            msgspec.json.encode(versions).decode(),
+            self._identity.name,
+            self._identity.address,
+            self._identity.cluster,
+        )
+        return answer(request, header=found)
+
+    def put_addresses(self, _: Connection, request: Command) -> bytes:
+        """53: replace the addresses that need no account."""
+        wanted = request.read(AddressesChange)
+        texts = [text.strip() for text in _BETWEEN.split(wanted.global_white_addrs)]
+        addresses = [text for text in texts if text]
+        with _refused_as(_ADDRESSES_NOT_CHANGED):
+            self._edit().put_addresses(addresses, wanted.acl_file_full_path or "")
+        return answer(request)
+
+    def show(self, _: Connection, request: Command) -> bytes:
+        """54: the accounts without their secrets, which no request can read."""
+        with _refused_as(_FAILED):
+            rules = self._edit().files.rules
+        accounts = [
+            PlainAccount(
+                account.access_key,
+                account.white_remote_address,
+                account.admin,
+                account.default_topic_perm,
+                account.default_group_perm,
+                account.topic_perms,
+                account.group_perms,
+            )
+            for account in (known.settings for known in rules.accounts.values())
+        ]
+        return answer(request, body=Accounts(list(rules.trusted_texts), accounts).write())
+
+    def _edit(self) -> AclEditor:
+        if self._editor is None:
+            raise ConfigError("this broker has no file of accounts; start it with --acl FILE")
+        return self._editor
+
+
+@contextmanager
+def _refused_as(code: int) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise UnknownRefusal(str(error), response_code=code) from error
+
+
+def _listed(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    return [part.strip() for part in text.split(",") if part.strip()]

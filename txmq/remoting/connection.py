@@ -15,6 +15,7 @@ import asyncio
 import heapq
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
@@ -34,8 +35,10 @@ from txmq.protocol.command import Command, Frame, FrameReader
 from txmq.protocol.headers import Header
 from txmq.protocol.record import host_bytes
 from txmq.protocol.signature import Credentials
+from txmq.remoting.tls_stream import TlsStream
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
+from txmq.tls import ClientContext, PeerSubject, reason_of, subject_of
 
 __all__ = [
     "NO_SERVER",
@@ -187,10 +190,13 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._transport: asyncio.Transport | None = None
+        self._tls_error: ssl.SSLError | None = None
         self._unread = False
         self._unserved: list[Frame] = []
         self.address = ""
         self.born_host = b"\0" * 8
+        self.subject: PeerSubject | None = None
+        """Whom the peer's certificate was issued for, if TLS checked one."""
         self.active_at = clock.monotonic()
         self.partial_since: float | None = None
 
@@ -204,6 +210,7 @@ class Connection(asyncio.Protocol):
         if peer:
             self.address = f"{peer[0]}:{peer[1]}"
             self.born_host = host_bytes(peer[0], peer[1])
+        self.subject = subject_of(transport.get_extra_info("peercert"))
 
     def data_received(self, data: bytes) -> None:
         """Serve all complete frames, and write their answers in one go."""
@@ -259,8 +266,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all requests that still wait for an answer."""
-        del exc
         self._transport = None
+        self._tls_error = exc if isinstance(exc, ssl.SSLError) else None
         self._out.clear()
         self._unserved.clear()
         if self._timer is not None:
@@ -268,7 +275,7 @@ class Connection(asyncio.Protocol):
             self._timer = None
         self._tell_caught_up()
         for waiter in self._exchange.close():
-            waiter.failed(ConnectionLost(f"{self.address} closed the connection"))
+            waiter.failed(ConnectionLost(f"{self.address} closed the connection{self._why()}"))
         if self._on_lost is not None:
             self._on_lost(self)
 
@@ -321,6 +328,14 @@ class Connection(asyncio.Protocol):
             log.warning("closing %s: it has left %d bytes unread", self.address, self.unread_bytes)
             self.abort()
 
+    def _closed(self) -> ConnectionLost:
+        if self._transport is not None:
+            self._tls_error = self._transport.get_extra_info("tls_error")
+        return ConnectionLost(f"{self.address} is closed{self._why()}")
+
+    def _why(self) -> str:
+        return "" if self._tls_error is None else f": {reason_of(self._tls_error)}"
+
     def _tell_caught_up(self) -> None:
         waiting, self._caught_up = self._caught_up, None
         if waiting is not None and not waiting.done():
@@ -349,7 +364,7 @@ class Connection(asyncio.Protocol):
             ConnectionLost: The connection is closed; nothing was sent.
         """
         if not self.is_open:
-            raise ConnectionLost(f"{self.address} is closed")
+            raise self._closed()
         fields = self._signed(header, body)
         self.send(commands.encode(code, self.number(), fields, body=body, flag=commands.ONEWAY))
 
@@ -417,7 +432,7 @@ class Connection(asyncio.Protocol):
             ConnectionLost: The connection is closed; nothing was sent.
         """
         if self._transport is None or self._transport.is_closing():
-            raise ConnectionLost(f"{self.address} is closed")
+            raise self._closed()
         if waiter is not None:
             self._exchange.add(opaque, waiter, deadline)
             if self._timer is None or deadline < self._timer_at:
@@ -508,7 +523,7 @@ def _why(error: Exception) -> str:
     """Why the connection failed, in words for the author of the address."""
     if isinstance(error, ConnectionRefusedError):
         return NO_SERVER
-    if isinstance(error, socket.gaierror | UnicodeError):
+    if isinstance(error, socket.gaierror | ValueError):
         cause = getattr(error, "strerror", None) or error
         return f"{cause}; write host:port, several separated by ';'"
     return str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
@@ -523,6 +538,7 @@ class ConnectionPool:
         service: Answers requests from the other side.
         on_open: Called with the address and the connection after each opening.
         credentials: What requests are signed with.
+        tls: Encrypts the connections, and checks the servers.
     """
 
     def __init__(
@@ -533,7 +549,9 @@ class ConnectionPool:
         on_open: Callable[[str, Connection], None] | None = None,
         *,
         credentials: Credentials | None = None,
+        tls: ClientContext | None = None,
     ) -> None:
+        self._tls = tls
         self._network = network
         self._clock = clock
         self._service = service
@@ -569,17 +587,37 @@ class ConnectionPool:
         host, port = split_address(address)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                made = await self._network.connect(
-                    lambda: Connection(self._clock, self._service, credentials=self._credentials),
-                    host,
-                    port,
-                )
-        except (OSError, TimeoutError, UnicodeError) as error:
-            # UnicodeError: the name resolver raises it for an invalid host name.
+                made = await self._open_stream(host, port)
+        except (OSError, TimeoutError, ValueError) as error:
+            # ValueError: the name resolver and TLS raise it for an invalid host name.
             raise ConnectFailed(f"cannot connect to {address}: {_why(error)}") from error
         self._open[address] = made
         if self._on_open is not None:
             self._on_open(address, made)
+        return made
+
+    async def _open_stream(self, host: str, port: int) -> Connection:
+        made = Connection(self._clock, self._service, credentials=self._credentials)
+        if self._tls is None:
+            return await self._network.connect(lambda: made, host, port)
+        self._tls.refresh()
+        context, name = self._tls.value, self._tls.server_name(host)
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def end(why: str) -> None:
+            if not ended.done():
+                ended.set_result(why)
+
+        stream = await self._network.connect(
+            lambda: TlsStream(context, lambda: made, end, server_name=name), host, port
+        )
+        try:
+            why = await ended
+        except BaseException:
+            stream.abort()
+            raise
+        if why:
+            raise ConnectionError(f"TLS: {why}")
         return made
 
     def _settle(self, address: str, task: asyncio.Task[Connection]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections import Counter
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -16,10 +15,10 @@ from txmq.protocol.headers import SignedSend
 from txmq.protocol.signature import (
     ACCESS_KEY,
     SIGNATURE,
-    Credentials,
 )
 from txmq.remoting.connection import Connection
-from txmq_broker.access.accounts import AccessRules, Account, AccountSettings, Permission
+from txmq.repeated_lines import RepeatedLines
+from txmq_broker.access.accounts import AccessRules, Account, Permission
 from txmq_broker.access.audit import AUDITED, AuditLog
 from txmq_broker.access.requirements import (
     NO_MESSAGES,
@@ -34,9 +33,6 @@ __all__ = ["Authorizer"]
 
 log = logging.getLogger(__name__)
 
-_REFUSALS_KEPT: Final = 1000
-"""Different refusals that are counted; a stranger can make any number of them."""
-
 _NAME_CHARS_SHOWN: Final = 100
 """The characters of a stranger's text that a refusal shows."""
 
@@ -44,7 +40,10 @@ _NAME_CHARS_SHOWN: Final = 100
 class RulesSource(Protocol):
     """Where the rules of the moment are."""
 
-    rules: AccessRules
+    @property
+    def rules(self) -> AccessRules:
+        """The rules of now."""
+        ...
 
 
 class Authorizer:
@@ -53,7 +52,6 @@ class Authorizer:
     Args:
         source: Has the rules, which may change while the server runs.
         topics: Finds the topics of messages that requests name by their position.
-        own: The credentials of this server itself, which may do everything.
         audit: Where refused requests of operators are recorded.
     """
 
@@ -62,19 +60,14 @@ class Authorizer:
         source: RulesSource,
         topics: MessageTopics = NO_MESSAGES,
         *,
-        own: Credentials | None = None,
         audit: AuditLog | None = None,
     ) -> None:
         self._source = source
         self._audit = audit
         self._names: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
         """The accounts of connections that have sent a heartbeat."""
-        self._refusals: Counter[str] = Counter()
+        self._refusals = RepeatedLines()
         self._topics = topics
-        self._own = None
-        if own is not None:
-            settings = AccountSettings(own.access_key, own.secret_key, admin=True)
-            self._own = Account(settings)
 
     def __call__(self, connection: Connection, request: Command) -> None:
         """Let a request pass.
@@ -102,7 +95,7 @@ class Authorizer:
         if rules.is_trusted(host):
             return
         try:
-            account = self._sender(rules, host, request)
+            account = self._sender(rules, connection, request)
             self._check(account, requirement, request)
         except NoPermission as error:
             times = self._note(f"refused request {request.code} of {host}: {error}")
@@ -122,32 +115,25 @@ class Authorizer:
         return is_met(Need("topic", topic, Permission.PUB), account)
 
     def _note(self, refusal: str) -> str | None:
-        """Log a refusal, but not each of thousands: the first, the tenth, the hundredth...
+        """Log a refusal, but not each of thousands.
 
         Returns:
             How often it occurred, as words to add; ``None`` if it was not logged.
         """
-        if len(self._refusals) >= _REFUSALS_KEPT and refusal not in self._refusals:
-            self._refusals.clear()
-        self._refusals[refusal] += 1
-        count = self._refusals[refusal]
-        if count != 10 ** (len(str(count)) - 1):
-            return None
-        times = f" ({count} times)" if count > 1 else ""
-        log.warning("%s%s", refusal, times)
+        times = self._refusals.note(refusal)
+        if times is not None:
+            log.warning("%s%s", refusal, times)
         return times
 
-    def _sender(self, rules: AccessRules, host: str, request: Command) -> Account:
+    def _sender(self, rules: AccessRules, connection: Connection, request: Command) -> Account:
         fields = request.field_map()
         name = fields.get(ACCESS_KEY)
         if name is None:
-            raise NoPermission("no accessKey is configured: this broker serves only known accounts")
+            return _certified(rules, connection)
         account = rules.accounts.get(name)
-        if account is None and self._own is not None and name == self._own.name:
-            account = self._own
         if account is None:
             raise NoPermission(f"no account has the accessKey {name[:_NAME_CHARS_SHOWN]!r}")
-        if account.addresses.matches(host):
+        if account.addresses.matches(connection.address.rpartition(":")[0]):
             return account
         expected = account.key.sign_fields(fields, request.body)
         given = fields.get(SIGNATURE, "")
@@ -163,6 +149,20 @@ class Authorizer:
             if not is_met(need, account):
                 name = RequestCode(request.code).name
                 raise NoPermission(f"account {account.name} needs {need} for {name}")
+
+
+def _certified(rules: AccessRules, connection: Connection) -> Account:
+    """The account of a request without a signature: that of the client's certificate."""
+    subject = connection.subject
+    if subject is None:
+        raise NoPermission("no accessKey is configured: this broker serves only known accounts")
+    account = rules.of_subject(subject)
+    if account is None:
+        text = subject.text[:_NAME_CHARS_SHOWN]
+        raise NoPermission(
+            f"no accessKey is configured, and no account has the tlsSubject {text!r}"
+        )
+    return account
 
 
 def _may_publish(account: Account, topic: str) -> bool:

@@ -16,6 +16,7 @@ from txmq.errors import (
     UsageError,
     WriteFailed,
 )
+from txmq.remoting.arrival import ServerTls
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Authorize, Dispatcher, Handler
 from txmq.remoting.listener import Listener
@@ -56,6 +57,7 @@ class NameServer:
         owner: str = "",
         authorize: Authorize | None = None,
         audit: AuditLog | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self._network = network
         self._clock = clock
@@ -65,6 +67,7 @@ class NameServer:
         self._connections_max = connections_max
         self._dispatch = Dispatcher({}, authorize)
         self._audit = audit
+        self._tls = tls
         self._listener: Listener | None = None
         self._options: OptionTable | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -99,6 +102,7 @@ class NameServer:
             connections_max=self._connections_max,
             on_lost=self._forget,
             decode=self._dispatch.decode,
+            tls=self._tls,
         )
         self._schedule()
         return self

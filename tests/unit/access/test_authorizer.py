@@ -107,6 +107,7 @@ def request(code, account=None, *, fields=FIELDS, body=BODY, secret=None, kind=c
 class Peer:
     def __init__(self, address):
         self.address = address
+        self.subject = None
 
 
 def passes(sent, host="203.0.113.9", rules=RULES):

@@ -39,3 +39,4 @@ def openssl(*words):
         ["openssl", *words], check=False, capture_output=True, text=True, timeout=ANSWER_SECONDS
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests import java_archive
+from tests.certificates import Authority
 from tests.soak import SOAK, count, left_to_the_soak
 from txmq.runtime.interrupts import restore_interrupt
 
@@ -221,3 +222,9 @@ def browser_page(browser):
         yield context.new_page()
     finally:
         context.close()
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory):
+    """Issues certificates that ``authority.certificate`` vouches for."""
+    return Authority(tmp_path_factory.mktemp("authority"))

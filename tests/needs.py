@@ -103,6 +103,13 @@ NEEDS = (
         "stops",
         lambda: see_programs("make", "bash", "ps"),
     ),
+    Need(
+        "openssl, version 3 or newer",
+        "the certificates of the tests of TLS",
+        "openssl",
+        "stops",
+        lambda: see_programs("openssl"),
+    ),
     Need("Java 17 or newer", "Spark", "openjdk-17-jre-headless", "stops", check_java),
     Need(
         "Chromium",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from txmq.outbox.relay import Relay
     from txmq.outbox.settings import RelaySettings
     from txmq.protocol.signature import Credentials
+    from txmq.tls import ClientTls
     from txmq.transaction.listener import HalfMessage, TransactionListener
     from txmq.transaction.manager import TransactionManager
     from txmq.transaction.producer import TransactionProducer
@@ -61,6 +62,7 @@ __all__ = [
     "Admin",
     "Client",
     "ClientSettings",
+    "ClientTls",
     "ConsumerSettings",
     "Credentials",
     "Effect",
@@ -110,6 +112,7 @@ __version__ = "0.1.0"
 _LATER: Final = {
     "Admin": "txmq.client.admin.admin",
     "Client": "txmq.client.client",
+    "ClientTls": "txmq.tls",
     "Credentials": "txmq.protocol.signature",
     "Reply": "txmq.client.send.request_reply",
     "reply_to": "txmq.client.send.request_reply",

@@ -100,6 +100,17 @@ CONNECTION_BACKLOG_BYTES: Final = 4 * 1024 * 1024
 PUSH_BACKLOG_BYTES: Final = 16 * 1024 * 1024
 """Answers a peer has not read; beyond it we close its connection as dead."""
 
+TLS_HANDSHAKE_S: Final = 10.0
+"""Seconds for a peer's first byte, and again for its TLS handshake: some round trips on a bad
+line. A peer that is silent costs no more than a socket for as long."""
+
+TLS_HANDSHAKE_BYTES_MAX: Final = 64 * 1024
+"""Bytes of a TLS handshake that is not complete. OpenSSL itself accepts 128 KiB for a hello and
+100 KiB of certificates; usual ones have 2 and 5."""
+
+REPEATED_LINES_MAX: Final = 1_000
+"""Different log lines about refused peers that are counted; a stranger can cause any number."""
+
 ROUTE_TOPICS_MAX: Final = 100_000
 """Topics a name server keeps; it refuses a broker that registers more."""
 

@@ -17,7 +17,7 @@ from txmq.errors import BrokerRefused, InternalError, ServiceUnavailable, StoreE
 from txmq.protocol.bodies import TopicConfigs
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import unpack
-from txmq.protocol.signature import Credentials
+from txmq.remoting.arrival import ServerTls
 from txmq.remoting.connection import Connection, ConnectionPool, split_address
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
@@ -25,6 +25,7 @@ from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
+from txmq.tls import client_context, load_tls
 from txmq_broker.access.acl_files import AclFiles
 from txmq_broker.access.addresses import AddressPattern
 from txmq_broker.access.audit import AuditLog
@@ -32,6 +33,7 @@ from txmq_broker.access.authorizer import Authorizer
 from txmq_broker.access.protection import Protection, access_text
 from txmq_broker.access.refusals import Refusals
 from txmq_broker.access.requirements import MessageTopics
+from txmq_broker.access.server_certificates import ServerCertificates
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.clients import Clients
@@ -59,6 +61,7 @@ from txmq_broker.handlers.statistics import StatisticsHandlers
 from txmq_broker.handlers.topics import TopicHandlers
 from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.identity import Identity
+from txmq_broker.names.own_registration import OwnRegistration
 from txmq_broker.names.server import NameServer
 from txmq_broker.parts import Parts
 from txmq_broker.services.checker import Checker
@@ -66,7 +69,7 @@ from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.housekeeping import Housekeeping
 from txmq_broker.services.keeper import Keeper
-from txmq_broker.services.registrar import Registrar, registration_of
+from txmq_broker.services.registrar import Registrar
 from txmq_broker.store.message_store import MessageStore, Span
 from txmq_broker.store.start import Recovery
 
@@ -140,18 +143,18 @@ class Broker:
             settings.retention,
         )
         self._acl = AclFiles(Path(settings.acl)) if settings.acl else None
+        self._certificates = ServerCertificates.of(settings.tls)
         self._audit = AuditLog(self.disk, self.clock)
         self._refusals = Refusals(self._audit)
         security = settings.security
         self._trust = AddressPattern.parse(security.trust, "security.trust")
         self._trust_brokers = AddressPattern.parse(security.trust_brokers, "security.trust_brokers")
-        self._own = self._credentials()
-        self._pool = ConnectionPool(self.network, self.clock, credentials=self._own)
+        self._pool = self._pool_to_names()
         self._names: NameServer | None = None
         self._authorizer = self._authorizer_of_broker()
         self._dispatch = Dispatcher({}, self._authorizer)
         self._listener: Listener | None = None
-        self._registrar: Registrar | None = None
+        self._registrar: Registrar | OwnRegistration | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._delivery: asyncio.Task[None] | None = None
         self.started_ms = 0
@@ -188,6 +191,7 @@ class Broker:
             on_lost=self._lost,
             decode=self._dispatch.decode,
             service_for=protection.over(self._dispatch) if protection else None,
+            tls=self._port_tls,
         )
         await self._listener.open(*split_address(self.settings.listen))
         if protection is not None:
@@ -225,6 +229,9 @@ class Broker:
         self._tasks.append(asyncio.create_task(self._checker.run(), name="check-back"))
         if self._acl is not None:
             self._tasks.append(asyncio.create_task(self._acl.watch(), name="accounts"))
+        if self._certificates is not None:
+            watch = self._certificates.watch()
+            self._tasks.append(asyncio.create_task(watch, name="certificates"))
         self._delivery = asyncio.create_task(self._deliverer.run(), name="delivery")
         self._tasks.append(self._delivery)
 
@@ -250,7 +257,7 @@ class Broker:
         if self._accept_loss is not None and not self._keeper.has_lost:
             log.warning("nothing is missing, so --accept-loss had no effect")
 
-    async def _open_names(self) -> Registrar:
+    async def _open_names(self) -> Registrar | OwnRegistration:
         names = self.settings.names
         if not names:
             server = self._names = NameServer(
@@ -261,21 +268,26 @@ class Broker:
                 authorize=self._authorizer_of_names(),
                 audit=self._audit,
                 protection=self._protection(),
+                tls=self._port_tls,
             )
             await server.__aenter__()
             # The broker is registered before the first client connects: without a route a client
             # takes the topic for one that does not exist.
-            registration, now = registration_of(self._identity), self.clock.monotonic()
-            server.routes.register(registration, self.topics.saved(), self, now)
+            own = OwnRegistration(self._identity, self.topics, server.routes, self.clock)
             await server.open(*split_address(self.settings.names_listen))
-            names = self.names
+            return own
         addresses = [address.strip() for address in names.split(";") if address.strip()]
         return Registrar(self._identity, self.topics, self._pool, addresses)
 
-    def refresh_accounts(self) -> None:
-        """Read the files of accounts again now, if they have changed."""
-        if self._acl is not None:
-            self._acl.refresh()
+    def refresh_files(self) -> None:
+        """Read the files of accounts and certificates again now, if they have changed."""
+        for files in (self._acl, self._certificates):
+            if files is not None:
+                files.refresh()
+
+    @property
+    def _port_tls(self) -> ServerTls | None:
+        return None if self._certificates is None else self._certificates.port_tls
 
     def _authorizer_of_broker(self) -> Authorizer | None:
         if self._acl is None:
@@ -286,25 +298,23 @@ class Broker:
     def _authorizer_of_names(self) -> Authorizer | None:
         if self._acl is None:
             return None
-        return Authorizer(
-            self._acl, own=self._own, refusals=self._refusals, trust_brokers=self._trust_brokers
-        )
+        return Authorizer(self._acl, refusals=self._refusals, trust_brokers=self._trust_brokers)
 
     def _protection(self) -> Protection | None:
         if self._acl is not None:
             return None
-        return Protection(
-            self.network, self._trust, self._trust_brokers, self._refusals, own=self._own
-        )
+        return Protection(self.network, self._trust, self._trust_brokers, self._refusals)
 
-    def _credentials(self) -> Credentials | None:
-        """What this broker signs its registrations with; an account of its own name server."""
-        host, _ = split_address(self.settings.names_listen)
-        is_protected = self._acl is not None or not self.network.is_loopback(host)
-        if self.settings.names or not is_protected:
-            return load_credentials()
-        secret = self.entropy.token(32).hex()
-        return Credentials(access_key=f"broker {self.settings.name}", secret_key=secret)
+    def _pool_to_names(self) -> ConnectionPool:
+        """The connections to name servers elsewhere; the environment has account and TLS."""
+        if not self.settings.names:
+            return ConnectionPool(self.network, self.clock)
+        return ConnectionPool(
+            self.network,
+            self.clock,
+            credentials=load_credentials(),
+            tls=client_context(load_tls()),
+        )
 
     def _topic_at(self, position: int) -> str | None:
         data = self.store.record_bytes(position)

@@ -29,6 +29,7 @@ __all__ = [
     "FilterSettings",
     "RetentionSettings",
     "SecuritySettings",
+    "ServerTlsSettings",
     "StoreSettings",
     "TopicDefaults",
 ]
@@ -37,6 +38,7 @@ __all__ = [
 _NAME: Final = re.compile(r"[A-Za-z0-9_.@-]+")
 
 FlushMode = Literal["sync", "async"]
+TlsMode = Literal["disabled", "permissive", "enforcing"]
 
 HOW_TO_ADVERTISE: Final = (
     "set advertise to the address clients shall use, for instance --set advertise=192.0.2.1:10911"
@@ -257,6 +259,40 @@ class SecuritySettings(Struct, frozen=True, kw_only=True):
     """
 
 
+class ServerTlsSettings(Struct, frozen=True, kw_only=True):
+    """How the ports of the broker and of its name server speak TLS.
+
+    Raises:
+        ConfigError: A file is missing.
+    """
+
+    mode: TlsMode = "disabled"
+    """"disabled": without TLS; "permissive": with and without, by a connection's first byte;
+    "enforcing": only with TLS.
+    """
+
+    certificate: str = ""
+    """A PEM file with the server's certificate and its chain. It names the addresses that clients
+    connect to. The three files are read again when they change; open connections stay.
+    """
+
+    key: str = ""
+    """A PEM file with the key of the certificate, without a password; only its owner may read it.
+    """
+
+    client_ca: str = ""
+    """A PEM file of authorities. With it, every connection with TLS needs a client certificate
+    that one of them signed; ``tlsSubject`` in the file of accounts makes it an account.
+    """
+
+    def __post_init__(self) -> None:
+        """Refuse TLS without a certificate."""
+        if self.mode != "disabled":
+            for setting in ("certificate", "key"):
+                if not getattr(self, setting):
+                    raise ConfigError(f"tls.mode {self.mode!r} needs tls.{setting}, a PEM file")
+
+
 class BrokerSettings(Struct, frozen=True, kw_only=True):
     """All settings of ``txmq serve``.
 
@@ -309,6 +345,7 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
     """
 
     store: StoreSettings = StoreSettings()
+    tls: ServerTlsSettings = ServerTlsSettings()
     topics: TopicDefaults = TopicDefaults()
     filter: FilterSettings = FilterSettings()
     transaction: CheckBackSettings = CheckBackSettings()

@@ -129,6 +129,18 @@ def _with_accounts(value: object, so_far: _SoFar, notice: _Notice) -> dict[str, 
     return {}
 
 
+def _need_client_certificate(value: object, so_far: _SoFar, notice: _Notice) -> dict[str, object]:
+    del notice
+    text = str(value).strip().lower()
+    if text in ("none", "false"):
+        return {"tls.client_ca": ""}
+    if text not in ("require", "true"):
+        raise ValueError("require or none: a certificate that may be absent proves nothing")
+    if not so_far("tls.client_ca"):
+        raise ValueError("require only if tls.server.trustCertPath names the authorities before it")
+    return {}
+
+
 def _no_halves(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
     del so_far, notice
     return {"transaction.pending_max": 0} if _truth(value) == "true" else {}
@@ -232,6 +244,22 @@ _KEPT: Final[dict[str, ForeignName]] = {
     "aclEnable": Derived(
         ("acl",), _with_accounts, "`true` needs `acl`, the file of accounts; `false` takes it away"
     ),
+    "tls.server.mode": Alias("tls.mode"),
+    "tls.server.certPath": Alias("tls.certificate"),
+    "tls.server.keyPath": Alias("tls.key"),
+    "tls.server.trustCertPath": Alias(
+        "tls.client_ca", text="with it, client certificates are required"
+    ),
+    "tls.server.need.client.auth": Derived(
+        ("tls.client_ca",),
+        _need_client_certificate,
+        "`require` needs `tls.client_ca`; `none` takes it away",
+    ),
+    "tls.server.authClient": Derived(
+        ("tls.client_ca",),
+        _need_client_certificate,
+        "`true` needs `tls.client_ca`; `false` takes it away",
+    ),
     "rejectTransactionMessage": Derived(
         ("transaction.pending_max",), _no_halves, "`true` sets it to 0"
     ),
@@ -242,12 +270,25 @@ _NO_ACCESS: Final = (
     "the access control of RocketMQ 5 does not exist here; set acl to a file of accounts, as in "
     "RocketMQ's plain_acl.yml"
 )
+_OWN_CONNECTIONS: Final = (
+    "the connections of the broker to name servers take TXMQ_TLS and the variables after it; the "
+    "ports take tls.mode"
+)
 _NO_TEMPLATE: Final = "the topics named after the broker and its cluster are always there"
 
 _FIXED: Final[dict[str, ForeignName]] = {
     "authenticationEnabled": OneValue("false", _NO_ACCESS),
     "authorizationEnabled": OneValue("false", _NO_ACCESS),
-    "useTLS": OneValue("false", "connections are not encrypted yet"),
+    "tls.test.mode.enable": OneValue("false", "TLS needs a certificate; set tls.certificate"),
+    "tls.server.keyPassword": OneValue("", "write the key without a password, for its owner alone"),
+    "tls.config.file": OneValue("", "write the lines of that file into this one"),
+    "useTLS": OneValue("false", _OWN_CONNECTIONS),
+    "tls.enable": OneValue("false", _OWN_CONNECTIONS),
+    "tls.client.authServer": OneValue("true", _OWN_CONNECTIONS),
+    "tls.client.trustCertPath": OneValue("", _OWN_CONNECTIONS),
+    "tls.client.certPath": OneValue("", _OWN_CONNECTIONS),
+    "tls.client.keyPath": OneValue("", _OWN_CONNECTIONS),
+    "tls.client.keyPassword": OneValue("", _OWN_CONNECTIONS),
     "brokerId": OneValue("0", f"{_NO_COPIES}, and every broker is number 0 of its name"),
     "brokerRole": OneValue("ASYNC_MASTER", _NO_COPIES),
     "allAckInSyncStateSet": OneValue("false", _NO_COPIES),

@@ -33,9 +33,11 @@ class Link:
 
     BUFFER_BYTES = 4 * 1024 * 1024
 
-    def __init__(self, port):
+    def __init__(self, port, context=None):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if context is not None:
+            self.socket = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
         self.buffer = bytearray(self.BUFFER_BYTES)
         self.view = memoryview(self.buffer)
         self.held = 0
@@ -170,9 +172,9 @@ def stream(link, frames, seconds):
     return drive
 
 
-def measured_sends(server, frames, seconds, shape=bursts, *, warm_up_s):
-    """Drive a server with sends and tell what it did and what it cost."""
-    link = Link(server.port)
+def measured_sends(server, frames, seconds, shape=bursts, *, warm_up_s, context=None):
+    """Drive a server with sends, with a context through TLS, and tell what it did and cost."""
+    link = Link(server.port, context)
     try:
         bursts(link, frames, warm_up_s)
         before = server.cpu_s()

@@ -65,8 +65,8 @@ class Bench:
     def floor(self):
         return Floor(self, self.new_folder())
 
-    def broker(self, flush="async", folder=None):
-        return Broker(self, folder or self.new_folder(), flush)
+    def broker(self, flush="async", folder=None, settings=()):
+        return Broker(self, folder or self.new_folder(), flush, settings)
 
 
 class Server:
@@ -167,11 +167,12 @@ class Floor(Server):
 
 
 class Broker(Server):
-    """The broker as a user starts it, with its default settings."""
+    """The broker as a user starts it, with its default settings and perhaps a few others."""
 
-    def __init__(self, bench, folder, flush):
+    def __init__(self, bench, folder, flush, settings):
         super().__init__(bench, folder)
         self.flush = flush
+        self.settings = settings
         self.data = folder / "data"
         self.names = ""
 
@@ -183,7 +184,8 @@ class Broker(Server):
     def command(self):
         serve = [sys.executable, "-m", "txmq", "serve", "--data", str(self.data)]
         anywhere = ["--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0"]
-        return [*serve, *anywhere, "--flush", self.flush, "--log-level", "warning"]
+        chosen = [part for setting in self.settings for part in ("--set", setting)]
+        return [*serve, *anywhere, "--flush", self.flush, "--log-level", "warning", *chosen]
 
     def port_in(self, line):
         found = re.match(r"ready \S+ \S+:(\d+) names (\S+)", line)

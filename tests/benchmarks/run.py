@@ -34,6 +34,7 @@ from bench_relay import relay
 from bench_resolve import resolve
 from bench_restart import restart
 from bench_sends import floor, ratios, sends
+from bench_tls import tls
 from bench_transactions import transactions
 
 SECTIONS = {
@@ -41,6 +42,7 @@ SECTIONS = {
     "floor": floor,
     "sends": sends,
     "ratios": ratios,
+    "tls": tls,
     "drain": drain,
     "filters": filters,
     "transactions": transactions,

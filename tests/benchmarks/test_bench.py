@@ -95,7 +95,11 @@ def test_sections_left_out_are_not_judged():
 
 SECTIONS = (
     *("floor", "sends", "ratios"),
-    *(("transactions", "pending", "decorated", "filters", "resolve", "delays") if IS_SOAK else ()),
+    *(
+        ("tls", "transactions", "pending", "decorated", "filters", "resolve", "delays")
+        if IS_SOAK
+        else ()
+    ),
 )
 
 
@@ -128,6 +132,12 @@ def test_a_run_prints_one_document_with_every_figure_of_floor_and_sends(document
             assert 0 < latency["p50"] <= latency["p99"] <= latency["p99.9"]
     assert document["ratios"]["in_flight"] == 64
     assert {"send_cost", "sync_throughput"} <= document["checks"].keys()
+
+
+@pytest.mark.soak
+def test_a_run_tells_what_tls_costs(document):
+    assert document["tls"]["plain_over_off"]["median"] > 0
+    assert document["tls"]["medians"].keys() == {"off", "plain", "tls"}
 
 
 @pytest.mark.soak

@@ -25,6 +25,7 @@ FOREIGN = {
     "du": "the shell's",
     "docker": "Docker's",
     "git": "Git's",
+    "openssl": "OpenSSL's; tests/docs/test_secure.py runs it",
     "mv": "the shell's",
     "createdb": "PostgreSQL's; `createdb NAME` is done in the environment of its page",
     "curl": "needs the servers of the bank transfer, which its own tests call",

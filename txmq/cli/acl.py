@@ -56,7 +56,7 @@ def show_accounts(file: File, *, as_json: AsJson = False) -> None:
     The broker reads a file the same way when it starts and when the file changes.
     """
     rows = [account.described() for account in _rules(file).accounts.values()]
-    columns = ["account", "admin", "topics", "groups", "unsigned from"]
+    columns = ["account", "admin", "topics", "groups", "unsigned from", "tls subject"]
     print_rows(rows, columns, [row.values() for row in rows], json=as_json)
 
 

@@ -1,6 +1,7 @@
 """``txmq names``: a name server alone, for clusters whose brokers share one."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from txmq.cli.common import WRONGLY_CALLED, fail
 from txmq.cli.output import flush, note_lines, say
 from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.cli.stop_signals import stop_at_signals
+from txmq.config import load
 from txmq.errors import TxmqError
 from txmq.remoting.connection import split_address
 from txmq.runtime.clock import SystemClock
@@ -54,6 +56,19 @@ def names(
             "account.",
         ),
     ] = "",
+    tls_mode: Annotated[
+        str, typer.Option(metavar="disabled|permissive|enforcing", help="Whether it speaks TLS.")
+    ] = "disabled",
+    tls_certificate: Annotated[
+        str, typer.Option(metavar="FILE", help="Its certificate with the chain, in PEM form.")
+    ] = "",
+    tls_key: Annotated[
+        str, typer.Option(metavar="FILE", help="The key of the certificate, for its owner alone.")
+    ] = "",
+    tls_client_ca: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Authorities: every peer with TLS needs a certificate."),
+    ] = "",
     log_format: LogForm = "text",
     log_level: LogLevel = "info",
 ) -> None:
@@ -61,24 +76,36 @@ def names(
     import uvloop  # Commands of a client also work on systems without it.
 
     logs.configure(log_format, log_level)
+    tls = {
+        "mode": tls_mode,
+        "certificate": tls_certificate,
+        "key": tls_key,
+        "client_ca": tls_client_ca,
+    }
     kept = Path(data).absolute() if data is not None else "in memory: routes come from brokers"
     note_lines(f"txmq {txmq.__version__}\n  names   {listen}\n  data    {kept}")
     if acl is not None and trust:
         fail("--acl and --trust exclude each other; leave out one", WRONGLY_CALLED)
     try:
-        uvloop.run(_serve(listen, data, acl, trust, trust_brokers))
+        uvloop.run(_serve(listen, data, acl, (trust, trust_brokers), tls))
     except (TxmqError, OSError) as error:
         give_up(error, started=False, addresses={"--listen": listen}, data=data)
 
 
 async def _serve(
-    listen: str, data: str | None, acl: str | None, trust: str, trust_brokers: str
+    listen: str,
+    data: str | None,
+    acl: str | None,
+    trusted: tuple[str, str],
+    tls: Mapping[str, str],
 ) -> None:
     from txmq_broker.access.acl_files import AclFiles
     from txmq_broker.access.addresses import AddressPattern
     from txmq_broker.access.authorizer import Authorizer
     from txmq_broker.access.protection import Protection
     from txmq_broker.access.refusals import Refusals
+    from txmq_broker.access.server_certificates import ServerCertificates
+    from txmq_broker.config import ServerTlsSettings
     from txmq_broker.names.server import NameServer
 
     host, port = split_address(listen)
@@ -86,6 +113,7 @@ async def _serve(
     disk = None if data is None else LocalDisk(data)
     files = None if acl is None else AclFiles(Path(acl))
     network, refusals = SystemNetwork(), Refusals()
+    trust, trust_brokers = trusted
     brokers = AddressPattern.parse(trust_brokers, "--trust-brokers")
     authorizer: Authorizer | None = None
     protection: Protection | None = None
@@ -94,15 +122,26 @@ async def _serve(
         protection = Protection(network, clients, brokers, refusals)
     else:
         authorizer = Authorizer(files, refusals=refusals, trust_brokers=brokers)
+    arguments = [f"{key}={value}" for key, value in tls.items()]
+    certificates = ServerCertificates.of(load(ServerTlsSettings, arguments=arguments))
     with stop_at_signals(stopped):
         server = NameServer(
-            network, SystemClock(), disk, authorize=authorizer, protection=protection
+            network,
+            SystemClock(),
+            disk,
+            authorize=authorizer,
+            protection=protection,
+            tls=None if certificates is None else certificates.port_tls,
         )
-        watch = None if files is None else asyncio.create_task(files.watch())
+        watches = [
+            asyncio.create_task(watched.watch())
+            for watched in (files, certificates)
+            if watched is not None
+        ]
         async with server:
             await server.open(host, port)
             say("ready names {}:{}".format(*server.address))
             flush()
             await stopped.wait()
-        if watch is not None:
+        for watch in watches:
             watch.cancel()

@@ -25,6 +25,7 @@ from txmq.errors import ConfigError, DirectoryInUse, TxmqError
 from txmq.remoting.connection import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.memory import keep_freed_memory
+from txmq.tls import TLS_VARIABLES
 
 if TYPE_CHECKING:
     from txmq_broker.app import Broker
@@ -51,6 +52,7 @@ NOT_SETTINGS: Final = (
     LOG_FORMAT_VARIABLE,
     LOG_LEVEL_VARIABLE,
     *CREDENTIALS_VARIABLES,
+    *TLS_VARIABLES,
 )
 """Variables of the command line that are not settings of the broker."""
 
@@ -71,6 +73,12 @@ LogLevel = Annotated[
 _FLUSH_MEANS: Final = {
     "sync": "a send is answered when its message survives a power cut",
     "async": "a send is answered when it is written; a power cut may take the last messages",
+}
+
+_TLS_MEANS: Final = {
+    "disabled": "disabled: connections are not encrypted",
+    "permissive": "permissive: connections with TLS and without",
+    "enforcing": "enforcing: only connections with TLS",
 }
 
 
@@ -251,6 +259,7 @@ def banner(settings: "BrokerSettings") -> str:
         "names": names,
         "data": str(Path(settings.data).absolute()),
         "flush": f"{settings.store.flush}: {_FLUSH_MEANS[settings.store.flush]}",
+        "tls": _TLS_MEANS[settings.tls.mode],
         "access": f"accounts in {settings.acl}"
         if settings.acl
         else access_text(has_accounts=False, trust=settings.security.trust),

@@ -97,6 +97,7 @@ class ClusterClient(Lifecycle):
             # Refresh in the background well before the route expires.
             fresh_s=2 * self.settings.route_refresh_s,
             credentials=self.settings.credentials,
+            tls=self.settings.tls,
         )
         self.admin = Admin(self.session)
         self.id = _client_id(self.settings, self.session.entropy)

@@ -44,6 +44,7 @@ from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.runtime.process import OwnerProcess
+from txmq.tls import ClientTls, client_context, load_tls
 
 __all__ = ["Session"]
 
@@ -73,10 +74,11 @@ class Session:
         answer_s: The timeout of a request.
         fresh_s: How long a route is fresh.
         credentials: What requests are signed with; those of the environment if ``None``.
+        tls: How connections are encrypted; as the environment says if ``None``.
 
     Raises:
-        ConfigError: ``names`` names no server, an address is invalid, or the credentials of the
-            environment are incomplete.
+        ConfigError: ``names`` names no server, an address is invalid, the credentials of the
+            environment are incomplete, or a certificate cannot be used.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Session:
         answer_s: float = ANSWER_S,
         fresh_s: float = FRESH_S,
         credentials: Credentials | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
         self.names = _addresses_in(names)
         self.clock = clock or SystemClock()
@@ -108,6 +111,7 @@ class Session:
             service,
             on_open,
             credentials=self.credentials,
+            tls=client_context(tls or load_tls()),
         )
         self._is_open = False
         self.owner = OwnerProcess("client")

@@ -21,6 +21,7 @@ from txmq.limits import FRAME_BYTES_MAX, MESSAGE_BODY_BYTES_MAX
 from txmq.protocol.compression import Algorithm
 from txmq.protocol.signature import Credentials
 from txmq.protocol.topics import TRACES
+from txmq.tls import ClientTls
 
 __all__ = [
     "TRACE_SETTINGS", "ClientSettings", "ConsumerSettings", "ProducerSettings", "StartFrom",
@@ -82,6 +83,9 @@ class ClientSettings:
     credentials: Credentials | None = None
     """The account that requests are signed with; without it ``TXMQ_ACCESS_KEY`` and
     ``TXMQ_SECRET_KEY``, or the file that ``TXMQ_CREDENTIALS`` names."""
+    tls: ClientTls | None = None
+    """Encrypts connections and checks servers; without it what ``TXMQ_TLS`` and the variables that
+    begin with ``TXMQ_TLS_`` say, and no TLS without them."""
 
     def __post_init__(self) -> None:
         """Check that the values can work."""

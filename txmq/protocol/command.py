@@ -48,6 +48,8 @@ BINARY = 1
 """The header is in RocketMQ's binary form."""
 
 _WORDS = Struct(">II")
+_TLS_HELLO = 0x1603
+"""The first bytes of a TLS handshake: its type, and the first byte of a version."""
 _new = tuple.__new__  # Skips NamedTuple's constructor, because every message makes a frame.
 
 
@@ -90,6 +92,11 @@ class FrameReader:
             length, word = _WORDS.unpack_from(data, at)
             header_length = word & 0xFFFFFF
             if length + 4 > self._limit or length < 4 + header_length or word > 0x1FFFFFF:
+                if length >> 16 == _TLS_HELLO:
+                    raise RemoteProtocolError(
+                        "the peer speaks TLS, which is off here; turn it on with tls.mode, or off "
+                        "at the peer"
+                    )
                 raise RemoteProtocolError(
                     f"a frame claims {quantity(length, 'byte')} with a header of {header_length} "
                     f"in form {word >> 24}; the limit is {self._limit}"

@@ -1,6 +1,7 @@
 """Many requests in both directions over one byte stream.
 
-:mod:`connection` moves bytes between a table of unanswered requests, a transport and the table of
-handlers, and pools the connections of a client. :mod:`listener` holds those of a server. Both ends
-of a connection are the same class.
+:mod:`exchange` is the table of unanswered requests. :mod:`connection` moves bytes between it, a
+transport and the table of handlers, and pools the connections of a client. :mod:`listener` holds
+those of a server. Both ends of a connection are the same class. With TLS, :mod:`arrival` sees what
+a peer speaks, and :mod:`tls_stream` stands between the transport and the connection.
 """

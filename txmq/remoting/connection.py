@@ -1,7 +1,7 @@
 """One end of a stream, which reads and writes requests and answers; and a client's pool of them.
 
-:class:`Exchange` is the pure table of unanswered requests; :class:`Connection` moves bytes between
-that table, a transport and the service. :class:`ConnectionPool` has one connection for each
+:class:`Connection` moves bytes between the table of unanswered requests, a transport and the
+service. :class:`ConnectionPool` has one connection for each
 address, opened on demand and reopened after a loss.
 
 A request takes plain calls on bytes: cut the frame, decode it, call the service, collect the
@@ -12,11 +12,11 @@ with :meth:`Connection.send`.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import socket
+import ssl
 from collections.abc import Callable
-from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 from txmq.errors import (
     ConfigError,
@@ -24,7 +24,6 @@ from txmq.errors import (
     ConnectionLost,
     RemoteProtocolError,
     RequestTimeout,
-    TransportError,
     refusal,
 )
 from txmq.limits import CONNECTION_BACKLOG_BYTES, PUSH_BACKLOG_BYTES
@@ -34,30 +33,24 @@ from txmq.protocol.command import Command, Frame, FrameReader
 from txmq.protocol.headers import Header
 from txmq.protocol.record import host_bytes
 from txmq.protocol.signature import Credentials
+from txmq.remoting.exchange import Exchange, PendingResponse, Waiter
+from txmq.remoting.tls_stream import TlsStream
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
+from txmq.tls import ClientContext, PeerSubject, reason_of, subject_of
 
 __all__ = [
     "NO_SERVER",
     "Connection",
     "ConnectionPool",
-    "Exchange",
-    "PendingResponse",
     "Service",
-    "Waiter",
     "no_service",
     "split_address",
 ]
 
 log = logging.getLogger(__name__)
 
-W = TypeVar("W")
-
 Fields: TypeAlias = Header | dict[str, str] | None
-
-_OPAQUE_MAX: Final = 2**31 - 1
-_STALE_MAX: Final = 256
-"""Deadlines of answered requests that may pile up before they are removed."""
 
 _POSTED_PIECES_MAX: Final = 16
 _POSTED_BYTES_MAX: Final = 32 * 1024
@@ -71,82 +64,6 @@ class Service(Protocol):
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
         """The answer as a frame, or ``None`` if it comes later or never."""
         ...
-
-
-class Waiter(Protocol):
-    """Waits for the answer to one request; the connection calls one of its methods, once."""
-
-    def answered(self, answer: Command, /) -> None:
-        """The answer came, with any code."""
-        ...
-
-    def failed(self, error: TransportError, /) -> None:
-        """No answer will come."""
-        ...
-
-
-class PendingResponse(NamedTuple):
-    """A waiter that resolves a future."""
-
-    future: asyncio.Future[Command]
-
-    def answered(self, answer: Command) -> None:
-        """See :meth:`Waiter.answered`."""
-        if not self.future.done():
-            self.future.set_result(answer)
-
-    def failed(self, error: TransportError) -> None:
-        """See :meth:`Waiter.failed`."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-class Exchange(Generic[W]):
-    """The unanswered requests of one connection: their numbers, waiters and deadlines. Pure."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[int, W] = {}
-        """The waiters by number, in the order of their requests."""
-        self._deadlines: list[tuple[float, int]] = []
-        self._next = 0
-
-    def number(self) -> int:
-        """A number without a waiter; one-way requests carry one too."""
-        opaque = self._next
-        while opaque in self.waiting:
-            opaque = (opaque + 1) & _OPAQUE_MAX
-        self._next = (opaque + 1) & _OPAQUE_MAX
-        return opaque
-
-    def add(self, opaque: int, waiter: W, deadline: float) -> None:
-        """Add a waiter under a :meth:`number` that was just assigned."""
-        self.waiting[opaque] = waiter
-        heapq.heappush(self._deadlines, (deadline, opaque))
-        if len(self._deadlines) > 2 * len(self.waiting) + _STALE_MAX:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.waiting]
-            heapq.heapify(self._deadlines)
-
-    def expired(self, now: float) -> list[W]:
-        """Remove and return the waiters whose deadline has passed, earliest first."""
-        late: list[W] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            waiter = self.waiting.pop(heapq.heappop(self._deadlines)[1], None)
-            if waiter is not None:
-                late.append(waiter)
-        return late
-
-    def next_deadline(self) -> float | None:
-        """The earliest deadline, or ``None`` without waiters."""
-        while self._deadlines and self._deadlines[0][1] not in self.waiting:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def close(self) -> list[W]:
-        """Remove and return all waiters, in the order of their requests."""
-        waiters = list(self.waiting.values())
-        self.waiting.clear()
-        self._deadlines.clear()
-        return waiters
 
 
 def no_service(connection: Connection, request: Command) -> bytes | None:
@@ -189,12 +106,15 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._transport: asyncio.Transport | None = None
+        self._tls_error: ssl.SSLError | None = None
         self._unread = False
         self._unserved: list[Frame] = []
         self.address = ""
         self.host = ""
         """The address without the port."""
         self.born_host = b"\0" * 8
+        self.subject: PeerSubject | None = None
+        """Whom the peer's certificate was issued for, if TLS checked one."""
         self.active_at = clock.monotonic()
         self.partial_since: float | None = None
 
@@ -211,6 +131,7 @@ class Connection(asyncio.Protocol):
             self.born_host = host_bytes(peer[0], peer[1])
         if self._service_for is not None:
             self._service = self._service_for(self.host)
+        self.subject = subject_of(transport.get_extra_info("peercert"))
 
     def data_received(self, data: bytes) -> None:
         """Serve all complete frames, and write their answers in one go."""
@@ -266,8 +187,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all requests that still wait for an answer."""
-        del exc
         self._transport = None
+        self._tls_error = exc if isinstance(exc, ssl.SSLError) else None
         self._out.clear()
         self._unserved.clear()
         if self._timer is not None:
@@ -275,7 +196,7 @@ class Connection(asyncio.Protocol):
             self._timer = None
         self._tell_caught_up()
         for waiter in self._exchange.close():
-            waiter.failed(ConnectionLost(f"{self.address} closed the connection"))
+            waiter.failed(ConnectionLost(f"{self.address} closed the connection{self._why()}"))
         if self._on_lost is not None:
             self._on_lost(self)
 
@@ -328,6 +249,14 @@ class Connection(asyncio.Protocol):
             log.warning("closing %s: it has left %d bytes unread", self.address, self.unread_bytes)
             self.abort()
 
+    def _closed(self) -> ConnectionLost:
+        if self._transport is not None:
+            self._tls_error = self._transport.get_extra_info("tls_error")
+        return ConnectionLost(f"{self.address} is closed{self._why()}")
+
+    def _why(self) -> str:
+        return "" if self._tls_error is None else f": {reason_of(self._tls_error)}"
+
     def _tell_caught_up(self) -> None:
         waiting, self._caught_up = self._caught_up, None
         if waiting is not None and not waiting.done():
@@ -356,7 +285,7 @@ class Connection(asyncio.Protocol):
             ConnectionLost: The connection is closed; nothing was sent.
         """
         if not self.is_open:
-            raise ConnectionLost(f"{self.address} is closed")
+            raise self._closed()
         fields = self._signed(header, body)
         self.send(commands.encode(code, self.number(), fields, body=body, flag=commands.ONEWAY))
 
@@ -424,7 +353,7 @@ class Connection(asyncio.Protocol):
             ConnectionLost: The connection is closed; nothing was sent.
         """
         if self._transport is None or self._transport.is_closing():
-            raise ConnectionLost(f"{self.address} is closed")
+            raise self._closed()
         if waiter is not None:
             self._exchange.add(opaque, waiter, deadline)
             if self._timer is None or deadline < self._timer_at:
@@ -515,7 +444,7 @@ def _why(error: Exception) -> str:
     """Why the connection failed, in words for the author of the address."""
     if isinstance(error, ConnectionRefusedError):
         return NO_SERVER
-    if isinstance(error, socket.gaierror | UnicodeError):
+    if isinstance(error, socket.gaierror | ValueError):
         cause = getattr(error, "strerror", None) or error
         return f"{cause}; write host:port, several separated by ';'"
     return str(error) or f"no answer within {CONNECT_TIMEOUT_S:g} s"
@@ -530,6 +459,7 @@ class ConnectionPool:
         service: Answers requests from the other side.
         on_open: Called with the address and the connection after each opening.
         credentials: What requests are signed with.
+        tls: Encrypts the connections, and checks the servers.
     """
 
     def __init__(
@@ -540,7 +470,9 @@ class ConnectionPool:
         on_open: Callable[[str, Connection], None] | None = None,
         *,
         credentials: Credentials | None = None,
+        tls: ClientContext | None = None,
     ) -> None:
+        self._tls = tls
         self._network = network
         self._clock = clock
         self._service = service
@@ -576,17 +508,37 @@ class ConnectionPool:
         host, port = split_address(address)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                made = await self._network.connect(
-                    lambda: Connection(self._clock, self._service, credentials=self._credentials),
-                    host,
-                    port,
-                )
-        except (OSError, TimeoutError, UnicodeError) as error:
-            # UnicodeError: the name resolver raises it for an invalid host name.
+                made = await self._open_stream(host, port)
+        except (OSError, TimeoutError, ValueError) as error:
+            # ValueError: the name resolver and TLS raise it for an invalid host name.
             raise ConnectFailed(f"cannot connect to {address}: {_why(error)}") from error
         self._open[address] = made
         if self._on_open is not None:
             self._on_open(address, made)
+        return made
+
+    async def _open_stream(self, host: str, port: int) -> Connection:
+        made = Connection(self._clock, self._service, credentials=self._credentials)
+        if self._tls is None:
+            return await self._network.connect(lambda: made, host, port)
+        self._tls.refresh()
+        context, name = self._tls.value, self._tls.server_name(host)
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        def end(why: str) -> None:
+            if not ended.done():
+                ended.set_result(why)
+
+        stream = await self._network.connect(
+            lambda: TlsStream(context, lambda: made, end, server_name=name), host, port
+        )
+        try:
+            why = await ended
+        except BaseException:
+            stream.abort()
+            raise
+        if why:
+            raise ConnectionError(f"TLS: {why}")
         return made
 
     def _settle(self, address: str, task: asyncio.Task[Connection]) -> None:

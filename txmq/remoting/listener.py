@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Final
 
 from txmq.protocol.command import Command, Frame, decode
+from txmq.remoting.arrival import Arrival, ServerTls
 from txmq.remoting.connection import Connection, Service
+from txmq.repeated_lines import RepeatedLines
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network, ServerSocket
 
@@ -35,6 +37,7 @@ class Listener:
         on_lost: Callable[[Connection], None] | None = None,
         decode: Callable[[Frame], Command] = decode,
         service_for: Callable[[str], Service] | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self._network = network
         self._clock = clock
@@ -43,7 +46,10 @@ class Listener:
         self._lost = on_lost
         self._decode = decode
         self._service_for = service_for
+        self._tls = tls
         self._connections: dict[Connection, None] = {}
+        self._arrivals: set[Arrival] = set()
+        self._refusals = RepeatedLines()
         self._socket: ServerSocket | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -79,10 +85,19 @@ class Listener:
             self._sweep.cancel()
         for connection in list(self._connections):
             connection.close()
+        for arrival in list(self._arrivals):
+            arrival.abort()
 
     def _take(self) -> asyncio.Protocol:
-        if len(self._connections) >= self._connections_max:
+        if len(self._connections) + len(self._arrivals) >= self._connections_max:
             return _Refusal(self._connections_max)
+        if self._tls is None:
+            return self._accept()
+        arrival = Arrival(self._tls, self._accept, self._arrived)
+        self._arrivals.add(arrival)
+        return arrival
+
+    def _accept(self) -> Connection:
         connection = Connection(
             self._clock,
             self._service,
@@ -92,6 +107,16 @@ class Listener:
         )
         self._connections[connection] = None
         return connection
+
+    def _arrived(self, arrival: Arrival, refusal: str) -> None:
+        is_first = arrival in self._arrivals
+        self._arrivals.discard(arrival)
+        if not (refusal and is_first):
+            return
+        line = f"refused a connection of {arrival.host}: {refusal}"
+        times = self._refusals.note(line)
+        if times is not None:
+            log.warning("%s%s", line, times)
 
     def _drop(self, connection: Connection) -> None:
         self._connections.pop(connection, None)

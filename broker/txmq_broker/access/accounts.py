@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping
 from enum import IntFlag
 from typing import Annotated, Any, Final
@@ -11,6 +12,7 @@ from msgspec import Struct
 
 from txmq.errors import ConfigError
 from txmq.protocol.signature import KEY_CHARS_MIN, SigningKey
+from txmq.tls import PeerSubject
 from txmq_broker.access.addresses import AddressPattern
 
 __all__ = ["AccessRules", "Account", "AccountSettings", "AclFile", "Permission"]
@@ -42,7 +44,10 @@ class AccountSettings(Struct, frozen=True, rename="camel", forbid_unknown_fields
     """An account as the file has it."""
 
     access_key: _Text
-    secret_key: _Text
+    secret_key: _Text | None = None
+    tls_subject: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    """txmq's own key: requests without a signature act as this account if they come from a client
+    whose certificate has this subject, or this common name."""
     white_remote_address: str | None = None
     admin: bool = False
     default_topic_perm: str | None = None
@@ -67,12 +72,14 @@ class Account:
     """An account; one without permissions of its own has its defaults, which deny."""
 
     __slots__ = ("_groups", "_of_group", "_of_topic", "_topics", "addresses", "is_admin", "key",
-                 "name", "publishes", "settings")  # fmt: skip
+                 "name", "publishes", "settings", "tls_subject")  # fmt: skip
 
     def __init__(self, settings: AccountSettings) -> None:
         self.settings = settings
         self.name = settings.access_key
-        self.key = SigningKey(settings.secret_key.encode())
+        # Without a secret nobody can sign as this account.
+        self.key = SigningKey((settings.secret_key or secrets.token_hex()).encode())
+        self.tls_subject = settings.tls_subject or ""
         self.publishes: set[str] = set()
         """The topics that it was allowed to publish to so far."""
         self.is_admin = settings.admin
@@ -94,6 +101,7 @@ class Account:
             "topics": self._listed(self._topics, self._of_topic),
             "groups": self._listed(self._groups, self._of_group),
             "unsigned_from": self.addresses.text,
+            "tls_subject": self.tls_subject,
         }
 
     def _listed(self, permissions: Mapping[str, Permission], default: Permission) -> str:
@@ -121,12 +129,17 @@ class Account:
 class AccessRules:
     """All accounts, and the addresses that need none."""
 
-    __slots__ = ("_trusted", "accounts", "without_addresses")
+    __slots__ = ("_of_subject", "_trusted", "accounts", "without_addresses")
 
     def __init__(
         self, accounts: Iterable[Account] = (), trusted: Iterable[AddressPattern] = ()
     ) -> None:
         self.accounts = {account.name: account for account in accounts}
+        self._of_subject = {
+            account.tls_subject: account
+            for account in self.accounts.values()
+            if account.tls_subject
+        }
         self._trusted = tuple(trusted)
         self.without_addresses = (
             {}
@@ -144,9 +157,10 @@ class AccessRules:
         """The rules of one or several files, by name.
 
         Raises:
-            ConfigError: A value is invalid, or two accounts have one access key.
+            ConfigError: A value is invalid, or two accounts have one access key or subject.
         """
         accounts: dict[str, Account] = {}
+        subjects: dict[str, str] = {}
         trusted: list[AddressPattern] = []
         for name, file in files.items():
             setting = f"{name}: globalWhiteRemoteAddresses"
@@ -160,6 +174,7 @@ class AccessRules:
                     accounts[key] = Account(settings)
                 except ConfigError as error:
                     raise ConfigError(f"{name}: account {key}: {error}") from error
+                _check_proof(name, settings, subjects)
         return cls(accounts.values(), trusted)
 
     @property
@@ -167,9 +182,26 @@ class AccessRules:
         """The addresses whose requests need no account, as the files have them."""
         return tuple(pattern.text for pattern in self._trusted)
 
+    def of_subject(self, subject: PeerSubject) -> Account | None:
+        """The account that names a certificate's subject, or else its common name."""
+        return self._of_subject.get(subject.text) or self._of_subject.get(subject.common_name)
+
     def is_trusted(self, host: str) -> bool:
         """Whether requests from a host need no account."""
         return any(pattern.matches(host) for pattern in self._trusted)
+
+
+def _check_proof(file: str, settings: AccountSettings, subjects: dict[str, str]) -> None:
+    key, subject = settings.access_key, settings.tls_subject
+    if settings.secret_key is None and subject is None:
+        raise ConfigError(f"{file}: account {key} needs a secretKey, a tlsSubject, or both")
+    if subject is None:
+        return
+    if subject in subjects:
+        raise ConfigError(
+            f"{file}: the accounts {subjects[subject]} and {key} have the same tlsSubject {subject}"
+        )
+    subjects[subject] = key
 
 
 def _permission(key: str, text: str) -> Permission:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import msgspec
 
 from txmq.credentials import check_private
 from txmq.errors import ConfigError
 from txmq.extras import named_extra
+from txmq.watched_files import WatchedFiles
 from txmq_broker.access.accounts import AccessRules, AclFile
 
 __all__ = ["AclFiles", "parse", "read_text"]
 
 log = logging.getLogger(__name__)
 
-WATCH_S: Final = 1.0
-"""The interval at which changed files are noticed; RocketMQ's is half of it."""
 
-_Stamp: TypeAlias = tuple[tuple[str, int, int, int], ...]
-
-
-class AclFiles:
+class AclFiles(WatchedFiles[AccessRules]):
     """The accounts in a file, or in all ``.yml`` and ``.yaml`` files below a directory.
 
     Raises:
@@ -33,37 +28,17 @@ class AclFiles:
     """
 
     def __init__(self, path: Path) -> None:
+        super().__init__(lambda: _files(path), lambda: _read(path), "accounts")
         self._path = path
-        self._stamp = self._stamp_now()
-        self.rules = self._read()
+
+    @property
+    def rules(self) -> AccessRules:
         """The rules of the last files that were valid."""
-
-    async def watch(self) -> None:
-        """Read the files again whenever they have changed. Invalid ones change nothing."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            self.refresh()
-
-    def refresh(self) -> None:
-        """Read the files again if they have changed."""
-        stamp = self._stamp_now()
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self.rules = self._read()
-        except ConfigError as error:
-            # The text names keys and values, never a secret.
-            log.error("%s; the accounts from before stay in force", error)  # noqa: TRY400
-            return
-        log.warning("accounts read again from %s: %d", self._path, len(self.rules.accounts))
+        return self.value
 
     def paths(self) -> list[Path]:
         """The files as they are now."""
-        if not self._path.is_dir():
-            return [self._path]
-        found = self._path.rglob("*")
-        return sorted(path for path in found if path.suffix in (".yml", ".yaml"))
+        return _files(self._path)
 
     def rules_with(self, changed: Mapping[Path, str]) -> AccessRules:
         """The rules of the files, some of them with another text.
@@ -71,27 +46,28 @@ class AclFiles:
         Raises:
             ConfigError: A file cannot be read, others may read it, or a value in it is invalid.
         """
-        texts = {path: read_text(path) for path in self.paths() if path not in changed}
-        files = {**texts, **changed}
-        return AccessRules.of({str(path): parse(str(path), files[path]) for path in sorted(files)})
+        return _rules_with(self._path, changed)
 
-    def _stamp_now(self) -> _Stamp:
-        found: list[tuple[str, int, int, int]] = []
-        for path in self.paths():
-            try:
-                status = path.stat()
-            except OSError:
-                continue  # Reading it explains why.
-            found.append((str(path), status.st_mtime_ns, status.st_size, status.st_mode))
-        return tuple(found)
 
-    def _read(self) -> AccessRules:
-        if not self.paths():
-            raise ConfigError(f"acl {self._path} holds no .yml file")
-        rules = self.rules_with({})
-        if not rules.accounts:
-            log.warning("%s has no account: only its white addresses are served", self._path)
-        return rules
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return sorted(one for one in path.rglob("*") if one.suffix in (".yml", ".yaml"))
+
+
+def _read(path: Path) -> AccessRules:
+    if not _files(path):
+        raise ConfigError(f"acl {path} holds no .yml file")
+    rules = _rules_with(path, {})
+    if not rules.accounts:
+        log.warning("%s has no account: only its white addresses are served", path)
+    return rules
+
+
+def _rules_with(path: Path, changed: Mapping[Path, str]) -> AccessRules:
+    texts = {one: read_text(one) for one in _files(path) if one not in changed}
+    files = {**texts, **changed}
+    return AccessRules.of({str(one): parse(str(one), files[one]) for one in sorted(files)})
 
 
 def read_text(path: Path) -> str:

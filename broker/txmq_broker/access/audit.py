@@ -80,7 +80,7 @@ class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     peer: str
     """The address that it came from."""
     account: str = ""
-    """The access key it was signed with."""
+    """The access key it was signed with, or the subject of the client's certificate."""
     fields: Mapping[str, str] = {}
     body: str = ""
     refused: str = ""
@@ -142,7 +142,7 @@ class AuditLog:
             self._clock.wall_ms(),
             RequestCode(request.code).name,
             connection.address,
-            _cut(fields.get(ACCESS_KEY, "")),
+            _cut(fields.get(ACCESS_KEY) or (connection.subject.text if connection.subject else "")),
             {name: _cut(text) for name, text in fields.items() if name not in _HIDDEN},
             _cut(request.body.decode(errors="replace")),
             _cut(refused),

@@ -11,9 +11,9 @@ from txmq.limits import TOPICS_MAX
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import SignedSend
-from txmq.protocol.signature import ACCESS_KEY, Credentials
+from txmq.protocol.signature import ACCESS_KEY
 from txmq.remoting.connection import Connection
-from txmq_broker.access.accounts import AccessRules, Account, AccountSettings, Permission
+from txmq_broker.access.accounts import AccessRules, Account, Permission
 from txmq_broker.access.addresses import NO_ADDRESSES, AddressPattern
 from txmq_broker.access.refusals import Refusals
 from txmq_broker.access.requirements import (
@@ -35,7 +35,10 @@ _NAME_CHARS_SHOWN: Final = 100
 class RulesSource(Protocol):
     """Where the rules of the moment are."""
 
-    rules: AccessRules
+    @property
+    def rules(self) -> AccessRules:
+        """The rules of now."""
+        ...
 
 
 class Authorizer:
@@ -44,7 +47,6 @@ class Authorizer:
     Args:
         source: Has the rules, which may change while the server runs.
         topics: Finds the topics of messages that requests name by their position.
-        own: The credentials of this server itself, which may do everything.
         refusals: Where refused requests are noted.
         trust_brokers: The addresses whose brokers may register without an account.
     """
@@ -54,7 +56,6 @@ class Authorizer:
         source: RulesSource,
         topics: MessageTopics = NO_MESSAGES,
         *,
-        own: Credentials | None = None,
         refusals: Refusals | None = None,
         trust_brokers: AddressPattern = NO_ADDRESSES,
     ) -> None:
@@ -64,10 +65,6 @@ class Authorizer:
         self._names: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
         """The accounts of connections that have sent a heartbeat."""
         self._topics = topics
-        self._own = None
-        if own is not None:
-            settings = AccountSettings(own.access_key, own.secret_key, admin=True)
-            self._own = Account(settings)
 
     def __call__(self, connection: Connection, request: Command) -> None:
         """Let a request pass.
@@ -97,7 +94,7 @@ class Authorizer:
         if request.code in REGISTRATIONS and self._trust_brokers.matches(host):
             return
         try:
-            account = self._sender(rules, host, request)
+            account = self._sender(rules, connection, request)
             self._check(account, requirement, request)
         except NoPermission as error:
             self._refusals.note(connection, request, str(error))
@@ -113,17 +110,15 @@ class Authorizer:
             return rules.is_trusted(connection.host)
         return is_met(Need("topic", topic, Permission.PUB), account)
 
-    def _sender(self, rules: AccessRules, host: str, request: Command) -> Account:
+    def _sender(self, rules: AccessRules, connection: Connection, request: Command) -> Account:
         fields = request.field_map()
         name = fields.get(ACCESS_KEY)
         if name is None:
-            raise NoPermission("no accessKey is configured: this broker serves only known accounts")
+            return _certified(rules, connection)
         account = rules.accounts.get(name)
-        if account is None and self._own is not None and name == self._own.name:
-            account = self._own
         if account is None:
             raise NoPermission(f"no account has the accessKey {name[:_NAME_CHARS_SHOWN]!r}")
-        if account.addresses.matches(host):
+        if account.addresses.matches(connection.host):
             return account
         if not account.key.has_signed(fields, request.body):
             raise NoPermission(
@@ -136,6 +131,20 @@ class Authorizer:
             if not is_met(need, account):
                 name = RequestCode(request.code).name
                 raise NoPermission(f"account {account.name} needs {need} for {name}")
+
+
+def _certified(rules: AccessRules, connection: Connection) -> Account:
+    """The account of a request without a signature: that of the client's certificate."""
+    subject = connection.subject
+    if subject is None:
+        raise NoPermission("no accessKey is configured: this broker serves only known accounts")
+    account = rules.of_subject(subject)
+    if account is None:
+        text = subject.text[:_NAME_CHARS_SHOWN]
+        raise NoPermission(
+            f"no accessKey is configured, and no account has the tlsSubject {text!r}"
+        )
+    return account
 
 
 def _may_publish(account: Account, topic: str) -> bool:

@@ -14,7 +14,6 @@ from typing import Final
 from txmq.errors import NoPermission
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
-from txmq.protocol.signature import ACCESS_KEY, Credentials, SigningKey
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Dispatcher
 from txmq.runtime.network import Network
@@ -44,7 +43,6 @@ class Protection:
         trust: The addresses whose clients need no account.
         trust_brokers: The addresses whose brokers may register without an account.
         refusals: Where refused requests are noted.
-        own: What the server's own broker signs its registrations with.
     """
 
     def __init__(
@@ -53,13 +51,11 @@ class Protection:
         trust: AddressPattern,
         trust_brokers: AddressPattern,
         refusals: Refusals,
-        own: Credentials | None = None,
     ) -> None:
         self._network = network
         self._trust = trust
         self._trust_brokers = trust_brokers
         self._refusals = refusals
-        self._own = own
         self._limited: dict[frozenset[int], Dispatcher] = {}
 
     def announce(self, address: tuple[str, int]) -> None:
@@ -91,8 +87,6 @@ class Protection:
 
     def _limit(self, whole: Dispatcher, allowed: frozenset[int]) -> Dispatcher:
         def refuse(connection: Connection, request: Command) -> bytes | None:
-            if self._is_own(request):
-                return whole.handlers[request.code](connection, request)
             reason = _reason(request.code, has_clients=bool(allowed & CLIENT_REQUESTS))
             self._refusals.note(connection, request, reason)
             raise NoPermission(reason)
@@ -101,15 +95,6 @@ class Protection:
         return Dispatcher(
             {code: handlers[code] if code in allowed else refuse for code in handlers}
         )
-
-    def _is_own(self, request: Command) -> bool:
-        """Whether the broker of this very process registers, over an address of the machine."""
-        if self._own is None or request.code not in REGISTRATIONS:
-            return False
-        fields = request.field_map()
-        if fields.get(ACCESS_KEY) != self._own.access_key:
-            return False
-        return SigningKey(self._own.secret_key.encode()).has_signed(fields, request.body)
 
 
 def _reason(code: int, *, has_clients: bool) -> str:

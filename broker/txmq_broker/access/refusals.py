@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from typing import Final
 
 from txmq.protocol.command import Command
 from txmq.remoting.connection import Connection
+from txmq.repeated_lines import RepeatedLines
 from txmq_broker.access.audit import AUDITED, AuditLog
 
 __all__ = ["Refusals"]
 
 log = logging.getLogger(__name__)
-
-_REFUSALS_KEPT: Final = 1000
-"""Different refusals that are counted; a stranger can make any number of them."""
 
 
 class Refusals:
@@ -27,18 +23,14 @@ class Refusals:
 
     def __init__(self, audit: AuditLog | None = None) -> None:
         self._audit = audit
-        self._counts: Counter[str] = Counter()
+        self._lines = RepeatedLines()
 
     def note(self, connection: Connection, request: Command, reason: str) -> None:
         """Note a refusal."""
         refusal = f"refused request {request.code} of {connection.host}: {reason}"
-        if len(self._counts) >= _REFUSALS_KEPT and refusal not in self._counts:
-            self._counts.clear()
-        self._counts[refusal] += 1
-        count = self._counts[refusal]
-        if count != 10 ** (len(str(count)) - 1):
+        times = self._lines.note(refusal)
+        if times is None:
             return
-        times = f" ({count} times)" if count > 1 else ""
         log.warning("%s%s", refusal, times)
         if self._audit is not None and request.code in AUDITED:
             # Each entry is synced and takes room, so a stranger must not write as many.

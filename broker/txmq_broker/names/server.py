@@ -16,6 +16,7 @@ from txmq.errors import (
     UsageError,
     WriteFailed,
 )
+from txmq.remoting.arrival import ServerTls
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Authorize, Dispatcher, Handler
 from txmq.remoting.listener import Listener
@@ -58,6 +59,7 @@ class NameServer:
         authorize: Authorize | None = None,
         audit: AuditLog | None = None,
         protection: Protection | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self._network = network
         self._clock = clock
@@ -68,6 +70,7 @@ class NameServer:
         self._dispatch = Dispatcher({}, authorize)
         self._audit = audit
         self._protection = protection
+        self._tls = tls
         self._listener: Listener | None = None
         self._options: OptionTable | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -103,6 +106,7 @@ class NameServer:
             on_lost=self._forget,
             decode=self._dispatch.decode,
             service_for=self._protection.over(self._dispatch) if self._protection else None,
+            tls=self._tls,
         )
         self._schedule()
         return self

@@ -108,6 +108,7 @@ class Peer:
     def __init__(self, address):
         self.address = address
         self.host = address.rpartition(":")[0]
+        self.subject = None
 
 
 def passes(sent, host="203.0.113.9", rules=RULES):

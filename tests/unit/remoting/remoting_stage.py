@@ -73,7 +73,7 @@ class Raw(asyncio.Protocol):
 class Stage:
     """A listener on one machine; clients come from another."""
 
-    def __init__(self, world, service=no_service, connections_max=100):
+    def __init__(self, world, service=no_service, connections_max=100, tls=None):
         self.world = world
         self.server = world.machine("server", SERVER)
         self.client = world.machine("client", "10.0.0.2")
@@ -84,6 +84,7 @@ class Stage:
             service,
             connections_max=connections_max,
             on_lost=self.lost.append,
+            tls=tls,
         )
 
     async def __aenter__(self):

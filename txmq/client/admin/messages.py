@@ -35,7 +35,7 @@ from txmq.protocol.headers import PullAnswer, PullMessage, RecallAnswer, RecallM
 from txmq.protocol.recall import RecallHandle
 from txmq.protocol.record import split, unpack_all
 from txmq.protocol.templates import SendHeaderTemplate
-from txmq.remoting.connection import PendingResponse
+from txmq.remoting.exchange import PendingResponse
 
 __all__ = ["ANY_TAG", "MessageCalls"]
 

@@ -1,0 +1,47 @@
+"""Registers the broker with the name server inside it, which takes no connection."""
+
+from __future__ import annotations
+
+import asyncio
+
+from txmq.runtime.clock import Clock
+from txmq_broker.core.topics import Topics
+from txmq_broker.identity import Identity
+from txmq_broker.names.routes import RouteRegistry
+from txmq_broker.services.registrar import PERIOD_S, registration_of
+
+__all__ = ["OwnRegistration"]
+
+
+class OwnRegistration:
+    """Keeps the broker registered; the counterpart of ``Registrar`` for its own name server."""
+
+    def __init__(
+        self, identity: Identity, topics: Topics, routes: RouteRegistry, clock: Clock
+    ) -> None:
+        self._identity = identity
+        self._topics = topics
+        self._routes = routes
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+        self.changed()
+
+    async def start(self) -> None:
+        """Repeat the registration periodically."""
+        self._task = asyncio.create_task(self._keep_registering(), name="own registration")
+
+    def changed(self) -> None:
+        """Register now."""
+        registration = registration_of(self._identity)
+        self._routes.register(registration, self._topics.saved(), self, self._clock.monotonic())
+
+    async def stop(self) -> None:
+        """End the repetition; the name server stops with the broker."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep_registering(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            self.changed()

@@ -161,8 +161,7 @@ def test_certificates_are_replaced_under_load_without_a_failed_send(
             shutil.copy2(source, target)
 
     def serial(broker):
-        context = ssl.create_default_context(cafile=authority.certificate)
-        context.load_cert_chain(*authority.issue("monitor"))
+        context = authority.context(authority.issue("monitor"))
         host, port = broker.address.rsplit(":", 1)
         return asyncio.to_thread(_serial, context, host, int(port))
 
@@ -225,8 +224,7 @@ def _serial(context, host, port):
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_another_implementation_speaks_with_the_port(authority, tls, pairs, version):
     """Frames in one record and in many, through asyncio's own TLS."""
-    context = ssl.create_default_context(cafile=authority.certificate)
-    context.load_cert_chain(*pairs["web-shop"])
+    context = authority.context(pairs["web-shop"])
     context.minimum_version = context.maximum_version = version
 
     async def scenario():

@@ -272,7 +272,7 @@ def test_a_name_server_elsewhere_wants_a_certificate_of_the_broker(
             assert "Orders" in listed.output
             monkeypatch.setenv("TXMQ_TLS", "off")
             async with Client(broker.names) as plain:
-                with pytest.raises(ConnectionLost):
+                with pytest.raises(ConnectionLost, match="accepts only TLS .set TXMQ_TLS=on"):
                     await plain.session.route("Orders")
 
     asyncio.run(scenario())

@@ -1,5 +1,6 @@
 """Makes certificates with the openssl program, as `docs/howto/secure.md` does."""
 
+import ssl
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,14 @@ class Authority:
         self.certificate, self._key = self.folder / "ca.pem", self.folder / "ca.key"
         subject = ("-subj", f"/CN={name}")
         openssl("req", "-x509", *NEW_KEY, *subject, "-keyout", self._key, "-out", self.certificate)
+
+    def context(self, pair=None):
+        """A client's context that trusts this authority alone."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(self.certificate)
+        if pair is not None:
+            context.load_cert_chain(*pair)
+        return context
 
     def issue(self, name, subject=None, *, addresses=HERE, days=2):
         """The files of a new certificate and its key, which replace those of the same name."""

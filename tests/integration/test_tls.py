@@ -161,8 +161,7 @@ def test_certificates_are_replaced_under_load_without_a_failed_send(
             shutil.copy2(source, target)
 
     def serial(broker):
-        context = ssl.create_default_context(cafile=authority.certificate)
-        context.load_cert_chain(*authority.issue("monitor"))
+        context = authority.context(authority.issue("monitor"))
         host, port = broker.address.rsplit(":", 1)
         return asyncio.to_thread(_serial, context, host, int(port))
 
@@ -225,8 +224,7 @@ def _serial(context, host, port):
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_another_implementation_speaks_with_the_port(authority, tls, pairs, version):
     """Frames in one record and in many, through asyncio's own TLS."""
-    context = ssl.create_default_context(cafile=authority.certificate)
-    context.load_cert_chain(*pairs["web-shop"])
+    context = authority.context(pairs["web-shop"])
     context.minimum_version = context.maximum_version = version
 
     async def scenario():
@@ -274,7 +272,7 @@ def test_a_name_server_elsewhere_wants_a_certificate_of_the_broker(
             assert "Orders" in listed.output
             monkeypatch.setenv("TXMQ_TLS", "off")
             async with Client(broker.names) as plain:
-                with pytest.raises(ConnectionLost):
+                with pytest.raises(ConnectionLost, match="accepts only TLS .set TXMQ_TLS=on"):
                     await plain.session.route("Orders")
 
     asyncio.run(scenario())

@@ -22,6 +22,7 @@ from txmq import (
     Admin,
     Client,
     ClientSettings,
+    ClientTls,
     ConsumerSettings,
     Credentials,
     Effect,
@@ -132,7 +133,8 @@ def settings_of_client() -> ClientSettings:
     """With spans, where somebody looks at them."""
     telemetry: Telemetry | None = Telemetry.if_installed()
     account = Credentials(access_key="web-shop", secret_key="the secret")
-    return ClientSettings(instance="one", telemetry=telemetry, credentials=account)
+    tls = ClientTls(ca=Path("ca.pem"), server_name="broker.example")
+    return ClientSettings(instance="one", telemetry=telemetry, credentials=account, tls=tls)
 
 
 async def answer(producer: Producer, question: ReceivedMessage) -> SendResult:

@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
         self.born_host = b"\0" * 8
         self.subject: PeerSubject | None = None
         """Whom the peer's certificate was issued for, if TLS checked one."""
-        self.active_at = clock.monotonic()
+        self._opened_at = self.active_at = clock.monotonic()
         self.partial_since: float | None = None
 
     # Called by asyncio
@@ -195,8 +195,11 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._tell_caught_up()
+        text = f"{self.address} closed the connection{self._why()}"
+        if exc is None and self.subject is None and self.active_at == self._opened_at:
+            text += " before its first answer; perhaps it accepts only TLS (set TXMQ_TLS=on)"
         for waiter in self._exchange.close():
-            waiter.failed(ConnectionLost(f"{self.address} closed the connection{self._why()}"))
+            waiter.failed(ConnectionLost(text))
         if self._on_lost is not None:
             self._on_lost(self)
 

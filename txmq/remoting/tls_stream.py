@@ -122,7 +122,8 @@ class TlsStream(asyncio.Transport, asyncio.Protocol):
         self._deliver(self._inside)
 
     def _be_too_late(self) -> None:
-        self._refuse(f"the handshake took more than {TLS_HANDSHAKE_S:g} s")
+        self._end(f"the handshake took more than {TLS_HANDSHAKE_S:g} s")
+        self.abort()  # Closing would wait for a peer that reads nothing.
 
     def _refuse(self, why: str) -> None:
         self._end(why)

@@ -58,6 +58,7 @@ def test_the_banner_says_where_data_lies_and_what_an_answer_is_worth(tmp_path):
         "  names   127.0.0.1:9876",
         f"  data    {tmp_path}",
         "  flush   sync: a send is answered when its message survives a power cut",
+        "  tls     disabled: connections are not encrypted",
         "  access  no accounts: loopback alone",
     ]
 

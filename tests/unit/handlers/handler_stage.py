@@ -34,11 +34,13 @@ from txmq.protocol.headers import (
 from txmq.protocol.java import string_hash
 from txmq.remoting.connection import ConnectionPool
 from txmq.remoting.exchange import PendingResponse
-from txmq.testing import World
+from txmq.testing import Conditions, World
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, StoreSettings, TopicDefaults
 
 PATIENCE_S = 10.0
+STEADY = Conditions(spike_chance=0.0)
+"""Times are compared, so no packet shall be lost and sent again."""
 SETTINGS = BrokerSettings(store=StoreSettings(flush="async"))
 
 
@@ -296,5 +298,5 @@ def in_world(main, settings=SETTINGS, *, restarted=None, within=3600.0):
             ready.set()
             await over.wait()
 
-    world = World(1, scenario=main.__qualname__)
+    world = World(1, scenario=main.__qualname__, conditions=STEADY)
     world.run(scenario(world), timeout=within)

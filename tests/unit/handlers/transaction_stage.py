@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from tests.unit.handlers.handler_stage import SETTINGS, Client, Inbox, Stage, sending
+from tests.unit.handlers.handler_stage import SETTINGS, STEADY, Client, Inbox, Stage, sending
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import position_in
@@ -162,7 +162,7 @@ class Life(Stage):
 
 def in_lives(main, settings=SETTINGS, *, within=7200.0):
     """Run a coroutine function of a :class:`Life` in a simulated world."""
-    world = World(1, scenario=main.__qualname__)
+    world = World(1, scenario=main.__qualname__, conditions=STEADY)
 
     async def scenario():
         life = Life(world, settings)

@@ -65,8 +65,8 @@ class Bench:
     def floor(self):
         return Floor(self, self.new_folder())
 
-    def broker(self, flush="async", folder=None):
-        return Broker(self, folder or self.new_folder(), flush)
+    def broker(self, flush="async", folder=None, options=()):
+        return Broker(self, folder or self.new_folder(), flush, options)
 
 
 class Server:
@@ -167,11 +167,12 @@ class Floor(Server):
 
 
 class Broker(Server):
-    """The broker as a user starts it, with its default settings."""
+    """The broker as a user starts it, with its default settings besides the given options."""
 
-    def __init__(self, bench, folder, flush):
+    def __init__(self, bench, folder, flush, options=()):
         super().__init__(bench, folder)
         self.flush = flush
+        self.options = options
         self.data = folder / "data"
         self.names = ""
 
@@ -183,7 +184,7 @@ class Broker(Server):
     def command(self):
         serve = [sys.executable, "-m", "txmq", "serve", "--data", str(self.data)]
         anywhere = ["--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0"]
-        return [*serve, *anywhere, "--flush", self.flush, "--log-level", "warning"]
+        return [*serve, *anywhere, "--flush", self.flush, "--log-level", "warning", *self.options]
 
     def port_in(self, line):
         found = re.match(r"ready \S+ \S+:(\d+) names (\S+)", line)

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 
 import bench_process
+from bench_access import access
 from bench_bank import bank
 from bench_checks import checks
 from bench_consumer import consumer, soak
@@ -41,6 +42,7 @@ SECTIONS = {
     "floor": floor,
     "sends": sends,
     "ratios": ratios,
+    "access": access,
     "drain": drain,
     "filters": filters,
     "transactions": transactions,

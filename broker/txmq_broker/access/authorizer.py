@@ -84,7 +84,7 @@ class Authorizer:
                 and (send.topic in account.publishes or _may_publish(account, send.topic))
                 and hmac.compare_digest(
                     send.signature.encode("utf-8", "replace"),
-                    account.key.sign(send.content().encode() + request.body),
+                    account.key.sign(send.content().encode(), request.body),
                 )
             ):
                 return

@@ -83,8 +83,8 @@ HEADERS = {
     "RegistrationAnswer": "haServerAddr masterAddr",
     "BrokerUnregistration": "brokerName! brokerAddr! clusterName! brokerId! txmqProof",
     "AccountChange": (
-        "accessKey! secretKey whiteRemoteAddress admin defaultTopicPerm defaultGroupPerm topicPerms "
-        "groupPerms"
+        "accessKey! secretKey whiteRemoteAddress admin defaultTopicPerm defaultGroupPerm "
+        "topicPerms groupPerms"
     ),
     "AccountName": "accessKey!",
     "AddressesChange": "globalWhiteAddrs! aclFileFullPath",

@@ -100,7 +100,9 @@ class Authorizer:
             account = self._sender(rules, host, request)
             self._check(account, requirement, request)
         except NoPermission as error:
-            self._refusals.note(connection, request, str(error))
+            is_known = request.field_map().get(ACCESS_KEY) in rules.accounts
+            kind = "" if is_known else "of a stranger"
+            self._refusals.note(connection, request, str(error), kind=kind)
             raise
         if request.code == RequestCode.HEART_BEAT:
             self._names[connection] = account.name

@@ -29,13 +29,24 @@ class Refusals:
         self._audit = audit
         self._counts: Counter[str] = Counter()
 
-    def note(self, connection: Connection, request: Command, reason: str) -> None:
-        """Note a refusal."""
+    def note(
+        self, connection: Connection, request: Command, reason: str, *, kind: str = ""
+    ) -> None:
+        """Note a refusal.
+
+        Args:
+            connection: Where the request came from.
+            request: The request.
+            reason: Why it was refused.
+            kind: What refusals count as equal; by default those with the same reason. A reason
+                with text that a stranger chooses needs one.
+        """
         refusal = f"refused request {request.code} of {connection.host}: {reason}"
-        if len(self._counts) >= _REFUSALS_KEPT and refusal not in self._counts:
+        equal = f"{request.code} {connection.host} {kind or reason}"
+        if len(self._counts) >= _REFUSALS_KEPT and equal not in self._counts:
             self._counts.clear()
-        self._counts[refusal] += 1
-        count = self._counts[refusal]
+        self._counts[equal] += 1
+        count = self._counts[equal]
         if count != 10 ** (len(str(count)) - 1):
             return
         times = f" ({count} times)" if count > 1 else ""

@@ -28,6 +28,14 @@ CHECKS = {
         0.6,
         is_most=False,
     ),
+    "access_cost": Check(
+        "broker CPU per signed 1 KB send at a broker with accounts over that of a plain one, 64 in"
+        " flight, flush=async",
+        "access",
+        "signed_over_plain",
+        1.35,
+        is_most=True,
+    ),
     "drain_cost": Check(
         "messages per CPU second by pulls of 32 over those by sends, 64 in flight",
         "drain",

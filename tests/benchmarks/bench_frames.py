@@ -4,6 +4,8 @@ They are written here and not by txmq's own codec, so that a faster or slower co
 broker's figures and not the driver's.
 """
 
+import base64
+import hmac
 import json
 import struct
 import time
@@ -39,8 +41,10 @@ def frame(code, opaque, fields, body=b""):
     return WORDS.pack(4 + len(text) + len(body), len(text)) + text + body
 
 
-def sends(count, body_bytes):
-    """Messages for all queues in turn, with the properties every stock client adds and a key."""
+def sends(count, body_bytes, account=None):
+    """Messages for all queues in turn, with the properties every stock client adds and a key; with
+    an account, its access key and secret, each is signed.
+    """
     body = b"x" * body_bytes
     born = str(int(time.time() * 1000))
     frames = []
@@ -63,8 +67,18 @@ def sends(count, body_bytes):
             "k": "false",
             "m": "false",
         }
+        if account is not None:
+            fields = signed(fields, body, *account)
         frames.append(frame(SEND_MESSAGE_V2, number, fields, body))
     return frames
+
+
+def signed(fields, body, access_key, secret_key):
+    """The fields with what Java's AclClientRPCHook adds to them."""
+    fields = {**fields, "AccessKey": access_key}
+    content = "".join(fields[name] for name in sorted(fields)).encode() + body
+    signature = hmac.digest(secret_key.encode(), content, "sha1")
+    return {**fields, "Signature": base64.b64encode(signature).decode()}
 
 
 def pull(queue, offset):

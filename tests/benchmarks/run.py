@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 
 import bench_process
+from bench_access import access
 from bench_bank import bank
 from bench_checks import checks
 from bench_consumer import consumer, soak
@@ -42,6 +43,7 @@ SECTIONS = {
     "floor": floor,
     "sends": sends,
     "ratios": ratios,
+    "access": access,
     "tls": tls,
     "drain": drain,
     "filters": filters,

@@ -25,6 +25,7 @@ SEND_FIGURES = {
 def test_a_check_passes_at_its_limit_and_fails_beyond_it():
     document = {
         "ratios": {"broker_cpu_over_floor": {"median": 2.0}, "sync_over_async": {"median": 0.59}},
+        "access": {"signed_over_plain": {"median": 1.35}},
         "drain": {"drain_over_sends": {"median": 5.0}},
         "filters": {"dearest_us": {"median": 3.01}},
         "producer": {"over_cpp": {"median": 3.0}, "batched_over_cpp": {"median": 9.9}},
@@ -69,6 +70,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
     passed = {name for name, each in found.items() if each["passed"]}
     assert passed == {
         "send_cost",
+        "access_cost",
         "drain_cost",
         "transaction_cost",
         "decorated_session",
@@ -94,7 +96,7 @@ def test_sections_left_out_are_not_judged():
 
 
 SECTIONS = (
-    *("floor", "sends", "ratios"),
+    *("floor", "sends", "ratios", "access"),
     *(
         ("tls", "transactions", "pending", "decorated", "filters", "resolve", "delays")
         if IS_SOAK

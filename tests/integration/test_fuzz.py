@@ -1,7 +1,8 @@
 """Mutated frames against a real broker and its name server: answered or cut off, never a crash or
-a leak.
+a leak, and with accounts nothing that the sender may not do.
 """
 
+import asyncio
 import json
 import os
 import random
@@ -12,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import BrokerProcess, ask
+from tests.serving import BrokerProcess
+from txmq import Client, ClientSettings, Credentials, Queue
 from txmq.protocol import batch
 from txmq.protocol.codes import RequestCode
+from txmq.runtime.disk import LocalDisk
+from txmq_broker.access.audit import read_audit
 
-FRAMES = int(os.environ.get("TXMQ_FRAMES", "1000000" if "TXMQ_SOAK" in os.environ else "30000"))
+FRAMES = int(os.environ.get("TXMQ_FRAMES", "5000000" if "TXMQ_SOAK" in os.environ else "50000"))
+"""At a broker without accounts, and as many at one with accounts."""
 WINDOW = 64
 GROWTH_MAX = 256 * 1024 * 1024
 
@@ -81,6 +86,16 @@ VALUES = [
     "%s",
     "{}",
 ]
+ACCOUNTS = """accounts:
+- {accessKey: operator, secretKey: operator-secret, admin: true}
+- {accessKey: the-fuzz, secretKey: the-fuzz-secret, topicPerms: [Fuzz=PUB|SUB], groupPerms: [g=SUB]}
+"""
+OPERATOR = Credentials(access_key="operator", secret_key="operator-secret")
+SIGNERS = [
+    Credentials(access_key="the-fuzz", secret_key="the-fuzz-secret"),
+    Credentials(access_key="the-fuzz", secret_key="a-wrong-secret"),
+    Credentials(access_key="a-stranger", secret_key="a-wrong-secret"),
+]
 WORDS = [0, 1, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x01000000, 0x00FFFFFF]
 
 
@@ -99,8 +114,9 @@ def binary_header(code: int, fields: dict[str, str], opaque: int) -> bytes:
 class Mutator:
     """Draws requests and damages them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, signs: bool = False) -> None:
         self.chance = random.Random(seed)
+        self.signs = signs
         self.codes = [int(code) for code in RequestCode]
 
     def frame(self) -> bytes:
@@ -116,6 +132,8 @@ class Mutator:
             if not fields:
                 break
         body = chance.choice(BODIES)
+        if self.signs and chance.random() < 0.6:
+            fields = chance.choices(SIGNERS, [8, 1, 1])[0].sign(fields, body)
         opaque = chance.randrange(2**31)
         if chance.random() < 0.3:
             kind, header = 1, binary_header(code % 32768, fields, opaque)
@@ -125,8 +143,8 @@ class Mutator:
         # A header that cannot be read costs the connection, and with it the frames behind: rarely.
         if draw < 0.003:
             header = self.damage(header)
-        elif draw < 0.4:
-            body = self.damage(body)
+        elif draw < (0.2 if self.signs else 0.4):
+            body = self.damage(body)  # Where it was signed, that is found out.
         return self.wrap(kind, header, body)
 
     def json_header(self, code: int, fields: dict[str, str], opaque: int) -> bytes:
@@ -201,6 +219,21 @@ class Stream:
         self.open()
 
 
+async def operate(names: str, act) -> None:
+    async with Client(names, ClientSettings(credentials=OPERATOR)) as client:
+        await act(client.admin)
+
+
+async def create(admin) -> None:
+    for topic in ("Fuzz", "Alive"):
+        await admin.create_topic(topic, queues=4)
+
+
+async def look(admin) -> None:
+    assert await admin.max_offset(Queue("Alive", "broker-a", 0)) >= 0
+    assert (await admin.route("Alive")).readable
+
+
 def memory_of(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if "VmRSS" in line)
@@ -208,17 +241,20 @@ def memory_of(pid: int) -> int:
 
 @pytest.mark.fault("M14")
 @pytest.mark.slow
-@pytest.mark.timeout(300 + FRAMES // 1000)
-def test_mutated_frames_leave_the_broker_serving(tmp_path):
+@pytest.mark.timeout(300 + FRAMES // 500)
+@pytest.mark.parametrize("has_accounts", [False, True], ids=["unsigned", "signed"])
+def test_mutated_frames_leave_the_broker_serving(tmp_path, has_accounts):
     seed = int(os.environ.get("TXMQ_SEED", random.SystemRandom().randrange(2**32)))
     print(f"TXMQ_SEED={seed}")
-    broker = BrokerProcess(tmp_path, flush="async")
+    acl = tmp_path / "plain_acl.yml"
+    acl.touch(0o600)
+    acl.write_text(ACCOUNTS)
+    broker = BrokerProcess(tmp_path, settings=[f"acl={acl}"] if has_accounts else ())
     broker.start()
     streams: list[Stream] = []
     try:
-        broker.create_topic("Fuzz", 4)
-        broker.create_topic("Alive", 4)  # frames may delete the other
-        mutator = Mutator(seed)
+        asyncio.run(operate(broker.names, create))  # Frames may delete the other.
+        mutator = Mutator(seed, signs=has_accounts)
         streams += [Stream(each) for each in (broker.address, broker.address, broker.names)]
         before = 0
         for thrown in range(0, FRAMES, WINDOW):
@@ -229,8 +265,12 @@ def test_mutated_frames_leave_the_broker_serving(tmp_path):
         grown = memory_of(broker.process.pid) - before
 
         # It still serves, and nothing surprised it.
-        assert ask(broker.address, 30, topic="Alive", queueId=0)[0] == 0
-        assert ask(broker.names, 105, topic="Alive")[0] == 0
+        asyncio.run(operate(broker.names, look))
+        if has_accounts:
+            done = [entry for entry in read_audit(LocalDisk(broker.folder / "data"), print)
+                    if not entry.refused]  # fmt: skip
+            assert {entry.account for entry in done} == {"operator"}
+            assert acl.read_text() == ACCOUNTS
         said = broker.log.read_text(errors="replace")
         assert "Traceback" not in said, said[said.index("Traceback") - 300 :][:3000]
         assert grown < GROWTH_MAX

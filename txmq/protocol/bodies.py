@@ -554,12 +554,12 @@ class PlainAccount(Body):
     """An account in the answer to 54, without its secret."""
 
     access_key: str
-    white_remote_address: str | None
-    admin: bool
-    default_topic_perm: str | None
-    default_group_perm: str | None
-    topic_perms: list[str] | None
-    group_perms: list[str] | None
+    white_remote_address: str | None = None
+    admin: bool = False
+    default_topic_perm: str | None = None
+    default_group_perm: str | None = None
+    topic_perms: list[str] | None = None
+    group_perms: list[str] | None = None
 
 
 class Accounts(Body):

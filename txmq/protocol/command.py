@@ -11,7 +11,6 @@ decodes them straight into typed attributes.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from struct import Struct
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
@@ -234,7 +233,7 @@ class _End(Command, gc=False, kw_only=True):
 _command_decoder: Final = msgspec.json.Decoder(Command)
 _send: Final = (msgspec.json.Decoder(_Send, strict=False), int(RequestCode.SEND_MESSAGE_V2))
 _end: Final = (msgspec.json.Decoder(_End, strict=False), int(RequestCode.END_TRANSACTION))
-_signed_send: Final = msgspec.json.Decoder(_SignedSend, strict=False)
+_decode_signed_send: Final = msgspec.json.Decoder(_SignedSend, strict=False).decode
 _by_beginning: Final[dict[bytes, tuple[msgspec.json.Decoder[Any], int]]] = {
     b'{"code":310,': _send,
     b'{"code": 310': _send,  # Python's json writes a blank.
@@ -242,6 +241,7 @@ _by_beginning: Final[dict[bytes, tuple[msgspec.json.Decoder[Any], int]]] = {
     b'{"code": 37,': _end,
 }
 _BEGINNING: Final = 12
+_SENDS: Final = frozenset(text for text, known in _by_beginning.items() if known is _send)
 
 
 def decode_whole(part: Frame) -> Command:
@@ -256,14 +256,18 @@ def decode_whole(part: Frame) -> Command:
     kind, header, body = part
     if kind == BINARY:
         return _decode_binary(header, body)
-    command: Command | None = None
-    if _by_beginning.get(header[:_BEGINNING]) is _send:
-        # Others have no signature, or more fields than a usual send.
-        with suppress(*fastjson.NOT_STRICT):
-            command = _signed_send.decode(header)
+    command: Command
+    if header[:_BEGINNING] in _SENDS:
+        try:
+            command = _decode_signed_send(header)
+        except fastjson.NOT_STRICT:
+            pass  # It has no signature, or more fields than a usual send.
+        else:
+            if command.code == _send[1]:
+                command.kind, command.fields, command.body = JSON, None, body
+                return command
     try:
-        if command is None or command.code != _send[1]:
-            command = _command_decoder.decode(header)
+        command = _command_decoder.decode(header)
     except fastjson.NOT_STRICT:
         command = _decode_lax(header)
     else:

@@ -81,7 +81,7 @@ class Authorizer:
                 and (send.topic in account.publishes or _may_publish(account, send.topic))
                 and hmac.compare_digest(
                     send.signature.encode("utf-8", "replace"),
-                    account.key.sign(send.content().encode() + request.body),
+                    account.key.sign(send.content().encode(), request.body),
                 )
             ):
                 return
@@ -97,7 +97,9 @@ class Authorizer:
             account = self._sender(rules, connection, request)
             self._check(account, requirement, request)
         except NoPermission as error:
-            self._refusals.note(connection, request, str(error))
+            is_known = request.field_map().get(ACCESS_KEY) in rules.accounts
+            kind = "" if is_known else "of a stranger"
+            self._refusals.note(connection, request, str(error), kind=kind)
             raise
         if request.code == RequestCode.HEART_BEAT:
             self._names[connection] = account.name

@@ -25,10 +25,20 @@ class Refusals:
         self._audit = audit
         self._lines = RepeatedLines()
 
-    def note(self, connection: Connection, request: Command, reason: str) -> None:
-        """Note a refusal."""
+    def note(
+        self, connection: Connection, request: Command, reason: str, *, kind: str = ""
+    ) -> None:
+        """Note a refusal.
+
+        Args:
+            connection: Where the request came from.
+            request: The request.
+            reason: Why it was refused.
+            kind: What refusals count as equal; by default those with the same reason. A reason
+                with text that a stranger chooses needs one.
+        """
         refusal = f"refused request {request.code} of {connection.host}: {reason}"
-        times = self._lines.note(refusal)
+        times = self._lines.note(f"{request.code} {connection.host} {kind or reason}")
         if times is None:
             return
         log.warning("%s%s", refusal, times)

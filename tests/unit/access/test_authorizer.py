@@ -12,6 +12,7 @@ from txmq.protocol.codes import RequestCode as Code
 from txmq.protocol.signature import Credentials
 from txmq_broker.access.accounts import AccessRules, AclFile
 from txmq_broker.access.authorizer import Authorizer
+from txmq_broker.access.refusals import Refusals
 from txmq_broker.access.requirements import REQUIREMENTS, MessageTopics
 
 RULES = AccessRules.of(
@@ -196,3 +197,25 @@ def test_half_messages_are_for_administrators(topic):
     assert not passes(sent, rules=everything)
     other = request(Code.PULL_MESSAGE, "both-sub", fields={"topic": "X", "consumerGroup": "Y"})
     assert passes(other, rules=everything)
+
+
+class Audit:
+    def __init__(self):
+        self.refused = []
+
+    def note(self, connection, request, *, refused):
+        self.refused.append(refused)
+
+
+def test_a_stranger_fills_no_record_with_ever_new_names():
+    audit = Audit()
+    authorizer = Authorizer(SimpleNamespace(rules=RULES), refusals=Refusals(audit))
+    peer = Peer("203.0.113.9:4711")
+    for number in range(100):
+        with pytest.raises(NoPermission):
+            authorizer(peer, request(Code.DELETE_TOPIC_IN_BROKER, f"stranger {number}"))
+    assert audit.refused == [
+        "no account has the accessKey 'stranger 0'",
+        "no account has the accessKey 'stranger 9' (10 times)",
+        "no account has the accessKey 'stranger 99' (100 times)",
+    ]

@@ -5,7 +5,6 @@ import pytest
 from tests.unit.names.names_peer import Peer
 from txmq.protocol.codes import RequestCode as Code
 from txmq.protocol.command import answer
-from txmq.protocol.signature import Credentials
 from txmq.remoting.dispatch import Dispatcher
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.access.addresses import AddressPattern
@@ -13,7 +12,6 @@ from txmq_broker.access.protection import Protection
 from txmq_broker.access.refusals import Refusals
 from txmq_broker.access.requirements import CLIENT_REQUESTS, REGISTRATIONS, REQUIREMENTS
 
-OWN = Credentials(access_key="broker a", secret_key="a random secret")
 CODES = (Code.SEND_MESSAGE_V2, Code.REGISTER_BROKER, Code.UPDATE_AND_CREATE_TOPIC)
 SERVED = Dispatcher(dict.fromkeys(CODES, lambda _, request: answer(request)))
 
@@ -28,7 +26,7 @@ class Audit:
 
 def protection(trust="10.1.0.0/16,10.9.0.1", brokers="10.2.0.7", audit=None):
     trusted, registered = AddressPattern.parse(trust), AddressPattern.parse(brokers)
-    return Protection(SystemNetwork(), trusted, registered, Refusals(audit), own=OWN)
+    return Protection(SystemNetwork(), trusted, registered, Refusals(audit))
 
 
 @pytest.mark.parametrize(
@@ -85,15 +83,6 @@ def test_a_refusal_names_the_setting_and_leaves_a_record(host, served):
     if served[1]:
         assert "security.trust_brokers" in found[1].remark
     assert [entry[:2] for entry in audit.refused] == [(host, Code.UPDATE_AND_CREATE_TOPIC)]
-
-
-def test_the_broker_of_the_process_registers_over_any_address():
-    serve = protection(trust="", brokers="").over(SERVED)
-    peer = Peer(serve("192.0.2.2"))
-    signed = OWN.sign({"brokerName": "a"}, b"")
-    assert peer.ask(Code.REGISTER_BROKER, signed).code == 0
-    assert peer.ask(Code.REGISTER_BROKER, {**signed, "brokerName": "b"}).code == 16
-    assert peer.ask(Code.UPDATE_AND_CREATE_TOPIC, OWN.sign({}, b"")).code == 16
 
 
 def test_a_public_address_is_announced(caplog):

@@ -7,7 +7,7 @@ clients were seen to leave something out; those exceptions are listed with their
 import msgspec
 import pytest
 
-from txmq.protocol import bodies, headers
+from txmq.protocol import account_headers, bodies, headers
 from txmq.protocol.bodies import Body, MessageQueue
 from txmq.protocol.headers import Header
 
@@ -78,10 +78,17 @@ HEADERS = {
     "RouteQuery": "topic! acceptStandardJsonOnly",
     "BrokerRegistration": (
         "brokerName! brokerAddr! clusterName! haServerAddr! brokerId! compressed bodyCrc32 "
-        "heartbeatTimeoutMillis"
+        "heartbeatTimeoutMillis txmqProof"
     ),
     "RegistrationAnswer": "haServerAddr masterAddr",
-    "BrokerUnregistration": "brokerName! brokerAddr! clusterName! brokerId!",
+    "BrokerUnregistration": "brokerName! brokerAddr! clusterName! brokerId! txmqProof",
+    "AccountChange": (
+        "accessKey! secretKey whiteRemoteAddress admin defaultTopicPerm defaultGroupPerm "
+        "topicPerms groupPerms"
+    ),
+    "AccountName": "accessKey!",
+    "AddressesChange": "globalWhiteAddrs! aclFileFullPath",
+    "AccountsVersion": "version! allAclFileVersion! brokerName! brokerAddr! clusterName!",
     "BrokerHeartbeat": "brokerName! brokerAddr! clusterName! brokerId",
     "BrokerMembersQuery": "clusterName! brokerName!",
     "NamedBroker": "brokerName!",
@@ -156,6 +163,10 @@ BODIES = {
     "ConsumeTimeSpans": "consumeTimeSpanSet",
     "ConsumerOffsets": "offsetTable",
     "CorrectionOffsets": "correctionOffsets",
+    "PlainAccount": (
+        "accessKey whiteRemoteAddress admin defaultTopicPerm defaultGroupPerm topicPerms groupPerms"
+    ),
+    "Accounts": "globalWhiteAddrs plainAccessConfigs",
 }
 
 
@@ -172,7 +183,7 @@ def shapes_of(module, base):
     }
 
 
-SHAPES = shapes_of(headers, Header)
+SHAPES = shapes_of(headers, Header) | shapes_of(account_headers, Header)
 BODY_SHAPES = shapes_of(bodies, Body)
 
 

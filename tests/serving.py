@@ -60,13 +60,14 @@ def environment():
     return {**clean, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
 
-def ask(address, code, **fields):
+def ask(address, code, *, content=b"", **fields):
     """Send one request with a JSON header; return (code, fields, body) of the answer."""
     header = {"code": code, "flag": 0, "language": "OTHER", "opaque": 1, "version": 409}
     text = json.dumps({**header, "extFields": {k: str(v) for k, v in fields.items()}}).encode()
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=5) as connection:
-        connection.sendall(struct.pack(">ii", 4 + len(text), len(text)) + text)
+        size = struct.pack(">ii", 4 + len(text) + len(content), len(text))
+        connection.sendall(size + text + content)
         with connection.makefile("rb") as stream:
             length, word = struct.unpack(">ii", stream.read(8))
             size = word & 0xFFFFFF

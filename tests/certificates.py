@@ -1,4 +1,4 @@
-"""Makes certificates with the openssl program, as `docs/howto/secure.md` does."""
+"""Makes certificates with the openssl program, as `docs/howto/tls.md` does."""
 
 import ssl
 import subprocess

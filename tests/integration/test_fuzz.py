@@ -319,8 +319,8 @@ def flood(tmp_path, request):
 of_each = pytest.mark.timeout(300 + FRAMES // 1000)
 
 
-@of_each
 @pytest.mark.fault("M14")
+@of_each
 @pytest.mark.slow
 @pytest.mark.parametrize("flood", [False], indirect=True, ids=["unsigned"])
 def test_mutated_frames_leave_the_broker_serving(flood):

@@ -152,7 +152,7 @@ def test_certificates_are_replaced_under_load_without_a_failed_send(
 ):
     """The old connections live on, new ones see the new certificate, a broken one changes nothing.
 
-    As `docs/howto/secure.md` says, the key comes last: until then the pair does not match.
+    As `docs/howto/tls.md` says, the key comes last: until then the pair does not match.
     """
     shown, key = tmp_path / "shown.pem", tmp_path / "shown.key"
 

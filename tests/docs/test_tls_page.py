@@ -1,4 +1,4 @@
-"""The page about security leads from nothing to a broker with certificates as accounts."""
+"""The page about TLS leads from nothing to a broker with certificates as accounts."""
 
 import asyncio
 import re
@@ -14,7 +14,7 @@ from txmq.errors import ConnectionLost, NoPermission
 from txmq_broker.config import BrokerSettings
 from txmq_broker.testing import embedded
 
-PATH = ROOT / "docs/howto/secure.md"
+PATH = ROOT / "docs/howto/tls.md"
 PAGE = Page(PATH, PATH.read_text())
 BLOCKS = PAGE.blocks()
 TEA = Message(topic="Orders", body=b"tea")

@@ -14,6 +14,7 @@ from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.errors import TxmqError
 from txmq.remoting.connection import split_address
+from txmq.remoting.dispatch import Authorize
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.network import SystemNetwork
@@ -87,16 +88,16 @@ async def _serve(
     files = None if acl is None else AclFiles(Path(acl))
     network, refusals = SystemNetwork(), Refusals()
     brokers = AddressPattern.parse(trust_brokers, "--trust-brokers")
-    authorizer: Authorizer | None = None
+    authorize: Authorize | None = None
     protection: Protection | None = None
     if files is None:
         clients = AddressPattern.parse(trust, "--trust")
         protection = Protection(network, clients, brokers, refusals)
     else:
-        authorizer = Authorizer(files, refusals=refusals, trust_brokers=brokers)
+        authorize = Authorizer(files, refusals=refusals, trust_brokers=brokers).check
     with stop_at_signals(stopped):
         server = NameServer(
-            network, SystemClock(), disk, authorize=authorizer, protection=protection
+            network, SystemClock(), disk, authorize=authorize, protection=protection
         )
         watch = None if files is None else asyncio.create_task(files.watch())
         async with server:

@@ -19,7 +19,7 @@ from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import unpack
 from txmq.remoting.arrival import ServerTls
 from txmq.remoting.connection import Connection, ConnectionPool, split_address
-from txmq.remoting.dispatch import Dispatcher, Handler
+from txmq.remoting.dispatch import Authorize, Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
@@ -152,7 +152,8 @@ class Broker:
         self._pool = self._pool_to_names()
         self._names: NameServer | None = None
         self._authorizer = self._authorizer_of_broker()
-        self._dispatch = Dispatcher({}, self._authorizer)
+        # A bound method: calling the object would look it up for each request.
+        self._dispatch = Dispatcher({}, self._authorizer.check if self._authorizer else None)
         self._listener: Listener | None = None
         self._registrar: Registrar | OwnRegistration | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -265,7 +266,7 @@ class Broker:
                 self.clock,
                 self.disk,
                 owner=self._keeper.owner,
-                authorize=self._authorizer_of_names(),
+                authorize=self._authorize_names(),
                 audit=self._audit,
                 protection=self._protection(),
                 tls=self._port_tls,
@@ -295,10 +296,12 @@ class Broker:
         topics = MessageTopics(self._topic_at, self._topic_of_half)
         return Authorizer(self._acl, topics, refusals=self._refusals)
 
-    def _authorizer_of_names(self) -> Authorizer | None:
+    def _authorize_names(self) -> Authorize | None:
         if self._acl is None:
             return None
-        return Authorizer(self._acl, refusals=self._refusals, trust_brokers=self._trust_brokers)
+        return Authorizer(
+            self._acl, refusals=self._refusals, trust_brokers=self._trust_brokers
+        ).check
 
     def _protection(self) -> Protection | None:
         if self._acl is not None:

@@ -16,6 +16,7 @@ from txmq.cli.stop_signals import stop_at_signals
 from txmq.config import load
 from txmq.errors import TxmqError
 from txmq.remoting.connection import split_address
+from txmq.remoting.dispatch import Authorize
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.network import SystemNetwork
@@ -115,13 +116,13 @@ async def _serve(
     network, refusals = SystemNetwork(), Refusals()
     trust, trust_brokers = trusted
     brokers = AddressPattern.parse(trust_brokers, "--trust-brokers")
-    authorizer: Authorizer | None = None
+    authorize: Authorize | None = None
     protection: Protection | None = None
     if files is None:
         clients = AddressPattern.parse(trust, "--trust")
         protection = Protection(network, clients, brokers, refusals)
     else:
-        authorizer = Authorizer(files, refusals=refusals, trust_brokers=brokers)
+        authorize = Authorizer(files, refusals=refusals, trust_brokers=brokers).check
     arguments = [f"{key}={value}" for key, value in tls.items()]
     certificates = ServerCertificates.of(load(ServerTlsSettings, arguments=arguments))
     with stop_at_signals(stopped):
@@ -129,7 +130,7 @@ async def _serve(
             network,
             SystemClock(),
             disk,
-            authorize=authorizer,
+            authorize=authorize,
             protection=protection,
             tls=None if certificates is None else certificates.port_tls,
         )

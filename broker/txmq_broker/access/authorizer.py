@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hmac
+from hmac import compare_digest
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -66,7 +66,7 @@ class Authorizer:
         """The accounts of connections that have sent a heartbeat."""
         self._topics = topics
 
-    def __call__(self, connection: Connection, request: Command) -> None:
+    def check(self, connection: Connection, request: Command) -> None:
         """Let a request pass.
 
         Raises:
@@ -79,8 +79,8 @@ class Authorizer:
             if (
                 account is not None
                 and (send.topic in account.publishes or _may_publish(account, send.topic))
-                and hmac.compare_digest(
-                    send.signature.encode("utf-8", "replace"),
+                and compare_digest(
+                    send.signature.encode(),
                     account.key.sign(send.content().encode(), request.body),
                 )
             ):
@@ -95,7 +95,7 @@ class Authorizer:
             return
         try:
             account = self._sender(rules, connection, request)
-            self._check(account, requirement, request)
+            self._check_needs(account, requirement, request)
         except NoPermission as error:
             is_known = request.field_map().get(ACCESS_KEY) in rules.accounts
             kind = "" if is_known else "of a stranger"
@@ -128,7 +128,7 @@ class Authorizer:
             )
         return account
 
-    def _check(self, account: Account, requirement: Requirement, request: Command) -> None:
+    def _check_needs(self, account: Account, requirement: Requirement, request: Command) -> None:
         for need in requirement(request, self._topics):
             if not is_met(need, account):
                 name = RequestCode(request.code).name

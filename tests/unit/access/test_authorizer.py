@@ -117,7 +117,7 @@ def passes(sent, host="203.0.113.9", rules=RULES):
         SimpleNamespace(rules=rules), MessageTopics(lambda _: "T", lambda _: "T")
     )
     try:
-        authorizer(Peer(f"{host}:4711"), sent)
+        authorizer.check(Peer(f"{host}:4711"), sent)
     except NoPermission:
         return False
     return True
@@ -213,7 +213,7 @@ def test_a_stranger_fills_no_record_with_ever_new_names():
     peer = Peer("203.0.113.9:4711")
     for number in range(100):
         with pytest.raises(NoPermission):
-            authorizer(peer, request(Code.DELETE_TOPIC_IN_BROKER, f"stranger {number}"))
+            authorizer.check(peer, request(Code.DELETE_TOPIC_IN_BROKER, f"stranger {number}"))
     assert audit.refused == [
         "no account has the accessKey 'stranger 0'",
         "no account has the accessKey 'stranger 9' (10 times)",

@@ -111,7 +111,7 @@ class Broker:
         self.store = MessageStore(self.disk, settings.store)
         self.topics = Topics(self.store, settings.topics)
         self.groups = Groups(settings.topics)
-        self.offsets = Offsets(self.store.end_of)
+        self.offsets = Offsets(self.store.end_of, lambda name: self.groups.find(name) is not None)
         self.clients: Clients[Connection] = Clients()
         self.coordinator = Coordinator(self.store.halves, self.topics, settings.transaction)
         self.schedule = Schedule(self.store, self.topics, settings.delay)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from txmq.limits import OWED_BYTES_MAX, UNFINISHED_BYTES_MAX
 from txmq.protocol.command import Command, Frame, decode
+from txmq.remoting.budgets import ByteBudget
 from txmq.remoting.connection import Connection, Service
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network, ServerSocket
@@ -42,6 +45,15 @@ class Listener:
         self._lost = on_lost
         self._decode = decode
         self._connections: dict[Connection, None] = {}
+        self._waiting: deque[Connection] = deque()
+        self.unfinished: ByteBudget[Connection] = ByteBudget(
+            UNFINISHED_BYTES_MAX, lambda connection: connection.held_bytes
+        )
+        """Bytes of unfinished frames."""
+        self.owed: ByteBudget[Connection] = ByteBudget(
+            OWED_BYTES_MAX, lambda connection: connection.unread_bytes
+        )
+        """Bytes of answers that peers have not read."""
         self._socket: ServerSocket | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -81,14 +93,52 @@ class Listener:
     def _take(self) -> asyncio.Protocol:
         if len(self._connections) >= self._connections_max:
             return _Refusal(self._connections_max)
-        connection = Connection(self._clock, self._service, self._drop, decode=self._decode)
+        connection = Connection(
+            self._clock, self._service, self._drop, decode=self._decode, server=self
+        )
         self._connections[connection] = None
         return connection
 
     def _drop(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        self.unfinished.forget(connection)
+        self.owed.forget(connection)
         if self._lost is not None:
             self._lost(connection)
+
+    # Called by connections
+
+    def holds(self, connection: Connection, size: int, /, *, is_new: bool) -> None:
+        """Count unfinished frames; beyond the budget close the connections that began first."""
+        for slow in self.unfinished.note(connection, size, is_new=is_new):
+            log.warning(
+                "closing %s: it has sent %d bytes of a frame and not the rest, and all such frames "
+                "exceed %d bytes", slow.address, slow.held_bytes, UNFINISHED_BYTES_MAX,
+            )  # fmt: skip
+            slow.abort()
+
+    def owes(self, connection: Connection, size: int, /) -> None:
+        """Count unread answers; beyond the budget close the connections that have owed longest."""
+        for slow in self.owed.note(connection, size):
+            log.warning(
+                "closing %s: it has left %d bytes unread, and all peers together exceed %d bytes",
+                slow.address, slow.unread_bytes, OWED_BYTES_MAX,
+            )  # fmt: skip
+            slow.abort()
+
+    def wait(self, connection: Connection, /) -> None:
+        """Let a connection go on in a later turn, one connection each turn."""
+        self._waiting.append(connection)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        # Removed afterwards: a connection that has to wait again goes to the end.
+        connection = self._waiting[0]
+        connection.serve_rest()
+        self._waiting.popleft()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
 
     def _schedule(self) -> None:
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._close_idle)

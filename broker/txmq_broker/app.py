@@ -63,6 +63,7 @@ from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.housekeeping import Housekeeping
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.registrar import Registrar, registration_of
+from txmq_broker.services.topic_creator import TopicCreator
 from txmq_broker.store.message_store import MessageStore, Span
 from txmq_broker.store.start import Recovery
 
@@ -142,6 +143,7 @@ class Broker:
         self._names: NameServer | None = None
         self._authorizer = self._authorizer_of_broker()
         self._dispatch = Dispatcher({}, self._authorizer)
+        self._creator = TopicCreator(self.topics, self.clock, self._topics_changed, self._dispatch)
         self._listener: Listener | None = None
         self._registrar: Registrar | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -311,6 +313,7 @@ class Broker:
             flusher=self._flusher,
             checker=self._checker,
             names=lambda: self.names,
+            create_topics=self._creator.create,
             topics_changed=self._topics_changed,
             groups_changed=self._groups_changed,
             settings_changed=self._settings_changed,
@@ -394,6 +397,7 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        self._creator.close()
         if self._listener is not None:
             self._listener.close()
             self._listener = None

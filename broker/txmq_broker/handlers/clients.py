@@ -28,6 +28,7 @@ from txmq_broker.core.client_names import (
     check_producer_group,
 )
 from txmq_broker.core.clients import Member
+from txmq_broker.core.topics import config_for_group
 from txmq_broker.parts import Parts
 
 __all__ = ["ClientHandlers"]
@@ -44,7 +45,7 @@ class ClientHandlers:
         self._filters = parts.filters
         self._locks = parts.locks
         self._clock = parts.clock
-        self._topics_changed = parts.topics_changed
+        self._create_topics = parts.create_topics
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
@@ -82,19 +83,17 @@ class ClientHandlers:
 
     def _make_groups(self, names: list[str]) -> None:
         """Create the new groups with their retry topics; a refused name creates none."""
-        retries = [RETRY + name for name in names if len(RETRY + name) <= TOPIC_CHARS_MAX]
-        fresh = [retry for retry in retries if self._topics.by_name.get(retry) is None]
         for name in names:
             check_consumer_group(name)
         now_ms = self._clock.wall_ms()
         queues = {RETRY + name: self._groups.get(name, now_ms).retry_queue_nums for name in names}
-        try:
-            for retry in fresh:
-                self._topics.create_for_group(retry, max(1, queues[retry]), now_ms)
-        finally:
-            # Created topics are saved even if a later one was refused.
-            if fresh:
-                self._topics_changed()
+        self._create_topics(
+            [
+                config_for_group(retry, max(1, count))
+                for retry, count in queues.items()
+                if len(retry) <= TOPIC_CHARS_MAX and retry not in self._topics.by_name
+            ]
+        )
 
     def leave(self, connection: Connection, request: Command) -> bytes:
         """35: a client leaves its groups."""

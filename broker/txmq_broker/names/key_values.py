@@ -73,7 +73,9 @@ class KeyValues:
         if old is None and count > KEY_VALUES_MAX:
             raise LimitExceeded("the number of key-value entries", KEY_VALUES_MAX, count)
         if size > max(KEY_VALUE_BYTES_MAX, self.size):
-            raise LimitExceeded("the characters of all key-value entries", KEY_VALUE_BYTES_MAX, size)
+            raise LimitExceeded(
+                "the characters of all key-value entries", KEY_VALUE_BYTES_MAX, size
+            )
         if value != old:
             self._commit(namespace, {**space, key: value})
             self.count, self.size = count, size

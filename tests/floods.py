@@ -77,13 +77,14 @@ def measure(server, flood, count):
         taken = sorted(json.loads(honest.communicate(timeout=PATIENCE_S)[0]))
     finally:
         honest.kill()
-        honest.wait()
+        honest.communicate()
     p99 = taken[int(len(taken) * 0.99)]
     return Cost((peak - before) * 1024, p99, taken[-1], answers, seconds)
 
 
 def _kib(status, name):
-    return next(int(line.split()[1]) for line in status.open() if line.startswith(name))
+    lines = status.read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 async def _pour(address, frames, count, answers):
@@ -197,9 +198,12 @@ async def topics(address, count):
     """Sends that create topics, 100 a second."""
     fields = {"a": "p", "c": "TBW102", "d": "8", "e": "0", "f": "0", "g": "1", "h": "0", "j": "0"}
     begun, answers = time.monotonic(), Counter()
-    for at in range(count):
+
+    async def send(at):
         await asyncio.sleep(begun + at / 100 - time.monotonic())
         await _pour(address, [frame(310, {**fields, "b": f"{TOPIC}-{at}"}, b"x")], 1, answers)
+
+    await asyncio.gather(*[send(at) for at in range(count)])
     return answers
 
 

@@ -312,6 +312,7 @@ class Broker:
             admission=self.admission,
             flusher=self._flusher,
             checker=self._checker,
+            kept_for_peers=self._kept_for_peers,
             names=lambda: self.names,
             create_topics=self._creator.create,
             topics_changed=self._topics_changed,
@@ -320,6 +321,28 @@ class Broker:
             forget_topic=self._forget_topic,
             delete_old_files=self._housekeeping.retain_now,
         )
+
+    def _kept_for_peers(self) -> dict[str, int]:
+        assert self._listener is not None, "not started"
+        unfinished, owed = self._listener.unfinished, self._listener.owed
+        return {
+            "connections_open": self._listener.connections,
+            "members": self.clients.members,
+            "subscriptions": self.clients.subscriptions,
+            "heartbeats_refused": self.clients.refused,
+            "offsets": self.offsets.count,
+            "offsets_of_unknown_groups": self.offsets.unknown,
+            "offsets_refused": self.offsets.refused,
+            "groups": len(self.groups),
+            "groups_refused": self.groups.refused,
+            "topics": len(self.topics),
+            "topics_refused": self._creator.refused,
+            "requests_waiting_for_topics": self._creator.waiting,
+            "unfinished_bytes": unfinished.total,
+            "unfinished_frames_cut": unfinished.cut,
+            "unread_bytes": owed.total,
+            "unread_answers_cut": owed.cut,
+        }
 
     def _serve(self, parts: Parts) -> None:
         self._pulls = PullHandlers(parts)

@@ -56,6 +56,8 @@ class Parts:
     flusher: Flusher
     checker: Checker
 
+    kept_for_peers: Callable[[], dict[str, int]]
+    """Counts what peers make the broker keep, and what it refused them, by name."""
     names: Callable[[], str]
     """Returns the addresses of the name servers."""
     create_topics: Callable[[Iterable[TopicConfig]], None]

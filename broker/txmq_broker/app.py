@@ -333,6 +333,7 @@ class Broker:
             "offsets": self.offsets.count,
             "offsets_of_unknown_groups": self.offsets.unknown,
             "offsets_refused": self.offsets.refused,
+            "locked_queues": self.locks.count,
             "groups": len(self.groups),
             "groups_refused": self.groups.refused,
             "topics": len(self.topics),

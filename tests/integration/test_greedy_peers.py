@@ -16,6 +16,7 @@ from txmq.protocol import batch, fastjson
 from txmq.protocol.bodies import (
     ConsumerRegistration,
     Heartbeat,
+    MessageQueue,
     ProducerRegistration,
     SubscriptionData,
 )
@@ -26,9 +27,11 @@ from txmq.runtime.network import SystemNetwork
 from txmq_broker.config import TopicDefaults
 from txmq_broker.core import clients as client_table
 from txmq_broker.core import groups as group_table
+from txmq_broker.core import locks as lock_table
 from txmq_broker.core import offsets as offset_table
 from txmq_broker.core.clients import Clients
 from txmq_broker.core.groups import Groups
+from txmq_broker.core.locks import Locks
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.rate_limit import RateLimit
 from txmq_broker.services import topic_creator
@@ -288,6 +291,21 @@ def test_a_broker_keeps_a_limited_number_of_offsets(monkeypatch):
     with pytest.raises(ServiceUnavailable, match="which is the limit"):
         offsets.put("a", "T", 1, 1)
     offsets.put("a", "T", 0, 2)
+
+
+def test_a_broker_keeps_a_limited_number_of_locks(monkeypatch):
+    monkeypatch.setattr(lock_table, "LOCKS_MAX", 3)
+    locks, queues = Locks(), [MessageQueue("T", "b", number) for number in range(4)]
+    assert locks.lock("g", "c", queues[:2], 0.0) == queues[:2]
+    with pytest.raises(ServiceUnavailable, match="no queue of the group h was locked"):
+        locks.lock("h", "c", queues[:2], 0.0)
+    assert locks.lock("g", "c", queues[:3], 1.0) == queues[:3]
+    assert locks.lock("g", "other", queues[:1], 1.0) == []
+    locks.unlock("g", "c", queues)
+    assert locks.count == 0
+    locks.lock("h", "c", queues[:3], 0.0)
+    locks.expire(1_000.0)
+    assert locks.count == 0
 
 
 def test_clients_create_groups_at_a_limited_rate_and_up_to_a_limit(monkeypatch):

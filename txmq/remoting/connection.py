@@ -90,6 +90,13 @@ class Server(Protocol):
         """The connection's peer has so many bytes of answers to read."""
         ...
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether connections wait. One with several requests then waits too; a single request is
+        served at once.
+        """
+        ...
+
     def wait(self, connection: Connection, /) -> None:
         """Call :meth:`Connection.serve_rest` in a later turn of the loop."""
         ...
@@ -249,8 +256,17 @@ class Connection(asyncio.Protocol):
                 self._server.holds(self, self.held_bytes, is_new=is_new)
         if self._unserved:
             self._unserved += parts
+        elif len(parts) > 1 and self._server is not None and self._server.is_busy:
+            self._wait(parts)
         else:
             self._serve(parts, self.active_at + TURN_S)
+
+    def _wait(self, parts: list[Frame]) -> None:
+        """Serve these requests in a later turn, and read no more until then."""
+        self._unserved = parts
+        if self._server is not None and self._transport is not None:
+            self._transport.pause_reading()
+            self._server.wait(self)
 
     def serve_rest(self) -> None:
         """Serve the requests that had to wait for another turn of the loop."""
@@ -261,9 +277,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and self.is_open and not (self._unread or self._unserved):
             self._transport.resume_reading()
 
-    def _serve(  # noqa: C901  the hot path: a call for each check would cost every message
-        self, parts: list[Frame], until: float
-    ) -> None:
+    def _serve(self, parts: list[Frame], until: float) -> None:
         out, collected = self._out, 0
         server, now, last = self._server, self._clock.monotonic, len(parts)
         try:
@@ -286,10 +300,7 @@ class Connection(asyncio.Protocol):
                             self._unserved = parts[at:]
                             return
                 if server is not None and at < last and now() > until:
-                    self._unserved = parts[at:]
-                    if self._transport is not None:
-                        self._transport.pause_reading()
-                    server.wait(self)
+                    self._wait(parts[at:])
                     break
         except RemoteProtocolError as error:
             self._give_up(error)

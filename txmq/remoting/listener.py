@@ -45,6 +45,7 @@ class Listener:
         self._lost = on_lost
         self._decode = decode
         self._connections: dict[Connection, None] = {}
+        self._silent_until = 0.0
         self._waiting: deque[Connection] = deque()
         self.unfinished: ByteBudget[Connection] = ByteBudget(
             UNFINISHED_BYTES_MAX, lambda connection: connection.held_bytes
@@ -110,21 +111,31 @@ class Listener:
 
     def holds(self, connection: Connection, size: int, /, *, is_new: bool) -> None:
         """Count unfinished frames; beyond the budget close the connections that began first."""
-        for slow in self.unfinished.note(connection, size, is_new=is_new):
-            log.warning(
-                "closing %s: it has sent %d bytes of a frame and not the rest, and all such frames "
-                "exceed %d bytes", slow.address, slow.held_bytes, UNFINISHED_BYTES_MAX,
-            )  # fmt: skip
-            slow.abort()
+        if found := self.unfinished.note(connection, size, is_new=is_new):
+            fault = f"unfinished frames of all connections exceed {UNFINISHED_BYTES_MAX} bytes"
+            self._cut(found, fault, self.unfinished.cut)
 
     def owes(self, connection: Connection, size: int, /) -> None:
         """Count unread answers; beyond the budget close the connections that have owed longest."""
-        for slow in self.owed.note(connection, size):
+        if found := self.owed.note(connection, size):
+            fault = f"unread answers of all connections exceed {OWED_BYTES_MAX} bytes"
+            self._cut(found, fault, self.owed.cut)
+
+    def _cut(self, connections: list[Connection], fault: str, total: int) -> None:
+        # A flood must not fill the log as well.
+        if self._clock.monotonic() >= self._silent_until:
+            self._silent_until = self._clock.monotonic() + SWEEP_S
             log.warning(
-                "closing %s: it has left %d bytes unread, and all peers together exceed %d bytes",
-                slow.address, slow.unread_bytes, OWED_BYTES_MAX,
+                "closing %s: %s, and it is the slowest; %d closed for this reason since the start",
+                connections[0].address, fault, total,
             )  # fmt: skip
-            slow.abort()
+        for connection in connections:
+            connection.abort()
+
+    @property
+    def is_busy(self) -> bool:
+        """True if connections wait for a later turn of the loop."""
+        return bool(self._waiting)
 
     def wait(self, connection: Connection, /) -> None:
         """Let a connection go on in a later turn, one connection each turn."""

@@ -100,6 +100,27 @@ CONNECTION_BACKLOG_BYTES: Final = 4 * 1024 * 1024
 PUSH_BACKLOG_BYTES: Final = 16 * 1024 * 1024
 """Answers a peer has not read; beyond it we close its connection as dead."""
 
+UNFINISHED_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Bytes of unfinished frames over all connections of a server: two of the largest. Beyond it the
+server closes the connections whose frames began first; an honest frame takes milliseconds."""
+
+OWED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Answers that all peers of a server have not read, beside what their kernels hold. Beyond it the
+server closes the connections that have owed longest."""
+
+OWED_BYTES_SPARED: Final = 16 * 1024
+"""Unread answers of one connection that are not worth counting: a few routes."""
+
+TURN_S: Final = 0.005
+"""How long a server works on the requests of one read before others have their turn. A read holds
+up to 256 KiB; a thousand small requests that each write a file took seconds."""
+
+KEY_VALUES_MAX: Final = 10_000
+"""Key-value entries of a name server; each names the queues of one topic with an order."""
+
+KEY_VALUE_BYTES_MAX: Final = 1024 * 1024
+"""Characters of all key-value entries of a name server. Each change rewrites them all, twice, which
+takes some 10 ms; 10,000 real entries have half of that."""
 TLS_HANDSHAKE_S: Final = 10.0
 """Seconds for a peer's first byte, and again for its TLS handshake: some round trips on a bad
 line. A peer that is silent costs no more than a socket for as long."""
@@ -120,8 +141,56 @@ TOPICS_MAX: Final = 50_000
 GROUPS_MAX: Final = 50_000
 """Consumer groups one broker keeps; each has a retry topic."""
 
+MADE_TOPICS_MAX: Final = 40_000
+"""Topics of a broker beyond which sends and consumers create no further ones. The rest is for
+operators, so that a stranger who fills the table cannot lock them out."""
+
+MADE_GROUPS_MAX: Final = 40_000
+"""Groups of a broker beyond which consuming creates no further ones; see ``MADE_TOPICS_MAX``."""
+
+MADE_TOGETHER_MAX: Final = 2_000
+"""Topics, or groups, that clients create at once: two of the largest clients that start."""
+
+MADE_PER_SECOND_MAX: Final = 20
+"""Topics, or groups, that clients create a second after that: 1.7 million a day."""
+
+POSTPONED_MAX: Final = 2_000
+"""Requests that wait until the topic they need is saved; one more gets "unavailable"."""
+
+POSTPONED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bodies of requests that wait until the topic they need is saved."""
+
 GROUPS_PER_CLIENT_MAX: Final = 1_000
-"""Groups one heartbeat may name; real programs have a handful."""
+"""Producer groups, and consumer groups, of one connection; a client has one connection to a
+broker, and real programs have a handful of groups."""
+
+MEMBERS_MAX: Final = 100_000
+"""Groups of all connections together: ten of each of 10,000 connections. Each takes some 500
+bytes."""
+
+SUBSCRIPTIONS_MAX: Final = 100_000
+"""Subscriptions of all connected groups together; each takes some 500 bytes."""
+
+GROUPS_SPARED: Final = 4
+"""A connection with at most this many groups, and as many subscriptions in each, is accepted beyond
+the limits of all connections: a stranger who fills those must not lock out others."""
+
+HEARTBEAT_BYTES_MAX: Final = 1536 * 1024
+"""A heartbeat. A thousand consumer groups with two topics each have half of that; reading this much
+takes some ten milliseconds."""
+
+SUBSCRIPTIONS_PER_CLIENT_MAX: Final = 10_000
+"""Subscriptions in one heartbeat: ten for each of a thousand groups."""
+
+LOCKS_MAX: Final = 100_000
+"""Locked queues of a broker; each takes some 300 bytes, and expires after a minute."""
+
+OFFSETS_MAX: Final = 1_000_000
+"""Committed offsets of a broker, one for each queue of each group; saving them takes a second."""
+
+UNKNOWN_OFFSETS_MAX: Final = 10_000
+"""Committed offsets of groups that the broker does not know. Such a commit is rare: a client of
+another broker's group, or one that consumes nothing here yet."""
 
 SUBSCRIPTION_CHARS_MAX: Final = 16 * 1024
 """A filter expression in a pull; the broker keeps it while it holds the pull."""

@@ -70,6 +70,7 @@ from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.housekeeping import Housekeeping
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.registrar import Registrar
+from txmq_broker.services.topic_creator import TopicCreator
 from txmq_broker.store.message_store import MessageStore, Span
 from txmq_broker.store.start import Recovery
 
@@ -118,7 +119,7 @@ class Broker:
         self.store = MessageStore(self.disk, settings.store)
         self.topics = Topics(self.store, settings.topics)
         self.groups = Groups(settings.topics)
-        self.offsets = Offsets(self.store.end_of)
+        self.offsets = Offsets(self.store.end_of, lambda name: self.groups.find(name) is not None)
         self.clients: Clients[Connection] = Clients()
         self.coordinator = Coordinator(self.store.halves, self.topics, settings.transaction)
         self.schedule = Schedule(self.store, self.topics, settings.delay)
@@ -154,6 +155,7 @@ class Broker:
         self._authorizer = self._authorizer_of_broker()
         # A bound method: calling the object would look it up for each request.
         self._dispatch = Dispatcher({}, self._authorizer.check if self._authorizer else None)
+        self._creator = TopicCreator(self.topics, self.clock, self._topics_changed, self._dispatch)
         self._listener: Listener | None = None
         self._registrar: Registrar | OwnRegistration | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -354,13 +356,38 @@ class Broker:
             admission=self.admission,
             flusher=self._flusher,
             checker=self._checker,
+            kept_for_peers=self._kept_for_peers,
             names=lambda: self.names,
+            create_topics=self._creator.create,
             topics_changed=self._topics_changed,
             groups_changed=self._groups_changed,
             settings_changed=self._settings_changed,
             forget_topic=self._forget_topic,
             delete_old_files=self._housekeeping.retain_now,
         )
+
+    def _kept_for_peers(self) -> dict[str, int]:
+        assert self._listener is not None, "not started"
+        unfinished, owed = self._listener.unfinished, self._listener.owed
+        return {
+            "connections_open": self._listener.connections,
+            "members": self.clients.members,
+            "subscriptions": self.clients.subscriptions,
+            "heartbeats_refused": self.clients.refused,
+            "offsets": self.offsets.count,
+            "offsets_of_unknown_groups": self.offsets.unknown,
+            "offsets_refused": self.offsets.refused,
+            "locked_queues": self.locks.count,
+            "groups": len(self.groups),
+            "groups_refused": self.groups.refused,
+            "topics": len(self.topics),
+            "topics_refused": self._creator.refused,
+            "requests_waiting_for_topics": self._creator.waiting,
+            "unfinished_bytes": unfinished.total,
+            "unfinished_frames_cut": unfinished.cut,
+            "unread_bytes": owed.total,
+            "unread_answers_cut": owed.cut,
+        }
 
     def _serve(self, parts: Parts) -> None:
         self._pulls = PullHandlers(parts)
@@ -439,6 +466,7 @@ class Broker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        self._creator.close()
         if self._listener is not None:
             self._listener.close()
             self._listener = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from txmq.protocol.bodies import TopicConfig
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
@@ -57,8 +58,12 @@ class Parts:
     flusher: Flusher
     checker: Checker
 
+    kept_for_peers: Callable[[], dict[str, int]]
+    """Counts what peers make the broker keep, and what it refused them, by name."""
     names: Callable[[], str]
     """Returns the addresses of the name servers."""
+    create_topics: Callable[[Iterable[TopicConfig]], None]
+    """Creates the topics that a client's request needs; see ``TopicCreator.create``."""
     topics_changed: Callable[[], None]
     """Saves the topics and registers them with the name servers."""
     groups_changed: Callable[[], None]

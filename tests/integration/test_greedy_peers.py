@@ -1,18 +1,40 @@
 """Peers that ask for more than their share: refused, and nothing of it is kept."""
 
+import asyncio
 import json
 
 import pytest
 
-from txmq.limits import GROUPS_PER_CLIENT_MAX, LAX_HEADER_BYTES_MAX, SUBSCRIPTION_CHARS_MAX
+from txmq.errors import InternalError, NoPermission, ServiceUnavailable
+from txmq.limits import (
+    GROUPS_PER_CLIENT_MAX,
+    HEARTBEAT_BYTES_MAX,
+    LAX_HEADER_BYTES_MAX,
+    SUBSCRIPTION_CHARS_MAX,
+)
 from txmq.protocol import batch, fastjson
-from txmq.protocol.bodies import Heartbeat, ProducerRegistration
+from txmq.protocol.bodies import (
+    ConsumerRegistration,
+    Heartbeat,
+    MessageQueue,
+    ProducerRegistration,
+    SubscriptionData,
+)
 from txmq.protocol.headers import PullMessage, SendMessageV2
 from txmq.remoting.connection import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
-from txmq_broker.core import topics as topic_table
+from txmq_broker.config import TopicDefaults
+from txmq_broker.core import clients as client_table
+from txmq_broker.core import groups as group_table
+from txmq_broker.core import locks as lock_table
+from txmq_broker.core import offsets as offset_table
 from txmq_broker.core.clients import Clients
+from txmq_broker.core.groups import Groups
+from txmq_broker.core.locks import Locks
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.rate_limit import RateLimit
+from txmq_broker.services import topic_creator
 from txmq_broker.testing import embedded
 
 BEAT, SEND, BATCH, PULL = 34, 310, 320, 11
@@ -22,17 +44,22 @@ MESSAGE_ILLEGAL, ERROR, NO_PERMISSION, BAD_FILTER = 13, 1, 16, 23
 @pytest.fixture
 def ask():
     """Ask a broker of this test's own one thing after another."""
-    import asyncio
 
-    def run(*questions, check=None):
+    def run(*questions, before=None, check=None, together=False):
         async def main():
             async with embedded() as broker:
+                if before is not None:
+                    before(broker)
                 pool = ConnectionPool(SystemNetwork(), SystemClock())
                 connection = await pool.connection(broker.address)
-                codes = [
-                    (await connection.ask(code, header, body=body, timeout_s=20)).code
+                answers = [
+                    connection.ask(code, header, body=body, timeout_s=20)
                     for code, header, body in questions
                 ]
+                if together:
+                    codes = [found.code for found in await asyncio.gather(*answers)]
+                else:
+                    codes = [(await answer).code for answer in answers]
                 if check is not None:
                     check(broker)
                 await pool.close()
@@ -84,12 +111,68 @@ def test_a_heartbeat_names_a_limited_number_of_groups(ask):
 
 
 def test_a_broker_keeps_a_limited_number_of_topics(ask, monkeypatch):
-    monkeypatch.setattr(topic_table, "TOPICS_MAX", 18)
+    monkeypatch.setattr(topic_creator, "MADE_TOPICS_MAX", 18)
 
     codes = ask(*[(SEND, send(f"T{number}"), b"x") for number in range(9)])
 
     assert codes[0] == 0
     assert codes[-1] == NO_PERMISSION
+
+
+def test_a_flood_of_new_topics_waits_for_common_saves(ask, monkeypatch):
+    monkeypatch.setattr(topic_creator, "SAVES_TOGETHER", 1)
+    saves = []
+
+    def each_is_there(broker):
+        assert all(broker.store.queue(f"T{number}", 0).next_offset == 1 for number in range(4))
+
+    keep = topic_creator.TopicCreator._put
+    monkeypatch.setattr(
+        topic_creator.TopicCreator, "_put", lambda *given: saves.append(1) or keep(*given)
+    )
+    questions = [(SEND, send(f"T{number}"), b"x") for number in range(4)]
+
+    assert ask(*questions, check=each_is_there, together=True) == [0] * 4
+    assert len(saves) == 2
+
+
+def test_clients_create_topics_at_a_limited_rate(ask, monkeypatch):
+    monkeypatch.setattr(topic_creator, "MADE_TOGETHER_MAX", 2)
+    monkeypatch.setattr(topic_creator, "MADE_PER_SECOND_MAX", 0.001)
+
+    assert ask(*[(SEND, send(f"T{number}"), b"x") for number in (1, 2, 3, 1)]) == [0, 0, 14, 0]
+
+
+def test_topics_that_cannot_be_saved_are_refused_to_all_who_wait(ask, monkeypatch):
+    monkeypatch.setattr(topic_creator, "SAVES_TOGETHER", 1)
+
+    def fail(broker):
+        broker.disk.replace = refuse
+
+    def refuse(*_, **__):
+        raise OSError(28, "full")
+
+    questions = [(SEND, send(f"T{number}"), b"x") for number in range(3)]
+
+    assert ask(*questions, before=fail, together=True) == [14] * 3
+
+
+def test_a_heartbeat_of_endless_length_is_refused_unread(ask):
+    assert ask((BEAT, None, b" " * (HEARTBEAT_BYTES_MAX + 1))) == [ERROR]
+
+
+def test_the_largest_clients_are_accepted(ask):
+    topics = [{"topic": f"{'t' * 60}{number}", "subVersion": 1} for number in range(2)]
+    groups = [f"{'g' * 60}{number}" for number in range(GROUPS_PER_CLIENT_MAX)]
+    consumers = [{"groupName": group, "subscriptionDataSet": topics} for group in groups]
+    producers = [{"groupName": group} for group in groups]
+    body = {"clientID": "c", "consumerDataSet": consumers, "producerDataSet": producers}
+
+    def each_is_there(broker):
+        assert broker.clients.members == 2 * len(groups)
+        assert broker.clients.subscriptions == 2 * len(groups)
+
+    assert ask((BEAT, None, json.dumps(body).encode()), check=each_is_there) == [0]
 
 
 def test_a_filter_of_endless_length_is_refused(ask):
@@ -128,3 +211,122 @@ def test_a_lost_connection_costs_what_it_belonged_to_and_no_more():
     assert visited == ["p7"]
     assert clients.producers("p7") == []
     assert len(clients.producers("p8")) == 1
+
+
+def heartbeat(producers=(), **consumers):
+    return Heartbeat(
+        "id",
+        [ProducerRegistration(name) for name in producers],
+        [
+            ConsumerRegistration(group, subscription_data_set=[SubscriptionData(t) for t in topics])
+            for group, topics in consumers.items()
+        ],
+    )
+
+
+def test_all_clients_together_have_a_limited_number_of_groups(monkeypatch):
+    monkeypatch.setattr(client_table, "MEMBERS_MAX", 13)
+    monkeypatch.setattr(client_table, "SUBSCRIPTIONS_MAX", 8)
+    clients = Clients()
+
+    def beats(connection, beat):
+        clients.check(connection, beat)
+        clients.beat(connection, beat, "JAVA", 409, 0.0)
+
+    greedy = heartbeat([f"p{number}" for number in range(10)])
+    beats("c1", greedy)
+    with pytest.raises(ServiceUnavailable, match=r"20 groups together, and 13 is the limit"):
+        beats("c2", greedy)
+    beats("c1", greedy)
+    beats("c3", heartbeat(["p1"], g=["T"]))  # A small client is always accepted.
+    with pytest.raises(ServiceUnavailable, match=r"9 subscriptions together, and 8"):
+        beats("c4", heartbeat(h="abcdefgh"))
+    assert (clients.members, clients.subscriptions, clients.refused) == (12, 1, 2)
+
+    clients.leave("c3", "p1", "g")
+    clients.drop("c1")
+    assert (clients.members, clients.subscriptions) == (0, 0)
+    beats("c2", greedy)
+    beats("c4", heartbeat(h="abcdefgh"))
+    beats("c4", heartbeat(h="a"))
+    assert (clients.members, clients.subscriptions) == (11, 1)
+
+
+def test_one_connection_has_a_limited_number_of_groups_however_many_heartbeats(monkeypatch):
+    monkeypatch.setattr(client_table, "GROUPS_PER_CLIENT_MAX", 2)
+    clients = Clients()
+    first = heartbeat(["p1", "p2"])
+    clients.check("c", first)
+    clients.beat("c", first, "JAVA", 409, 0.0)
+
+    with pytest.raises(InternalError, match="at most 2 producer groups"):
+        clients.check("c", heartbeat(["p3"]))
+
+
+def test_groups_that_do_not_exist_have_a_limited_number_of_offsets(monkeypatch):
+    monkeypatch.setattr(offset_table, "UNKNOWN_OFFSETS_MAX", 2)
+    known = {"good"}
+    offsets = Offsets(is_known=known.__contains__)
+    offsets.put("a", "T", 0, 1)
+    offsets.put("b", "T", 0, 1)
+    offsets.put("b", "T", 0, 2)
+    with pytest.raises(ServiceUnavailable, match="the group c does not exist"):
+        offsets.put("c", "T", 0, 1)
+    offsets.put("good", "T", 0, 1)
+
+    known.add("a")
+    offsets.put("a", "T", 1, 1)  # A group that exists by now leaves room.
+    offsets.put("c", "T", 0, 1)
+    offsets.forget_group("b")
+    assert (offsets.count, offsets.unknown, offsets.refused) == (4, 1, 1)
+    again = Offsets(is_known=known.__contains__)
+    again.load(offsets.saved())
+    assert (again.count, again.unknown) == (4, 1)
+
+
+def test_a_broker_keeps_a_limited_number_of_offsets(monkeypatch):
+    monkeypatch.setattr(offset_table, "OFFSETS_MAX", 1)
+    offsets = Offsets()
+    offsets.put("a", "T", 0, 1)
+    with pytest.raises(ServiceUnavailable, match="which is the limit"):
+        offsets.put("a", "T", 1, 1)
+    offsets.put("a", "T", 0, 2)
+
+
+def test_a_broker_keeps_a_limited_number_of_locks(monkeypatch):
+    monkeypatch.setattr(lock_table, "LOCKS_MAX", 3)
+    locks, queues = Locks(), [MessageQueue("T", "b", number) for number in range(4)]
+    assert locks.lock("g", "c", queues[:2], 0.0) == queues[:2]
+    with pytest.raises(ServiceUnavailable, match="no queue of the group h was locked"):
+        locks.lock("h", "c", queues[:2], 0.0)
+    assert locks.lock("g", "c", queues[:3], 1.0) == queues[:3]
+    assert locks.lock("g", "other", queues[:1], 1.0) == []
+    locks.unlock("g", "c", queues)
+    assert locks.count == 0
+    locks.lock("h", "c", queues[:3], 0.0)
+    locks.expire(1_000.0)
+    assert locks.count == 0
+
+
+def test_clients_create_groups_at_a_limited_rate_and_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(group_table, "MADE_TOGETHER_MAX", 2)
+    monkeypatch.setattr(group_table, "MADE_GROUPS_MAX", 3)
+    groups = Groups(TopicDefaults())
+    groups.get("a", 0)
+    groups.get("b", 0)
+    with pytest.raises(ServiceUnavailable, match="groups a second"):
+        groups.get("c", 0)
+    groups.get("c", 1_000)
+    with pytest.raises(NoPermission, match="clients create none beyond 3"):
+        groups.get("d", 60_000)
+    assert groups.get("a", 60_000).group_name == "a"
+    assert groups.refused == 2
+
+
+def test_a_full_budget_allows_any_count_once():
+    limit = RateLimit(1, 2)
+
+    assert limit.take(5, 10.0)
+    assert not limit.take(1, 13.0)
+    assert limit.take(1, 14.0)
+    assert limit.wait_s() == 1.0

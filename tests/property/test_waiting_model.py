@@ -79,7 +79,7 @@ class Waits(RuleBasedStateMachine):
         topics = Topics(self.shelf.store, TopicDefaults())
         topics.load(TopicConfigs(), system_topics(BrokerSettings(delay=delay)))
         self.schedule = Schedule(self.shelf.store, topics, delay)
-        self.topic = topics.create_by_sending(TOPIC, "TBW102", 1, self.now)
+        self.topic = topics.put(topics.config_for_sending(TOPIC, "TBW102", 1), self.now)
 
     def _stored_ms(self):
         return max(self.now, self.shelf.store.log.last_ms)

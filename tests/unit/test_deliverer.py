@@ -49,7 +49,7 @@ class Stage(Press):
         topics = Topics(self.store, TopicDefaults())
         topics.load(TopicConfigs(), system_topics(BrokerSettings(delay=delay)))
         self.schedule = Schedule(self.store, topics, delay)
-        self.topic = topics.create_by_sending("T", "TBW102", 1, 1)
+        self.topic = topics.put(topics.config_for_sending("T", "TBW102", 1), 1)
         self.deliverer = Deliverer(self.schedule, self.delays, self.flusher, self.clock)
         self.came = {}
         self.on_published = self._told

@@ -44,6 +44,9 @@ class Topics:
         self._names = names
         self._version = DataVersion(counter=self._version.counter + 1, timestamp=1)
 
+    def __len__(self):
+        return len(self._names)
+
     def saved(self):
         table = {name: TopicConfig(name) for name in self._names}
         return TopicConfigs(data_version=self._version, topic_config_table=table)

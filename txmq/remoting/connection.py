@@ -26,7 +26,12 @@ from txmq.errors import (
     RequestTimeout,
     refusal,
 )
-from txmq.limits import CONNECTION_BACKLOG_BYTES, PUSH_BACKLOG_BYTES
+from txmq.limits import (
+    CONNECTION_BACKLOG_BYTES,
+    OWED_BYTES_SPARED,
+    PUSH_BACKLOG_BYTES,
+    TURN_S,
+)
 from txmq.protocol import command as commands
 from txmq.protocol.codes import SUCCESS
 from txmq.protocol.command import Command, Frame, FrameReader
@@ -43,6 +48,7 @@ __all__ = [
     "NO_SERVER",
     "Connection",
     "ConnectionPool",
+    "Server",
     "Service",
     "no_service",
     "split_address",
@@ -63,6 +69,29 @@ class Service(Protocol):
 
     def __call__(self, connection: Connection, request: Command, /) -> bytes | None:
         """The answer as a frame, or ``None`` if it comes later or never."""
+        ...
+
+
+class Server(Protocol):
+    """Shares one server among its connections."""
+
+    def holds(self, connection: Connection, size: int, /, *, is_new: bool) -> None:
+        """The connection keeps so many bytes of an unfinished frame, maybe of a new one."""
+        ...
+
+    def owes(self, connection: Connection, size: int, /) -> None:
+        """The connection's peer has so many bytes of answers to read."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether connections wait. One with several requests then waits too; a single request is
+        served at once.
+        """
+        ...
+
+    def wait(self, connection: Connection, /) -> None:
+        """Call :meth:`Connection.serve_rest` in a later turn of the loop."""
         ...
 
 
@@ -87,7 +116,9 @@ class Connection(asyncio.Protocol):
         decode: Callable[[Frame], Command] = commands.decode,
         credentials: Credentials | None = None,
         service_for: Callable[[str], Service] | None = None,
+        server: Server | None = None,
     ) -> None:
+        self._server = server
         self._clock = clock
         self._service = service
         self._service_for = service_for
@@ -142,16 +173,41 @@ class Connection(asyncio.Protocol):
             self._give_up(error)
             return
         if not self._reader.held:
+            if self.partial_since is not None and self._server is not None:
+                self._server.holds(self, 0, is_new=False)
             self.partial_since = None
-        elif parts or self.partial_since is None:
-            self.partial_since = self.active_at
+        else:
+            is_new = bool(parts) or self.partial_since is None
+            if is_new:
+                self.partial_since = self.active_at
+            if self._server is not None:
+                self._server.holds(self, self.held_bytes, is_new=is_new)
         if self._unserved:
             self._unserved += parts
+        elif len(parts) > 1 and self._server is not None and self._server.is_busy:
+            self._wait(parts)
         else:
-            self._serve(parts)
+            self._serve(parts, self.active_at + TURN_S)
 
-    def _serve(self, parts: list[Frame]) -> None:
+    def _wait(self, parts: list[Frame]) -> None:
+        """Serve these requests in a later turn, and read no more until then."""
+        self._unserved = parts
+        if self._server is not None and self._transport is not None:
+            self._transport.pause_reading()
+            self._server.wait(self)
+
+    def serve_rest(self) -> None:
+        """Serve the requests that had to wait for another turn of the loop."""
+        if self._unread or not self.is_open:
+            return
+        parts, self._unserved = self._unserved, []
+        self._serve(parts, self._clock.monotonic() + TURN_S)
+        if self._transport is not None and self.is_open and not (self._unread or self._unserved):
+            self._transport.resume_reading()
+
+    def _serve(self, parts: list[Frame], until: float) -> None:
         out, collected = self._out, 0
+        server, now, last = self._server, self._clock.monotonic, len(parts)
         try:
             for at, part in enumerate(parts, 1):
                 command = self._decode(part)
@@ -171,6 +227,9 @@ class Connection(asyncio.Protocol):
                         if self._unread:
                             self._unserved = parts[at:]
                             return
+                if server is not None and at < last and now() > until:
+                    self._wait(parts[at:])
+                    break
         except RemoteProtocolError as error:
             self._give_up(error)
             return
@@ -189,6 +248,7 @@ class Connection(asyncio.Protocol):
         """Fail all requests that still wait for an answer."""
         self._transport = None
         self._tls_error = exc if isinstance(exc, ssl.SSLError) else None
+        self._reader = FrameReader()
         self._out.clear()
         self._unserved.clear()
         if self._timer is not None:
@@ -219,10 +279,7 @@ class Connection(asyncio.Protocol):
         self._tell_caught_up()
         if self._transport is None or self._transport.is_closing():
             return
-        parts, self._unserved = self._unserved, []
-        self._serve(parts)
-        if self.is_open and not self._unread:
-            self._transport.resume_reading()
+        self.serve_rest()
 
     # Called by txmq
 
@@ -251,6 +308,8 @@ class Connection(asyncio.Protocol):
         if self._unread and not self._is_posted_to and self.unread_bytes > PUSH_BACKLOG_BYTES:
             log.warning("closing %s: it has left %d bytes unread", self.address, self.unread_bytes)
             self.abort()
+        elif self._server is not None and self.unread_bytes > OWED_BYTES_SPARED:
+            self._server.owes(self, self.unread_bytes)
 
     def _closed(self) -> ConnectionLost:
         if self._transport is not None:
@@ -264,6 +323,11 @@ class Connection(asyncio.Protocol):
         waiting, self._caught_up = self._caught_up, None
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of a frame that is not complete yet."""
+        return len(self._reader.held)
 
     @property
     def unread_bytes(self) -> int:

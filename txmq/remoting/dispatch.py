@@ -18,7 +18,7 @@ from txmq.protocol import command as commands
 from txmq.protocol.command import ONEWAY, Command, Frame
 from txmq.remoting.connection import Connection
 
-__all__ = ["Authorize", "Dispatcher", "Handler"]
+__all__ = ["Authorize", "Dispatcher", "Handler", "Postponed"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,18 @@ Authorize: TypeAlias = Callable[[Connection, Command], None]
 
 _SYSTEM_ERROR: Final = 1
 _NOT_SUPPORTED: Final = 3
+
+
+class Postponed(Exception):
+    """A handler cannot serve a request yet.
+
+    Args:
+        postpone: Receives the request, and has the dispatcher serve it later, as if it came then.
+    """
+
+    def __init__(self, postpone: Callable[[Connection, Command], None]) -> None:
+        super().__init__("the request has to wait")
+        self.postpone = postpone
 
 
 class Dispatcher:
@@ -72,6 +84,9 @@ class Dispatcher:
                 # Of another server, or with a code that only tools know.
                 return _refuse(request, error.response_code, error.remark)
             return _refuse(request, error.code, str(error))
+        except Postponed as wait:
+            wait.postpone(connection, request)
+            found = None
         except TxmqError as error:
             log.warning("request %d of %s: %s", request.code, connection.address, error)
             return _refuse(request, _SYSTEM_ERROR, str(error))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from txmq.limits import OWED_BYTES_MAX, UNFINISHED_BYTES_MAX
 from txmq.protocol.command import Command, Frame, decode
 from txmq.remoting.arrival import Arrival, ServerTls
+from txmq.remoting.budgets import ByteBudget
 from txmq.remoting.connection import Connection, Service
 from txmq.repeated_lines import RepeatedLines
 from txmq.runtime.clock import Clock
@@ -50,6 +53,16 @@ class Listener:
         self._connections: dict[Connection, None] = {}
         self._arrivals: set[Arrival] = set()
         self._refusals = RepeatedLines()
+        self._silent_until = 0.0
+        self._waiting: deque[Connection] = deque()
+        self.unfinished: ByteBudget[Connection] = ByteBudget(
+            UNFINISHED_BYTES_MAX, lambda connection: connection.held_bytes
+        )
+        """Bytes of unfinished frames."""
+        self.owed: ByteBudget[Connection] = ByteBudget(
+            OWED_BYTES_MAX, lambda connection: connection.unread_bytes
+        )
+        """Bytes of answers that peers have not read."""
         self._socket: ServerSocket | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -104,6 +117,7 @@ class Listener:
             self._drop,
             decode=self._decode,
             service_for=self._service_for,
+            server=self,
         )
         self._connections[connection] = None
         return connection
@@ -120,8 +134,54 @@ class Listener:
 
     def _drop(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
+        self.unfinished.forget(connection)
+        self.owed.forget(connection)
         if self._lost is not None:
             self._lost(connection)
+
+    # Called by connections
+
+    def holds(self, connection: Connection, size: int, /, *, is_new: bool) -> None:
+        """Count unfinished frames; beyond the budget close the connections that began first."""
+        if found := self.unfinished.note(connection, size, is_new=is_new):
+            fault = f"unfinished frames of all connections exceed {UNFINISHED_BYTES_MAX} bytes"
+            self._cut(found, fault, self.unfinished.cut)
+
+    def owes(self, connection: Connection, size: int, /) -> None:
+        """Count unread answers; beyond the budget close the connections that have owed longest."""
+        if found := self.owed.note(connection, size):
+            fault = f"unread answers of all connections exceed {OWED_BYTES_MAX} bytes"
+            self._cut(found, fault, self.owed.cut)
+
+    def _cut(self, connections: list[Connection], fault: str, total: int) -> None:
+        # A flood must not fill the log as well.
+        if self._clock.monotonic() >= self._silent_until:
+            self._silent_until = self._clock.monotonic() + SWEEP_S
+            log.warning(
+                "closing %s: %s, and it is the slowest; %d closed for this reason since the start",
+                connections[0].address, fault, total,
+            )  # fmt: skip
+        for connection in connections:
+            connection.abort()
+
+    @property
+    def is_busy(self) -> bool:
+        """True if connections wait for a later turn of the loop."""
+        return bool(self._waiting)
+
+    def wait(self, connection: Connection, /) -> None:
+        """Let a connection go on in a later turn, one connection each turn."""
+        self._waiting.append(connection)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        # Removed afterwards: a connection that has to wait again goes to the end.
+        connection = self._waiting[0]
+        connection.serve_rest()
+        self._waiting.popleft()
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
 
     def _schedule(self) -> None:
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._close_idle)

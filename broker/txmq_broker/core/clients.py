@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from txmq.errors import InternalError, ServiceUnavailable
+from txmq.limits import (
+    GROUPS_PER_CLIENT_MAX,
+    GROUPS_SPARED,
+    MEMBERS_MAX,
+    SUBSCRIPTIONS_MAX,
+    SUBSCRIPTIONS_PER_CLIENT_MAX,
+)
 from txmq.protocol.bodies import ConsumerRegistration, Heartbeat, SubscriptionData
 
 __all__ = ["SILENCE_S", "Clients", "ConsumerGroup", "Member"]
@@ -49,11 +58,15 @@ class Clients(Generic[C]):
 
     Attributes:
         producer_groups: All producers by connection, by group.
+        members: The number of groups of all connections together.
+        subscriptions: The number of subscriptions of all connected groups.
+        refused: The number of heartbeats that exceeded a limit.
     """
 
     def __init__(self) -> None:
         self._consumers: dict[str, ConsumerGroup[C]] = {}
         self.producer_groups: dict[str, dict[C, Member[C]]] = {}
+        self.members = self.subscriptions = self.refused = 0
         self._groups_of: dict[C, tuple[dict[str, None], dict[str, None]]] = {}
         """Producer and consumer groups by connection, to handle a lost connection fast."""
 
@@ -100,19 +113,79 @@ class Clients(Generic[C]):
     def beat(
         self, connection: C, beat: Heartbeat, language: str, version: int, now: float
     ) -> list[str]:
-        """Record a heartbeat; returns the consumer groups whose members or topics changed."""
+        """Record a heartbeat; returns the consumer groups whose members or topics changed.
+
+        Call :meth:`check` first.
+        """
+        if not (beat.producer_data_set or beat.consumer_data_set):
+            return []
         produces, consumes = self._groups_of.setdefault(connection, ({}, {}))
+        self.members -= len(produces) + len(consumes)
+        member = Member(connection, beat.client_id, language, version, now)
         for producer in beat.producer_data_set:
             produces[producer.group_name] = None
-            members = self.producer_groups.setdefault(producer.group_name, {})
-            members[connection] = Member(connection, beat.client_id, language, version, now)
+            self.producer_groups.setdefault(producer.group_name, {})[connection] = member
         changed: list[str] = []
         for consumer in beat.consumer_data_set:
             consumes[consumer.group_name] = None
-            member = Member(connection, beat.client_id, language, version, now)
             if self._consumes(consumer, member):
                 changed.append(consumer.group_name)
+        self.members += len(produces) + len(consumes)
         return changed
+
+    def check(self, connection: C, beat: Heartbeat) -> None:
+        """Refuse a heartbeat that exceeds a limit, before any of it is recorded.
+
+        Raises:
+            InternalError: The client exceeds its own limit.
+            ServiceUnavailable: All clients together would exceed a limit.
+        """
+        try:
+            self._check(connection, beat)
+        except (InternalError, ServiceUnavailable):
+            self.refused += 1
+            raise
+
+    def _check(self, connection: C, beat: Heartbeat) -> None:
+        produces, consumes = self._groups_of.get(connection, ({}, {}))
+        producers = produces.keys() | {group.group_name for group in beat.producer_data_set}
+        consumers = consumes.keys() | {group.group_name for group in beat.consumer_data_set}
+        wanted = {
+            group.group_name: len(group.subscription_data_set) for group in beat.consumer_data_set
+        }
+        for kind, names in (("producer", producers), ("consumer", consumers)):
+            if len(names) > GROUPS_PER_CLIENT_MAX:
+                raise InternalError(
+                    f"a client has at most {GROUPS_PER_CLIENT_MAX} {kind} groups on one "
+                    f"connection, not {len(names)}; nothing of the heartbeat was recorded; use "
+                    "fewer groups, or several clients"
+                )
+        total = sum(len(group.subscription_data_set) for group in beat.consumer_data_set)
+        if total > SUBSCRIPTIONS_PER_CLIENT_MAX:
+            raise InternalError(
+                f"a heartbeat has at most {SUBSCRIPTIONS_PER_CLIENT_MAX} subscriptions, not "
+                f"{total}; nothing of it was recorded; use several clients"
+            )
+        groups = len(producers) + len(consumers)
+        if groups <= GROUPS_SPARED and all(count <= GROUPS_SPARED for count in wanted.values()):
+            return
+        members = self.members + groups - len(produces) - len(consumes)
+        subscriptions = self.subscriptions + sum(wanted.values()) - self._subscribed(wanted)
+        for what, now, then, limit in (
+            ("groups", self.members, members, MEMBERS_MAX),
+            ("subscriptions", self.subscriptions, subscriptions, SUBSCRIPTIONS_MAX),
+        ):
+            # A client that asks for nothing more stays, although small ones came since.
+            if then > max(limit, now):
+                raise ServiceUnavailable(
+                    f"the clients of this broker would have {then} {what} together, and {limit} "
+                    "is the limit; nothing of the heartbeat was recorded; it is accepted once "
+                    "other clients have left"
+                )
+
+    def _subscribed(self, names: Iterable[str]) -> int:
+        groups = [group for name in names if (group := self._consumers.get(name)) is not None]
+        return sum(len(group.subscriptions) for group in groups)
 
     def _consumes(self, registration: ConsumerRegistration, member: Member[C]) -> bool:
         group = self._consumers.get(registration.group_name)
@@ -133,14 +206,21 @@ class Clients(Generic[C]):
             known = group.subscriptions.get(topic)
             if known is not None and known.sub_version > subscription.sub_version:
                 wanted[topic] = known
+        self.subscriptions += len(wanted) - len(group.subscriptions)
         group.subscriptions = wanted
         return is_new or topics_changed
 
     def leave(self, connection: C, producer_group: str | None, consumer_group: str | None) -> bool:
         """Remove a client from the groups it names; returns whether the consumer group changed."""
+        produces, consumes = self._groups_of.get(connection, ({}, {}))
+        self.members -= (producer_group in produces) + (consumer_group in consumes)
         if producer_group is not None:
+            produces.pop(producer_group, None)
             self._leave_producers(connection, producer_group)
-        return consumer_group is not None and self._leave_consumers(connection, consumer_group)
+        if consumer_group is None:
+            return False
+        consumes.pop(consumer_group, None)
+        return self._leave_consumers(connection, consumer_group)
 
     def _leave_producers(self, connection: C, name: str) -> None:
         members = self.producer_groups.get(name)
@@ -153,11 +233,13 @@ class Clients(Generic[C]):
             return False
         if not group.members:
             del self._consumers[name]
+            self.subscriptions -= len(group.subscriptions)
         return True
 
     def drop(self, connection: C) -> list[str]:
         """Remove a lost connection from all groups; returns the consumer groups that changed."""
         produces, consumes = self._groups_of.pop(connection, ({}, {}))
+        self.members -= len(produces) + len(consumes)
         for name in produces:
             self._leave_producers(connection, name)
         return [name for name in consumes if self._leave_consumers(connection, name)]

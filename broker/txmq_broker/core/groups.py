@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from txmq.errors import GroupNotFound, InternalError, NoPermission
-from txmq.limits import GROUPS_MAX
+from txmq.errors import GroupNotFound, InternalError, NoPermission, ServiceUnavailable
+from txmq.limits import (
+    GROUPS_MAX,
+    MADE_GROUPS_MAX,
+    MADE_PER_SECOND_MAX,
+    MADE_TOGETHER_MAX,
+)
 from txmq.protocol.bodies import DataVersion, GroupConfig, GroupConfigs
 from txmq_broker.config import TopicDefaults
 from txmq_broker.core.client_names import check_consumer_group
+from txmq_broker.core.rate_limit import RateLimit
 from txmq_broker.core.topics import QUEUES_MAX
 
 __all__ = ["Groups"]
@@ -34,6 +40,12 @@ class Groups:
         self._groups: dict[str, GroupConfig] = {}
         self.version = DataVersion()
         self.unsaved = False
+        self._creations = RateLimit(MADE_PER_SECOND_MAX, MADE_TOGETHER_MAX)
+        self.refused = 0
+        """How often a client could not create a group because of a limit."""
+
+    def __len__(self) -> int:
+        return len(self._groups)
 
     def __iter__(self) -> Iterator[GroupConfig]:
         return iter(self._groups.values())
@@ -58,13 +70,34 @@ class Groups:
 
         Raises:
             GroupNotFound: The group does not exist and may not be created by use.
+            NoPermission: The limit of groups that clients create is reached.
+            ServiceUnavailable: Clients create groups too fast.
         """
         found = self._groups.get(name)
         if found is not None:
             return found
         if not self.defaults.auto_create_groups and not name.startswith(SYSTEM_PREFIX):
             raise GroupNotFound(f"subscription group [{name}] does not exist, apply first please!")
+        check_consumer_group(name)
+        try:
+            self._admit(name, now_ms)
+        except (NoPermission, ServiceUnavailable):
+            self.refused += 1
+            raise
         return self.put(GroupConfig(name), now_ms)
+
+    def _admit(self, name: str, now_ms: int) -> None:
+        if len(self._groups) >= MADE_GROUPS_MAX:
+            raise NoPermission(
+                f"this broker has {len(self._groups)} groups, and clients create none beyond "
+                f"{MADE_GROUPS_MAX}; {name} was not created; delete groups, or create this one "
+                "as an operator"
+            )
+        if not self._creations.take(1, now_ms / 1000):
+            raise ServiceUnavailable(
+                f"clients create more than {MADE_PER_SECOND_MAX} groups a second; {name} was "
+                "not created; try again later, or create it as an operator"
+            )
 
     def check(self, config: GroupConfig) -> None:
         """Refuse invalid settings.

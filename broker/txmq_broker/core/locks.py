@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from txmq.errors import ServiceUnavailable
+from txmq.limits import LOCKS_MAX
 from txmq.protocol.bodies import MessageQueue
 
 __all__ = ["EXPIRY_S", "Locks"]
@@ -25,12 +27,28 @@ class Locks:
 
     def __init__(self) -> None:
         self._locks: dict[str, dict[MessageQueue, LockHolder]] = {}
+        self.count = 0
+        """The number of locks, with those that expired and were not removed yet."""
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now: float
     ) -> list[MessageQueue]:
-        """Take or renew free locks; returns those of the given queues that the client holds now."""
-        table = self._locks.setdefault(group, {})
+        """Take or renew free locks; returns those of the given queues that the client holds now.
+
+        Raises:
+            ServiceUnavailable: The limit of locks would be exceeded; nothing was locked.
+        """
+        queues = list(queues)
+        table = self._locks.get(group, {})
+        fresh = len(set(queues) - table.keys())
+        if fresh and self.count + fresh > LOCKS_MAX:
+            raise ServiceUnavailable(
+                f"this broker has {self.count} locked queues, and {LOCKS_MAX} is the limit; no "
+                f"queue of the group {group} was locked; a lock expires after {EXPIRY_S:g} s"
+            )
+        self.count += fresh
+        if fresh:
+            self._locks[group] = table
         owned: list[MessageQueue] = []
         for queue in queues:
             holder = table.get(queue)
@@ -45,7 +63,7 @@ class Locks:
         for queue in queues:
             holder = table.get(queue)
             if holder is not None and holder.client_id == client_id:
-                del table[queue]
+                self._remove(table, queue)
         if not table:
             self._locks.pop(group, None)
 
@@ -58,6 +76,10 @@ class Locks:
         for group in list(self._locks):
             table = self._locks[group]
             for queue in [queue for queue, holder in table.items() if now - holder.at > EXPIRY_S]:
-                del table[queue]
+                self._remove(table, queue)
             if not table:
                 del self._locks[group]
+
+    def _remove(self, table: dict[MessageQueue, LockHolder], queue: MessageQueue) -> None:
+        del table[queue]
+        self.count -= 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from txmq.errors import ServiceUnavailable
+from txmq.limits import OFFSETS_MAX, UNKNOWN_OFFSETS_MAX
 from txmq.protocol.bodies import ConsumerOffsets
 
 __all__ = ["Offsets"]
@@ -15,10 +17,23 @@ class Offsets:
     Args:
         end_of: Returns a queue's end, or ``None`` if it does not exist. It caps offsets, because an
             offset after the end would skip the next messages.
+        is_known: Returns whether a group exists. Groups that do not may commit too, but fewer.
+
+    Attributes:
+        count: The number of offsets.
+        unknown: The number of offsets that groups committed before they existed.
+        refused: The number of commits that exceeded a limit.
     """
 
-    def __init__(self, end_of: Callable[[str, int], int | None] | None = None) -> None:
+    def __init__(
+        self,
+        end_of: Callable[[str, int], int | None] | None = None,
+        is_known: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self._end_of = end_of
+        self._is_known = is_known
+        self._unknown: dict[str, int] = {}
+        self.count = self.unknown = self.refused = 0
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         self.unsaved = False
 
@@ -27,6 +42,9 @@ class Offsets:
         for name, queues in saved.offset_table.items():
             topic, _, group = name.partition("@")
             self._offsets[group, topic] = dict(queues)
+            self.count += len(queues)
+            if not self._is_known(group):
+                self._count_unknown(group, len(queues))
 
     def saved(self) -> ConsumerOffsets:
         """All offsets in the form that is saved."""
@@ -48,17 +66,48 @@ class Offsets:
         return self._offsets.get((group, topic), {}).get(queue)
 
     def put(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Set a group's offset; a group may also go back on purpose."""
+        """Set a group's offset; a group may also go back on purpose.
+
+        Raises:
+            ServiceUnavailable: The limit of offsets is reached, and the group has none in this
+                queue.
+        """
         if self._end_of is not None:
             end = self._end_of(topic, queue)
             if end is None:
                 return
             offset = min(offset, end)
         queues = self._offsets.get((group, topic))
-        if queues is None:
-            queues = self._offsets[group, topic] = {}
+        if queues is None or queue not in queues:
+            self._admit(group)
+            self.count += 1
+            queues = self._offsets.setdefault((group, topic), {})
         queues[queue] = offset
         self.unsaved = True
+
+    def _admit(self, group: str) -> None:
+        is_known = self._is_known(group)
+        if is_known:
+            self.unknown -= self._unknown.pop(group, 0)
+        elif self.unknown >= UNKNOWN_OFFSETS_MAX:
+            self.refused += 1
+            raise ServiceUnavailable(
+                f"the group {group} does not exist, and groups that do not exist have "
+                f"{UNKNOWN_OFFSETS_MAX} offsets, which is the limit; the offset was not stored; "
+                "consume first, or create the group"
+            )
+        if self.count >= OFFSETS_MAX:
+            self.refused += 1
+            raise ServiceUnavailable(
+                f"this broker keeps {OFFSETS_MAX} offsets, which is the limit; the offset of the "
+                f"group {group} was not stored; delete unused groups and topics"
+            )
+        if not is_known:
+            self._count_unknown(group, 1)
+
+    def _count_unknown(self, group: str, count: int) -> None:
+        self._unknown[group] = self._unknown.get(group, 0) + count
+        self.unknown += count
 
     def topics(self) -> list[str]:
         """The topics in which any group has offsets."""
@@ -85,11 +134,19 @@ class Offsets:
     def forget_group(self, group: str) -> None:
         """Delete a group's offsets."""
         for key in [key for key in self._offsets if key[0] == group]:
-            del self._offsets[key]
-            self.unsaved = True
+            self._forget(key)
 
     def forget_topic(self, topic: str) -> None:
         """Delete a topic's offsets."""
         for key in [key for key in self._offsets if key[1] == topic]:
-            del self._offsets[key]
-            self.unsaved = True
+            self._forget(key)
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        group, count = key[0], len(self._offsets.pop(key))
+        self.count -= count
+        self.unsaved = True
+        # Some may be younger than the group.
+        rest = self._unknown.pop(group, 0)
+        self.unknown -= rest
+        if rest > count:
+            self._count_unknown(group, rest - count)

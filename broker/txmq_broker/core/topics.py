@@ -25,7 +25,7 @@ from txmq_broker.store.delay_lines import WHEEL_QUEUES
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import ConsumeQueue, topic_seed
 
-__all__ = ["TEMPLATE", "Topic", "Topics", "check_name", "queue_counts"]
+__all__ = ["TEMPLATE", "Topic", "Topics", "check_name", "config_for_group", "queue_counts"]
 
 TEMPLATE: Final = "TBW102"
 """The topic whose settings new topics inherit; clients use its route for unknown topics."""
@@ -205,10 +205,8 @@ class Topics:
         self._changed(now_ms)
         return True
 
-    def create_by_sending(
-        self, name: str, template_name: str, queues_wanted: int, now_ms: int
-    ) -> Topic:
-        """Create a topic on the first send to it.
+    def config_for_sending(self, name: str, template_name: str, queues_wanted: int) -> TopicConfig:
+        """The settings of a topic that the first send to it creates.
 
         Raises:
             TopicNotFound: The template does not exist or does not allow it.
@@ -222,13 +220,7 @@ class Topics:
             raise TopicNotFound(f"topic[{name}] not exist, and sending does not create topics")
         count = max(1, min(queues_wanted, template.config.write_queue_nums))
         perm = template.config.perm & ~int(Perm.INHERIT)
-        return self.put(TopicConfig(name, count, count, perm), now_ms)
-
-    def create_for_group(self, name: str, queues: int, now_ms: int) -> Topic:
-        """A group's retry or dead-letter topic, created when first needed."""
-        return self.by_name.get(name) or self.put(
-            TopicConfig(name, queues, queues, _READ_WRITE), now_ms
-        )
+        return TopicConfig(name, count, count, perm)
 
     def for_sending(self, name: str) -> Topic | None:
         """A topic that a client may send to, or ``None`` if it does not exist.
@@ -242,6 +234,11 @@ class Topics:
         if found is not None and not found.is_writeable:
             raise NoPermission(f"the topic {name} does not permit sending")
         return found
+
+
+def config_for_group(name: str, queues: int) -> TopicConfig:
+    """The settings of a group's retry or dead-letter topic."""
+    return TopicConfig(name, queues, queues, _READ_WRITE)
 
 
 QUEUES_MAX: Final = 4096

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from txmq.errors import ConnectionLost, ConsumerOffline, InternalError
-from txmq.limits import GROUPS_PER_CLIENT_MAX, TOPIC_CHARS_MAX
+from txmq.limits import HEARTBEAT_BYTES_MAX, TOPIC_CHARS_MAX
 from txmq.protocol.bodies import (
     ClientConnection,
     ConsumerConnections,
@@ -28,6 +28,7 @@ from txmq_broker.core.client_names import (
     check_producer_group,
 )
 from txmq_broker.core.clients import Member
+from txmq_broker.core.topics import config_for_group
 from txmq_broker.parts import Parts
 
 __all__ = ["ClientHandlers"]
@@ -44,7 +45,7 @@ class ClientHandlers:
         self._filters = parts.filters
         self._locks = parts.locks
         self._clock = parts.clock
-        self._topics_changed = parts.topics_changed
+        self._create_topics = parts.create_topics
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
@@ -60,8 +61,15 @@ class ClientHandlers:
 
     def beat(self, connection: Connection, request: Command) -> bytes:
         """34: a client's heartbeat with its groups."""
+        if len(request.body) > HEARTBEAT_BYTES_MAX:
+            # Refused unread: reading 16 MiB takes a third of a second.
+            raise InternalError(
+                f"a heartbeat has at most {HEARTBEAT_BYTES_MAX} bytes, not {len(request.body)}; "
+                "nothing of it was recorded; use fewer groups and subscriptions, or several clients"
+            )
         beat = Heartbeat.read(request.body)
         check_client_id(beat.client_id)
+        self._clients.check(connection, beat)
         for producer in beat.producer_data_set:
             check_producer_group(producer.group_name)
         self._make_groups([consumer.group_name for consumer in beat.consumer_data_set])
@@ -75,21 +83,17 @@ class ClientHandlers:
 
     def _make_groups(self, names: list[str]) -> None:
         """Create the new groups with their retry topics; a refused name creates none."""
-        if len(names) > GROUPS_PER_CLIENT_MAX:
-            raise InternalError(f"a client has at most {GROUPS_PER_CLIENT_MAX} groups")
-        retries = [RETRY + name for name in names if len(RETRY + name) <= TOPIC_CHARS_MAX]
-        fresh = [retry for retry in retries if self._topics.by_name.get(retry) is None]
         for name in names:
             check_consumer_group(name)
         now_ms = self._clock.wall_ms()
         queues = {RETRY + name: self._groups.get(name, now_ms).retry_queue_nums for name in names}
-        try:
-            for retry in fresh:
-                self._topics.create_for_group(retry, max(1, queues[retry]), now_ms)
-        finally:
-            # Created topics are saved even if a later one was refused.
-            if fresh:
-                self._topics_changed()
+        self._create_topics(
+            [
+                config_for_group(retry, max(1, count))
+                for retry, count in queues.items()
+                if len(retry) <= TOPIC_CHARS_MAX and retry not in self._topics.by_name
+            ]
+        )
 
     def leave(self, connection: Connection, request: Command) -> bytes:
         """35: a client leaves its groups."""

@@ -43,7 +43,7 @@ _NEVER_CONSUMED: Final = frozenset({HALF_TOPIC, OP_TOPIC, *WAITING_TOPICS})
 class ReturnHandlers:
     """Takes returned messages from consumer groups."""
 
-    def __init__(self, parts: Parts, topic_of_group: Callable[[str, int, int], Topic]) -> None:
+    def __init__(self, parts: Parts, topic_of_group: Callable[[str, int], Topic]) -> None:
         self._identity = parts.identity
         self._topics = parts.topics
         self._groups = parts.groups
@@ -80,10 +80,10 @@ class ReturnHandlers:
         verdict = judge_retry(record.attempts, maximum, header.delay_level, header.reason or "")
         verdict, text = apply_verdict(record, group, verdict)
         if verdict.reason:
-            topic, number = self._topic_of_group(DLQ + group, 1, now_ms), 0
+            topic, number = self._topic_of_group(DLQ + group, 1), 0
             log.info("%s is a dead letter of group %s: %s", record.offset_id, group, verdict.reason)
         else:
-            topic = self._topic_of_group(RETRY + group, config.retry_queue_nums, now_ms)
+            topic = self._topic_of_group(RETRY + group, config.retry_queue_nums)
             number = self._entropy.below(queues_to_write(topic))
         self._put(topic, number, record, text, verdict, now_ms)
         self._count(record, group)

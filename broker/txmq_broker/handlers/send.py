@@ -33,7 +33,7 @@ from txmq_broker.core.arrival import (
 from txmq_broker.core.client_names import producer_group_fault
 from txmq_broker.core.retry import dead_letter_properties, exhaustion_reason
 from txmq_broker.core.schedule import DueTime
-from txmq_broker.core.topics import Topic
+from txmq_broker.core.topics import Topic, config_for_group
 from txmq_broker.parts import Parts
 
 __all__ = ["SendHandlers", "queues_to_write"]
@@ -61,7 +61,7 @@ class SendHandlers:
         self._flusher = parts.flusher
         self._clock = parts.clock
         self._entropy = parts.entropy
-        self._topics_changed = parts.topics_changed
+        self._create_topics = parts.create_topics
         self._cluster = f"CLUSTER\x01{parts.identity.cluster}\x02"
         self._store_host = parts.identity.store_host
         self._store_host_hex = parts.identity.store_host.hex().upper().encode()
@@ -248,15 +248,15 @@ class SendHandlers:
     def _missing_or_closed(self, header: SendMessage) -> Topic:
         """A topic that does not exist yet, or that needs further checks."""
         known = self._topics.for_sending(header.topic)
-        now_ms = self._clock.wall_ms()
         if header.topic.startswith(RETRY):
-            return self._for_retry(header, known, now_ms)
+            return self._for_retry(header, known, self._clock.wall_ms())
         if header.default_topic == "":
             raise TopicNotFound(f"topic[{header.topic}] not exist, apply first please!")
         wanted = header.default_topic_queue_nums
-        made = self._topics.create_by_sending(header.topic, header.default_topic, wanted, now_ms)
-        self._topics_changed()
-        return made
+        self._create_topics(
+            [self._topics.config_for_sending(header.topic, header.default_topic, wanted)]
+        )
+        return self._topics.get(header.topic)
 
     def _for_retry(self, header: SendMessage, known: Topic | None, now_ms: int) -> Topic:
         """The topic for a message that a consumer sends as a retry: retry or dead letter."""
@@ -274,21 +274,22 @@ class SendHandlers:
         if reason and not header.batch:
             # Stock consumers give up this way if a return fails, or when orderly.
             header.queue_id, header.properties = 0, dead_letter_properties(text, reason)
-            return self.topic_of_group(DLQ + name, 1, now_ms)
-        return known or self.topic_of_group(header.topic, max(1, group.retry_queue_nums), now_ms)
+            return self.topic_of_group(DLQ + name, 1)
+        return known or self.topic_of_group(header.topic, max(1, group.retry_queue_nums))
 
-    def topic_of_group(self, name: str, queues: int, now_ms: int) -> Topic:
+    def topic_of_group(self, name: str, queues: int) -> Topic:
         """A group's retry or dead-letter topic, created when first needed.
 
         Raises:
             NoPermission: It is closed for writing, or the limit of topics is reached.
             InternalError: Its name is invalid.
-            ServiceUnavailable: It could not be saved.
+            ServiceUnavailable: It could not be saved, or clients create topics too fast.
+            Postponed: It is saved later, and the request is served then.
         """
         found = self._topics.for_sending(name)
         if found is None:
-            found = self._topics.create_for_group(name, queues, now_ms)
-            self._topics_changed()
+            self._create_topics([config_for_group(name, queues)])
+            found = self._topics.get(name)
         return found
 
 

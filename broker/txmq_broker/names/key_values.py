@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from txmq.errors import ConfigError, LimitExceeded
-from txmq.limits import ROUTE_TOPICS_MAX
+from txmq.limits import KEY_VALUE_BYTES_MAX, KEY_VALUES_MAX
 
 __all__ = ["ORDER_TOPICS", "KeyValues"]
 
@@ -38,6 +38,15 @@ class KeyValues:
                 self._table = msgspec.json.decode(data, type=_Written).table
             except msgspec.MsgspecError as error:
                 raise ConfigError(f"the saved key-value table is damaged: {error}") from error
+        sizes = [
+            _size(namespace, key, value)
+            for namespace, space in self._table.items()
+            for key, value in space.items()
+        ]
+        self.count = len(sizes)
+        """The number of entries."""
+        self.size = sum(sizes)
+        """The characters of all entries."""
 
     def get(self, namespace: str, key: str) -> str | None:
         """The text of a key, or ``None``."""
@@ -51,20 +60,33 @@ class KeyValues:
         """Store a text.
 
         Raises:
-            LimitExceeded: The limit of entries is reached.
+            LimitExceeded: The limit of entries or of their characters is reached.
         """
         space = self._table.get(namespace, {})
-        count = sum(len(texts) for texts in self._table.values()) + 1
-        # Most entries belong to one topic each, so the limit of topics applies.
-        if key not in space and count > ROUTE_TOPICS_MAX:
-            raise LimitExceeded("the number of key-value entries", ROUTE_TOPICS_MAX, count)
-        self._commit(namespace, {**space, key: value})
+        old = space.get(key)
+        count, size = self.count, self.size + _size(namespace, key, value)
+        if old is None:
+            count += 1
+        else:
+            size -= _size(namespace, key, old)
+        # A larger table, from a version with other limits, may still shrink.
+        if old is None and count > KEY_VALUES_MAX:
+            raise LimitExceeded("the number of key-value entries", KEY_VALUES_MAX, count)
+        if size > max(KEY_VALUE_BYTES_MAX, self.size):
+            raise LimitExceeded(
+                "the characters of all key-value entries", KEY_VALUE_BYTES_MAX, size
+            )
+        if value != old:
+            self._commit(namespace, {**space, key: value})
+            self.count, self.size = count, size
 
     def delete(self, namespace: str, key: str) -> None:
         """Delete a text; harmless if it does not exist."""
         space = self._table.get(namespace, {})
-        if key in space:
+        old = space.get(key)
+        if old is not None:
             self._commit(namespace, {name: text for name, text in space.items() if name != key})
+            self.count, self.size = self.count - 1, self.size - _size(namespace, key, old)
 
     def _commit(self, namespace: str, space: dict[str, str]) -> None:
         table = {**self._table, namespace: space}
@@ -72,3 +94,7 @@ class KeyValues:
             del table[namespace]
         self._save(msgspec.json.encode(_Written(table)))
         self._table = table
+
+
+def _size(namespace: str, key: str, value: str) -> int:
+    return len(namespace) + len(key) + len(value)

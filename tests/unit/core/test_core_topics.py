@@ -4,7 +4,7 @@ from tests.unit.core.core_log import NOW_MS, Log, topic
 from txmq.errors import InternalError, NoPermission, TopicNotFound
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq_broker.config import BrokerSettings, TopicDefaults
-from txmq_broker.core.topics import Topics, check_name, system_topics
+from txmq_broker.core.topics import Topics, check_name, config_for_group, system_topics
 
 CLOSED = [
     "SCHEDULE_TOPIC_XXXX",
@@ -152,7 +152,7 @@ def test_permissions_say_who_may_do_what(topics, perm, readable, writeable):
 
 @pytest.mark.parametrize(("wanted", "made"), [(4, 4), (8, 8), (9, 8), (1, 1), (0, 1), (-3, 1)])
 def test_a_topic_gets_what_the_client_wants_up_to_what_the_template_has(topics, wanted, made):
-    new = topics.create_by_sending("T", "TBW102", wanted, NOW_MS)
+    new = topics.put(topics.config_for_sending("T", "TBW102", wanted), NOW_MS)
 
     config = new.config
     assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (made, made, 6)
@@ -161,13 +161,13 @@ def test_a_topic_gets_what_the_client_wants_up_to_what_the_template_has(topics, 
 def test_any_topic_with_the_right_to_pass_on_its_settings_is_a_template(topics):
     topics.put(topic("mine", 2, perm=5), NOW_MS)
 
-    assert topics.create_by_sending("T", "mine", 4, NOW_MS).config.perm == 4
+    assert topics.put(topics.config_for_sending("T", "mine", 4), NOW_MS).config.perm == 4
 
 
 @pytest.mark.parametrize("template", ["no such topic", "BenchmarkTest"])
 def test_without_a_template_that_may_be_copied_no_topic_is_made(topics, template):
     with pytest.raises(TopicNotFound):
-        topics.create_by_sending("T", template, 4, NOW_MS)
+        topics.put(topics.config_for_sending("T", template, 4), NOW_MS)
 
     assert topics.by_name.get("T") is None
 
@@ -177,21 +177,13 @@ def test_without_auto_creation_a_template_left_from_before_makes_no_topic():
     topics.defaults = TopicDefaults(auto_create=False)
 
     with pytest.raises(TopicNotFound):
-        topics.create_by_sending("T", "TBW102", 4, NOW_MS)
-    assert topics.create_by_sending("T", "c1", 4, NOW_MS).name == "T"
+        topics.put(topics.config_for_sending("T", "TBW102", 4), NOW_MS)
+    assert topics.put(topics.config_for_sending("T", "c1", 4), NOW_MS).name == "T"
 
 
 def test_no_topic_with_an_illegal_name_is_made(topics):
     with pytest.raises(InternalError):
-        topics.create_by_sending("a b", "TBW102", 4, NOW_MS)
-
-
-def test_a_groups_topic_is_made_when_first_needed(topics):
-    made = topics.create_for_group("%RETRY%g", 2, NOW_MS)
-
-    assert made.config == topic("%RETRY%g", 2)
-    assert topics.create_for_group("%RETRY%g", 5, NOW_MS) is made
-    assert len(made.queues) == 2
+        topics.put(topics.config_for_sending("a b", "TBW102", 4), NOW_MS)
 
 
 # Who may send to what
@@ -220,7 +212,7 @@ def test_what_needs_no_second_look_is_at_hand(topics):
     """Retry topics need one: their group must exist."""
     topics.put(topic("T"), NOW_MS)
     topics.put(topic("closed", perm=4), NOW_MS)
-    topics.create_for_group("%RETRY%g", 1, NOW_MS)
+    topics.put(config_for_group("%RETRY%g", 1), NOW_MS)
     assert {"T", "TBW102"} <= set(topics.sendable)
     assert topics.sendable.keys().isdisjoint({"closed", "%RETRY%g", "SELF_TEST_TOPIC"})
 

@@ -210,6 +210,9 @@ class _Pipe(asyncio.Transport):
     def set_write_buffer_limits(self, high=None, low=None):
         pass
 
+    def get_write_buffer_size(self):
+        return 0
+
 
 def in_world(main):
     """Run a coroutine function in a loop of its own where time costs nothing."""

@@ -77,7 +77,7 @@ def test_a_damaged_file_is_no_empty_file(data):
 
 
 def test_there_is_room_for_so_many_texts(monkeypatch):
-    monkeypatch.setattr(module, "ROUTE_TOPICS_MAX", 2)
+    monkeypatch.setattr(module, "KEY_VALUES_MAX", 2)
     values = KeyValues(lambda _: None)
     values.put("A", "k", "1")
     values.put("B", "k", "1")
@@ -85,6 +85,26 @@ def test_there_is_room_for_so_many_texts(monkeypatch):
 
     with pytest.raises(LimitExceeded):
         values.put("A", "l", "1")
+    values.delete("B", "k")
+    values.put("A", "l", "1")
+
+
+def test_there_is_room_for_texts_of_so_many_characters(monkeypatch):
+    monkeypatch.setattr(module, "KEY_VALUE_BYTES_MAX", 12)
+    saved = []
+    values = KeyValues(saved.append)
+    values.put("A", "k", "1234567890")
+    for namespace, value in (("A", "12345678901"), ("B", "")):
+        with pytest.raises(LimitExceeded):
+            values.put(namespace, "k", value)
+    values.put("A", "k", "1")
+    values.put("B", "k", "")
+
+    assert (values.count, values.size) == (2, 5)
+    values.delete("A", "k")
+    assert (values.count, values.size) == (1, 2)
+    again = KeyValues(lambda _: None, saved[-1])
+    assert (again.count, again.size) == (1, 2)
 
 
 # Options

@@ -1,0 +1,44 @@
+"""Floods over a real server, beside an honest client: what they may cost at most."""
+
+import sys
+
+import pytest
+
+from tests import floods
+from tests.serving import BrokerProcess
+from tests.soak import IS_SOAK
+
+MEMORY_MAX = 64 * floods.MIB
+P99_MAX_S = 0.05 if IS_SOAK else 0.25
+"""A modest run shares the machine with other tests."""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    """A broker and a name server; in a soak each flood has one of its own."""
+    started = {}
+
+    def server_of(kind):
+        if kind not in started or IS_SOAK:
+            started[kind] = kind(tmp_path_factory.mktemp("server"))
+            started[kind].start()
+        return started[kind]
+
+    yield server_of
+    for server in started.values():
+        server.close()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", floods.FLOODS)
+def test_a_flood_costs_little_memory_and_holds_up_nobody(servers, name):
+    flood, modest, full = floods.FLOODS[name]
+    kind = floods.NamesProcess if flood is floods.key_values else BrokerProcess
+
+    cost = floods.measure(servers(kind), flood, full if IS_SOAK else modest)
+
+    print(name, cost)
+    assert cost.memory < MEMORY_MAX, cost
+    assert cost.p99 < P99_MAX_S, cost

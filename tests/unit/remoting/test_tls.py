@@ -262,3 +262,27 @@ def test_a_client_takes_changed_files_for_its_next_connection(files, tmp_path):
         await pool.close()
 
     run(scenario, port(files.good, client_ca=files.ours.certificate))
+
+
+def test_a_peer_that_ends_its_side_receives_its_answer(files):
+    """With the end of the stream alone, or with the end of the records before it."""
+
+    async def scenario(stage):
+        context = ClientContext(trusting(files))
+        for is_announced in (False, True):
+            pool = ConnectionPool(stage.client.network, stage.client.clock, tls=context)
+            connection = await pool.connection(ADDRESS)
+            asked = asyncio.ensure_future(connection.ask(CODE, body=b"x", timeout_s=5.0))
+            await asyncio.sleep(0)
+            stream = connection._transport
+            if is_announced:
+                with pytest.raises(ssl.SSLError):
+                    stream._tls.unwrap()
+                stream._flush()
+            stream._raw.write_eof()
+            assert (await asked).body == b"x"
+            await asyncio.sleep(1)
+            assert not connection.is_open
+            assert stage.listener.connections == 0
+
+    run(scenario, port(files.good))

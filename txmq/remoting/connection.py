@@ -1,8 +1,9 @@
 """One end of a stream, which reads and writes requests and answers; and a client's pool of them.
 
-:class:`Exchange` is the pure table of unanswered requests; :class:`Connection` moves bytes between
-that table, a transport and the service. :class:`ConnectionPool` has one connection for each
-address, opened on demand and reopened after a loss.
+:class:`~txmq.remoting.exchange.Exchange` is the pure table of unanswered requests;
+:class:`Connection` moves bytes between that table, a transport and the service.
+:class:`ConnectionPool` has one connection for each address, opened on demand and
+reopened after a loss.
 
 A request takes plain calls on bytes: cut the frame, decode it, call the service, collect the
 answers to everything that arrived together, write them in one go. A service may also answer later,
@@ -12,11 +13,10 @@ with :meth:`Connection.send`.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import socket
 from collections.abc import Callable
-from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Final, NamedTuple, Protocol, TypeAlias, cast
 
 from txmq.errors import (
     ConfigError,
@@ -39,6 +39,7 @@ from txmq.protocol.command import Command, Frame, FrameReader
 from txmq.protocol.headers import Header
 from txmq.protocol.record import host_bytes
 from txmq.protocol.signature import Credentials
+from txmq.remoting.exchange import Exchange
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
 
@@ -46,7 +47,6 @@ __all__ = [
     "NO_SERVER",
     "Connection",
     "ConnectionPool",
-    "Exchange",
     "PendingResponse",
     "Server",
     "Service",
@@ -57,13 +57,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-W = TypeVar("W")
-
 Fields: TypeAlias = Header | dict[str, str] | None
-
-_OPAQUE_MAX: Final = 2**31 - 1
-_STALE_MAX: Final = 256
-"""Deadlines of answered requests that may pile up before they are removed."""
 
 _POSTED_PIECES_MAX: Final = 16
 _POSTED_BYTES_MAX: Final = 32 * 1024
@@ -128,54 +122,6 @@ class PendingResponse(NamedTuple):
         """See :meth:`Waiter.failed`."""
         if not self.future.done():
             self.future.set_exception(error)
-
-
-class Exchange(Generic[W]):
-    """The unanswered requests of one connection: their numbers, waiters and deadlines. Pure."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[int, W] = {}
-        """The waiters by number, in the order of their requests."""
-        self._deadlines: list[tuple[float, int]] = []
-        self._next = 0
-
-    def number(self) -> int:
-        """A number without a waiter; one-way requests carry one too."""
-        opaque = self._next
-        while opaque in self.waiting:
-            opaque = (opaque + 1) & _OPAQUE_MAX
-        self._next = (opaque + 1) & _OPAQUE_MAX
-        return opaque
-
-    def add(self, opaque: int, waiter: W, deadline: float) -> None:
-        """Add a waiter under a :meth:`number` that was just assigned."""
-        self.waiting[opaque] = waiter
-        heapq.heappush(self._deadlines, (deadline, opaque))
-        if len(self._deadlines) > 2 * len(self.waiting) + _STALE_MAX:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self.waiting]
-            heapq.heapify(self._deadlines)
-
-    def expired(self, now: float) -> list[W]:
-        """Remove and return the waiters whose deadline has passed, earliest first."""
-        late: list[W] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            waiter = self.waiting.pop(heapq.heappop(self._deadlines)[1], None)
-            if waiter is not None:
-                late.append(waiter)
-        return late
-
-    def next_deadline(self) -> float | None:
-        """The earliest deadline, or ``None`` without waiters."""
-        while self._deadlines and self._deadlines[0][1] not in self.waiting:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def close(self) -> list[W]:
-        """Remove and return all waiters, in the order of their requests."""
-        waiters = list(self.waiting.values())
-        self.waiting.clear()
-        self._deadlines.clear()
-        return waiters
 
 
 def no_service(connection: Connection, request: Command) -> bytes | None:

@@ -273,8 +273,10 @@ class SendHandlers:
         reason = exhaustion_reason(attempts, maximum)
         if reason and not header.batch:
             # Stock consumers give up this way if a return fails, or when orderly.
+            # The topic first: a request that has to wait for it must not be changed yet.
+            topic = self.topic_of_group(DLQ + name, 1)
             header.queue_id, header.properties = 0, dead_letter_properties(text, reason)
-            return self.topic_of_group(DLQ + name, 1)
+            return topic
         return known or self.topic_of_group(header.topic, max(1, group.retry_queue_nums))
 
     def topic_of_group(self, name: str, queues: int) -> Topic:

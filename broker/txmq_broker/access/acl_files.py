@@ -56,7 +56,7 @@ class AclFiles:
             # The text names keys and values, never a secret.
             log.error("%s; the accounts from before stay in force", error)  # noqa: TRY400
             return
-        log.warning("accounts read again from %s: %d", self._path, len(self.rules.accounts))
+        log.info("accounts read again from %s: %d", self._path, len(self.rules.accounts))
 
     def paths(self) -> list[Path]:
         """The files as they are now."""

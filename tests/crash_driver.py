@@ -29,7 +29,8 @@ from txmq.protocol.headers import (
     TopicSettings,
 )
 from txmq.protocol.record import Record, split_offset_id
-from txmq.remoting.connection import Connection, ConnectionPool
+from txmq.remoting.connection import Connection
+from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import Clock
 from txmq.runtime.network import Network
 

@@ -18,9 +18,10 @@ from txmq.protocol.bodies import TopicConfigs
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import unpack
 from txmq.remoting.arrival import ServerTls
-from txmq.remoting.connection import Connection, ConnectionPool, split_address
+from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Authorize, Dispatcher, Handler
 from txmq.remoting.listener import Listener
+from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy

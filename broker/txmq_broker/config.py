@@ -19,7 +19,7 @@ from txmq.limits import (
     MESSAGE_BODY_BYTES_MAX,
     SPAN_BYTES_MAX,
 )
-from txmq.remoting.connection import split_address
+from txmq.remoting.pool import split_address
 
 __all__ = [
     "HOW_TO_ADVERTISE",

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from txmq.errors import ConfigError
 from txmq.protocol.record import host_bytes, unique_id
-from txmq.remoting.connection import split_address
+from txmq.remoting.pool import split_address
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq_broker.config import HOW_TO_ADVERTISE, BrokerSettings

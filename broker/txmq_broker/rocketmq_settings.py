@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from txmq.config import Alias, Derived, ForeignName, OneValue, Unused
 from txmq.protocol.topics import TRACES
-from txmq.remoting.connection import split_address
+from txmq.remoting.pool import split_address
 
 __all__ = ["NAMES", "milliseconds", "percent"]
 

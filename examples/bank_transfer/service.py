@@ -34,7 +34,7 @@ from examples.bank_transfer.web.teller import TellerPage
 from txmq import Client
 from txmq.errors import ConfigError, TopicNotFound, TransportError
 from txmq.idempotent import RedisGuard, SessionGuard, UniqueKeyTable
-from txmq.remoting.connection import split_address
+from txmq.remoting.pool import split_address
 
 __all__ = ["BankSettings", "redis_of", "run"]
 

@@ -5,7 +5,7 @@ import asyncio
 from msgspec.structs import replace
 
 from tests.unit.handlers.handler_stage import SETTINGS, Stage
-from txmq.remoting.connection import ConnectionPool
+from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.network import SystemNetwork

@@ -305,6 +305,8 @@ def test_a_broker_without_accounts_changes_none():
         async with embedded() as broker, Client(broker.names) as client:
             with pytest.raises(UnknownRefusal, match="start it with --acl FILE"):
                 await client.admin.put_account("new-shop", "planted-secret")
+            stats = await client.admin.broker_stats("broker-a")
+            assert stats["access"] == "no accounts: loopback alone"
 
     asyncio.run(scenario())
 

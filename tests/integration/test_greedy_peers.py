@@ -21,7 +21,7 @@ from txmq.protocol.bodies import (
     SubscriptionData,
 )
 from txmq.protocol.headers import PullMessage, SendMessageV2
-from txmq.remoting.connection import ConnectionPool
+from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.config import TopicDefaults

@@ -10,7 +10,7 @@ from tests.unit.handlers.transaction_stage import GROUP, prepare, quick
 from txmq.protocol.bodies import TopicRoute
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import RouteQuery
-from txmq.remoting.connection import ConnectionPool
+from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 

@@ -8,7 +8,7 @@ from tests.unit.names.names_peer import (
 from tests.unit.names.test_names_server import BODY, ask, route
 from txmq.protocol.bodies import TopicRoute
 from txmq.protocol.codes import RequestCode as Code
-from txmq.remoting.connection import ConnectionPool
+from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.names.server import NameServer

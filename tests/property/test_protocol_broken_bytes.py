@@ -41,7 +41,7 @@ from txmq.protocol.bodies import MessageQueue, QueueStats, queue_map, read_queue
 from txmq.protocol.command import BINARY, JSON, Frame, FrameReader, decode, encode
 from txmq.protocol.compression import compress, decompress
 from txmq.protocol.record import split_offset_id
-from txmq.remoting.connection import split_address
+from txmq.remoting.pool import split_address
 
 
 def read_stream(data):

@@ -37,7 +37,7 @@ from txmq.protocol.record import (
     split_offset_id,
     unique_id,
 )
-from txmq.remoting.connection import split_address
+from txmq.remoting.pool import split_address
 
 KINDS = st.sampled_from([JSON, BINARY])
 

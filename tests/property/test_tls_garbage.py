@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.unit.remoting.remoting_stage import ADDRESS, SERVER, Stage, echo
 from txmq.limits import TLS_HANDSHAKE_S
 from txmq.remoting.arrival import ServerTls
-from txmq.remoting.connection import ConnectionPool
 from txmq.remoting.listener import IDLE_S
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import simulate
 from txmq.tls import ClientContext, ClientTls, server_context
 

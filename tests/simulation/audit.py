@@ -33,7 +33,8 @@ from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.headers import OffsetAnswer, OffsetQuery, PullMessage, QueueHeader
 from txmq.protocol.record import Record, unpack_all
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC, PARKED_TOPIC
-from txmq.remoting.connection import Connection, ConnectionPool
+from txmq.remoting.connection import Connection
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import Loss, MemoryDisk, PowerCut, SeededEntropy, World
 from txmq_broker.config import BrokerSettings
 from txmq_broker.services.keeper import Keeper

@@ -49,7 +49,8 @@ from txmq.protocol.headers import (
     SendMessageV2,
 )
 from txmq.protocol.record import split_offset_id
-from txmq.remoting.connection import Connection, ConnectionPool, no_service
+from txmq.remoting.connection import Connection, no_service
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import World
 
 __all__ = ["ANSWER_S", "Half", "Transactor"]

@@ -9,8 +9,8 @@ import pytest
 from txmq.protocol import command as commands
 from txmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigs
 from txmq.protocol.codes import RequestCode
-from txmq.remoting.connection import ConnectionPool
 from txmq.remoting.listener import Listener
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import simulate
 from txmq_broker.config import BrokerSettings
 from txmq_broker.identity import Identity

@@ -131,6 +131,10 @@ def put_account(
     other_groups: Annotated[
         str | None, typer.Option(metavar="PERM", help="The permission for all other groups.")
     ] = None,
+    unsigned_from: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRS", help="From these addresses it needs no signature."),
+    ] = None,
     secret_from: Annotated[
         str | None,
         typer.Option(
@@ -158,6 +162,7 @@ def put_account(
         changes: dict[str, Any] = {
             "accessKey": key,
             "secretKey": secret,
+            "whiteRemoteAddress": unsigned_from,
             "admin": admin,
             "defaultTopicPerm": other_topics,
             "defaultGroupPerm": other_groups,
@@ -177,6 +182,7 @@ def put_account(
                 groups=groups,
                 other_topics=other_topics,
                 other_groups=other_groups,
+                unsigned_from=unsigned_from,
                 cluster=cluster,
             ),
             changes=True,

@@ -24,7 +24,7 @@ from txmq.errors import (
 )
 from txmq.message import Queue
 from txmq.printable import printable
-from txmq.remoting.connection import NO_SERVER
+from txmq.remoting.pool import NO_SERVER
 from txmq.runtime.clock import SystemClock
 
 __all__ = [

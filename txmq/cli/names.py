@@ -15,8 +15,8 @@ from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.config import load
 from txmq.errors import TxmqError
-from txmq.remoting.connection import split_address
 from txmq.remoting.dispatch import Authorize
+from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.network import SystemNetwork

@@ -22,7 +22,7 @@ from txmq.cli.output import flush, note_lines, say
 from txmq.config import ForeignName, load
 from txmq.credentials import CREDENTIALS_VARIABLES
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
-from txmq.remoting.connection import split_address
+from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.memory import keep_freed_memory
 from txmq.tls import TLS_VARIABLES

@@ -39,7 +39,8 @@ from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.headers import Header, RouteQuery
 from txmq.protocol.signature import Credentials
-from txmq.remoting.connection import Connection, ConnectionPool, Service, no_service, split_address
+from txmq.remoting.connection import Connection, Service, no_service
+from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork

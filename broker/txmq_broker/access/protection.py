@@ -114,5 +114,5 @@ def _reason(code: int, *, has_clients: bool) -> str:
     who = "clients of your network do not administer" if has_clients else "only loopback is served"
     return (
         f"protected mode refuses {request}, and nothing was changed: without accounts {who}; "
-        f"{_ACCOUNTS}, or ask over loopback on its machine"
+        f"{_ACCOUNTS} to administer it from here"
     )

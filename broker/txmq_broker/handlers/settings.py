@@ -16,8 +16,9 @@ from txmq.protocol.codes import Perm, RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import BrokerConfigAnswer
 from txmq.protocol.topics import TRACES
-from txmq.remoting.connection import Connection, split_address
+from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
+from txmq.remoting.pool import split_address
 from txmq_broker.config import BrokerSettings
 from txmq_broker.parts import Parts
 from txmq_broker.rocketmq_settings import NAMES, milliseconds, percent

@@ -15,7 +15,8 @@ from txmq.errors import TxmqError
 from txmq.protocol.bodies import RegistrationBody
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import BrokerRegistration, BrokerUnregistration
-from txmq.remoting.connection import Connection, ConnectionPool
+from txmq.remoting.connection import Connection
+from txmq.remoting.pool import ConnectionPool
 from txmq_broker.core.topics import Topics
 from txmq_broker.identity import Identity
 

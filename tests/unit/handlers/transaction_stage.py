@@ -9,7 +9,7 @@ from tests.unit.handlers.handler_stage import SETTINGS, STEADY, Client, Inbox, S
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import position_in
-from txmq.remoting.connection import ConnectionPool
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import MachineCrashedError, World
 from txmq_broker.app import Broker
 from txmq_broker.config import CheckBackSettings, StoreSettings

@@ -9,7 +9,7 @@ from txmq.client import Admin, Session
 from txmq.errors import TransportError
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import RouteQuery
-from txmq.remoting.connection import ConnectionPool
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import Conditions, simulate
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings

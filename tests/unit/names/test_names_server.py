@@ -15,7 +15,7 @@ from tests.unit.names.names_peer import (
 from txmq.errors import DamagedFile, InternalError, TopicNotFound, UsageError
 from txmq.protocol.bodies import RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
-from txmq.remoting.connection import ConnectionPool
+from txmq.remoting.pool import ConnectionPool
 from txmq_broker.names.server import NameServer
 
 PLACE = ("10.0.0.5", 9876)

@@ -11,7 +11,7 @@ from txmq.protocol.record import (
     split_offset_id,
     unique_id,
 )
-from txmq.remoting.connection import split_address
+from txmq.remoting.pool import split_address
 
 ID_V4 = "645100FA00002A9F000000489A3AA09E"
 ID_V6 = "24084004018081003FAA1DDE2B3F898A00002A9F0000000000000CA0"

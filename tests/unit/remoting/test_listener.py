@@ -8,8 +8,8 @@ import pytest
 from tests.unit.remoting.remoting_stage import ADDRESS, PORT, SERVER, Stage, echo, failure, in_world
 from txmq.errors import ConnectFailed
 from txmq.protocol import command as commands
-from txmq.remoting.connection import ConnectionPool
 from txmq.remoting.listener import IDLE_S, SWEEP_S
+from txmq.remoting.pool import ConnectionPool
 
 CODE = 10
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.remoting.remoting_stage import ADDRESS, Stage, echo, failure, in_world
 from txmq.errors import ConfigError, ConnectFailed
-from txmq.remoting.connection import CONNECT_TIMEOUT_S, ConnectionPool, split_address
+from txmq.remoting.pool import CONNECT_TIMEOUT_S, ConnectionPool, split_address
 
 CODE = 10
 

@@ -12,7 +12,7 @@ from txmq.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from txmq.limits import CONNECTION_BACKLOG_BYTES, TLS_HANDSHAKE_BYTES_MAX, TLS_HANDSHAKE_S
 from txmq.protocol import command as commands
 from txmq.remoting.arrival import ServerTls
-from txmq.remoting.connection import ConnectionPool
+from txmq.remoting.pool import ConnectionPool
 from txmq.testing import simulate
 from txmq.tls import ClientContext, ClientTls, server_context
 

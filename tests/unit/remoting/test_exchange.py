@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from txmq.remoting.connection import Exchange
+from txmq.remoting.exchange import Exchange
 
 LAST = 2**31 - 1
 

@@ -8,7 +8,6 @@ import logging
 import resource
 import signal
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -17,9 +16,8 @@ from txmq.errors import BrokerRefused, InternalError, ServiceUnavailable, StoreE
 from txmq.protocol.bodies import TopicConfigs
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import unpack
-from txmq.remoting.arrival import ServerTls
 from txmq.remoting.connection import Connection
-from txmq.remoting.dispatch import Authorize, Dispatcher, Handler
+from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
@@ -27,14 +25,9 @@ from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.tls import client_context, load_tls
-from txmq_broker.access.acl_files import AclFiles
-from txmq_broker.access.addresses import AddressPattern
 from txmq_broker.access.audit import AuditLog
-from txmq_broker.access.authorizer import Authorizer
-from txmq_broker.access.protection import Protection, access_text
-from txmq_broker.access.refusals import Refusals
+from txmq_broker.access.front_door import FrontDoor
 from txmq_broker.access.requirements import MessageTopics
-from txmq_broker.access.server_certificates import ServerCertificates
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.clients import Clients
@@ -144,16 +137,14 @@ class Broker:
             self.admission,
             settings.retention,
         )
-        self._acl = AclFiles(Path(settings.acl)) if settings.acl else None
-        self._certificates = ServerCertificates.of(settings.tls)
         self._audit = AuditLog(self.disk, self.clock)
-        self._refusals = Refusals(self._audit)
-        security = settings.security
-        self._trust = AddressPattern.parse(security.trust, "security.trust")
-        self._trust_brokers = AddressPattern.parse(security.trust_brokers, "security.trust_brokers")
+        self._door = FrontDoor(
+            settings.acl, settings.security, settings.tls, self.network, self._audit
+        )
         self._pool = self._pool_to_names()
         self._names: NameServer | None = None
-        self._authorizer = self._authorizer_of_broker()
+        topics = MessageTopics(self._topic_at, self._topic_of_half)
+        self._authorizer = self._door.authorizer(topics)
         # A bound method: calling the object would look it up for each request.
         self._dispatch = Dispatcher({}, self._authorizer.check if self._authorizer else None)
         self._creator = TopicCreator(self.topics, self.clock, self._topics_changed, self._dispatch)
@@ -186,7 +177,7 @@ class Broker:
         self.topics.load(topics, system_topics(self.settings))
         self.started_ms = self.clock.wall_ms()
         # The address becomes part of every record, so the port must be known before any is served.
-        protection = self._protection()
+        protection = self._door.protection
         self._listener = Listener(
             self.network,
             self.clock,
@@ -195,7 +186,7 @@ class Broker:
             on_lost=self._lost,
             decode=self._dispatch.decode,
             service_for=protection.over(self._dispatch) if protection else None,
-            tls=self._port_tls,
+            tls=self._door.port_tls,
         )
         await self._listener.open(*split_address(self.settings.listen))
         if protection is not None:
@@ -231,11 +222,8 @@ class Broker:
         chores = self._housekeeping.run(self._client_handlers.drop_silent, self._expire_locks)
         self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
         self._tasks.append(asyncio.create_task(self._checker.run(), name="check-back"))
-        if self._acl is not None:
-            self._tasks.append(asyncio.create_task(self._acl.watch(), name="accounts"))
-        if self._certificates is not None:
-            watch = self._certificates.watch()
-            self._tasks.append(asyncio.create_task(watch, name="certificates"))
+        for files in self._door.files:
+            self._tasks.append(asyncio.create_task(files.watch(), name="changed files"))
         self._delivery = asyncio.create_task(self._deliverer.run(), name="delivery")
         self._tasks.append(self._delivery)
 
@@ -269,10 +257,10 @@ class Broker:
                 self.clock,
                 self.disk,
                 owner=self._keeper.owner,
-                authorize=self._authorize_names(),
+                authorize=self._door.authorize_names,
                 audit=self._audit,
-                protection=self._protection(),
-                tls=self._port_tls,
+                protection=self._door.protection,
+                tls=self._door.port_tls,
             )
             await server.__aenter__()
             # The broker is registered before the first client connects: without a route a client
@@ -285,31 +273,8 @@ class Broker:
 
     def refresh_files(self) -> None:
         """Read the files of accounts and certificates again now, if they have changed."""
-        for files in (self._acl, self._certificates):
-            if files is not None:
-                files.refresh()
-
-    @property
-    def _port_tls(self) -> ServerTls | None:
-        return None if self._certificates is None else self._certificates.port_tls
-
-    def _authorizer_of_broker(self) -> Authorizer | None:
-        if self._acl is None:
-            return None
-        topics = MessageTopics(self._topic_at, self._topic_of_half)
-        return Authorizer(self._acl, topics, refusals=self._refusals)
-
-    def _authorize_names(self) -> Authorize | None:
-        if self._acl is None:
-            return None
-        return Authorizer(
-            self._acl, refusals=self._refusals, trust_brokers=self._trust_brokers
-        ).check
-
-    def _protection(self) -> Protection | None:
-        if self._acl is not None:
-            return None
-        return Protection(self.network, self._trust, self._trust_brokers, self._refusals)
+        for files in self._door.files:
+            files.refresh()
 
     def _pool_to_names(self) -> ConnectionPool:
         """The connections to name servers elsewhere; the environment has account and TLS."""
@@ -337,9 +302,7 @@ class Broker:
         return Parts(
             settings=self.settings,
             identity=self._identity,
-            access=access_text(
-                has_accounts=self._acl is not None, trust=self.settings.security.trust
-            ),
+            access=self._door.text,
             started_ms=self.started_ms,
             disk=self.disk,
             clock=self.clock,
@@ -409,7 +372,7 @@ class Broker:
             ProgressHandlers(parts),
             StatisticsHandlers(parts),
             SettingHandlers(parts),
-            AccountHandlers(parts, self._acl),
+            AccountHandlers(parts, self._door.accounts),
             self._relays,
         ]
         table: dict[int, Handler] = {}

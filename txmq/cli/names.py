@@ -15,7 +15,6 @@ from txmq.cli.serve import LogForm, LogLevel, give_up
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.config import load
 from txmq.errors import TxmqError
-from txmq.remoting.dispatch import Authorize
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
@@ -100,45 +99,32 @@ async def _serve(
     trusted: tuple[str, str],
     tls: Mapping[str, str],
 ) -> None:
-    from txmq_broker.access.acl_files import AclFiles
-    from txmq_broker.access.addresses import AddressPattern
-    from txmq_broker.access.authorizer import Authorizer
-    from txmq_broker.access.protection import Protection
-    from txmq_broker.access.refusals import Refusals
-    from txmq_broker.access.server_certificates import ServerCertificates
-    from txmq_broker.config import ServerTlsSettings
+    from txmq_broker.access.front_door import FrontDoor
+    from txmq_broker.config import SecuritySettings, ServerTlsSettings
     from txmq_broker.names.server import NameServer
 
     host, port = split_address(listen)
     stopped = asyncio.Event()
     disk = None if data is None else LocalDisk(data)
-    files = None if acl is None else AclFiles(Path(acl))
-    network, refusals = SystemNetwork(), Refusals()
     trust, trust_brokers = trusted
-    brokers = AddressPattern.parse(trust_brokers, "--trust-brokers")
-    authorize: Authorize | None = None
-    protection: Protection | None = None
-    if files is None:
-        clients = AddressPattern.parse(trust, "--trust")
-        protection = Protection(network, clients, brokers, refusals)
-    else:
-        authorize = Authorizer(files, refusals=refusals, trust_brokers=brokers).check
     arguments = [f"{key}={value}" for key, value in tls.items()]
-    certificates = ServerCertificates.of(load(ServerTlsSettings, arguments=arguments))
+    network = SystemNetwork()
+    door = FrontDoor(
+        acl or "",
+        SecuritySettings(trust=trust, trust_brokers=trust_brokers),
+        load(ServerTlsSettings, arguments=arguments),
+        network,
+    )
     with stop_at_signals(stopped):
         server = NameServer(
             network,
             SystemClock(),
             disk,
-            authorize=authorize,
-            protection=protection,
-            tls=None if certificates is None else certificates.port_tls,
+            authorize=door.authorize_names,
+            protection=door.protection,
+            tls=door.port_tls,
         )
-        watches = [
-            asyncio.create_task(watched.watch())
-            for watched in (files, certificates)
-            if watched is not None
-        ]
+        watches = [asyncio.create_task(files.watch()) for files in door.files]
         async with server:
             await server.open(host, port)
             say("ready names {}:{}".format(*server.address))

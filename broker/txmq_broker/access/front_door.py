@@ -1,0 +1,81 @@
+"""All that a server checks before it serves a request: accounts or protected mode, and TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from txmq.remoting.arrival import ServerTls
+from txmq.remoting.dispatch import Authorize
+from txmq.runtime.network import Network
+from txmq_broker.access.acl_files import AclFiles
+from txmq_broker.access.addresses import AddressPattern
+from txmq_broker.access.audit import AuditLog
+from txmq_broker.access.authorizer import Authorizer
+from txmq_broker.access.protection import Protection, access_text
+from txmq_broker.access.refusals import Refusals
+from txmq_broker.access.requirements import NO_MESSAGES, MessageTopics
+from txmq_broker.access.server_certificates import ServerCertificates
+from txmq_broker.config import SecuritySettings, ServerTlsSettings
+
+__all__ = ["FrontDoor"]
+
+
+class FrontDoor:
+    """The checks of one process, for its broker and its name server.
+
+    Args:
+        acl: The file or directory of accounts; empty for a server without accounts.
+        security: Which peers are served without an account.
+        tls: How the ports speak TLS.
+        network: Knows which addresses are loopback.
+        audit: Where refused requests of operators are recorded.
+
+    Raises:
+        ConfigError: A file or an address is invalid.
+    """
+
+    def __init__(
+        self,
+        acl: str,
+        security: SecuritySettings,
+        tls: ServerTlsSettings,
+        network: Network,
+        audit: AuditLog | None = None,
+    ) -> None:
+        self.accounts = AclFiles(Path(acl)) if acl else None
+        self.text = access_text(has_accounts=bool(acl), trust=security.trust)
+        """Who may use the server, in words for an operator."""
+        self._certificates = ServerCertificates.of(tls)
+        self._refusals = Refusals(audit)
+        trust = AddressPattern.parse(security.trust, "security.trust")
+        self._brokers = AddressPattern.parse(security.trust_brokers, "security.trust_brokers")
+        self.protection = (
+            Protection(network, trust, self._brokers, self._refusals)
+            if self.accounts is None
+            else None
+        )
+        """Decides by addresses, if there are no accounts."""
+
+    @property
+    def port_tls(self) -> ServerTls | None:
+        """How listeners speak TLS; ``None`` if they do not."""
+        return None if self._certificates is None else self._certificates.port_tls
+
+    def authorizer(self, topics: MessageTopics = NO_MESSAGES) -> Authorizer | None:
+        """Decides by accounts, if there are any."""
+        if self.accounts is None:
+            return None
+        return Authorizer(
+            self.accounts, topics, refusals=self._refusals, trust_brokers=self._brokers
+        )
+
+    @property
+    def authorize_names(self) -> Authorize | None:
+        """Looks at each request of a name server; ``None`` without accounts."""
+        authorizer = self.authorizer()
+        return None if authorizer is None else authorizer.check
+
+    @property
+    def files(self) -> list[AclFiles | ServerCertificates]:
+        """The files that are read again when they change."""
+        return [files for files in (self.accounts, self._certificates) if files is not None]

@@ -56,7 +56,6 @@ class Protection:
         self._trust = trust
         self._trust_brokers = trust_brokers
         self._refusals = refusals
-        self._limited: dict[frozenset[int], Dispatcher] = {}
 
     def announce(self, address: tuple[str, int]) -> None:
         """Log a warning if other machines reach an address that this server listens on."""
@@ -73,14 +72,15 @@ class Protection:
 
     def over(self, whole: Dispatcher) -> Callable[[str], Dispatcher]:
         """A function that returns, for a host, the dispatcher of its requests."""
+        limited: dict[frozenset[int], Dispatcher] = {}
 
         def dispatcher(host: str) -> Dispatcher:
             allowed = self.requests_of(host)
             if allowed is None:
                 return whole
-            found = self._limited.get(allowed)
+            found = limited.get(allowed)
             if found is None:
-                found = self._limited[allowed] = self._limit(whole, allowed)
+                found = limited[allowed] = self._limit(whole, allowed)
             return found
 
         return dispatcher

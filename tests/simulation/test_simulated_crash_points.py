@@ -100,24 +100,28 @@ def lives_and_dies(
         world.run(scenario())
 
 
-def in_turn(cases, label, modest):
-    """All cases in a soak; otherwise some, which are others at the next label."""
-    first = LABELS.index(label) * modest
-    kept = {(first + more) % len(cases) for more in range(count(modest, len(cases)))}
+def in_turn(cases, label):
+    """All cases in a soak; otherwise one, which is another at the next label, at the same side of
+    the next seam, and at this seam of the next phase.
+    """
+    index = LABELS.index(label)
+    first = index + index // 2 + index // 4
+    kept = {(first + more) % len(cases) for more in range(count(1, len(cases)))}
     return [(seed, case) for seed, case in enumerate(cases) if seed in kept]
 
 
 @pytest.mark.fault("P10", "P11", "P12", "P13", "P14")
 @pytest.mark.parametrize("label", LABELS)
 def test_what_was_acknowledged_holds_wherever_the_power_goes(label):
-    for seed, loss in in_turn(list(ENDS.values()), label, 2):
+    for seed, loss in in_turn(list(ENDS.values()), label):
         lives_and_dies(label, 1 + seed % 3, loss, seed)
 
 
 @pytest.mark.fault("P10", "P11", "P12", "P13", "P14")
 @pytest.mark.parametrize("label", LABELS)
 def test_what_was_acknowledged_holds_wherever_the_broker_is_killed(label):
-    for _, times in in_turn((1, 3), label, 1):
-        lives_and_dies(label, times, None, times)
+    kinds = [(1, "sync"), (3, "sync")]
     if "the sync" not in label:
-        lives_and_dies(label, 1, None, 1, "async")
+        kinds.append((1, "async"))
+    for _, (times, flush) in in_turn(kinds, label):
+        lives_and_dies(label, times, None, times, flush)

@@ -100,9 +100,8 @@ def restart(sending, consuming, end, *verb):
 
 def restarts(client):
     """Both ways in which it goes, for members of one kind."""
-    milder = () if client == "ours" else pytest.mark.soak
     return [
-        pytest.param(restart(client, client, STOP), id="stop", marks=milder),
+        pytest.param(restart(client, client, STOP), id="stop"),
         pytest.param(restart(client, client, KILL), id="kill"),
     ]
 

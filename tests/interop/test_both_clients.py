@@ -4,9 +4,10 @@ import pytest
 
 from tests.interop import interop_scenarios as scenarios
 from tests.interop.interop_together import KILL, members, restart
+from tests.soak import only_in_soak
 
 
-@pytest.fixture(params=["cpp-to-ons", "ons-to-cpp"])
+@pytest.fixture(params=["cpp-to-ons", *only_in_soak("ons-to-cpp")])
 def direction(request, cpp, ons):
     return (cpp, ons) if request.param == "cpp-to-ons" else (ons, cpp)
 

@@ -1,4 +1,8 @@
-"""The C++ client (librocketmq, by PyPI rocketmq-client-python 0.5.0rc2) against `txmq serve`."""
+"""The C++ client (librocketmq, by PyPI rocketmq-client-python 0.5.0rc2) against `txmq serve`.
+
+What it sends to others, and receives from others, is in test_our_client.py and
+test_both_clients.py; what it only sends to itself runs in a soak.
+"""
 
 import pytest
 
@@ -18,6 +22,7 @@ def test_synchronous_sends_are_acknowledged_and_handled_once(stage, cpp):
     assert {event["keys"]: event["msg_id"] for event in handled} == told
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(60)
 def test_one_way_sends_are_handled_once(stage, cpp):
     scenarios.messages_arrive_once(stage, cpp, cpp, verb="send-oneway")
@@ -34,6 +39,7 @@ def test_a_topic_nobody_created_comes_into_being_with_its_first_message(stage, c
     stage.wait_handled([consumer], lines)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(60)
 def test_bodies_of_64_kb_arrive_intact_and_compressed(stage, cpp):
     scenarios.large_bodies_arrive_intact(stage, cpp, cpp)
@@ -44,29 +50,32 @@ def test_ordered_sends_keep_the_order_of_each_shard(stage, cpp):
     scenarios.shards_keep_their_order(stage, cpp, cpp, SHARDS, "--orderly")
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(60)
 def test_orderly_members_share_queues_and_keep_the_order(stage, cpp):
     scenarios.locked_queues_keep_their_order(stage, cpp, [cpp, cpp], SHARDS)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(60)
 def test_a_tag_expression_selects(stage, cpp):
     scenarios.tag_expression_selects(stage, cpp, cpp)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(60)
 def test_broadcasting_reaches_every_member(stage, cpp):
     scenarios.broadcast_reaches_everyone(stage, cpp, [cpp, cpp])
 
 
-@pytest.mark.soak  # They share queues with members of ours, too.
+@pytest.mark.soak
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("play", [members("cpp", "cpp", "cpp")], indirect=True, ids=str)
 def test_a_member_that_joins_and_leaves_costs_no_message_and_doubles_none(play):
     play()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("play", restarts("cpp"), indirect=True)
 def test_a_restart_loses_nothing_acknowledged(play):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.interop import interop_scenarios as scenarios
 from tests.interop.interop_together import KILL, members, restart, restarts
+from tests.soak import only_in_soak
 
 SHARDS = scenarios.SHARDS_KEPT_BY_ONS
 ANY_BYTES = bytes(range(256)) * 8
@@ -13,10 +14,26 @@ NO_NUL = ANY_BYTES.replace(b"\0", b"")  # the C++ client's wrapper speaks in C s
 THEIRS = ["cpp", "ons"]
 
 
+WAYS = {"from us-cpp": ("ours", "cpp"), "to us-ons": ("ons", "ours")}
+"""With test_both_clients.py, in which the C++ client sends to ali-ons, each client sends to one
+other and receives from one.
+"""
+OTHER_WAYS = {"from us-ons": ("ours", "ons"), "to us-cpp": ("cpp", "ours")}
+
+
 def both_ways(play):
-    """A play from us to each of theirs, and from them to us."""
-    from_us = [pytest.param(play("ours", each), id=f"from us-{each}") for each in THEIRS]
-    return from_us + [pytest.param(play(each, "ours"), id=f"to us-{each}") for each in THEIRS]
+    """A play from us to them, and from them to us; in a soak to and from each of theirs."""
+    cases = [pytest.param(play(*ends), id=way) for way, ends in WAYS.items()]
+    return cases + [
+        pytest.param(play(*ends), id=way, marks=pytest.mark.soak)
+        for way, ends in OTHER_WAYS.items()
+    ]
+
+
+def beside(name):
+    """A test of ours beside this one of theirs, and in a soak beside each."""
+    others = [each for each in THEIRS if each != name]
+    return pytest.mark.parametrize("theirs", [name, *only_in_soak(*others)], indirect=True)
 
 
 @pytest.fixture(params=THEIRS)
@@ -24,9 +41,9 @@ def theirs(request):
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture(params=["from us", "to us"])
-def direction(request, ours, theirs):
-    return (ours, theirs) if request.param == "from us" else (theirs, ours)
+@pytest.fixture(params=[*WAYS, *only_in_soak(*OTHER_WAYS)])
+def direction(request):
+    return tuple(map(request.getfixturevalue, (WAYS | OTHER_WAYS)[request.param]))
 
 
 def agree_on_ids(sent, handled):
@@ -46,6 +63,7 @@ def test_what_one_sends_the_other_handles_once(stage, direction):
 
 
 @pytest.mark.timeout(60)
+@beside("ons")
 @pytest.mark.parametrize("verb", ["send-nowait", "send-oneway"])
 def test_what_we_send_without_waiting_they_handle_once(stage, ours, theirs, verb):
     sent, handled = scenarios.messages_arrive_once(stage, ours, theirs, verb)
@@ -60,6 +78,7 @@ def test_what_is_sent_one_way_we_handle_once(stage, cpp, ours):
 
 
 @pytest.mark.timeout(60)
+@beside("cpp")
 def test_what_they_send_we_poll_once(stage, theirs, ours):
     sent, handled = scenarios.messages_arrive_once(stage, theirs, ours, "send", "--polling")
 
@@ -80,11 +99,13 @@ def test_bodies_of_64_kb_arrive_intact_and_compressed(stage, direction):
 
 
 @pytest.mark.timeout(60)
+@beside("cpp")
 def test_a_batch_of_ours_is_handled_as_single_messages_are(stage, ours, theirs):
     scenarios.batches_arrive_whole(stage, ours, theirs)
 
 
 @pytest.mark.timeout(60)
+@beside("ons")
 def test_messages_that_travel_together_are_handled_as_single_ones_are(stage, ours, theirs):
     scenarios.messages_travel_together(stage, ours, theirs)
 

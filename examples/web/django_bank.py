@@ -135,6 +135,6 @@ from django.core.wsgi import get_wsgi_application  # noqa: E402
 
 def main() -> Any:
     """For ``gunicorn 'examples.web.django_bank:main()'``, which calls it in each worker."""
-    tm.__enter__()
-    atexit.register(tm.__exit__, None, None, None)
+    tm.start()
+    atexit.register(tm.stop)
     return get_wsgi_application()

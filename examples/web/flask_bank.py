@@ -78,6 +78,6 @@ def main() -> Flask:
     """For ``gunicorn 'examples.web.flask_bank:main()'``, which calls it in each worker."""
     app = create_app(create_engine(os.environ["BANK_DATABASE"]), os.environ["TXMQ_NAMES"])
     tm = app.extensions["txmq"]
-    tm.__enter__()
-    atexit.register(tm.__exit__, None, None, None)
+    tm.start()
+    atexit.register(tm.stop)
     return app

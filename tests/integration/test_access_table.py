@@ -6,9 +6,12 @@ apart from the product's.
 
 import asyncio
 import contextlib
+import ssl
+from typing import NamedTuple
 
 import pytest
 
+from tests.certificates import Authority
 from tests.unit.access.test_authorizer import ACCOUNTS, ADMIN, ALLOWED, BODY, FIELDS
 from txmq import Client, ClientSettings, Credentials, Message, Producer
 from txmq.protocol import command as commands
@@ -16,7 +19,7 @@ from txmq.protocol.codes import RequestCode as Code
 from txmq.protocol.properties import render
 from txmq.protocol.record import position_in
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.config import BrokerSettings, ServerTlsSettings, StoreSettings
 
 SECRETS = {name: f"secret of {name}" for name in ACCOUNTS}
 PERMISSIONS = {
@@ -38,15 +41,26 @@ FOR_OPERATORS = FIELDS | {
 """What operators ask here is about things that do not exist, so that the rest stays as it is."""
 
 
-async def plain(address):
-    host, _, port = address.rpartition(":")
-    return await asyncio.open_connection(host, int(port))
-
-
-@pytest.fixture(params=[plain], ids=lambda way: way.__name__)
-def connect(request):
+class Way(NamedTuple):
     """How the bytes travel."""
-    return request.param
+
+    tls: ServerTlsSettings
+    context: ssl.SSLContext | None
+
+    async def connect(self, address):
+        host, _, port = address.rpartition(":")
+        return await asyncio.open_connection(host, int(port), ssl=self.context)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def way(request, tmp_path):
+    if request.param == "plain":
+        return Way(ServerTlsSettings(), None)
+    authority = Authority(tmp_path / "certificates")
+    certificate, key = map(str, authority.issue("broker"))
+    # Permissive, because the operator who prepares the broker comes without TLS.
+    tls = ServerTlsSettings(mode="permissive", certificate=certificate, key=key)
+    return Way(tls, authority.context())
 
 
 class Sender:
@@ -79,13 +93,13 @@ def is_refused(answer):
     return answer.code == 16 and answer.remark.startswith(REFUSALS)
 
 
-async def passing(connect, address, requests, account=None, secret=None):
+async def passing(way, address, requests, account=None, secret=None):
     """The requests that pass for an account."""
     signed = requests
     if account is not None:
         key = Credentials(access_key=account, secret_key=secret or SECRETS[account])
         signed = [(code, key.sign(fields, body), body) for code, fields, body in requests]
-    with contextlib.closing(Sender(await connect(address))) as sender:
+    with contextlib.closing(Sender(await way.connect(address))) as sender:
         answers = await sender.ask(signed)
     codes = [code for code, _, _ in requests]
     return {code for code, answer in zip(codes, answers, strict=True) if not is_refused(answer)}
@@ -129,7 +143,7 @@ def requests_to(handlers, fields):
     ]
 
 
-def test_each_request_passes_for_the_senders_of_the_table_alone(tmp_path, connect):
+def test_each_request_passes_for_the_senders_of_the_table_alone(tmp_path, way):
     acl = tmp_path / "plain_acl.yml"
     accounts = [
         f"- accessKey: {name}\n  secretKey: {SECRETS[name]}\n  {PERMISSIONS[name]}\n"
@@ -142,6 +156,7 @@ def test_each_request_passes_for_the_senders_of_the_table_alone(tmp_path, connec
         listen="127.0.0.1:0",
         names_listen="127.0.0.1:0",
         acl=str(acl),
+        tls=way.tls,
         store=StoreSettings(flush="async"),
     )
 
@@ -151,10 +166,10 @@ def test_each_request_passes_for_the_senders_of_the_table_alone(tmp_path, connec
             fields |= {"queueId": "0", "queueOffset": "0", "maxMsgNums": "1", "sysFlag": "0"}
             for address, handlers in zip((broker.address, broker.names), broker.served()):  # noqa: B905
                 requests = requests_to(handlers, fields)
-                assert await passing(connect, address, requests) == set()
-                assert await passing(connect, address, requests, "operator", "wrong-one") == set()
+                assert await passing(way, address, requests) == set()
+                assert await passing(way, address, requests, "operator", "wrong-one") == set()
                 for account in ACCOUNTS:
-                    found = await passing(connect, address, requests, account)
+                    found = await passing(way, address, requests, account)
                     expected = {
                         code for code, _, _ in requests if account in ALLOWED.get(code, ADMIN)
                     }

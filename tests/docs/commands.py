@@ -15,7 +15,15 @@ from txmq_broker.config import BrokerSettings
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
 COMPOSE_OPTIONS = {"--build", "--rm", "--volumes", "--wait"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PACKAGES = {"fastapi", "rocketmq-client-python", "uvicorn", "venv-pack"}
+PACKAGES = {
+    "fastapi",
+    "httpx",
+    "pytest",
+    "rocketmq-client-python",
+    "starlette",
+    "uvicorn",
+    "venv-pack",
+}
 """What pages install beside txmq."""
 FOREIGN = {
     ".": "the shell's",
@@ -25,7 +33,7 @@ FOREIGN = {
     "du": "the shell's",
     "docker": "Docker's",
     "git": "Git's",
-    "openssl": "OpenSSL's; tests/docs/test_secure.py runs it",
+    "openssl": "OpenSSL's; tests/docs/test_tls_page.py runs it",
     "mv": "the shell's",
     "createdb": "PostgreSQL's; `createdb NAME` is done in the environment of its page",
     "curl": "needs the servers of the bank transfer, which its own tests call",
@@ -68,12 +76,13 @@ def understand(words):
                 understand(call)
         case ["python3", "-m", "venv", _]:
             pass
-        case ["pip", "install", wanted] if wanted.startswith("."):
-            extras = re.fullmatch(r"\.\[([\w,]+)\]", wanted)[1].split(",")
-            unknown = set(extras) - set(PROJECT["optional-dependencies"])
-            assert unknown == set(), f"txmq has no extras {unknown}"
         case ["pip", "install", *packages]:
-            unknown = {package.partition("=")[0] for package in packages} - PACKAGES
+            others = {package.partition("=")[0] for package in packages}
+            ours = {package for package in others if package.startswith(".")}
+            extras = {extra for each in ours for extra in each.strip(".[]").split(",")}
+            unknown = extras - set(PROJECT["optional-dependencies"])
+            assert unknown == set(), f"txmq has no extras {unknown}"
+            unknown = others - ours - PACKAGES
             assert not unknown, f"no page needs the packages {unknown}; if one does, list them"
         case ["make", target]:
             makefile = (ROOT / "Makefile").read_text()

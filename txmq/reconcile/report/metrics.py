@@ -20,7 +20,7 @@ METRICS: Final[Mapping[str, str]] = {
     "final": "1 if the business date was over when the books were read.",
     "match_ratio": "The share of agreed transfers, from 0 to 1.",
     "transfers": "Transfers of each class.",
-    "at_risk": "The amount at risk in each class, in whole units of the currency.",
+    "at_risk": "The amount at risk in each class, in major units: 12.34 for 12.34 CNY.",
     "breaks": "Transfers that need a person.",
     "oldest_break_days": "The age of the oldest break in business days; 0 without breaks.",
     "in_flight": "Transfers in flight when the date ended, within the grace.",

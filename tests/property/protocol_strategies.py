@@ -59,6 +59,7 @@ def value_of(kind, text=TEXT):
         return struct(kind, text)
     simple = {
         str: text,
+        bytes: BYTES,
         int: INT64,
         bool: st.booleans(),
         float: st.floats(allow_nan=False, allow_infinity=False),

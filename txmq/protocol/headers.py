@@ -7,6 +7,7 @@ letters derived.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Final, cast
 
 import msgspec
@@ -125,20 +126,35 @@ class SignedSend(SendMessageV2, forbid_unknown_fields=True, kw_only=True):  # ty
     """310 with the fields of a signature, and no others, so that its text can be rebuilt."""
 
     access_key: str = msgspec.field(name="AccessKey")
-    signature: str = msgspec.field(name="Signature")
+    signature: bytes = msgspec.field(name="Signature")
+    """The 20 bytes of it; on the wire they are Base64."""
 
-    def content(self) -> str:
+    def content(self) -> bytes:
         """All values but the signature, in the order of the fields' names on the wire."""
-        retries, most, broker = self.reconsume_times, self.max_reconsume_times, self.broker_name
+        try:
+            return self._content(_TEXTS)
+        except KeyError:
+            return self._content(_ALL_TEXTS)
+
+    def _content(self, texts: Mapping[int | None, str]) -> bytes:
         return (
             f"{self.access_key}{self.producer_group}{self.topic}{self.default_topic}"
-            f"{self.default_topic_queue_nums}{self.queue_id}{self.sys_flag}{self.born_timestamp}"
-            f"{self.flag}{self.properties or ''}{'' if retries is None else retries}"
-            f"{_TRUTHS[self.unit_mode]}{'' if most is None else most}{_TRUTHS[self.batch]}"
-            f"{broker or ''}"
-        )
+            f"{texts[self.default_topic_queue_nums]}{texts[self.queue_id]}"
+            f"{texts[self.sys_flag]}{self.born_timestamp}{texts[self.flag]}"
+            f"{self.properties or ''}{texts[self.reconsume_times]}{_TRUTHS[self.unit_mode]}"
+            f"{texts[self.max_reconsume_times]}{_TRUTHS[self.batch]}{self.broker_name or ''}"
+        ).encode()
 
 
+class _AllTexts(dict[int | None, str]):
+    def __missing__(self, number: int) -> str:
+        return str(number)
+
+
+_TEXTS: Final[dict[int | None, str]] = {None: "", **{n: str(n) for n in range(-1, 1024)}}
+"""The usual numbers of a send, all its flags among them. Writing them anew took half of the time
+of a content."""
+_ALL_TEXTS: Final = _AllTexts(_TEXTS)
 _TRUTHS: Final = {None: "", False: "false", True: "true"}
 
 

@@ -36,7 +36,7 @@ class RulesSource(Protocol):
     """Where the rules of the moment are."""
 
     @property
-    def rules(self) -> AccessRules:
+    def value(self) -> AccessRules:
         """The rules of now."""
         ...
 
@@ -72,17 +72,14 @@ class Authorizer:
         Raises:
             NoPermission: The sender is unknown, the signature is wrong, or a permission is missing.
         """
-        rules = self._source.rules
+        rules = self._source.value
         send = request.ext
         if type(send) is SignedSend:  # The usual send, in few steps; below, a refusal has a reason.
             account = rules.without_addresses.get(send.access_key)
             if (
                 account is not None
                 and (send.topic in account.publishes or _may_publish(account, send.topic))
-                and compare_digest(
-                    send.signature.encode(),
-                    account.key.sign(send.content().encode(), request.body),
-                )
+                and compare_digest(send.signature, account.key.digest(send.content(), request.body))
             ):
                 return
         host = connection.host
@@ -106,7 +103,7 @@ class Authorizer:
 
     def may_publish(self, connection: Connection, topic: str) -> bool:
         """Whether the account of a connection's heartbeats may publish to a topic now."""
-        rules = self._source.rules
+        rules = self._source.value
         account = rules.accounts.get(self._names.get(connection, ""))
         if account is None:
             return rules.is_trusted(connection.host)

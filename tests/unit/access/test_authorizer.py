@@ -114,7 +114,7 @@ class Peer:
 
 def passes(sent, host="203.0.113.9", rules=RULES):
     authorizer = Authorizer(
-        SimpleNamespace(rules=rules), MessageTopics(lambda _: "T", lambda _: "T")
+        SimpleNamespace(value=rules), MessageTopics(lambda _: "T", lambda _: "T")
     )
     try:
         authorizer.check(Peer(f"{host}:4711"), sent)
@@ -209,7 +209,7 @@ class Audit:
 
 def test_a_stranger_fills_no_record_with_ever_new_names():
     audit = Audit()
-    authorizer = Authorizer(SimpleNamespace(rules=RULES), refusals=Refusals(audit))
+    authorizer = Authorizer(SimpleNamespace(value=RULES), refusals=Refusals(audit))
     peer = Peer("203.0.113.9:4711")
     for number in range(100):
         with pytest.raises(NoPermission):

@@ -179,6 +179,17 @@ HEARTBEAT_BYTES_MAX: Final = 1536 * 1024
 """A heartbeat. A thousand consumer groups with two topics each have half of that; reading this much
 takes some ten milliseconds."""
 
+HEARTBEAT_AT_ONCE_BYTES: Final = 8 * 1024
+"""A heartbeat that is served at once, in a tenth of a millisecond; a longer one is served in parts.
+Real programs have a handful of groups."""
+
+LONG_REQUESTS_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Heartbeats that wait to be served in parts: ten of the longest, or a second of work."""
+
+GROUPS_TOGETHER: Final = 50
+"""Groups of a long heartbeat that are recorded in one part: with ten subscriptions each, some
+tenths of a millisecond."""
+
 SUBSCRIPTIONS_PER_CLIENT_MAX: Final = 10_000
 """Subscriptions in one heartbeat: ten for each of a thousand groups."""
 

@@ -6,7 +6,7 @@ space, except that maps by queue have objects as keys, because Java requires it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 import msgspec
@@ -220,6 +220,14 @@ class Heartbeat(Body, rename={"client_id": "clientID"}):
     consumer_data_set: list[ConsumerRegistration] = msgspec.field(
         default_factory=list, name="consumerDataSet"
     )
+
+    def parts(self, size: int) -> Iterator[Heartbeat]:
+        """The same as several heartbeats with at most so many groups each."""
+        for at in range(0, len(self.producer_data_set), size):
+            yield Heartbeat(self.client_id, self.producer_data_set[at : at + size])
+        for at in range(0, len(self.consumer_data_set), size):
+            consumers = self.consumer_data_set[at : at + size]
+            yield Heartbeat(self.client_id, consumer_data_set=consumers)
 
 
 class SubscriptionCheck(Body):

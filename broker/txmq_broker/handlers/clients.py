@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from txmq.errors import ConnectionLost, ConsumerOffline, InternalError
-from txmq.limits import HEARTBEAT_BYTES_MAX, TOPIC_CHARS_MAX
+from txmq.errors import ConnectionLost, ConsumerOffline, InternalError, ServiceUnavailable
+from txmq.limits import (
+    GROUPS_TOGETHER,
+    HEARTBEAT_AT_ONCE_BYTES,
+    HEARTBEAT_BYTES_MAX,
+    TOPIC_CHARS_MAX,
+)
 from txmq.protocol.bodies import (
     ClientConnection,
     ConsumerConnections,
@@ -15,13 +20,14 @@ from txmq.protocol.bodies import (
     Heartbeat,
     ProducerConnections,
     SubscriptionCheck,
+    TopicConfig,
 )
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import ClientGroups, GroupHeader, NamedGroup
 from txmq.protocol.topics import RETRY
 from txmq.remoting.connection import Connection
-from txmq.remoting.dispatch import Handler
+from txmq.remoting.dispatch import Handler, Postponed
 from txmq_broker.core.client_names import (
     check_client_id,
     check_consumer_group,
@@ -30,6 +36,7 @@ from txmq_broker.core.client_names import (
 from txmq_broker.core.clients import Member
 from txmq_broker.core.topics import config_for_group
 from txmq_broker.parts import Parts
+from txmq_broker.services.long_requests import LongRequests, Steps
 
 __all__ = ["ClientHandlers"]
 
@@ -46,6 +53,8 @@ class ClientHandlers:
         self._locks = parts.locks
         self._clock = parts.clock
         self._create_topics = parts.create_topics
+        codes = RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT
+        self._long = LongRequests(codes, self._serve_long, parts.clock)
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
@@ -67,36 +76,62 @@ class ClientHandlers:
                 f"a heartbeat has at most {HEARTBEAT_BYTES_MAX} bytes, not {len(request.body)}; "
                 "nothing of it was recorded; use fewer groups and subscriptions, or several clients"
             )
+        if len(request.body) > HEARTBEAT_AT_ONCE_BYTES or self._long.has_one_of(connection):
+            raise self._postponed(request)
+        return _whole(self._beat(connection, request))
+
+    def _postponed(self, request: Command) -> Postponed:
+        try:
+            return self._long.postponed(request)
+        except ServiceUnavailable:
+            self._clients.refused += 1
+            raise
+
+    def _beat(self, connection: Connection, request: Command) -> Steps:
         beat = Heartbeat.read(request.body)
+        yield
         check_client_id(beat.client_id)
         self._clients.check(connection, beat)
         for producer in beat.producer_data_set:
             check_producer_group(producer.group_name)
-        self._make_groups([consumer.group_name for consumer in beat.consumer_data_set])
-        changed = self._clients.beat(
-            connection, beat, request.client_language, request.version, self._clock.monotonic()
-        )
-        self.notify(changed)
-        if beat.producer_data_set:
-            self._producers_seen([producer.group_name for producer in beat.producer_data_set])
+        yield
+        yield from self._make_groups([consumer.group_name for consumer in beat.consumer_data_set])
+        now = self._clock.monotonic()
+        for part in beat.parts(GROUPS_TOGETHER):
+            yield
+            changed = self._clients.beat(
+                connection, part, request.client_language, request.version, now
+            )
+            self.notify(changed)
+            self._producers_seen([producer.group_name for producer in part.producer_data_set])
         return answer(request)
 
-    def _make_groups(self, names: list[str]) -> None:
+    def _make_groups(self, names: list[str]) -> Iterator[None]:
         """Create the new groups with their retry topics; a refused name creates none."""
         for name in names:
             check_consumer_group(name)
         now_ms = self._clock.wall_ms()
-        queues = {RETRY + name: self._groups.get(name, now_ms).retry_queue_nums for name in names}
-        self._create_topics(
-            [
-                config_for_group(retry, max(1, count))
-                for retry, count in queues.items()
-                if len(retry) <= TOPIC_CHARS_MAX and retry not in self._topics.by_name
-            ]
-        )
+        fresh: list[TopicConfig] = []
+        for at, name in enumerate(names, 1):
+            retry, count = RETRY + name, self._groups.get(name, now_ms).retry_queue_nums
+            if len(retry) <= TOPIC_CHARS_MAX and retry not in self._topics.by_name:
+                fresh.append(config_for_group(retry, max(1, count)))
+            if at % GROUPS_TOGETHER == 0:
+                yield
+        self._create_topics(fresh)
+
+    def _serve_long(self, connection: Connection, request: Command) -> Steps:
+        if request.code == RequestCode.UNREGISTER_CLIENT:
+            return self._leave(connection, request)
+        return (yield from self._beat(connection, request))
 
     def leave(self, connection: Connection, request: Command) -> bytes:
         """35: a client leaves its groups."""
+        if self._long.has_one_of(connection):
+            raise self._postponed(request)  # After the heartbeat that came before it.
+        return self._leave(connection, request)
+
+    def _leave(self, connection: Connection, request: Command) -> bytes:
         header = request.read(ClientGroups)
         if self._clients.leave(connection, header.producer_group, header.consumer_group):
             assert header.consumer_group is not None
@@ -194,3 +229,13 @@ def _shown(member: Member[Connection]) -> ClientConnection:
     return ClientConnection(
         member.connection.address, member.client_id, member.language, member.version
     )
+
+
+def _whole(steps: Steps) -> bytes:
+    """Serve a short request in one go."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: bytes = end.value
+            return found

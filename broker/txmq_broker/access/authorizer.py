@@ -79,7 +79,8 @@ class Authorizer:
             if (
                 account is not None
                 and (send.topic in account.publishes or _may_publish(account, send.topic))
-                and compare_digest(send.signature, account.key.digest(send.content(), request.body))
+                and (content := send.content()) is not None
+                and compare_digest(send.signature, account.key.digest(content, request.body))
             ):
                 return
         host = connection.host

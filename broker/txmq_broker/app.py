@@ -311,7 +311,7 @@ class Broker:
         return Parts(
             settings=self.settings,
             identity=self._identity,
-            access=self._door.text,
+            access=self._door.access_at(split_address(self.settings.listen)[0]),
             started_ms=self.started_ms,
             disk=self.disk,
             clock=self.clock,

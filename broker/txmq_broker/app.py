@@ -586,7 +586,7 @@ def _allow_files(connections: int, servers: int = 1) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     except (OSError, ValueError):
         most = soft  # macOS calls its limit endless, and refuses what is above the kernel's.
-    if most < wanted:
+    if most < connections + FILES_OF_OUR_OWN:
         log.warning("only %d files may be open; connections_max is %d", most, connections)
 
 

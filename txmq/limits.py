@@ -121,6 +121,7 @@ KEY_VALUES_MAX: Final = 10_000
 KEY_VALUE_BYTES_MAX: Final = 1024 * 1024
 """Characters of all key-value entries of a name server. Each change rewrites them all, twice, which
 takes some 10 ms; 10,000 real entries have half of that."""
+
 TLS_HANDSHAKE_S: Final = 10.0
 """Seconds for a peer's first byte, and again for its TLS handshake: some round trips on a bad
 line. A peer that is silent costs no more than a socket for as long."""
@@ -134,6 +135,9 @@ REPEATED_LINES_MAX: Final = 1_000
 
 ROUTE_TOPICS_MAX: Final = 100_000
 """Topics a name server keeps; it refuses a broker that registers more."""
+
+ROUTE_BROKERS_MAX: Final = 10_000
+"""Replicas of brokers that a name server keeps; each has a connection of its own."""
 
 TOPICS_MAX: Final = 50_000
 """Topics one broker keeps: all of them must fit the one frame that registers it."""

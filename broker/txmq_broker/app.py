@@ -92,6 +92,14 @@ class HandlerFamily(Protocol):
         ...
 
 
+class Counted(Protocol):
+    """A part that clients make keep something."""
+
+    def figures(self) -> dict[str, int]:
+        """What it keeps, and what it refused since the start."""
+        ...
+
+
 class Broker:
     """A broker, with its own name server unless the settings name others."""
 
@@ -257,6 +265,7 @@ class Broker:
                 self.network,
                 self.clock,
                 self.disk,
+                connections_max=self.settings.connections_max,
                 owner=self._keeper.owner,
                 authorize=self._door.authorize_names,
                 audit=self._audit,
@@ -303,7 +312,7 @@ class Broker:
         return Parts(
             settings=self.settings,
             identity=self._identity,
-            access=self._door.text,
+            access=self._door.access_at(split_address(self.settings.listen)[0]),
             started_ms=self.started_ms,
             disk=self.disk,
             clock=self.clock,
@@ -321,7 +330,7 @@ class Broker:
             admission=self.admission,
             flusher=self._flusher,
             checker=self._checker,
-            kept_for_peers=self._kept_for_peers,
+            figures=self._figures,
             names=lambda: self.names,
             create_topics=self._creator.create,
             topics_changed=self._topics_changed,
@@ -331,28 +340,22 @@ class Broker:
             delete_old_files=self._housekeeping.retain_now,
         )
 
-    def _kept_for_peers(self) -> dict[str, int]:
+    def _figures(self) -> dict[str, int]:
         assert self._listener is not None, "not started"
-        unfinished, owed = self._listener.unfinished, self._listener.owed
-        return {
-            "connections_open": self._listener.connections,
-            "members": self.clients.members,
-            "subscriptions": self.clients.subscriptions,
-            "heartbeats_refused": self.clients.refused,
-            "offsets": self.offsets.count,
-            "offsets_of_unknown_groups": self.offsets.unknown,
-            "offsets_refused": self.offsets.refused,
-            "locked_queues": self.locks.count,
-            "groups": len(self.groups),
-            "groups_refused": self.groups.refused,
-            "topics": len(self.topics),
-            "topics_refused": self._creator.refused,
-            "requests_waiting_for_topics": self._creator.waiting,
-            "unfinished_bytes": unfinished.total,
-            "unfinished_frames_cut": unfinished.cut,
-            "unread_bytes": owed.total,
-            "unread_answers_cut": owed.cut,
-        }
+        parts: tuple[Counted, ...] = (
+            self._listener,
+            self.clients,
+            self.groups,
+            self.offsets,
+            self.locks,
+            self.filters,
+            self._creator,
+            self._checker,
+            self._flusher,
+            self._pulls,
+            self._relays,
+        )
+        return {name: value for part in parts for name, value in part.figures().items()}
 
     def _serve(self, parts: Parts) -> None:
         self._pulls = PullHandlers(parts)
@@ -569,14 +572,14 @@ def run(
     """
     import uvloop
 
-    _allow_files(settings.connections_max)
+    _allow_files(settings.connections_max, servers=1 if settings.names else 2)
     return uvloop.run(_run(settings, ready, accept_loss))
 
 
-def _allow_files(connections: int) -> None:
+def _allow_files(connections: int, servers: int = 1) -> None:
     """Raise this process's limit on open files towards what the connections and the log need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + FILES_OF_OUR_OWN
+    wanted = servers * connections + FILES_OF_OUR_OWN
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -584,7 +587,7 @@ def _allow_files(connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     except (OSError, ValueError):
         most = soft  # macOS calls its limit endless, and refuses what is above the kernel's.
-    if most < wanted:
+    if most < connections + FILES_OF_OUR_OWN:
         log.warning("only %d files may be open; connections_max is %d", most, connections)
 
 

@@ -329,7 +329,7 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
     """
 
     connections_max: int = 10_000
-    """Connections open at once; one more is closed at once."""
+    """Connections open at once, at the broker and at its own name server; one more is closed."""
 
     hold_max: Duration = Duration(20.0)
     """The longest a pull is held open; stock clients give up after 30 s."""

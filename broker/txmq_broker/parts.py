@@ -58,7 +58,7 @@ class Parts:
     flusher: Flusher
     checker: Checker
 
-    kept_for_peers: Callable[[], dict[str, int]]
+    figures: Callable[[], dict[str, int]]
     """Counts what peers make the broker keep, and what it refused them, by name."""
     names: Callable[[], str]
     """Returns the addresses of the name servers."""

@@ -110,10 +110,11 @@ class Stage:
     def consumer(self, client, topic, group, *flags, tags="*"):
         return self._run(client, topic, group, "consume", "--tags", tags, *flags)
 
-    def transactor(self, client, topic, group, checks="UNKNOWN"):
+    def transactor(self, client, topic, group, checks="UNKNOWN", *flags):
         """A producer of half messages that the broker knows by its heartbeat once this returns."""
         opening = letter(f"opening-{next(numbers)}")
-        return self._run(client, topic, group, "transact", "--checks", checks, first=[opening])
+        flags = ("--checks", checks, *flags)
+        return self._run(client, topic, group, "transact", *flags, first=[opening])
 
     def _run(self, client, topic, group, verb, *rest, first=()):
         label = f"{client.name}-{verb}-{next(numbers)}"

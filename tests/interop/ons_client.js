@@ -9,7 +9,10 @@
  */
 
 const crypto = require('node:crypto');
+const fs = require('node:fs');
+const net = require('node:net');
 const readline = require('node:readline');
+const tls = require('node:tls');
 const { parseArgs } = require('node:util');
 const { Consumer, Message, Producer } = require('ali-ons');
 
@@ -52,6 +55,7 @@ function parse() {
       'attempts-max': { type: 'string', default: '16' },
       broadcasting: { type: 'boolean', default: false },
       account: { type: 'string', default: ':' },
+      'tls-ca': { type: 'string' },
     },
   });
   return { verb: positionals[0], ...values };
@@ -161,6 +165,11 @@ async function consume(options) {
 
 async function main() {
   const options = parse();
+  if (options['tls-ca']) {
+    // The client has no option for TLS; it opens all its connections with this function.
+    const ca = fs.readFileSync(options['tls-ca']);
+    net.connect = where => tls.connect({ ...where, ca });
+  }
   await (options.verb === 'consume' ? consume(options) : produce(options));
   emit('stopped');
   process.exit(0); // its timers would hold the process until they fire

@@ -23,10 +23,11 @@ from txmq.cli.common import (
     fail,
 )
 from txmq.cli.output import note, print_rows, say
-from txmq.errors import ConfigError
+from txmq.errors import ConfigError, Effect, TransportError, TxmqError
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
+    from txmq.client import Admin
     from txmq_broker.access.accounts import AccessRules
     from txmq_broker.access.acl_editor import AclEditor
 
@@ -157,6 +158,7 @@ def put_account(
     if keep_secret and secret_from is not None:
         fail("--keep-secret and --secret-from exclude each other; leave out one", WRONGLY_CALLED)
     secret = None if keep_secret else _secret(secret_from)
+    is_new = secret is not None and secret_from is None
     topics, groups = _permissions("--topic", topic), _permissions("--group", group)
     if file is not None:
         changes: dict[str, Any] = {
@@ -172,24 +174,32 @@ def put_account(
         given = {name: value for name, value in changes.items() if value is not None}
         _edit(file, lambda editor: editor.put_account(given))
     else:
-        ask(
-            names,
-            lambda admin_calls: admin_calls.put_account(
-                key,
-                secret,
-                admin=admin,
-                topics=topics,
-                groups=groups,
-                other_topics=other_topics,
-                other_groups=other_groups,
-                unsigned_from=unsigned_from,
-                cluster=cluster,
-            ),
-            changes=True,
-        )
+
+        async def put(calls: Admin) -> None:
+            try:
+                await calls.put_account(
+                    key,
+                    secret,
+                    admin=admin,
+                    topics=topics,
+                    groups=groups,
+                    other_topics=other_topics,
+                    other_groups=other_groups,
+                    unsigned_from=unsigned_from,
+                    cluster=cluster,
+                )
+            except TxmqError as error:
+                is_lost = isinstance(error, TransportError) and error.effect is Effect.MAYBE
+                if is_new and (is_lost or hasattr(error, "__notes__")):
+                    # A broker may have it by now, and no request reads it back.
+                    note("the new secret, which --secret-from takes when you repeat the command:")
+                    say(secret or "")
+                raise
+
+        ask(names, put, changes=True)
     note(f"account {key} is {'in force' if file is None else f'in {file}'}")
-    if secret is not None and secret_from is None:
-        say(secret)
+    if is_new:
+        say(secret or "")
 
 
 @app.command("remove")

@@ -17,6 +17,7 @@ from txmq.errors import (
     Effect,
     LimitExceeded,
     LocalProtocolError,
+    NoPermission,
     TopicNotFound,
     TransportError,
     TxmqError,
@@ -46,6 +47,8 @@ FAILED: Final = 1
 WRONGLY_CALLED: Final = 2
 
 NAMES_DEFAULT: Final = "127.0.0.1:9876"
+NO_ACCOUNT: Final = "no accesskey is configured"
+"""What servers answer to unsigned requests, RocketMQ's too."""
 
 Names = Annotated[
     str,
@@ -101,11 +104,14 @@ def ask(
 
 
 def sentence_of(error: TxmqError) -> str:
-    """The text of an error; if no server listens at the address, how to start one."""
-    text = str(error).strip()  # Brokers begin some remarks with a blank.
+    """The text of an error with its notes, and what to do about a missing server or account."""
+    # Brokers begin some remarks with a blank.
+    text = "; ".join([str(error).strip(), *getattr(error, "__notes__", ())])
     if isinstance(error, ConnectFailed) and NO_SERVER in text:
         # `txmq serve` starts a broker together with its name server.
         return f"{text}; start a broker with: txmq serve"
+    if isinstance(error, NoPermission) and NO_ACCOUNT in text.lower():
+        return f"{text}; name yours with TXMQ_ACCESS_KEY and TXMQ_SECRET_KEY"
     return text
 
 

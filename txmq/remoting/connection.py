@@ -74,6 +74,14 @@ class Server(Protocol):
         """The connection's peer has so many bytes of answers to read."""
         ...
 
+    def note_broken(self, connection: Connection, error: RemoteProtocolError, /) -> None:
+        """The connection closes because its peer breaks the protocol."""
+        ...
+
+    def note_unread(self, connection: Connection, /) -> None:
+        """The connection closes because its peer does not read."""
+        ...
+
     @property
     def is_busy(self) -> bool:
         """Whether connections wait. One with several requests then waits too; a single request is
@@ -228,7 +236,10 @@ class Connection(asyncio.Protocol):
             self.send()
 
     def _give_up(self, error: RemoteProtocolError) -> None:
-        log.warning("closing %s: %s", self.address, error)
+        if self._server is None:
+            log.warning("closing %s: %s", self.address, error)
+        else:
+            self._server.note_broken(self, error)
         self.close()
 
     def eof_received(self) -> bool:
@@ -298,6 +309,8 @@ class Connection(asyncio.Protocol):
             self._posted_bytes = 0
         if self._unread and not self._is_posted_to and self.unread_bytes > PUSH_BACKLOG_BYTES:
             log.warning("closing %s: it has left %d bytes unread", self.address, self.unread_bytes)
+            if self._server is not None:
+                self._server.note_unread(self)
             self.abort()
         elif self._server is not None and self.unread_bytes > OWED_BYTES_SPARED:
             self._server.owes(self, self.unread_bytes)

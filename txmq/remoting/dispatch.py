@@ -17,6 +17,7 @@ from txmq.errors import BrokerRefused, TxmqError, UnknownRefusal
 from txmq.protocol import command as commands
 from txmq.protocol.command import ONEWAY, Command, Frame
 from txmq.remoting.connection import Connection
+from txmq.repeated_lines import RepeatedLines
 
 __all__ = ["Authorize", "Dispatcher", "Handler", "Postponed"]
 
@@ -47,11 +48,12 @@ class Postponed(Exception):
 class Dispatcher:
     """The service of a server's connections: a table of handlers by request code."""
 
-    __slots__ = ("_authorize", "_handlers")
+    __slots__ = ("_authorize", "_faults", "_handlers")
 
     def __init__(self, handlers: Mapping[int, Handler], authorize: Authorize | None = None) -> None:
         self._handlers: dict[int, Handler] = {}
         self._authorize = authorize
+        self._faults = RepeatedLines()
         self.serve(handlers)
 
     @property
@@ -88,7 +90,11 @@ class Dispatcher:
             wait.postpone(connection, request)
             found = None
         except TxmqError as error:
-            log.warning("request %d of %s: %s", request.code, connection.address, error)
+            # The text may have words of the peer, which must not make each line a new one.
+            kind = f"{request.code} {connection.host} {type(error).__name__}"
+            if (times := self._faults.note(kind)) is not None:
+                who = connection.address
+                log.warning("request %d of %s: %s%s", request.code, who, error, times)
             return _refuse(request, _SYSTEM_ERROR, str(error))
         except Exception as error:
             log.exception("request %d of %s failed", request.code, connection.address)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from txmq.errors import RemoteProtocolError
 from txmq.limits import OWED_BYTES_MAX, UNFINISHED_BYTES_MAX
 from txmq.protocol.command import Command, Frame, decode
 from txmq.remoting.arrival import Arrival, ServerTls
@@ -53,6 +54,7 @@ class Listener:
         self._connections: dict[Connection, None] = {}
         self._arrivals: set[Arrival] = set()
         self._refusals = RepeatedLines()
+        self._connections_refused = self._handshakes_refused = self._broken_frames = 0
         self._silent_until = 0.0
         self._waiting: deque[Connection] = deque()
         self.unfinished: ByteBudget[Connection] = ByteBudget(
@@ -76,6 +78,24 @@ class Listener:
     def connections(self) -> int:
         """How many connections are open."""
         return len(self._connections)
+
+    @property
+    def _taken(self) -> int:
+        """With those that have not sent a byte, or not finished their handshake."""
+        return len(self._connections) + len(self._arrivals)
+
+    def figures(self) -> dict[str, int]:
+        """What peers make the server keep, and what it refused them since the start."""
+        return {
+            "connections_open": self._taken,
+            "connections_refused": self._connections_refused,
+            "handshakes_refused": self._handshakes_refused,
+            "broken_frames_cut": self._broken_frames,
+            "unfinished_bytes": self.unfinished.total,
+            "unfinished_frames_cut": self.unfinished.cut,
+            "unread_bytes": self.owed.total,
+            "unread_answers_cut": self.owed.cut,
+        }
 
     async def open(self, host: str, port: int) -> None:
         """Accept connections at an address.
@@ -102,8 +122,12 @@ class Listener:
             arrival.abort()
 
     def _take(self) -> asyncio.Protocol:
-        if len(self._connections) + len(self._arrivals) >= self._connections_max:
-            return _Refusal(self._connections_max)
+        if self._taken >= self._connections_max:
+            self._connections_refused += 1
+            self._warn(
+                f"refusing connections: {self._connections_max} are open, which is the limit"
+            )
+            return _Refusal()
         if self._tls is None:
             return self._accept()
         arrival = Arrival(self._tls, self._accept, self._arrived)
@@ -127,8 +151,12 @@ class Listener:
         self._arrivals.discard(arrival)
         if not (refusal and is_first):
             return
-        line = f"refused a connection of {arrival.host}: {refusal}"
-        times = self._refusals.note(line)
+        self._handshakes_refused += 1
+        self._warn(f"refused a connection of {arrival.host}: {refusal}")
+
+    def _warn(self, line: str, kind: str = "") -> None:
+        """Log a line, but not each of a flood; a text that a peer chooses needs a kind."""
+        times = self._refusals.note(kind or line)
         if times is not None:
             log.warning("%s%s", line, times)
 
@@ -152,6 +180,16 @@ class Listener:
         if found := self.owed.note(connection, size):
             fault = f"unread answers of all connections exceed {OWED_BYTES_MAX} bytes"
             self._cut(found, fault, self.owed.cut)
+
+    def note_broken(self, connection: Connection, error: RemoteProtocolError, /) -> None:
+        """Count a connection that closes because its peer breaks the protocol."""
+        self._broken_frames += 1
+        self._warn(f"closing {connection.address}: {error}", f"broken frame of {connection.host}")
+
+    def note_unread(self, connection: Connection, /) -> None:
+        """Count a connection that closes because its peer does not read."""
+        del connection
+        self.owed.cut += 1
 
     def _cut(self, connections: list[Connection], fault: str, total: int) -> None:
         # A flood must not fill the log as well.
@@ -199,9 +237,5 @@ class Listener:
 class _Refusal(asyncio.Protocol):
     """Closes a connection that exceeds the limit."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        log.warning("refusing a connection: %d are open, which is the limit", self._limit)
         transport.close()

@@ -172,10 +172,17 @@ class AuditLog:
     def _open_file(self) -> None:
         """Continue the newest file, or begin the next one if that is full."""
         names = _files(self._disk)
-        newest = _AuditFile(self._disk, names[-1], self._owner) if names else None
-        self._number = newest.number if newest else 1
-        if self._file is not None or (newest and newest.size >= FILE_BYTES_MAX):
-            self._number, newest = self._number + 1, None
+        newest = None
+        if self._file is not None:
+            # All clients would wait while a full file is read.
+            self._number += 1
+        elif names:
+            newest = _AuditFile(self._disk, names[-1], self._owner)
+            self._number = newest.number
+            if newest.size >= FILE_BYTES_MAX:
+                self._number, newest = self._number + 1, None
+        else:
+            self._number = 1
         self.close()
         self._file = self._disk.open(f"{FOLDER}/{self._number:06}.jsonl", create=True)
         self._size, self._seal = 0, b""

@@ -137,7 +137,7 @@ def _certified(rules: AccessRules, connection: Connection) -> Account:
     """The account of a request without a signature: that of the client's certificate."""
     subject = connection.subject
     if subject is None:
-        raise NoPermission("no accessKey is configured: this broker serves only known accounts")
+        raise NoPermission("no accessKey is configured: this server serves only known accounts")
     account = rules.of_subject(subject)
     if account is None:
         text = subject.text[:_NAME_CHARS_SHOWN]

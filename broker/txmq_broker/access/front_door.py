@@ -43,8 +43,8 @@ class FrontDoor:
         audit: AuditLog | None = None,
     ) -> None:
         self.accounts = AclFiles(Path(acl)) if acl else None
-        self.text = access_text(has_accounts=bool(acl), trust=security.trust)
-        """Who may use the server, in words for an operator."""
+        self._network = network
+        self._access = access_text(has_accounts=bool(acl), trust=security.trust)
         self._certificates = ServerCertificates.of(tls)
         self._refusals = Refusals(audit)
         trust = AddressPattern.parse(security.trust, "security.trust")
@@ -60,6 +60,11 @@ class FrontDoor:
     def port_tls(self) -> ServerTls | None:
         """How listeners speak TLS; ``None`` if they do not."""
         return None if self._certificates is None else self._certificates.port_tls
+
+    def access_at(self, host: str) -> str:
+        """Who may use a server that listens at this address, in words for an operator."""
+        is_plain = self.port_tls is None and not self._network.is_loopback(host)
+        return self._access + ("; other machines reach it without TLS" if is_plain else "")
 
     def authorizer(self, topics: MessageTopics = NO_MESSAGES) -> Authorizer | None:
         """Decides by accounts, if there are any."""

@@ -70,6 +70,14 @@ class Clients(Generic[C]):
         self._groups_of: dict[C, tuple[dict[str, None], dict[str, None]]] = {}
         """Producer and consumer groups by connection, to handle a lost connection fast."""
 
+    def figures(self) -> dict[str, int]:
+        """What clients make the broker keep, and what it refused them since the start."""
+        return {
+            "members": self.members,
+            "subscriptions": self.subscriptions,
+            "heartbeats_refused": self.refused,
+        }
+
     def consumer_group(self, name: str) -> ConsumerGroup[C] | None:
         """A connected consumer group, or ``None``."""
         return self._consumers.get(name)

@@ -80,6 +80,7 @@ class Tally:
     checks_unknown: int = 0
     checks_unanswered: int = 0
     checks_lost: int = 0
+    refused: int = 0
 
 
 class Coordinator:
@@ -125,9 +126,10 @@ class Coordinator:
         if is_known and (known := self._known(key)) is not None:
             return self._again(known, key, topic, unique, body)
         if len(table) + len(opening) >= self.settings.pending_max:
+            self.tally.refused += 1
             raise BrokerBusy(
-                f"{self.settings.pending_max} transactions are open, which is the limit; "
-                "decide some, or raise transaction.pending_max"
+                f"{self.settings.pending_max} transactions are open, which is the limit; this "
+                "one was not prepared; decide some, or raise transaction.pending_max"
             )
         offset, position = halves.prepare(
             key,

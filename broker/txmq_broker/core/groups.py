@@ -57,6 +57,13 @@ class Groups:
         for name in BUILT_IN:
             self._groups.setdefault(name, GroupConfig(name))
 
+    def figures(self) -> dict[str, int]:
+        """What clients make the broker keep, and what it refused them since the start."""
+        return {
+            "groups": len(self._groups),
+            "groups_refused": self.refused,
+        }
+
     def saved(self) -> GroupConfigs:
         """All groups in the form that is saved."""
         return GroupConfigs(data_version=self.version, subscription_group_table=self._groups)
@@ -118,7 +125,11 @@ class Groups:
         """
         self.check(config)
         if config.group_name not in self._groups and len(self._groups) >= GROUPS_MAX:
-            raise NoPermission(f"this broker has {GROUPS_MAX} groups, which is the limit")
+            self.refused += 1
+            raise NoPermission(
+                f"this broker has {len(self._groups)} groups, and {GROUPS_MAX} is the limit; "
+                f"{config.group_name} was not created; delete other groups first"
+            )
         self._groups[config.group_name] = config
         self._changed(now_ms)
         return config

@@ -29,6 +29,15 @@ class Locks:
         self._locks: dict[str, dict[MessageQueue, LockHolder]] = {}
         self.count = 0
         """The number of locks, with those that expired and were not removed yet."""
+        self.refused = 0
+        """The number of requests that would have exceeded the limit."""
+
+    def figures(self) -> dict[str, int]:
+        """What clients make the broker keep, and what it refused them since the start."""
+        return {
+            "locked_queues": self.count,
+            "locks_refused": self.refused,
+        }
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now: float
@@ -42,6 +51,7 @@ class Locks:
         table = self._locks.get(group, {})
         fresh = len(set(queues) - table.keys())
         if fresh and self.count + fresh > LOCKS_MAX:
+            self.refused += 1
             raise ServiceUnavailable(
                 f"this broker has {self.count} locked queues, and {LOCKS_MAX} is the limit; no "
                 f"queue of the group {group} was locked; a lock expires after {EXPIRY_S:g} s"

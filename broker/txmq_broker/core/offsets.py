@@ -37,6 +37,14 @@ class Offsets:
         self._offsets: dict[tuple[str, str], dict[int, int]] = {}
         self.unsaved = False
 
+    def figures(self) -> dict[str, int]:
+        """What clients make the broker keep, and what it refused them since the start."""
+        return {
+            "offsets": self.count,
+            "offsets_of_unknown_groups": self.unknown,
+            "offsets_refused": self.refused,
+        }
+
     def load(self, saved: ConsumerOffsets) -> None:
         """Load saved offsets."""
         for name, queues in saved.offset_table.items():

@@ -94,6 +94,8 @@ class Topics:
         self.sendable: dict[str, Topic] = {}
         """The topics that clients may send to without further checks, for the hot path."""
         self._system: set[str] = set()
+        self.refused = 0
+        """The number of requests that would have exceeded a limit of topics."""
         self.puts_forgotten = 0
         self.bytes_forgotten = 0
         self.version = DataVersion()
@@ -169,7 +171,11 @@ class Topics:
         if min(queues) < 0 or not 1 <= max(queues) <= QUEUES_MAX:
             raise InternalError(f"a topic has from 1 to {QUEUES_MAX} queues")
         if config.topic_name not in self.by_name and len(self.by_name) >= TOPICS_MAX:
-            raise NoPermission(f"this broker has {TOPICS_MAX} topics, which is the limit")
+            self.refused += 1
+            raise NoPermission(
+                f"this broker has {len(self.by_name)} topics, and {TOPICS_MAX} is the limit; "
+                f"{config.topic_name} was not created; delete other topics first"
+            )
         self._changed(now_ms)
         return self._put(config)
 

@@ -71,6 +71,7 @@ class ClientHandlers:
     def beat(self, connection: Connection, request: Command) -> bytes:
         """34: a client's heartbeat with its groups."""
         if len(request.body) > HEARTBEAT_BYTES_MAX:
+            self._clients.refused += 1
             # Refused unread: reading 16 MiB takes a third of a second.
             raise InternalError(
                 f"a heartbeat has at most {HEARTBEAT_BYTES_MAX} bytes, not {len(request.body)}; "

@@ -87,7 +87,7 @@ class PullHandlers:
         self._clock = parts.clock
         self.wait_max = parts.settings.pull_wait_max
         self._holds: HeldPulls[HeldPull] = HeldPulls()
-        self._held_chars = 0
+        self._held_chars = self._not_held = 0
         self._woken: deque[HeldPull] = deque()
         self._is_resuming = False
         self._timer: asyncio.TimerHandle | None = None
@@ -102,6 +102,14 @@ class PullHandlers:
     def held(self) -> int:
         """The number of waiting pulls."""
         return len(self._holds.held) + len(self._woken)
+
+    def figures(self) -> dict[str, int]:
+        """What waiting pulls make the broker keep, and how often it had no room for one."""
+        return {
+            "pulls_waiting": self.held,
+            "filter_characters_waiting": self._held_chars,
+            "pulls_not_held": self._not_held,
+        }
 
     def pull(self, connection: Connection, request: Command) -> bytes | None:
         """11 and 361: answer with messages, or hold the pull until some arrive."""
@@ -169,13 +177,12 @@ class PullHandlers:
         found = fetch(
             self._store, pull.queue, pull.offset, header.max_msg_nums, bytes_max, pull.wanted
         )
-        if may_hold and self._has_room(pull) and not self._is_closing:
-            if found.outcome in _WAITING and found.next_offset == pull.offset:
-                self._hold(pull)
-                return None
+        if may_hold and not self._is_closing:
+            waits = found.outcome in _WAITING and found.next_offset == pull.offset
             at_end = found.next_offset >= pull.queue.max_offset
-            if is_woken and found.outcome is FetchOutcome.NO_MATCH and at_end:
-                # The new messages do not match: wait for later ones.
+            # New messages that do not match let it wait for later ones.
+            waits |= is_woken and found.outcome is FetchOutcome.NO_MATCH and at_end
+            if waits and self._has_room(pull):
                 self._hold(pull._replace(offset=found.next_offset))
                 return None
         return self._answer(pull, found)
@@ -197,7 +204,10 @@ class PullHandlers:
 
     def _has_room(self, pull: HeldPull) -> bool:
         # A held filter takes about as much memory as its text.
-        return not self._holds.is_full and self._held_chars + pull.chars <= HELD_FILTERS_CHARS_MAX
+        if self._held_chars + pull.chars <= HELD_FILTERS_CHARS_MAX and not self._holds.is_full:
+            return True
+        self._not_held += 1
+        return False
 
     def _hold(self, pull: HeldPull) -> None:
         self._held_chars += pull.chars

@@ -77,6 +77,7 @@ class RelayHandlers:
         self._store = parts.store
         self._clock = parts.clock
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._refused = 0
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
@@ -94,6 +95,13 @@ class RelayHandlers:
         """The number of requests that wait for a client."""
         return len(self._tasks)
 
+    def figures(self) -> dict[str, int]:
+        """What clients make the broker keep, and what it refused them since the start."""
+        return {
+            "requests_relayed": len(self._tasks),
+            "relays_refused": self._refused,
+        }
+
     async def stop(self) -> None:
         """Cancel the requests that clients have not answered."""
         tasks = list(self._tasks)
@@ -108,7 +116,11 @@ class RelayHandlers:
     ) -> None:
         if len(self._tasks) >= RELAYED_MAX:
             work.close()
-            raise BrokerBusy("too many requests wait for clients to answer")
+            self._refused += 1
+            raise BrokerBusy(
+                f"{len(self._tasks)} requests wait for clients to answer, which is the limit; this "
+                "one was not relayed; try again later"
+            )
         task = asyncio.create_task(self._answer(connection, request, work), name="relay")
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)

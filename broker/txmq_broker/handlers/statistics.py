@@ -65,7 +65,7 @@ class StatisticsHandlers:
         self._started_ms = parts.started_ms
         self._access = parts.access
         self._retain = parts.delete_old_files
-        self._kept_for_peers = parts.kept_for_peers
+        self._figures = parts.figures
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
@@ -94,7 +94,7 @@ class StatisticsHandlers:
             **self._space(),
             **self._transactions(),
             **self._delays(),
-            **{camel(name): str(value) for name, value in self._kept_for_peers().items()},
+            **{camel(name): str(value) for name, value in self._figures().items()},
         }
         return answer(request, body=TextTable(dict(sorted(table.items()))).write())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from txmq.protocol.headers import (
     TopicDeletion,
     TopicHeader,
     WritePermissionAnswer,
+    camel,
 )
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
@@ -42,12 +44,18 @@ class NameHandlers:
     """The handlers of a name server, over its tables."""
 
     def __init__(
-        self, routes: RouteRegistry, values: KeyValues, options: OptionTable, clock: Clock
+        self,
+        routes: RouteRegistry,
+        values: KeyValues,
+        options: OptionTable,
+        clock: Clock,
+        connections: Callable[[], dict[str, int]],
     ) -> None:
         self._routes = routes
         self._values = values
         self._options = options
         self._clock = clock
+        self._connections = connections
 
     def table(self) -> dict[int, Handler]:
         """The handlers by request code."""
@@ -76,6 +84,7 @@ class NameHandlers:
             code.REGISTER_TOPIC_IN_NAMESRV: self._add_topic,
             code.UPDATE_NAMESRV_CONFIG: self._update_options,
             code.GET_NAMESRV_CONFIG: self._show_options,
+            code.GET_BROKER_RUNTIME_INFO: self._show_figures,
         }
 
     # Brokers
@@ -232,6 +241,12 @@ class NameHandlers:
     def _show_options(self, _: Connection, request: Command) -> bytes:
         """319: return the options."""
         return answer(request, body=self._options.text())
+
+    def _show_figures(self, _: Connection, request: Command) -> bytes:
+        """28: return what peers make this server keep; RocketMQ's name server has no figures."""
+        found = self._routes.figures() | self._values.figures() | self._connections()
+        table = {camel(name): str(value) for name, value in sorted(found.items())}
+        return answer(request, body=TextTable(table).write())
 
 
 def _entry(request: Command) -> tuple[str, str, str | None]:

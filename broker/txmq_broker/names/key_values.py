@@ -47,6 +47,15 @@ class KeyValues:
         """The number of entries."""
         self.size = sum(sizes)
         """The characters of all entries."""
+        self._refused = 0
+
+    def figures(self) -> dict[str, int]:
+        """What operators make the name server keep, and what it refused them since the start."""
+        return {
+            "key_values": self.count,
+            "key_value_characters": self.size,
+            "key_values_refused": self._refused,
+        }
 
     def get(self, namespace: str, key: str) -> str | None:
         """The text of a key, or ``None``."""
@@ -71,14 +80,18 @@ class KeyValues:
             size -= _size(namespace, key, old)
         # A larger table, from a version with other limits, may still shrink.
         if old is None and count > KEY_VALUES_MAX:
-            raise LimitExceeded("the number of key-value entries", KEY_VALUES_MAX, count)
+            raise self._full("the number of", KEY_VALUES_MAX, count)
         if size > max(KEY_VALUE_BYTES_MAX, self.size):
-            raise LimitExceeded(
-                "the characters of all key-value entries", KEY_VALUE_BYTES_MAX, size
-            )
+            raise self._full("the characters of all", KEY_VALUE_BYTES_MAX, size)
         if value != old:
             self._commit(namespace, {**space, key: value})
             self.count, self.size = count, size
+
+    def _full(self, what: str, limit: int, offered: int) -> LimitExceeded:
+        self._refused += 1
+        return LimitExceeded(
+            f"nothing was stored, because {what} key-value entries", limit, offered
+        )
 
     def delete(self, namespace: str, key: str) -> None:
         """Delete a text; harmless if it does not exist."""

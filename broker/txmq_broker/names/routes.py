@@ -16,7 +16,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from txmq.errors import LimitExceeded, NoPermission, TopicNotFound
-from txmq.limits import ROUTE_TOPICS_MAX
+from txmq.limits import ROUTE_BROKERS_MAX, ROUTE_TOPICS_MAX
 from txmq.protocol.bodies import (
     BrokerRoute,
     ClusterView,
@@ -37,9 +37,6 @@ LIFETIME_S: Final = 120.0
 
 MASTER: Final = 0
 """The id of the replica that takes writes."""
-
-ROUTE_BROKERS_MAX: Final = 10_000
-"""The limit of registered replicas; each has its own connection."""
 
 _READ_WRITE: Final = int(Perm.READ | Perm.WRITE)
 
@@ -85,6 +82,18 @@ class RouteRegistry:
         self._topics_max = topics_max
         self._brokers: dict[str, _Broker] = {}
         self._topics: dict[str, dict[str, QueueRoute]] = {}
+        self._refused = 0
+
+    def figures(self) -> dict[str, int]:
+        """What brokers make the name server keep, and what it refused them since the start."""
+        return {
+            "brokers": self._replica_count(),
+            "topics": len(self._topics),
+            "registrations_refused": self._refused,
+        }
+
+    def _replica_count(self) -> int:
+        return sum(len(broker.replicas) for broker in self._brokers.values())
 
     # Requests of brokers
 
@@ -290,15 +299,21 @@ class RouteRegistry:
         return {name for name, broker in self._brokers.items() if broker.cluster == cluster}
 
     def _check_room(self, fresh: bool, topics: list[TopicConfig]) -> None:
-        count = sum(len(broker.replicas) for broker in self._brokers.values())
+        count = self._replica_count()
         if fresh and count >= ROUTE_BROKERS_MAX:
-            raise LimitExceeded("the number of brokers", ROUTE_BROKERS_MAX, count + 1)
+            raise self._full("brokers", ROUTE_BROKERS_MAX, count + 1)
         self._check_topics(len({topic.topic_name for topic in topics} - self._topics.keys()))
 
     def _check_topics(self, fresh: int) -> None:
         count = len(self._topics) + fresh
         if fresh and count > self._topics_max:
-            raise LimitExceeded("the number of topics", self._topics_max, count)
+            raise self._full("topics", self._topics_max, count)
+
+    def _full(self, what: str, limit: int, count: int) -> LimitExceeded:
+        self._refused += 1
+        return LimitExceeded(
+            f"nothing was registered, because the number of {what} of a name server", limit, count
+        )
 
     def _put(self, topic: str, queues: QueueRoute) -> None:
         self._topics.setdefault(topic, {})[queues.broker_name] = queues

@@ -95,9 +95,6 @@ class NameServer:
             raise ConfigError(f"{_OPTIONS}: {error}") from error
         # A read-only fact under RocketMQ's name and in its unit.
         self._options.facts["scanNotActiveBrokerInterval"] = int(SWEEP_S * 1000)
-        handlers = NameHandlers(self.routes, values, self._options, self._clock)
-        table = handlers.table()
-        self._dispatch.serve(table if self._audit is None else self._audit.watched(table))
         self._listener = Listener(
             self._network,
             self._clock,
@@ -108,6 +105,11 @@ class NameServer:
             service_for=self._protection.over(self._dispatch) if self._protection else None,
             tls=self._tls,
         )
+        handlers = NameHandlers(
+            self.routes, values, self._options, self._clock, self._listener.figures
+        )
+        table = handlers.table()
+        self._dispatch.serve(table if self._audit is None else self._audit.watched(table))
         self._schedule()
         return self
 

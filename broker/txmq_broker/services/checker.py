@@ -316,6 +316,12 @@ class Checker:
         self._forced: set[int] = set()
         self._immune_until: dict[int, float] = {}
 
+    def figures(self) -> dict[str, int]:
+        """What checks make the broker keep."""
+        return {
+            "checks_open": len(self.checks.asked),
+        }
+
     async def run(self) -> None:
         """Check due transactions until cancelled."""
         now = self._clock.monotonic()

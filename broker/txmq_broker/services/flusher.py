@@ -93,6 +93,15 @@ class Flusher:
         self._saving = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._failed = False
+        self._refused = 0
+
+    def figures(self) -> dict[str, int]:
+        """What waits for the disk, and what was refused because of it since the start."""
+        log_ = self._store.log
+        return {
+            "bytes_waiting_for_sync": log_.next_position - log_.durable,
+            "busy_refused": self._refused,
+        }
 
     def start(self) -> None:
         """Begin syncing."""
@@ -141,12 +150,16 @@ class Flusher:
             raise ServiceUnavailable("the disk failed; the broker is stopping")
         if self._waiting:
             if log_.next_position - log_.durable > UNSYNCED_BYTES_MAX:
-                raise BrokerBusy("[PCBUSY] too much waits for the disk; try again")
+                raise self._busy("too much waits for the disk")
             if self._clock.monotonic() - self._waiting[0].since > STUCK_S:
-                raise BrokerBusy("[PCBUSY] the disk is slow; try again")
+                raise self._busy("the disk is slow")
         self._turn_end = log_.segments.end + SPAN_BYTES_MAX
         self._turn_ms = self._plan_turn()
         return self._turn_ms
+
+    def _busy(self, reason: str) -> BrokerBusy:
+        self._refused += 1
+        return BrokerBusy(f"[PCBUSY] {reason}; nothing was stored; try again later")
 
     def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
         """Send this answer once the records staged now are durable."""

@@ -47,9 +47,6 @@ class TopicCreator:
         clock: The source of time.
         save: Saves the table; if it cannot, it restores the table and raises.
         dispatch: Serves the requests that waited.
-
-    Attributes:
-        refused: The number of requests that would have exceeded a limit.
     """
 
     def __init__(
@@ -69,12 +66,15 @@ class TopicCreator:
         self._requests: list[tuple[Connection, Command]] = []
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        self.refused = 0
 
-    @property
-    def waiting(self) -> int:
-        """The number of requests that wait for their topics."""
-        return len(self._requests)
+    def figures(self) -> dict[str, int]:
+        """What clients make the broker keep, and what it refused them since the start."""
+        return {
+            "topics": len(self._topics),
+            "topics_refused": self._topics.refused,
+            "requests_waiting_for_topics": len(self._requests),
+            "bytes_waiting_for_topics": self._bytes,
+        }
 
     def create(self, configs: Iterable[TopicConfig]) -> None:
         """Create the topics that do not exist, and save them.
@@ -97,7 +97,7 @@ class TopicCreator:
         try:
             self._admit(len(fresh.keys() - self._wanted.keys()))
         except (NoPermission, ServiceUnavailable):
-            self.refused += 1
+            self._topics.refused += 1
             raise
         if self._timer is None and self._saves.take(1, self._clock.monotonic()):
             self._put(fresh)

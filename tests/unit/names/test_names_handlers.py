@@ -32,7 +32,7 @@ class Names:
         self.routes = RouteRegistry()
         self.values = KeyValues(lambda _: None)
         self.options = OptionTable(NameOptions(**options), lambda _: None)
-        handlers = NameHandlers(self.routes, self.values, self.options, self.clock)
+        handlers = NameHandlers(self.routes, self.values, self.options, self.clock, dict)
         self._service = Dispatcher(handlers.table())
 
     def peer(self):

@@ -385,6 +385,7 @@ async def test_a_peer_that_leaves_too_much_unread_is_cut_off_and_the_others_are_
         assert PUSH_BACKLOG_BYTES // len(push) <= pushed < 20
         assert highest <= PUSH_BACKLOG_BYTES
         assert stage.lost == [end]
+        assert stage.listener.figures()["unread_answers_cut"] == 1
         assert (await other.ask(CODE, body=b"y", timeout_s=5.0)).body == b"y"
 
 

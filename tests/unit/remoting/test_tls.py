@@ -170,6 +170,8 @@ def test_a_slow_handshake_is_not_waited_for(files, bytes_sent):
         assert refused.closed_at  # The slow one counts as a connection.
         await asyncio.sleep(2 * TLS_HANDSHAKE_S)
         assert TLS_HANDSHAKE_S <= raw.closed_at - began <= TLS_HANDSHAKE_S + 1
+        figures = stage.listener.figures()
+        assert (figures["handshakes_refused"], figures["connections_refused"]) == (1, 1)
         assert await ask_through(stage, trusting(files)) == b"x"
 
     run(scenario, port(files.good), connections_max=1)
@@ -185,6 +187,7 @@ def test_a_handshake_takes_no_more_than_its_bytes(files, caplog):
             raw.write(more)
             await asyncio.sleep(0.5)
         assert raw.closed_at
+        assert stage.listener.figures()["handshakes_refused"] == 1
 
     run(scenario, port(files.good))
     assert f"the handshake takes more than {TLS_HANDSHAKE_BYTES_MAX} bytes" in caplog.text

@@ -32,6 +32,13 @@ class Filters:
         self._chars = 0
         self._kept: OrderedDict[str, Condition | str] = OrderedDict()
 
+    def figures(self) -> dict[str, int]:
+        """What clients make the broker keep."""
+        return {
+            "filters_compiled": len(self._kept),
+            "filter_characters_compiled": self._chars,
+        }
+
     def of(self, wanted: SubscriptionData) -> Filter | None:
         """The filter of a subscription, or ``None`` if it wants all messages.
 

@@ -1,0 +1,59 @@
+"""The record of operators goes on in a next file, and everybody waits while that begins."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unit.names.names_peer import SetClock
+from txmq.protocol import command as commands
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import FrameReader
+from txmq.runtime.disk import LocalDisk
+from txmq_broker.access import audit
+from txmq_broker.access.audit import AuditLog, read_audit
+
+PEER = SimpleNamespace(address="127.0.0.1:5", subject=None)
+
+
+class CountingDisk(LocalDisk):
+    """Counts the files that are opened to be read."""
+
+    reads = 0
+
+    def open(self, path, *, create=False):
+        self.reads += not create
+        return super().open(path, create=create)
+
+
+def requests(count):
+    (frame,) = FrameReader().feed(commands.encode(RequestCode.DELETE_TOPIC_IN_BROKER, 1))
+    return [commands.decode(frame)] * count
+
+
+def test_a_full_file_is_not_read_again_before_the_next_one(tmp_path, monkeypatch):
+    """16 MiB took half a second."""
+    monkeypatch.setattr(audit, "FILE_BYTES_MAX", 500)
+    disk = CountingDisk(tmp_path)
+    log = AuditLog(disk, SetClock())
+    log.open("me")
+
+    for request in requests(20):
+        log.note(PEER, request)
+    log.close()
+
+    assert disk.reads == 0
+    assert len(disk.names("audit")) > 2
+    assert len(list(read_audit(disk, pytest.fail))) == 20
+
+
+def test_a_start_continues_the_newest_file(tmp_path):
+    disk = LocalDisk(tmp_path)
+    for _ in range(2):
+        log = AuditLog(disk, SetClock())
+        log.open("me")
+        for request in requests(2):
+            log.note(PEER, request)
+        log.close()
+
+    assert disk.names("audit") == ["000001.jsonl"]
+    assert len(list(read_audit(disk, pytest.fail))) == 4

@@ -23,6 +23,7 @@ from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.runtime.memory import exempt_from_collection
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.tls import client_context, load_tls
 from txmq_broker.access.audit import AuditLog
@@ -595,6 +596,7 @@ async def _run(
         asked = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, asked.set)
+        exempt_from_collection()
         ready(broker)
         waits = [asyncio.create_task(event.wait()) for event in (asked, broker.stopped)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -18,6 +18,7 @@ from txmq.errors import TxmqError
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
+from txmq.runtime.memory import exempt_from_collection
 from txmq.runtime.network import SystemNetwork
 
 __all__ = ["names"]
@@ -127,6 +128,7 @@ async def _serve(
         watches = [asyncio.create_task(files.watch()) for files in door.files]
         async with server:
             await server.open(host, port)
+            exempt_from_collection()
             say("ready names {}:{}".format(*server.address))
             flush()
             await stopped.wait()

@@ -71,8 +71,8 @@ __all__ = [
 T = TypeVar("T")
 
 
-class Body(msgspec.Struct, rename=camel):
-    """A body that is one JSON object."""
+class Body(msgspec.Struct, rename=camel, gc=False):
+    """A body that is one JSON object. None refers to itself, so the collector need not look."""
 
     _decoders: ClassVar[dict[type[Body], msgspec.json.Decoder[Any]]] = {}
 

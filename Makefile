@@ -36,8 +36,8 @@ check: lint  ## what every commit passes: format, lint, types, import directions
 lint: $(READY)  ## format, lint, types, import directions
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	@# Each of these two uses one core for half a minute.
-	$(VENV)/bin/lint-imports --no-cache & imports=$$!; $(VENV)/bin/mypy && wait $$imports
+	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/mypy
 
 needs: $(READY)  ## fetch what the tests need, or name all that is missing
 	@$(RUN) -m tests.needs

@@ -14,6 +14,7 @@ from tests.simulation.node import BrokerNode
 from tests.simulation.runs import CHECKERS, check
 from tests.simulation.stage import Stage
 from tests.simulation.workload import Producer, Send
+from tests.soak import IS_SOAK
 from txmq.client import Admin, Session
 from txmq.message import Queue
 from txmq.testing import Conditions, World, simulate
@@ -114,7 +115,9 @@ def play(
     checkers: Sequence[ModuleType] = CHECKERS,
     **dials: object,
 ) -> None:
-    """Play a scenario with some seeds, each twice, and have the checkers look at it.
+    """Play a scenario with some seeds, the first twice, and have the checkers look at it.
+
+    In a soak, each seed is played twice.
 
     Args:
         act: What happens.
@@ -130,4 +133,4 @@ def play(
 
     scenario.__qualname__ = getattr(act, "__qualname__", "play")
     for seed in range(seeds):
-        simulate(scenario, seed, conditions=mix.conditions, twice=True)
+        simulate(scenario, seed, conditions=mix.conditions, twice=IS_SOAK or seed == 0)

@@ -18,6 +18,8 @@ from tests.simulation.twin import CHECKOUT, Twin
 __all__ = ["IS_SOAK", "Seeds"]
 
 IS_SOAK = "TXMQ_SOAK" in os.environ
+TWINS = 2
+"""So many seeds of a kind show whether something follows hashes or the process."""
 
 
 class Seeds:
@@ -28,8 +30,7 @@ class Seeds:
         file: The test that runs them.
         alone: The variable that names a single seed to be run and shown.
         count: How many there are.
-        quick: So many of the fixed ones run with the fast tests, too; in a modest run, only these
-            run twice.
+        quick: So many of the fixed ones run with the fast tests, too.
     """
 
     def __init__(self, kind: str, file: str, alone: str, count: int, quick: int) -> None:
@@ -53,12 +54,14 @@ class Seeds:
             yield pytest.param(seed, marks=() if seed < self._quick else pytest.mark.slow)
 
     def judge(self, seed: int, twin: Twin) -> None:
-        """Run a seed here and in another process, and see that it goes one way and well.
+        """Run a seed and see that it goes well; the first also in another process, one way.
+
+        In a soak, all run in both processes.
 
         Raises:
             AssertionError: It does not.
         """
-        is_twice = IS_SOAK or seed < self._quick
+        is_twice = IS_SOAK or seed < TWINS
         if is_twice:
             twin.begin(seed, self._kind)
         try:

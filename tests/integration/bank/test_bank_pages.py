@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -80,6 +81,7 @@ def until(fact, what):
     deadline = time.monotonic() + PATIENCE_S
     while not fact():
         assert time.monotonic() < deadline, what
+        threading.Event().wait(0.02)
 
 
 def test_the_nine_steps_are_seen_while_they_happen(customer, stage):

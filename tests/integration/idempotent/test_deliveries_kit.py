@@ -77,7 +77,7 @@ def all_is_once(report, effects):
     assert killed == {point.value for point in (Point.CLAIMED, Point.WORKED, Point.ENDED)}
 
 
-@pytest.mark.parametrize(("kind", "count"), [("postgres", 500), ("sqlite", 200)])
+@pytest.mark.parametrize(("kind", "count"), [("postgres", 150), ("sqlite", 100)])
 def test_a_table_of_keys_lets_everything_happen_once(blocking, kind, count):
     engine, effects = blocking(kind)
     bill = idempotent(UniqueKeyTable(engine), key=lambda message: message.key)(work)
@@ -99,7 +99,7 @@ def test_a_table_of_keys_lets_everything_happen_once_in_asyncio(effects_in):
             await session.execute(PAYMENT)
 
         try:
-            return await deliveries(keys(300), seed=7).run_async(bill)
+            return await deliveries(keys(100), seed=7).run_async(bill)
         finally:
             await engine.dispose()
 

@@ -50,8 +50,8 @@ def effects_in(request, tmp_path):
     ("guard", "kind", "keys"),
     [
         ("table", "sqlite", soak(50, 10_000)),
-        ("version", "postgres-async", soak(60, 10_000)),
-        ("redis before a table", "postgres", soak(60, 10_000)),
+        ("version", "postgres-async", soak(50, 10_000)),
+        ("redis before a table", "postgres", soak(50, 10_000)),
         *only_in_soak(
             ("table", "postgres-async", soak(150, 10_000)),
             ("table", "postgres", soak(100, 10_000)),
@@ -66,7 +66,7 @@ def test_every_key_has_one_effect_whoever_is_killed(
     effects = effects_in(kind)
     store = request.getfixturevalue("redis_server").url if "redis" in guard else ""
     is_async = kind.endswith("async")
-    each = soak(4, 20) if keys > 50 else 2
+    each = soak(2, 20)
 
     group = overdriven(
         broker,

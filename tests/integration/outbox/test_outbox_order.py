@@ -68,6 +68,7 @@ def until(condition, *given):
     end = time.monotonic() + SECONDS
     while not condition(*given):
         assert time.monotonic() < end, "in vain"
+        threading.Event().wait(0.005)
 
 
 def started(shop, *lanes):

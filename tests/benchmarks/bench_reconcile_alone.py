@@ -22,24 +22,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 
 from bench_reconcile_by_hand import reconcile_by_hand
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tests.reconcile.days import BANKS, Plan, write_day
-from tests.reconcile.frames import read
+from tests.reconcile.frames import OF_BANKS, OF_THE_LOG, read
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
 from txmq.reconcile.extract.table_writer import ControlSums
-from txmq.reconcile.ledgers import EarlierDays
+from txmq.reconcile.job import FEW_ROWS
+from txmq.reconcile.ledgers import EarlierDays, TableFile
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.results import CARRIED_ON, Results, open_results
 from txmq.reconcile.spark import fit_to_rows, open_spark
 from txmq.reconcile.storage import LocalFolder
-from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES, TABLES
+from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 from txmq.reconcile.verdict import judge
+from txmq.reconcile.workers import SparkWorkers, Threads
 
 MEMORY = "6g"
 RUN = "0123456789abcdef"
@@ -66,9 +70,25 @@ def day_before(plan):
     return replace(plan, day=plan.day - timedelta(days=1), first=plan.transfers)
 
 
+def frames(spark, folder):
+    """The ledgers as Spark reads them."""
+    found = {}
+    for table in OF_BANKS:
+        sides = (
+            spark.read.schema(table.ddl)
+            .parquet(str(folder / bank / table.name))
+            .withColumn("bank", f.lit(bank))
+            for bank in BANKS
+        )
+        found[table.name] = reduce(DataFrame.unionByName, sides)
+    for table in OF_THE_LOG:
+        found[table.name] = spark.read.schema(table.ddl).parquet(str(folder / "log" / table.name))
+    return SimpleNamespace(**found)
+
+
 def bare(spark, folder, _):
     """The one three-way join, and its counts and sums by what is there."""
-    ledgers = read(spark, folder)
+    ledgers = frames(spark, folder)
     sides = [
         ledgers.entries.where((f.col("bank") == bank) & f.col("kind").isin(*LEGS)).select(
             "key", f.col("amount").alias(bank)
@@ -88,12 +108,15 @@ def bare(spark, folder, _):
 def whole(spark, folder, plan, yesterday=None):
     """All that a run does between its extract and its report, from the control totals on."""
     end_ms = plan.rules.day.window(plan.day).end_ms
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read, spark, folder)
-        manifest = Manifest.of(plan.rules, plan.day, tuple(sources(folder, end_ms)))
-        ledgers = reading.result()
-    outcome = reconcile(ledgers, yesterday or EarlierDays(), plan.rules, plan.day, end_ms)
+    manifest = Manifest.of(plan.rules, plan.day, tuple(sources(folder, end_ms)))
+    ledgers, rows = read(folder), manifest.rows
+    workers = SparkWorkers(spark) if rows > FEW_ROWS else Threads()
     with open_results(folder / "out") as results:
+        drafts = results.drafts(RUN)
+        outcome = reconcile(
+            ledgers, yesterday or EarlierDays(), plan.rules, plan.day, end_ms,
+            rows=rows, workers=workers, drafts=drafts,
+        )  # fmt: skip
         contents = results.write_tables(outcome.tables, plan.day, RUN)
         balances = results.table("balances", plan.day, RUN)
         proofs = proofs_of(outcome, balances.pieces(), plan.rules)
@@ -123,13 +146,14 @@ def next_(spark, folder, plan):
     results, day = Results(folder / BEFORE / "out"), plan.day - timedelta(days=1)
 
     def left(name):
-        return spark.read.schema(TABLES[name].ddl).parquet(results.table(name, day, RUN).folder.uri)
+        place = results.table(name, day, RUN)
+        return [TableFile(place.folder, part) for part in place.parts]
 
     yesterday = EarlierDays(
         *map(left, CARRIED_ON),
-        history=read(spark, folder / BEFORE),
-        agreed=left("matches").select("key"),
-        closed=left("closed").select("key", "history"),
+        history=[read(folder / BEFORE)],
+        agreed=left("matches"),
+        closed=left("closed"),
     )
     return whole(spark, folder, plan, yesterday)
 
@@ -137,7 +161,7 @@ def next_(spark, folder, plan):
 def by_hand(spark, folder, plan):
     """The same tables, as an engineer writes such a job for these rules."""
     out = folder / "by_hand"
-    return {"items": reconcile_by_hand(read(spark, folder), plan.rules, plan.day, out)}
+    return {"items": reconcile_by_hand(frames(spark, folder), plan.rules, plan.day, out)}
 
 
 def sources(folder, at_ms):

@@ -9,6 +9,7 @@ with the name of its bank (``icbc/4711``), since two banks may use the same numb
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_type_hints
 
@@ -23,6 +24,10 @@ LOWER_HALF: Final = (1 << 32) - 1
 def join_halves(low: int | None, high: int | None) -> int:
     """A sum from the sums of the lower and upper halves of its numbers; 0 without any."""
     return (low or 0) + ((high or 0) << 32)
+
+
+Sums: TypeAlias = Counter[tuple[str, str, str]]
+"""Sums of money and counts of rows, by name, class or bank, and currency."""
 
 
 class Column(NamedTuple):
@@ -67,11 +72,6 @@ class TableSchema(NamedTuple):
             f"{name} {type_}{'' if is_optional else ' NOT NULL'}"
             for name, type_, is_optional in self.columns
         )
-
-    @property
-    def struct(self) -> str:
-        """A row in one column, as Spark declares it."""
-        return f"STRUCT<{', '.join(f'`{name}`: {type_}' for name, type_, _ in self.columns)}>"
 
 
 LONE: Final = "/@"
@@ -276,12 +276,6 @@ TOTALS: Final = _table("totals", """
 """)  # fmt: skip
 """The sums of each class; the classes add up to the ledgers."""
 
-SUMS: Final = _table("sums", """
-    name, of, currency  string
-    value               string  since a sum may have more digits than a long
-""")  # fmt: skip
-"""Sums of money and counts of rows, on the way from Spark's workers."""
-
 MATCHES: Final = _table("matches", """
     key           string
     class         string  matched, returned or rolled-back
@@ -296,7 +290,9 @@ BANK_TABLES: Final = {table.name: table for table in (ENTRIES, OPENING, LATER, A
 LOG_TABLES: Final = {table.name: table for table in (MESSAGES, FAILURES, OFFSETS)}
 """The tables of an extract for the log."""
 
-EVIDENCE: Final = {"entry": BOOKED, "message": MESSAGES, "failure": FAILURES, "item": ITEMS}
+EVIDENCE: Final = {
+    "entry": BOOKED, "message": MESSAGES, "failure": FAILURES, "item": ITEMS, "by_hand": MESSAGES,
+}  # fmt: skip
 """The rows from which transfers are decided, one by one."""
 
 RESULTS: Final[Mapping[str, TableSchema]] = {

@@ -1,0 +1,200 @@
+"""The rows of a day, piece by piece: what the first pass reads of them, and what the second one.
+
+Each table of the day and of earlier days has a role. A role says which rows of a piece take part,
+what the sieve makes of them, and which of them are evidence about a transfer that does not plainly
+agree.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.reconcile.classes import Class
+from txmq.reconcile.column_hash import Words
+from txmq.reconcile.columns import Truths, truths
+from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.ledgers import (
+    EarlierDays,
+    Ledgers,
+    TablePart,
+    is_within,
+    messages_at,
+    messages_of_day,
+    transfers,
+)
+from txmq.reconcile.rules import DayWindow
+from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, Sieve, hash_keys
+from txmq.reconcile.tables import MATCHES
+
+__all__ = [
+    "READ_BY_SIEVE",
+    "Evidence",
+    "Role",
+    "Source",
+    "find",
+    "history_of",
+    "narrow",
+    "rows_of",
+    "sources_of",
+]
+
+
+class Role(Enum):
+    """What a table is to the day."""
+
+    ENTRIES = "entries"
+    MESSAGES = "messages"
+    FAILURES = "failures"
+    ITEMS = "items of the day before"
+    OPEN_ENTRIES = "their entries"
+    OPEN_MESSAGES = "their messages"
+    OPEN_FAILURES = "their failures"
+    CLOSED = "items closed on earlier days"
+    AGREED = "transfers agreed on earlier days"
+    OLD_ENTRIES = "entries of earlier days"
+    OLD_MESSAGES = "messages of earlier days"
+
+
+READ_BY_SIEVE: Final = {
+    Role.ENTRIES: ("key", "kind", "role", "account", "amount", "currency", "booked_ms",
+                   "recorded_ms", "bank"),
+    Role.MESSAGES: ("key", "id", "payer", "payee", "amount", "currency", "state", "stored_ms",
+                    "decided_ms", "position"),
+    Role.OPEN_ENTRIES: ("key",), Role.OPEN_MESSAGES: ("key",), Role.AGREED: ("key",),
+}  # fmt: skip
+"""The columns that the sieve reads; other tables have nothing for it."""
+_KINDS: Final = {
+    Role.ENTRIES: "entry", Role.OPEN_ENTRIES: "entry", Role.OLD_ENTRIES: "entry",
+    Role.MESSAGES: "message", Role.OPEN_MESSAGES: "message", Role.OLD_MESSAGES: "message",
+    Role.FAILURES: "failure", Role.OPEN_FAILURES: "failure", Role.ITEMS: "item",
+    Role.CLOSED: "closed",
+}  # fmt: skip
+_MATCHES: Final = arrow_schema(MATCHES)
+_CLASSES: Final = pa.array(["", *(class_.value for class_ in PLAIN)])
+"""The class of each code."""
+
+
+class Source(NamedTuple):
+    """A part of a table with its role."""
+
+    role: Role
+    part: TablePart
+
+
+class Evidence:
+    """Rows of transfers, by kind and role: ``entry``, ``message``, ``failure``, ``item``,
+    ``closed``, ``by_hand`` and ``void``; and the ``match`` of each transfer that plainly agrees.
+    """
+
+    def __init__(self) -> None:
+        self._tables: defaultdict[tuple[str, Role], list[pa.Table]] = defaultdict(list)
+
+    def add(self, name: str, role: Role, rows: pa.Table) -> None:
+        """Add some rows."""
+        if len(rows):
+            self._tables[name, role].append(rows)
+
+    def update(self, other: Evidence) -> None:
+        """Add all rows of other evidence."""
+        for place, tables in other._tables.items():
+            self._tables[place] += tables
+
+    def rows(self, name: str) -> Iterator[tuple[Role, pa.Table]]:
+        """The rows of a kind, with their roles."""
+        for (kind, role), tables in self._tables.items():
+            if kind == name:
+                yield role, pa.concat_tables(tables)
+
+    def take(self, name: str, empty: pa.Schema) -> pa.Table:
+        """Take the rows of a kind out."""
+        found = [rows for _, rows in self.rows(name)]
+        for place in [place for place in self._tables if place[0] == name]:
+            del self._tables[place]
+        return pa.concat_tables([empty.empty_table(), *found])
+
+
+def sources_of(ledgers: Ledgers, yesterday: EarlierDays) -> list[Source]:
+    """The tables of a day and of the day before, largest first."""
+    tables = {
+        Role.ENTRIES: ledgers.entries,
+        Role.MESSAGES: ledgers.messages,
+        Role.AGREED: yesterday.agreed,
+        Role.FAILURES: ledgers.failures,
+        Role.ITEMS: yesterday.items,
+        Role.OPEN_ENTRIES: yesterday.entries,
+        Role.OPEN_MESSAGES: yesterday.messages,
+        Role.OPEN_FAILURES: yesterday.failures,
+        Role.CLOSED: yesterday.closed,
+    }
+    return [Source(role, part) for role, table in tables.items() for part in table]
+
+
+def history_of(yesterday: EarlierDays) -> list[Source]:
+    """The ledgers of earlier days."""
+    return [
+        Source(role, part)
+        for ledgers in yesterday.history
+        for role, table in (
+            (Role.OLD_ENTRIES, ledgers.entries),
+            (Role.OLD_MESSAGES, ledgers.messages),
+        )
+        for part in table
+    ]
+
+
+def rows_of(source: Source, window: DayWindow, names: Sequence[str] = ()) -> Iterator[pa.Table]:
+    """The rows of a table that take part, in pieces: all columns, or the named ones."""
+    role, part = source
+    for rows in part.pieces(names):
+        match role:
+            case Role.ENTRIES:
+                yield transfers(rows.filter(is_within(rows["recorded_ms"], window)))
+            case Role.MESSAGES:
+                yield messages_of_day(rows, window)
+            case Role.FAILURES | Role.OPEN_FAILURES:
+                yield rows.filter(pc.less(rows["stored_ms"], window.end_ms))
+            case Role.OLD_ENTRIES:
+                yield transfers(rows.filter(pc.less(rows["recorded_ms"], window.start_ms)))
+            case Role.OLD_MESSAGES:
+                earlier = rows.filter(pc.less(rows["stored_ms"], window.start_ms))
+                yield messages_at(earlier, window.end_ms)
+            case _:
+                yield rows
+
+
+def narrow(role: Role, rows: pa.Table, sieve: Sieve) -> Words:
+    """What the sieve makes of the rows of a role."""
+    if role is Role.ENTRIES:
+        return sieve.entries(rows)
+    return sieve.messages(rows) if role is Role.MESSAGES else sieve.carried(rows)
+
+
+def find(role: Role, rows: pa.Table, others: Others, found: Evidence) -> None:
+    """Add the evidence in rows of a table, and the matches in entries."""
+    is_other, plain, is_seen = others.look_up(hash_keys(rows["key"]))
+    # Of other dates only those transfers are known, whose money moved again.
+    is_old = role in {Role.OLD_ENTRIES, Role.OLD_MESSAGES}
+    is_wanted = is_other & (is_seen if is_old else plain == SUSPECT)
+    found.add(_KINDS[role], role, _chosen(rows, is_wanted))
+    if role is Role.MESSAGES:
+        found.add("by_hand", role, rows.filter(pc.equal(rows["decided_by"], "operator")))
+        # A rolled-back transfer has no debit to find it by later.
+        is_void = is_other & (plain == PLAIN[Class.ROLLED_BACK])
+        found.add("void", role, _chosen(rows, is_void))
+    if role is Role.ENTRIES:
+        is_customer = pc.equal(rows["role"], "customer")
+        is_debit = truths(pc.and_(is_customer, pc.equal(rows["kind"], "debit")))
+        is_plain = is_debit & (plain != SUSPECT)
+        debits, code = _chosen(rows, is_plain), pa.array(plain[is_plain])
+        matches = debits["key"], _CLASSES.take(code), pc.negate(debits["amount"])
+        found.add("match", role, pa.table([*matches, debits["currency"]], schema=_MATCHES))
+
+
+def _chosen(rows: pa.Table, some: Truths) -> pa.Table:
+    return rows.filter(pa.array(some))

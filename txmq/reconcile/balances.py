@@ -7,18 +7,19 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from functools import reduce
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.reconcile.columns import index_in, is_in
+from txmq.reconcile.columns import Numbers, Truths, index_in, is_in, numbers
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.ledgers import Ledgers, Table, TablePart, is_within
-from txmq.reconcile.rules import DayWindow, Rules
+from txmq.reconcile.ledgers import Ledgers, Table, TablePart
+from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import BALANCES, LIMIT, LOWER_HALF
 from txmq.reconcile.transfer import ARRIVED
 
@@ -39,13 +40,16 @@ _ACCOUNT: Final = ["bank", "account", "currency"]
 _ROLES: Final = ("customer", "suspense", "clearing", "capital")
 _WIDE: Final = pa.decimal128(38, 0)
 """Decimals with room for any sum of 64-bit numbers."""
+_NUMBERS: Final = ("of", "rows", "low", "high", "role", "first_id", "last_id")
+_NO_ROLE, _NO_FIRST, _NO_LAST = -1, LIMIT - 1, -LIMIT
 _HOW: Final = {
-    **dict.fromkeys(("rows", "low", "high"), "sum"),
-    "role": "max", "first_id": "min", "last_id": "max",
-}  # fmt: skip
+    **dict.fromkeys(("rows", "low", "high"), np.add),
+    **dict.fromkeys(("role", "last_id"), np.maximum),
+    "first_id": np.minimum,
+}
 """How the rows of an account are added up. No sum of halves overflows, in whatever order."""
 _SCHEMA: Final = pa.schema(
-    [(name, pa.string()) for name in _ACCOUNT] + [(name, pa.int64()) for name in ("of", *_HOW)]
+    [*((name, pa.string()) for name in _ACCOUNT), *((name, pa.int64()) for name in _NUMBERS)]
 )
 _NOTHING: Final = pa.scalar(None, pa.int64())
 NO_BALANCES: Final = pa.schema([(one.name, one.type) for one in arrow_schema(BALANCES)])
@@ -54,125 +58,133 @@ Arrow would not name the account."""
 
 
 class AccountPart(NamedTuple):
-    """A part of a table with amounts of accounts: of entries if it has no other name."""
+    """A part of a table that states balances: ``opening``, ``later``, ``told`` or ``closed``."""
 
+    of: str
     part: TablePart
-    of: str | None = None
 
 
 def account_parts(ledgers: Ledgers, closed: Table) -> list[AccountPart]:
-    """The tables with amounts of accounts; ``closed`` are the balances of the day before."""
-    stated = zip(_STATED, (ledgers.opening, ledgers.later, ledgers.accounts, closed), strict=True)
-    named = [AccountPart(part, of) for of, table in stated for part in table]
-    return [*map(AccountPart, ledgers.entries), *named]
+    """The tables that state balances; ``closed`` are those of the day before."""
+    tables = ledgers.opening, ledgers.later, ledgers.accounts, closed
+    stated = zip(_STATED, tables, strict=True)
+    return [AccountPart(of, part) for of, table in stated for part in table]
 
 
 class Accounts(NamedTuple):
     """Adds up the accounts of a day."""
 
     rules: Rules
-    window: DayWindow
 
-    def read(self, source: AccountPart) -> pa.Table:
-        """The sums of a part: a row for each account and kind of amount."""
-        rows = self._stated(source) if source.of else self._booked(source.part)
-        return _added_up([*_ACCOUNT, "of"], rows)
+    def booked(self, rows: pa.Table) -> pa.Table:
+        """The amounts in entries of the day; see :meth:`added_up`."""
+        of = index_in(rows["kind"], KINDS)
+        of[index_in(rows["kind"], ARRIVED) >= 0] = KINDS.index("credit")
+        # Without gapless banks the ids are not read.
+        id_ = pc.if_else(is_in(rows["bank"], self.numbered), rows["id"], _NOTHING)
+        return _as_sums(rows, of, rows["amount"], np.ones(len(rows), np.int64), id_, id_)
 
-    def new_ids(self, part: TablePart) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """The ids of a day's entries, of the banks whose ids have no gaps."""
-        for rows in part.pieces(("id", "recorded_ms", "bank")) if self._numbered else ():
-            some = rows.filter(is_within(rows["recorded_ms"], self.window))
-            for bank in self._numbered:
-                yield bank, some.filter(pc.equal(some["bank"], bank))["id"].drop_null()
+    def stated(self, source: AccountPart) -> Iterator[pa.Table]:
+        """The balances that a part states, in pieces; see :meth:`added_up`."""
+        amount, count = _STATED[source.of]
+        for rows in source.part.pieces((*_ACCOUNT, "role", "last_id", amount, count or amount)):
+            of, none = np.full(len(rows), _OF.index(source.of)), pa.nulls(len(rows), pa.int64())
+            counted = numbers(rows[count]) if count else np.ones(len(rows), np.int64)
+            last = rows["last_id"] if "last_id" in rows.column_names else none
+            yield _as_sums(rows, of, rows[amount], counted, none, last)
+
+    def added_up(self, pieces: Iterable[pa.Table]) -> pa.Table:
+        """The sums of some amounts: a row for each account and kind of amount."""
+        rows = pa.concat_tables([_SCHEMA.empty_table(), *pieces])
+        groups = _Groups(rows, [*_ACCOUNT, "of"])
+        added = [groups.added_up(numbers(rows[name]), name) for name in _NUMBERS[1:]]
+        chosen = groups.rows.select([*_ACCOUNT, "of"])
+        return pa.table([*chosen.columns, *map(pa.array, added)], schema=_SCHEMA)
 
     def total(self, sums: Sequence[pa.Table]) -> pa.Table:
         """The balances of some accounts, in an order of their own; see :data:`NO_BALANCES`."""
         rows = pa.concat_tables([_SCHEMA.empty_table(), *sums])
-        wanted = dict.fromkeys(("role", "first_id"), "")
-        for place, of in enumerate(_OF):
-            is_of = pc.equal(rows["of"], place)
-            for name in ("rows", "low", "high", "last_id"):
-                of_kind = pc.if_else(is_of, rows[name], _NOTHING)
-                rows = rows.append_column(f"{of} {name}", of_kind)
-                wanted[f"{of} {name}"] = name
-        hows = [(name, _HOW[of or name]) for name, of in wanted.items()]
-        found = rows.group_by(_ACCOUNT, use_threads=False).aggregate(hows)
-        has = {f"{name}": found[f"{name}_{how}"] for name, how in hows}
-        amounts = {of: _joined(has[f"{of} low"], has[f"{of} high"]) for of in _OF}
-        counts = {of: pc.fill_null(has[f"{of} rows"], 0) for of in _OF}
-        moved, last_id = amounts["debit"], has["debit last_id"]
-        for kind in KINDS[1:]:
-            moved = pc.add(moved, amounts[kind])
-            last_id = pc.max_element_wise(last_id, has[f"{kind} last_id"])
-        booked = reduce(pc.add, (counts[kind] for kind in KINDS))
-        columns = {name: found[name] for name in _ACCOUNT}
-        columns |= {of: pc.fill_null(_fitted(amount), 0) for of, amount in amounts.items()}
+        groups, of = _Groups(rows, _ACCOUNT), numbers(rows["of"])
+        values = {name: numbers(rows[name]) for name in _HOW}
+
+        def of_kind(name: str, *kinds: str) -> Numbers:
+            wanted = np.isin(of, [_OF.index(kind) for kind in kinds])
+            nothing = {"first_id": _NO_FIRST, "last_id": _NO_LAST}.get(name, 0)
+            return groups.added_up(np.where(wanted, values[name], nothing), name)
+
+        amounts = {kind: _joined(of_kind("low", kind), of_kind("high", kind)) for kind in _OF}
+        counts = {kind: of_kind("rows", kind) for kind in _OF}
+        moved = reduce(pc.add, (amounts[kind] for kind in KINDS))
+        booked = of_kind("rows", *KINDS)
+        role = np.maximum(groups.added_up(values["role"], "role"), 0)
+        columns = {name: groups.rows[name] for name in _ACCOUNT}
+        columns |= {kind: pc.fill_null(_fitted(amount), 0) for kind, amount in amounts.items()}
         columns |= {
-            "role": pc.take(pa.array(_ROLES), pc.fill_null(has["role"], 0)),
-            "told": pc.if_else(has["told low"].is_valid(), columns["told"], _NOTHING),
+            "role": pa.array(_ROLES).take(pa.array(role)),
+            "told": _unless(columns["told"], counts["told"] == 0),
             "moved": _fitted(moved),
             "closing": _fitted(pc.add(amounts["opening"], moved)),
-            "opening_rows": counts["opening"],
-            "rows": booked,
-            "closing_rows": pc.add(counts["opening"], booked),
-            "closed_rows": counts["closed"],
-            "first_id": has["first_id"],
-            "closed_id": has["closed last_id"],
-            "last_id": pc.max_element_wise(last_id, has["closed last_id"]),
+            "opening_rows": pa.array(counts["opening"]),
+            "rows": pa.array(booked),
+            "closing_rows": pa.array(counts["opening"] + booked),
+            "closed_rows": pa.array(counts["closed"]),
+            "first_id": _unless(first := of_kind("first_id", *KINDS), first == _NO_FIRST),
+            "closed_id": _unless(last := of_kind("last_id", "closed"), last == _NO_LAST),
+            "last_id": _unless(last := of_kind("last_id", *_OF), last == _NO_LAST),
         }
-        chosen = [columns[name].cast(NO_BALANCES.field(name).type) for name in BALANCES.names]
+        chosen = [columns[name] for name in BALANCES.names]
         order = [(name, "ascending") for name in _ACCOUNT]
         return pa.table(chosen, schema=NO_BALANCES).sort_by(order)
 
-    def _booked(self, part: TablePart) -> Iterator[pa.Table]:
-        for piece in part.pieces((*_ACCOUNT, "role", "kind", "amount", "id", "recorded_ms")):
-            rows = piece.filter(is_within(piece["recorded_ms"], self.window))
-            of = index_in(rows["kind"], KINDS)
-            of[index_in(rows["kind"], ARRIVED) >= 0] = KINDS.index("credit")
-            # Without gapless banks the ids are not read.
-            is_numbered = is_in(rows["bank"], self._numbered)
-            id_ = pc.if_else(is_numbered, rows["id"], _NOTHING)
-            one = pa.repeat(pa.scalar(1, pa.int64()), len(rows))
-            sums = _as_sums(rows, pa.array(of), rows["amount"], one, id_, id_)
-            yield _added_up([*_ACCOUNT, "of"], iter([sums]))
-
-    def _stated(self, source: AccountPart) -> Iterator[pa.Table]:
-        assert source.of is not None
-        amount, count = _STATED[source.of]
-        for rows in source.part.pieces((*_ACCOUNT, "role", "last_id", amount, count or amount)):
-            of = pa.repeat(pa.scalar(_OF.index(source.of), pa.int64()), len(rows))
-            none = pa.nulls(len(rows), pa.int64())
-            last = rows["last_id"] if "last_id" in rows.column_names else none
-            yield _as_sums(rows, of, rows[amount], rows[count] if count else none, none, last)
-
     @property
-    def _numbered(self) -> list[str]:
+    def numbered(self) -> list[str]:
+        """The banks whose ids have no gaps."""
         return [bank.name for bank in self.rules.bank if bank.entries.gapless]
 
 
+class _Groups:
+    """The rows of a table in groups with the same values in some columns."""
+
+    def __init__(self, rows: pa.Table, by: Sequence[str]) -> None:
+        code = np.zeros(len(rows), np.int64)
+        for name in by:
+            values = rows[name].combine_chunks()
+            if pa.types.is_string(values.type):
+                texts = values.dictionary_encode()
+                code = code * (len(texts.dictionary) + 1) + texts.indices.to_numpy()
+            else:
+                code = code * len(_OF) + values.to_numpy()
+        self._order = np.argsort(code)
+        self._first = np.flatnonzero(np.diff(code[self._order], prepend=-1))
+        self.rows = rows.take(self._order[self._first])
+        """One row of each group."""
+
+    def added_up(self, values: Numbers, name: str) -> Numbers:
+        """A column of each group."""
+        if not len(self._first):
+            return values
+        found: Numbers = _HOW[name].reduceat(values[self._order], self._first)
+        return found
+
+
 def _as_sums(
-    rows: pa.Table, of: pa.Array, amount: Any, count: Any, first: Any, last: Any
+    rows: pa.Table, of: Numbers, amount: pa.ChunkedArray, count: Numbers, first: Any, last: Any
 ) -> pa.Table:
-    if "role" in rows.column_names:
-        role = pa.array(index_in(rows["role"], _ROLES))
-        role = pc.if_else(pc.greater_equal(role, 0), role, _NOTHING)
-    else:
-        role = pa.nulls(len(rows), pa.int64())
+    has_role = "role" in rows.column_names
+    role = index_in(rows["role"], _ROLES) if has_role else np.full(len(rows), _NO_ROLE)
     halves = pc.bit_wise_and(amount, LOWER_HALF), pc.shift_right(amount, 32)
+    ids = pc.fill_null(first, _NO_FIRST), pc.fill_null(last, _NO_LAST)
     named = (rows[name] for name in _ACCOUNT)
-    return pa.table([*named, of, count, *halves, role, first, last], schema=_SCHEMA)
+    return pa.table([*named, of, count, *halves, role, *ids], schema=_SCHEMA)
 
 
-def _added_up(by: list[str], tables: Iterator[pa.Table]) -> pa.Table:
-    rows = pa.concat_tables([_SCHEMA.empty_table(), *tables])
-    sums = rows.group_by(by, use_threads=False).aggregate(list(_HOW.items()))
-    named = {f"{name}_{how}": name for name, how in _HOW.items()}
-    return sums.rename_columns([named.get(name, name) for name in sums.column_names])
+def _unless(values: Any, is_missing: Truths) -> pa.Array:
+    return pc.if_else(pa.array(is_missing), _NOTHING, values)
 
 
-def _joined(low: pa.ChunkedArray, high: pa.ChunkedArray) -> pa.ChunkedArray:
+def _joined(low: Numbers, high: Numbers) -> pa.Array:
     """The sum of numbers from the sums of their halves."""
-    wide = [pc.fill_null(half, 0).cast(pa.decimal128(19, 0)) for half in (low, high)]
+    wide = [pa.array(half).cast(pa.decimal128(19, 0)) for half in (low, high)]
     unit = pa.scalar(Decimal(1 << 32), pa.decimal128(10, 0))
     return pc.add(pc.multiply(wide[1], unit), wide[0])
 

@@ -10,10 +10,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Numbers", "Truths", "index_in", "is_in", "numbers", "truths"]
+__all__ = ["Numbers", "Truths", "chosen", "index_in", "is_in", "numbers", "truths"]
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 Truths: TypeAlias = npt.NDArray[np.bool_]
+
+
+def chosen(rows: pa.Table, condition: pa.ChunkedArray) -> pa.Table:
+    """The rows for which a condition is true; without a copy if all are, as on most days."""
+    return rows if pc.all(condition, skip_nulls=False).as_py() else rows.filter(condition)
 
 
 def is_in(column: pa.ChunkedArray, values: Sequence[str]) -> pa.ChunkedArray:

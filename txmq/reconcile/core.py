@@ -16,10 +16,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.reconcile.balances import NO_BALANCES, AccountPart, Accounts, account_parts
 from txmq.reconcile.classes import Class
-from txmq.reconcile.column_hash import hash_column
+from txmq.reconcile.column_hash import Words, hash_column
 from txmq.reconcile.evidence import (
     READ_BY_SIEVE,
     Evidence,
@@ -27,16 +28,16 @@ from txmq.reconcile.evidence import (
     Source,
     find,
     history_of,
-    narrow,
     rows_of,
     sources_of,
+    with_keys,
 )
 from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table, parquet_writer
 from txmq.reconcile.items import with_doubts
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Table
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import SecondPass
-from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, Sieve, hash_keys, split_by_hash
+from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, Sieve, split_by_hash
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.tables import MATCHES, OFFSETS, RESULTS, TOTALS, Sums
 from txmq.reconcile.workers import Threads, Workers
@@ -84,7 +85,7 @@ class Day(NamedTuple):
 
     @property
     def accounts(self) -> Accounts:
-        return Accounts(self.rules, self.window)
+        return Accounts(self.rules)
 
 
 class AtPlace(NamedTuple):
@@ -120,10 +121,12 @@ def reconcile(
     of_day = Day(rules, window, _known_ids(closed or ()), places, drafts or Drafts())
     second = SecondPass(rules, day, as_of_ms, _offsets(ledgers.offsets), yesterday.explanations)
 
-    sources: list[Any] = [*sources_of(ledgers, yesterday)]
-    parts = [*sources, *account_parts(ledgers, closed or ())]
+    tables_of_day = sources_of(ledgers, yesterday)
+    read_first = (one for one in tables_of_day if one.role in READ_BY_SIEVE)
+    parts = [*read_first, *account_parts(ledgers, closed or ())]
     sifted = workers.by_place(partial(_split, of_day), parts, partial(_sift, of_day), places)
     others = [one.others for one in sifted]
+    sources: list[Any] = [one for one in tables_of_day if one.role is not Role.AGREED]
     if any(some.is_seen.any() for some in others):
         sources += history_of(yesterday)
     if sum(int((some.plain == SUSPECT).sum()) for some in others) <= few:
@@ -166,25 +169,40 @@ def reconcile(
 
 def _split(day: Day, source: Source | AccountPart) -> Iterator[tuple[int, Any]]:
     """What a part of a table has for each place in the first pass."""
+    accounts, places = day.accounts, day.places
     if isinstance(source, AccountPart):
-        sums = day.accounts.read(source)
-        for place, some in split_by_hash(hash_column(sums["account"]), day.places):
-            yield place, sums.take(some)
-        if source.of is None:
-            for bank, ids in day.accounts.new_ids(source.part):
-                for place, some in split_by_hash(hash_column(ids), day.places):
+        yield from _split_sums(accounts.added_up(accounts.stated(source)), places)
+        return
+    role = source.role
+    narrow, booked = list[Words](), list[pa.Table]()
+    for rows in rows_of(source, day.window, READ_BY_SIEVE[role]):
+        narrow.append(_narrow(role, with_keys(role, rows), day.sieve))
+        if role is Role.ENTRIES:
+            booked.append(accounts.booked(rows))
+            for bank in accounts.numbered:
+                ids = rows["id"].filter(pc.equal(rows["bank"], bank)).drop_null()
+                for place, some in split_by_hash(hash_column(ids), places):
                     yield place, (bank, ids.take(some).to_numpy())
-    elif source.role in READ_BY_SIEVE:
-        pieces = rows_of(source, day.window, READ_BY_SIEVE[source.role])
-        is_agreed, sieve = source.role is Role.AGREED, day.sieve
-        found = [
-            hash_keys(rows["key"])[np.newaxis] if is_agreed else narrow(source.role, rows, sieve)
-            for rows in pieces
-        ]
-        if found:
-            columns = np.concatenate(found, axis=1)
-            for place, some in split_by_hash(columns[0], day.places):
-                yield place, columns[:, some]
+    if booked:
+        yield from _split_sums(accounts.added_up(booked), places)
+    if narrow:
+        columns = np.concatenate(narrow, axis=1)
+        for place, some in split_by_hash(columns[0], places):
+            yield place, columns[:, some]
+
+
+def _narrow(role: Role, rows: pa.Table, sieve: Sieve) -> Words:
+    """What the sieve reads of rows; of transfers that are agreed, only the hashes."""
+    if role is Role.AGREED:
+        return hash_column(rows["key"])[np.newaxis]
+    if role is Role.ENTRIES:
+        return sieve.entries(rows)
+    return sieve.messages(rows) if role is Role.MESSAGES else sieve.carried(rows)
+
+
+def _split_sums(sums: pa.Table, places: int) -> Iterator[tuple[int, pa.Table]]:
+    for place, some in split_by_hash(hash_column(sums["account"]), places):
+        yield place, sums.take(some)
 
 
 def _sift(day: Day, place: int, values: list[Any]) -> AtPlace:
@@ -212,7 +230,7 @@ def _find(day: Day, others: Others, source: tuple[int, Source]) -> Evidence:
     number, (role, part) = source
     found = Evidence()
     for rows in rows_of(Source(role, part), day.window):
-        find(role, rows, others, found)
+        find(role, with_keys(role, rows), others, found)
     matches = found.take("match", arrow_schema(MATCHES))
     for rows in day.drafts.write(number, {"matches": matches}).values():
         found.add("match", role, rows)
@@ -225,8 +243,9 @@ def _split_rows(day: Day, source: Source | tuple[int, Others]) -> Iterator[tuple
         yield source
         return
     for rows in rows_of(source, day.window):
-        for place, some in split_by_hash(hash_keys(rows["key"]), day.places):
-            yield place, (source.role, rows.take(some))
+        keyed = with_keys(source.role, rows)
+        for place, some in split_by_hash(hash_column(keyed["key"]), day.places):
+            yield place, (source.role, keyed.take(some))
 
 
 def _decide(

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.column_hash import Words
-from txmq.reconcile.columns import Truths, truths
+from txmq.reconcile.column_hash import hash_column
+from txmq.reconcile.columns import Truths, chosen, truths
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import (
     EarlierDays,
@@ -29,7 +29,7 @@ from txmq.reconcile.ledgers import (
     transfers,
 )
 from txmq.reconcile.rules import DayWindow
-from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, Sieve, hash_keys
+from txmq.reconcile.sieve import PLAIN, SUSPECT, Others
 from txmq.reconcile.tables import MATCHES
 
 __all__ = [
@@ -39,9 +39,9 @@ __all__ = [
     "Source",
     "find",
     "history_of",
-    "narrow",
     "rows_of",
     "sources_of",
+    "with_keys",
 ]
 
 
@@ -63,7 +63,7 @@ class Role(Enum):
 
 READ_BY_SIEVE: Final = {
     Role.ENTRIES: ("key", "kind", "role", "account", "amount", "currency", "booked_ms",
-                   "recorded_ms", "bank"),
+                   "recorded_ms", "id", "bank"),
     Role.MESSAGES: ("key", "id", "payer", "payee", "amount", "currency", "state", "stored_ms",
                     "decided_ms", "position"),
     Role.OPEN_ENTRIES: ("key",), Role.OPEN_MESSAGES: ("key",), Role.AGREED: ("key",),
@@ -154,30 +154,28 @@ def rows_of(source: Source, window: DayWindow, names: Sequence[str] = ()) -> Ite
     for rows in part.pieces(names):
         match role:
             case Role.ENTRIES:
-                yield transfers(rows.filter(is_within(rows["recorded_ms"], window)))
+                yield chosen(rows, is_within(rows["recorded_ms"], window))
             case Role.MESSAGES:
                 yield messages_of_day(rows, window)
             case Role.FAILURES | Role.OPEN_FAILURES:
-                yield rows.filter(pc.less(rows["stored_ms"], window.end_ms))
+                yield chosen(rows, pc.less(rows["stored_ms"], window.end_ms))
             case Role.OLD_ENTRIES:
-                yield transfers(rows.filter(pc.less(rows["recorded_ms"], window.start_ms)))
+                yield chosen(rows, pc.less(rows["recorded_ms"], window.start_ms))
             case Role.OLD_MESSAGES:
-                earlier = rows.filter(pc.less(rows["stored_ms"], window.start_ms))
+                earlier = chosen(rows, pc.less(rows["stored_ms"], window.start_ms))
                 yield messages_at(earlier, window.end_ms)
             case _:
                 yield rows
 
 
-def narrow(role: Role, rows: pa.Table, sieve: Sieve) -> Words:
-    """What the sieve makes of the rows of a role."""
-    if role is Role.ENTRIES:
-        return sieve.entries(rows)
-    return sieve.messages(rows) if role is Role.MESSAGES else sieve.carried(rows)
+def with_keys(role: Role, rows: pa.Table) -> pa.Table:
+    """The rows that belong to transfers, each with the key of its transfer."""
+    return transfers(rows) if role in {Role.ENTRIES, Role.OLD_ENTRIES} else rows
 
 
 def find(role: Role, rows: pa.Table, others: Others, found: Evidence) -> None:
     """Add the evidence in rows of a table, and the matches in entries."""
-    is_other, plain, is_seen = others.look_up(hash_keys(rows["key"]))
+    is_other, plain, is_seen = others.look_up(hash_column(rows["key"]))
     # Of other dates only those transfers are known, whose money moved again.
     is_old = role in {Role.OLD_ENTRIES, Role.OLD_MESSAGES}
     is_wanted = is_other & (is_seen if is_old else plain == SUSPECT)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.reconcile.columns import is_in
+from txmq.reconcile.columns import chosen, is_in
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 from txmq.reconcile.storage import Folder
@@ -136,7 +136,7 @@ def transfers(entries: pa.Table) -> pa.Table:
     """The entries of transfers. All entries without a key that a bank wrote at one moment have
     one key (:mod:`txmq.reconcile.transfer`).
     """
-    found = entries.filter(is_in(entries["kind"], TRANSFER_KINDS))
+    found = chosen(entries, is_in(entries["kind"], TRANSFER_KINDS))
     if found["key"].null_count:
         moments = found["recorded_ms"].cast(pa.string())
         alone = pc.binary_join_element_wise(found["bank"], moments, LONE)
@@ -152,7 +152,7 @@ def messages_of_day(messages: pa.Table, window: DayWindow) -> pa.Table:
     decided = pc.coalesce(known["decided_ms"], stored)
     moment = pc.if_else(is_undecided, stored, decided)
     was_there = pc.less(stored, window.end_ms)
-    return known.filter(pc.and_(was_there, is_within(moment, window)))
+    return chosen(known, pc.and_(was_there, is_within(moment, window)))
 
 
 def messages_at(messages: pa.Table, end_ms: int) -> pa.Table:
@@ -180,7 +180,7 @@ def is_within(moments: pa.ChunkedArray, window: DayWindow) -> pa.ChunkedArray:
 
 
 def _with(rows: pa.Table, name: str, column: Any) -> pa.Table:
-    return rows.set_column(rows.column_names.index(name), name, column)
+    return rows.set_column(rows.column_names.index(name), rows.field(name), column)
 
 
 def _with_bank(rows: pa.Table, bank: str | None) -> pa.Table:

@@ -27,7 +27,7 @@ from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import LOWER_HALF
 from txmq.reconcile.transfer import VISIBLE
 
-__all__ = ["PLAIN", "SUSPECT", "Others", "Sieve", "Sifted", "hash_keys", "split_by_hash"]
+__all__ = ["PLAIN", "SUSPECT", "Others", "Sieve", "Sifted", "split_by_hash"]
 
 SUSPECT: Final = 0
 """The code of a transfer that needs the second pass."""
@@ -80,9 +80,7 @@ class Others(NamedTuple):
         there = np.zeros(1 << _FILTER_BITS, np.bool_)
         there[self.hashes >> shift] = True
         some = np.flatnonzero(there[hashes >> shift])
-        places = np.searchsorted(self.hashes, hashes[some])
-        places[places == len(self.hashes)] = 0
-        found = self.hashes[places] == hashes[some]
+        found, places = _find_in(self.hashes, hashes[some])
         some, places = some[found], places[found]
         is_here[some], plain[some], is_seen[some] = True, self.plain[places], self.is_seen[places]
         return is_here, plain, is_seen
@@ -126,7 +124,7 @@ class Sieve(NamedTuple):
             has_sign = amount < 0 if tag == _DEBIT else amount > 0
             tags[is_theirs & has_sign & (of_kind == place)] = tag
         found = self._narrow(len(rows))
-        found[0], found[1] = hash_keys(rows["key"]), tags.view(np.uint64)
+        found[0], found[1] = hash_column(rows["key"]), tags.view(np.uint64)
         mark = _mark(rows, "account")
         found[2] = np.where((tags == _DEBIT) | (tags == _RETURN), mark, 0)
         found[3] = np.where(tags == _CREDIT, mark, 0)
@@ -146,7 +144,7 @@ class Sieve(NamedTuple):
         tags = np.where(state < 0, _OTHER, np.where(state < len(VISIBLE), _MESSAGE, _VOID))
         is_visible, is_void = tags == _MESSAGE, tags == _VOID
         found = self._narrow(len(rows))
-        found[0], found[1] = hash_keys(rows["key"]), tags.view(np.uint64)
+        found[0], found[1] = hash_column(rows["key"]), tags.view(np.uint64)
         # A rolled-back message need not agree on anything but its transfer.
         for at, name in ((2, "payer"), (3, "payee"), (4, "id")):
             has_mark = is_visible & truths(rows[name].is_valid())
@@ -160,7 +158,7 @@ class Sieve(NamedTuple):
     def carried(self, rows: pa.Table) -> Words:
         """Rows of transfers that were left open before: these are never plain."""
         found = self._narrow(len(rows))
-        found[0], found[1] = hash_keys(rows["key"]), _OTHER
+        found[0], found[1] = hash_column(rows["key"]), _OTHER
         return found
 
     def sift(self, narrow: Sequence[Words], agreed: Sequence[Words]) -> Sifted:
@@ -190,8 +188,7 @@ class Sieve(NamedTuple):
             # Halves, since a sum that does not fit into 64 bits must not look like zero.
             is_whole &= (low & LOWER_HALF == 0) & (high + (low >> 32) == 0)
         hashes, worth = hashes[first], most.astype(np.int64)
-        before = np.unique(np.concatenate([np.empty(0, np.uint64), *agreed]))
-        is_seen = np.isin(hashes, before, assume_unique=True)
+        is_seen, _ = _find_in(np.sort(np.concatenate([hashes[:0], *agreed])), hashes)
         plain = _plain(tags, is_whole, worth, is_seen)
         is_other = plain != _MATCHED
         others = Others(*(column[is_other] for column in (hashes, plain, is_seen)))
@@ -242,9 +239,12 @@ class Sieve(NamedTuple):
         return np.where(is_known, worth, _UNKNOWN).view(np.uint64)
 
 
-def hash_keys(keys: pa.ChunkedArray) -> Words:
-    """The hashes of keys."""
-    return hash_column(keys)
+def _find_in(known: Words, hashes: Words) -> tuple[Truths, Numbers]:
+    """For each hash, whether it is among sorted ones, and at which place."""
+    if not len(known):
+        return np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.int64)
+    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return known[places] == hashes, places
 
 
 def split_by_hash(hashes: Words, places: int) -> Iterator[tuple[int, Numbers]]:

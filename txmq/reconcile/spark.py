@@ -107,6 +107,7 @@ _SAME_EVERYWHERE: Final = {
     "spark.sql.files.maxPartitionBytes": "256m",
     # Rows go to many files at once, and each small write costs a system call.
     "spark.shuffle.file.buffer": "256k",
+    "spark.shuffle.compress": "false",
     # Compression does not pay for what is cached briefly, or written once and read once.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.sql.parquet.compression.codec": "snappy",

@@ -39,11 +39,11 @@ from txmq.reconcile.job import FEW_ROWS
 from txmq.reconcile.ledgers import EarlierDays, TableFile
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.results import CARRIED_ON, Results, open_results
-from txmq.reconcile.spark import fit_to_rows, open_spark
+from txmq.reconcile.spark import open_spark
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 from txmq.reconcile.verdict import judge
-from txmq.reconcile.workers import SparkWorkers, Threads
+from txmq.reconcile.workers import Workers
 
 MEMORY = "6g"
 RUN = "0123456789abcdef"
@@ -110,7 +110,7 @@ def whole(spark, folder, plan, yesterday=None):
     end_ms = plan.rules.day.window(plan.day).end_ms
     manifest = Manifest.of(plan.rules, plan.day, tuple(sources(folder, end_ms)))
     ledgers, rows = read(folder), manifest.rows
-    workers = SparkWorkers(spark) if rows > FEW_ROWS else Threads()
+    workers = Workers(spark if rows > FEW_ROWS else None)
     with open_results(folder / "out") as results:
         drafts = results.drafts(RUN)
         outcome = reconcile(
@@ -181,7 +181,6 @@ def sources(folder, at_ms):
 def of_txmq(plan):
     """A session as a run has it."""
     with open_spark(memory=MEMORY) as spark:
-        fit_to_rows(spark, 3 * plan.transfers)
         yield spark
 
 

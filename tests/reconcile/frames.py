@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from tests.reconcile.days import BANKS, RULES, schema_of
 from tests.reconcile.reference import Entry, Failure, Message
-from txmq.reconcile.column_hash import ContentHash
+from txmq.reconcile.columns import ContentHash
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, RowsInMemory, TableFile
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.storage import LocalFolder

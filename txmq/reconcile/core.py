@@ -9,9 +9,10 @@ rows of some transfers.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from functools import partial
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 
 from txmq.reconcile.balances import NO_BALANCES, AccountPart, Accounts, account_parts
 from txmq.reconcile.classes import Class
-from txmq.reconcile.column_hash import Words, hash_column
+from txmq.reconcile.columns import Words, hash_column
 from txmq.reconcile.evidence import (
     READ_BY_SIEVE,
     Evidence,
@@ -37,10 +38,10 @@ from txmq.reconcile.items import with_doubts
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Table
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import SecondPass
-from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, Sieve, split_by_hash
+from txmq.reconcile.sieve import SUSPECT, Others, Sieve, split_by_hash
 from txmq.reconcile.storage import Folder
-from txmq.reconcile.tables import MATCHES, OFFSETS, RESULTS, TOTALS, Sums
-from txmq.reconcile.workers import Threads, Workers
+from txmq.reconcile.tables import MATCHES, OFFSETS, RESULTS, TOTALS, Sums, TableSchema
+from txmq.reconcile.workers import Workers
 
 __all__ = ["FEW", "Drafts", "reconcile"]
 
@@ -48,7 +49,6 @@ FEW: Final = 100_000
 """Up to so many transfers are decided in this process; workers decide more."""
 ROWS_AT_A_PLACE: Final = 2_000_000
 """The rows that meet at one place; each takes some 200 bytes of a worker's memory."""
-_CLASSES: Final = {code: class_.value for class_, code in PLAIN.items()}
 
 
 class Drafts(NamedTuple):
@@ -72,30 +72,13 @@ class Drafts(NamedTuple):
 class Day(NamedTuple):
     """What the workers know of a day."""
 
-    rules: Rules
     window: DayWindow
+    sieve: Sieve
+    accounts: Accounts
     known_ids: Mapping[str, int]
     """The greatest id before the day, of banks whose ids have no gaps."""
     places: int
     drafts: Drafts
-
-    @property
-    def sieve(self) -> Sieve:
-        return Sieve(self.rules, self.window.start_ms)
-
-    @property
-    def accounts(self) -> Accounts:
-        return Accounts(self.rules)
-
-
-class AtPlace(NamedTuple):
-    """What the first pass has found at a place."""
-
-    others: Others
-    totals: Mapping[tuple[str, int, int, bool], int]
-    balances: pa.Table | None
-    """``None`` if they are in their draft."""
-    sums: Sums
 
 
 def reconcile(
@@ -115,47 +98,39 @@ def reconcile(
     ``as_of_ms`` is the end of the day, or the time of reading if that was earlier. ``rows`` is the
     number of rows of the day's ledgers, about. Up to ``few`` transfers are decided in this process.
     """
-    workers, window = workers or Threads(), rules.day.window(day)
-    places = 1 << max(-(-rows // ROWS_AT_A_PLACE) - 1, 0).bit_length()
-    closed = yesterday.balances
-    of_day = Day(rules, window, _known_ids(closed or ()), places, drafts or Drafts())
+    workers, window = workers or Workers(), rules.day.window(day)
+    closed, places = yesterday.balances, 1 << (rows // ROWS_AT_A_PLACE).bit_length()
+    sieve, ids = Sieve(rules, window.start_ms), _known_ids(closed or ())
+    of_day = Day(window, sieve, Accounts(rules), ids, places, drafts or Drafts())
     second = SecondPass(rules, day, as_of_ms, _offsets(ledgers.offsets), yesterday.explanations)
 
-    tables_of_day = sources_of(ledgers, yesterday)
-    read_first = (one for one in tables_of_day if one.role in READ_BY_SIEVE)
-    parts = [*read_first, *account_parts(ledgers, closed or ())]
-    sifted = workers.by_place(partial(_split, of_day), parts, partial(_sift, of_day), places)
-    others = [one.others for one in sifted]
-    sources: list[Any] = [one for one in tables_of_day if one.role is not Role.AGREED]
+    known = sources_of(ledgers, yesterday)
+    parts = [one for one in known if one.role in READ_BY_SIEVE]
+    stated = account_parts(ledgers, closed or ())
+    sifted = workers.by_place(
+        partial(_split, of_day), [*parts, *stated], partial(_sift, of_day), places
+    )
+    others, balances, sums_of_all = zip(*sifted, strict=True)
+    sources: list[Any] = [one for one in known if one.role is not Role.AGREED]
     if any(some.is_seen.any() for some in others):
         sources += history_of(yesterday)
     if sum(int((some.plain == SUSPECT).sum()) for some in others) <= few:
-        evidence = Evidence()
         task = partial(_find, of_day, Others.all_of(others))
-        for some in workers.each(task, list(enumerate(sources))):
-            evidence.update(some)
-        matches = evidence.take("match", arrow_schema(MATCHES))
-        decided = second.decide(evidence)
-        tables, sums = decided.tables(), decided.sums
+        found = list(chain.from_iterable(workers.each(task, list(enumerate(sources)))))
+        all_decided = [_decided(second, found)]
         # After a mishap with more items, single suggestions would not help.
-        tables["items"] = with_doubts(tables["items"])
-        tables["matches"] = pa.concat_tables([matches, tables["matches"]])
+        all_decided[0][0]["items"] = with_doubts(all_decided[0][0]["items"])
     else:
-        sources += enumerate(others)
         split, decide = partial(_split_rows, of_day), partial(_decide, of_day, second)
-        some_tables, some_sums = zip(*workers.by_place(split, sources, decide, places), strict=True)
-        sums = sum(some_sums, Counter())
-        tables = {
-            name: pa.concat_tables([arrow_schema(table).empty_table(), *(
-                of[name] for of in some_tables if name in of
-            )])
-            for name, table in RESULTS.items()
-        }  # fmt: skip
-    for one in sifted:
-        sums.update(one.sums)
-        _add_plain(sums, one.totals, sorted(rules.money))
-    balances = [one.balances for one in sifted if one.balances is not None]
-    tables["balances"] = pa.concat_tables([NO_BALANCES.empty_table(), *balances])
+        all_decided = workers.by_place(split, [*sources, *enumerate(others)], decide, places)
+    tables = {
+        name: _together(table, [of.get(name) for of, _ in all_decided])
+        for name, table in RESULTS.items()
+    }
+    sums: Sums = Counter()
+    for some_sums in (*sums_of_all, *(some for _, some in all_decided)):
+        sums.update(some_sums)  # An operator would drop what is negative.
+    tables["balances"] = pa.concat_tables([NO_BALANCES.empty_table(), *filter(None, balances)])
     broken = tables.pop("proofs")
     names = TOTALS.names[3:]
     groups = sorted({(of, currency) for name, of, currency in sums if name in names})
@@ -205,36 +180,36 @@ def _split_sums(sums: pa.Table, places: int) -> Iterator[tuple[int, pa.Table]]:
         yield place, sums.take(some)
 
 
-def _sift(day: Day, place: int, values: list[Any]) -> AtPlace:
+def _sift(day: Day, place: int, values: list[Any]) -> tuple[Others, pa.Table | None, Sums]:
+    """The others of a place, its balances if they are not in their draft, and its sums."""
     arrays = [value for value in values if isinstance(value, np.ndarray)]
+    others, sums = day.sieve.sift(
+        [one for one in arrays if len(one) > 1], [one[0] for one in arrays if len(one) == 1]
+    )
+    accounts = [value for value in values if isinstance(value, pa.Table)]
+    balances = day.drafts.write(place, {"balances": day.accounts.total(accounts)})
     ids = defaultdict[str, list[Any]](list)
     for bank, some in (value for value in values if isinstance(value, tuple)):
         ids[bank].append(some)
-    sums: Sums = Counter()
     for bank, of_bank in ids.items():
-        known = day.known_ids.get(bank)
-        different = np.unique(np.concatenate(of_bank))
-        sums["ids", bank, ""] = int(
-            (different > known).sum() if known is not None else len(different)
+        new = np.unique(np.concatenate(of_bank))
+        sums["ids", bank, ""] = (
+            int((new > day.known_ids[bank]).sum()) if bank in day.known_ids else len(new)
         )
-    accounts = [value for value in values if isinstance(value, pa.Table)]
-    balances = day.drafts.write(place, {"balances": day.accounts.total(accounts)})
-    others, totals = day.sieve.sift(
-        [one for one in arrays if len(one) > 1], [one[0] for one in arrays if len(one) == 1]
-    )
-    return AtPlace(others, totals, balances.get("balances"), sums)
+    return others, balances.get("balances"), sums
 
 
-def _find(day: Day, others: Others, source: tuple[int, Source]) -> Evidence:
+def _find(day: Day, others: Others, source: tuple[int, Source]) -> list[Evidence]:
     """The evidence in a part of a table."""
     number, (role, part) = source
-    found = Evidence()
-    for rows in rows_of(Source(role, part), day.window):
-        find(role, with_keys(role, rows), others, found)
-    matches = found.take("match", arrow_schema(MATCHES))
-    for rows in day.drafts.write(number, {"matches": matches}).values():
-        found.add("match", role, rows)
-    return found
+    pieces = rows_of(Source(role, part), day.window)
+    found = [one for rows in pieces for one in find(role, with_keys(role, rows), others)]
+    matches = _together(MATCHES, [one.rows for one in found if one.kind == "match"])
+    left = day.drafts.write(number, {"matches": matches}).values()
+    return [
+        *(one for one in found if one.kind != "match" and len(one.rows)),
+        *(Evidence("match", role, rows) for rows in left),
+    ]
 
 
 def _split_rows(day: Day, source: Source | tuple[int, Others]) -> Iterator[tuple[int, Any]]:
@@ -253,14 +228,22 @@ def _decide(
 ) -> tuple[dict[str, pa.Table], Sums]:
     """Decide the transfers of a place from all of its rows."""
     (others,) = (value for value in values if isinstance(value, Others))
-    found = Evidence()
-    for role, rows in (value for value in values if not isinstance(value, Others)):
-        find(role, rows, others, found)
-    matches = found.take("match", arrow_schema(MATCHES))
+    rows_by_role = (value for value in values if not isinstance(value, Others))
+    found = [one for role, rows in rows_by_role for one in find(role, rows, others)]
+    tables, sums = _decided(second, found)
+    tables["matches"] = tables["matches"].sort_by("key")
+    return day.drafts.write(place, tables), sums
+
+
+def _decided(second: SecondPass, found: list[Evidence]) -> tuple[dict[str, pa.Table], Sums]:
     decided = second.decide(found)
     tables = decided.tables()
-    tables["matches"] = pa.concat_tables([matches, tables["matches"]]).sort_by("key")
-    return day.drafts.write(place, tables), decided.sums
+    matches = [one.rows for one in found if one.kind == "match"]
+    return tables | {"matches": _together(MATCHES, [*matches, tables["matches"]])}, decided.sums
+
+
+def _together(table: TableSchema, some: Iterable[pa.Table | None]) -> pa.Table:
+    return pa.concat_tables([arrow_schema(table).empty_table(), *filter(None, some)])
 
 
 def _known_ids(closed: Table) -> dict[str, int]:
@@ -276,22 +259,3 @@ def _offsets(table: Table) -> dict[tuple[str, str, int], int]:
     pieces = (piece for part in table for piece in part.pieces(OFFSETS.names))
     rows = (tuple(row.values()) for piece in pieces for row in piece.to_pylist())
     return {(group, topic, queue): after for group, topic, queue, after in rows}
-
-
-def _add_plain(
-    sums: Sums, totals: Mapping[tuple[str, int, int, bool], int], currencies: Sequence[str]
-) -> None:
-    """Add the plainly agreed transfers to the totals of their classes."""
-    for (what, code, money, is_ordered), value in totals.items():
-        # A rolled-back transfer has no currency.
-        place = _CLASSES[code], currencies[money] if money >= 0 else ""
-        if what == "transfers":
-            sums["transfers", *place] += value
-            continue
-        sums["debited", *place] += value
-        if code == PLAIN[Class.RETURNED]:
-            sums["returned", *place] += value
-        if code == PLAIN[Class.MATCHED]:
-            sums["credited", *place] += value
-        if is_ordered:
-            sums["ordered", *place] += value

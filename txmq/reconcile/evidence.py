@@ -7,7 +7,6 @@ agree.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
@@ -16,8 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.column_hash import hash_column
-from txmq.reconcile.columns import Truths, chosen, truths
+from txmq.reconcile.columns import chosen, hash_column, truths
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import (
     EarlierDays,
@@ -75,7 +73,6 @@ _KINDS: Final = {
     Role.FAILURES: "failure", Role.OPEN_FAILURES: "failure", Role.ITEMS: "item",
     Role.CLOSED: "closed",
 }  # fmt: skip
-_MATCHES: Final = arrow_schema(MATCHES)
 _CLASSES: Final = pa.array(["", *(class_.value for class_ in PLAIN)])
 """The class of each code."""
 
@@ -87,36 +84,14 @@ class Source(NamedTuple):
     part: TablePart
 
 
-class Evidence:
-    """Rows of transfers, by kind and role: ``entry``, ``message``, ``failure``, ``item``,
-    ``closed``, ``by_hand`` and ``void``; and the ``match`` of each transfer that plainly agrees.
-    """
+class Evidence(NamedTuple):
+    """Rows of transfers that do not plainly agree, or the matches of those that do."""
 
-    def __init__(self) -> None:
-        self._tables: defaultdict[tuple[str, Role], list[pa.Table]] = defaultdict(list)
-
-    def add(self, name: str, role: Role, rows: pa.Table) -> None:
-        """Add some rows."""
-        if len(rows):
-            self._tables[name, role].append(rows)
-
-    def update(self, other: Evidence) -> None:
-        """Add all rows of other evidence."""
-        for place, tables in other._tables.items():
-            self._tables[place] += tables
-
-    def rows(self, name: str) -> Iterator[tuple[Role, pa.Table]]:
-        """The rows of a kind, with their roles."""
-        for (kind, role), tables in self._tables.items():
-            if kind == name:
-                yield role, pa.concat_tables(tables)
-
-    def take(self, name: str, empty: pa.Schema) -> pa.Table:
-        """Take the rows of a kind out."""
-        found = [rows for _, rows in self.rows(name)]
-        for place in [place for place in self._tables if place[0] == name]:
-            del self._tables[place]
-        return pa.concat_tables([empty.empty_table(), *found])
+    kind: str
+    """``entry``, ``message``, ``failure``, ``item``, ``closed``, ``by_hand``, ``void`` or
+    ``match``."""
+    role: Role
+    rows: pa.Table
 
 
 def sources_of(ledgers: Ledgers, yesterday: EarlierDays) -> list[Source]:
@@ -173,26 +148,23 @@ def with_keys(role: Role, rows: pa.Table) -> pa.Table:
     return transfers(rows) if role in {Role.ENTRIES, Role.OLD_ENTRIES} else rows
 
 
-def find(role: Role, rows: pa.Table, others: Others, found: Evidence) -> None:
-    """Add the evidence in rows of a table, and the matches in entries."""
+def find(role: Role, rows: pa.Table, others: Others) -> Iterator[Evidence]:
+    """The evidence in rows of a table, and the matches in entries."""
     is_other, plain, is_seen = others.look_up(hash_column(rows["key"]))
     # Of other dates only those transfers are known, whose money moved again.
     is_old = role in {Role.OLD_ENTRIES, Role.OLD_MESSAGES}
     is_wanted = is_other & (is_seen if is_old else plain == SUSPECT)
-    found.add(_KINDS[role], role, _chosen(rows, is_wanted))
+    yield Evidence(_KINDS[role], role, rows.filter(pa.array(is_wanted)))
     if role is Role.MESSAGES:
-        found.add("by_hand", role, rows.filter(pc.equal(rows["decided_by"], "operator")))
+        yield Evidence("by_hand", role, rows.filter(pc.equal(rows["decided_by"], "operator")))
         # A rolled-back transfer has no debit to find it by later.
         is_void = is_other & (plain == PLAIN[Class.ROLLED_BACK])
-        found.add("void", role, _chosen(rows, is_void))
+        yield Evidence("void", role, rows.filter(pa.array(is_void)))
     if role is Role.ENTRIES:
         is_customer = pc.equal(rows["role"], "customer")
         is_debit = truths(pc.and_(is_customer, pc.equal(rows["kind"], "debit")))
         is_plain = is_debit & (plain != SUSPECT)
-        debits, code = _chosen(rows, is_plain), pa.array(plain[is_plain])
-        matches = debits["key"], _CLASSES.take(code), pc.negate(debits["amount"])
-        found.add("match", role, pa.table([*matches, debits["currency"]], schema=_MATCHES))
-
-
-def _chosen(rows: pa.Table, some: Truths) -> pa.Table:
-    return rows.filter(pa.array(some))
+        debits, code = rows.filter(pa.array(is_plain)), pa.array(plain[is_plain])
+        columns = debits["key"], _CLASSES.take(code), pc.negate(debits["amount"])
+        matches = pa.table([*columns, debits["currency"]], schema=arrow_schema(MATCHES))
+        yield Evidence("match", role, matches)

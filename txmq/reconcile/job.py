@@ -34,7 +34,7 @@ from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.spark import warm_up
 from txmq.reconcile.summary import Run
 from txmq.reconcile.verdict import judge
-from txmq.reconcile.workers import SparkWorkers, Threads
+from txmq.reconcile.workers import Workers
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["earlier_days", "run"]
@@ -90,7 +90,7 @@ def run(
     earlier = earlier_days(rules, day, results, past, people)
     with progress.stage("match") as stage:
         stage.rows = rows = manifest.rows
-        workers = Threads() if rows <= FEW_ROWS else SparkWorkers(spark)
+        workers = Workers(None if rows <= FEW_ROWS else spark)
         drafts, as_of_ms = results.drafts(name), manifest.as_of_ms
         outcome = reconcile(
             ledgers, earlier, rules, day, as_of_ms, rows=rows, workers=workers, drafts=drafts

@@ -32,7 +32,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
-from txmq.reconcile.column_hash import ContentHash
+from txmq.reconcile.columns import ContentHash
 from txmq.reconcile.core import Drafts
 from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.extract.table_writer import parquet_writer

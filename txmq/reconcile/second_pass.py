@@ -8,7 +8,7 @@ each with all rows of some transfers. Both call :meth:`SecondPass.decide`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from itertools import chain
 from operator import itemgetter
@@ -100,13 +100,15 @@ class SecondPass:
         self._both_sides = frozenset(bank.name for bank in rules.bank if bank.entries.double_entry)
         self._proves_clearing = all(bank.entries.clearing for bank in rules.bank)
 
-    def decide(self, evidence: Evidence) -> Decisions:
+    def decide(self, evidence: Sequence[Evidence]) -> Decisions:
         """Decide all transfers of some evidence."""
         found = Decisions({name: [] for name in RESULTS}, Counter())
         cases = _cases(evidence)
         for key in sorted(cases):
             self._decide(cases[key], found)
-        voids = {key for _, rows in evidence.rows("void") for key in rows["key"].to_pylist()}
+        voids = {
+            key for one in evidence if one.kind == "void" for key in one.rows["key"].to_pylist()
+        }
         nothing = (Class.ROLLED_BACK.value, 0, "")
         found.rows["matches"] += [(key, *nothing) for key in sorted(voids)]
         by_hand = [message for _, message in _rows(evidence, "by_hand", MessageRow)]
@@ -175,7 +177,7 @@ class SecondPass:
                     found.sums["settled", "", currency] += today[currency]
 
 
-def _cases(evidence: Evidence) -> dict[str, TransferRows]:
+def _cases(evidence: Sequence[Evidence]) -> dict[str, TransferRows]:
     cases: dict[str, TransferRows] = {}
 
     def case_of(key: str | None) -> TransferRows:
@@ -200,15 +202,15 @@ def _cases(evidence: Evidence) -> dict[str, TransferRows]:
         case_of(failure.key).failures.append(failure)
     for _, item in _rows(evidence, "item", as_item):
         case_of(item["key"]).item = item
-    for _, rows in evidence.rows("closed"):
-        for key, history in zip(rows["key"].to_pylist(), rows["history"].to_pylist(), strict=True):
-            case_of(key).histories.append(history)
+    for one in (one for one in evidence if one.kind == "closed"):
+        for row in one.rows.select(["key", "history"]).to_pylist():
+            case_of(row["key"]).histories.append(row["history"])
     return cases
 
 
-def _rows(evidence: Evidence, kind: str, make: Any) -> Iterator[tuple[Role, Any]]:
+def _rows(evidence: Sequence[Evidence], kind: str, make: Any) -> Iterator[tuple[Role, Any]]:
     """The rows of one kind, which have the columns of their table, with their roles."""
     names = EVIDENCE[kind].names
-    for role, rows in evidence.rows(kind):
-        columns = (rows[name].to_pylist() for name in names)
-        yield from ((role, row) for row in map(make, *columns))
+    for one in (one for one in evidence if one.kind == kind):
+        columns = (one.rows[name].to_pylist() for name in names)
+        yield from ((one.role, row) for row in map(make, *columns))

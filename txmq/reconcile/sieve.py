@@ -21,19 +21,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.column_hash import Words, hash_column
-from txmq.reconcile.columns import Numbers, Truths, index_in, is_in, numbers, truths
+from txmq.reconcile.columns import (
+    Numbers,
+    Truths,
+    Words,
+    hash_column,
+    index_in,
+    is_in,
+    numbers,
+    truths,
+)
 from txmq.reconcile.rules import Rules
-from txmq.reconcile.tables import LOWER_HALF
+from txmq.reconcile.tables import LOWER_HALF, Sums
 from txmq.reconcile.transfer import VISIBLE
 
-__all__ = ["PLAIN", "SUSPECT", "Others", "Sieve", "Sifted", "split_by_hash"]
+__all__ = ["PLAIN", "SUSPECT", "Others", "Sieve", "split_by_hash"]
 
 SUSPECT: Final = 0
 """The code of a transfer that needs the second pass."""
 PLAIN: Final = {Class.MATCHED: 1, Class.RETURNED: 2, Class.ROLLED_BACK: 3}
 """The codes of plainly agreed transfers, by class."""
 _MATCHED: Final = PLAIN[Class.MATCHED]
+_CLASSES: Final = {code: class_ for class_, code in PLAIN.items()}
+_RECEIVED: Final = {_MATCHED: "credited", PLAIN[Class.RETURNED]: "returned"}
+"""Where the money of a plain transfer went, by its code."""
 _BITS: Final = 4
 _MOST: Final = (1 << _BITS) - 1
 """The most rows of a transfer that a tag can count; all tags share one number. A transfer with
@@ -89,15 +100,6 @@ class Others(NamedTuple):
     def all_of(cls, some: Sequence[Others]) -> Others:
         """Those of all places together; places are ranges of hashes in order."""
         return cls(*map(np.concatenate, zip(*some, strict=True)))
-
-
-class Sifted(NamedTuple):
-    """The transfers of a place: matched ones become sums, every other one is named."""
-
-    others: Others
-    totals: Counter[tuple[str, int, int, bool]]
-    """The number of plain transfers (``transfers``) and the sum of their amounts (``amount``), by
-    code, index of the currency (-1 if there is none), and whether a message orders them."""
 
 
 class Sieve(NamedTuple):
@@ -161,10 +163,11 @@ class Sieve(NamedTuple):
         found[0], found[1] = hash_column(rows["key"]), _OTHER
         return found
 
-    def sift(self, narrow: Sequence[Words], agreed: Sequence[Words]) -> Sifted:
-        """Sift all rows of a place; ``agreed`` are the hashes of transfers of earlier days.
+    def sift(self, narrow: Sequence[Words], agreed: Sequence[Words]) -> tuple[Others, Sums]:
+        """Sift all rows of a place: what is not matched, and the sums of what plainly agrees.
 
-        A transfer that was agreed before and whose money moved again is not plain.
+        ``agreed`` are the hashes of transfers of earlier days. A transfer that was agreed before
+        and whose money moved again is not plain.
         """
         rows = np.concatenate([self._narrow(0), *narrow], axis=1)
         order = np.argsort(rows[0])
@@ -172,7 +175,7 @@ class Sieve(NamedTuple):
         first = np.flatnonzero(np.diff(hashes, prepend=hashes[:1] - np.uint64(1)))
         if not len(first):
             nothing = np.empty(0, np.int64)
-            return Sifted(Others(hashes, nothing, nothing.astype(np.bool_)), Counter())
+            return Others(hashes, nothing, nothing.astype(np.bool_)), Counter()
         tags = np.add.reduceat(rows[1][order].view(np.int64), first)
         is_whole = np.diff(first, append=len(hashes)) <= _MOST
         for at in range(2, _SUMS):
@@ -193,22 +196,29 @@ class Sieve(NamedTuple):
         is_other = plain != _MATCHED
         others = Others(*(column[is_other] for column in (hashes, plain, is_seen)))
         is_ordered = _count(tags, _MESSAGE) > 0
-        return Sifted(others, Counter(dict(self._totals(plain, worth, is_ordered))))
+        return others, self._totals(plain, worth, is_ordered)
 
-    def _totals(
-        self, plain: Numbers, worth: Numbers, is_ordered: Truths
-    ) -> Iterator[tuple[tuple[str, int, int, bool], int]]:
+    def _totals(self, plain: Numbers, worth: Numbers, is_ordered: Truths) -> Sums:
+        """The sums of the classes of plain transfers."""
         known = np.maximum(worth - _KNOWN, 0)
         money = np.where(worth >= _KNOWN, known & ((1 << self._digits) - 1), -1)
-        amount = np.where(worth >= _KNOWN, known >> self._digits, 0)
-        groups = (plain * 2 + is_ordered) * (len(self.rules.money) + 1) + money + 1
+        # A rolled-back transfer has no currency.
+        currencies = [*sorted(self.rules.money), ""]
+        groups = (plain * 2 + is_ordered) * len(currencies) + money + 1
+        sums: Sums = Counter()
         for group in np.unique(groups[plain != SUSPECT]):
             some = groups == group
+            amounts = known[some] >> self._digits
+            amount = int((amounts & LOWER_HALF).sum()) + (int((amounts >> 32).sum()) << 32)
             one = int(np.argmax(some))
-            place = int(plain[one]), int(money[one]), bool(is_ordered[one])
-            yield ("transfers", *place), int(some.sum())
-            low, high = amount[some] & LOWER_HALF, amount[some] >> 32
-            yield ("amount", *place), int(low.sum()) + (int(high.sum()) << 32)
+            place = _CLASSES[plain[one]].value, currencies[money[one]]
+            sums["transfers", *place] += len(amounts)
+            sums["debited", *place] += amount
+            if plain[one] in _RECEIVED:
+                sums[_RECEIVED[plain[one]], *place] += amount
+            if is_ordered[one]:
+                sums["ordered", *place] += amount
+        return sums
 
     @property
     def _sums(self) -> list[tuple[list[str], str, str]]:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.column_hash import ContentHash
+from txmq.reconcile.columns import ContentHash
 from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
 from txmq.reconcile.report.words import mask, mask_sides
 from txmq.reconcile.storage import LocalFolder

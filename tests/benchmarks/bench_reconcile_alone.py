@@ -29,8 +29,9 @@ from types import SimpleNamespace
 from bench_reconcile_by_hand import reconcile_by_hand
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from tests.reconcile.days import BANKS, Plan, write_day
+from tests.reconcile.days import BANKS, Plan, schema_of, write_day
 from tests.reconcile.frames import OF_BANKS, OF_THE_LOG, read
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
@@ -75,14 +76,16 @@ def frames(spark, folder):
     found = {}
     for table in OF_BANKS:
         sides = (
-            spark.read.schema(table.ddl)
+            spark.read.schema(from_arrow_schema(schema_of(table)))
             .parquet(str(folder / bank / table.name))
             .withColumn("bank", f.lit(bank))
             for bank in BANKS
         )
         found[table.name] = reduce(DataFrame.unionByName, sides)
     for table in OF_THE_LOG:
-        found[table.name] = spark.read.schema(table.ddl).parquet(str(folder / "log" / table.name))
+        found[table.name] = spark.read.schema(from_arrow_schema(schema_of(table))).parquet(
+            str(folder / "log" / table.name)
+        )
     return SimpleNamespace(**found)
 
 

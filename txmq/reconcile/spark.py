@@ -48,9 +48,6 @@ STOP_S: Final = 20.0
 CAUSE_CHARS_MAX: Final = 400
 """Longer texts, such as plans and stacks, belong in the log."""
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[kmgt]", re.IGNORECASE)
-_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
-_THROUGHPUT: Final = "-XX:+UseParallelGC"
-"""A run needs throughput and not short pauses."""
 _JAVA_OPTIONS: Final = (
     f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
     "-XX:-UsePerfData",  # It would leave a file in /tmp.
@@ -127,12 +124,8 @@ def open_spark(
             # Only Spark's pages show each plan in full, and again whenever it changes.
             own["spark.sql.ui.explainMode"] = "simple"
         own["spark.sql.warehouse.dir"] = (home / "warehouse").as_uri()
-        has_collector = any(map(_COLLECTOR.search, wanted.values()))
-        options = (
-            *_JAVA_OPTIONS,
-            f"-Djava.io.tmpdir={home}",  # Spark puts its temporary files there by default.
-            *(() if has_collector else (_THROUGHPUT,)),  # Java refuses to start with two.
-        )
+        # Spark puts its temporary files there by default.
+        options = *_JAVA_OPTIONS, f"-Djava.io.tmpdir={home}"
         own["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in options)
         conf = SparkConf(loadDefaults=False).setAll(list((own | wanted).items()))
         log = log or home.with_suffix(".log")

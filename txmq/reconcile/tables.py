@@ -1,4 +1,4 @@
-"""The tables of a reconciliation: one definition of their columns for Arrow, Spark and SQL; pure.
+"""The tables of a reconciliation: one definition of their columns for Arrow and SQL; pure.
 
 The tables of an extract are the same for every kind of source. A run makes the others from them.
 
@@ -64,14 +64,6 @@ class TableSchema(NamedTuple):
     def money(self) -> str | None:
         """The column added up by currency; ``None`` in a table without money."""
         return next((name for name in ("amount", "balance") if name in self.names), None)
-
-    @property
-    def ddl(self) -> str:
-        """The columns as Spark declares them."""
-        return ", ".join(
-            f"{name} {type_}{'' if is_optional else ' NOT NULL'}"
-            for name, type_, is_optional in self.columns
-        )
 
 
 LONE: Final = "/@"

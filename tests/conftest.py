@@ -43,18 +43,11 @@ WITH_SPARK = (
     "reconcile/test_planted_cases.py",
     "integration/test_bank_reconciled.py",
     "reconcile/test_metamorphic.py",
-    "reconcile/test_balance_proofs.py",
-    "reconcile/test_seeded_defects.py",
-    "reconcile/test_reference_model.py",
-    "reconcile/test_results.py",
     "reconcile/test_log_source.py",
     "compatibility/test_released_results.py",
     "reconcile/test_log_cluster.py",
-    "reconcile/test_extract_loading.py",
     "reconcile/test_extract_jdbc.py",
-    "reconcile/test_recon_schema.py",
     "reconcile/test_progress.py",
-    "reconcile/test_fit_to_rows.py",
     "docs/test_tutorial_reconciled.py",
 )
 # The files that take longest, which start first so that no worker waits at the end for another.

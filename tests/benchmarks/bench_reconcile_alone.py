@@ -8,9 +8,9 @@
     python bench_reconcile_alone.py before FOLDER TRANSFERS   reconcile the day before
     python bench_reconcile_alone.py next FOLDER TRANSFERS     the day as the next one, all checked
 
-``bare`` is the least that anybody has to do: it reads the same Parquet with the same settings of
-Spark, and its result is one small table. What these settings are worth is told by ``plain``, which
-has as much memory and as many cores, and else what Spark begins with.
+``bare`` is the least that anybody has to do: it reads the same Parquet with settings of Spark that
+make it fast, and its result is one small table. What these settings are worth is told by ``plain``,
+which has as much memory and as many cores, and else what Spark begins with.
 """
 
 import json
@@ -22,24 +22,29 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 
 from bench_reconcile_by_hand import reconcile_by_hand
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
-from tests.reconcile.days import BANKS, Plan, write_day
-from tests.reconcile.frames import read
+from tests.reconcile.days import BANKS, Plan, schema_of, write_day
+from tests.reconcile.frames import OF_BANKS, OF_THE_LOG, read
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
 from txmq.reconcile.extract.table_writer import ControlSums
-from txmq.reconcile.ledgers import EarlierDays
+from txmq.reconcile.job import FEW_ROWS
+from txmq.reconcile.ledgers import EarlierDays, TableFile
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.results import CARRIED_ON, Results, open_results
-from txmq.reconcile.spark import fit_to_rows, open_spark
+from txmq.reconcile.spark import open_spark
 from txmq.reconcile.storage import LocalFolder
-from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES, TABLES
+from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 from txmq.reconcile.verdict import judge
+from txmq.reconcile.workers import Workers
 
 MEMORY = "6g"
 RUN = "0123456789abcdef"
@@ -66,9 +71,27 @@ def day_before(plan):
     return replace(plan, day=plan.day - timedelta(days=1), first=plan.transfers)
 
 
+def frames(spark, folder):
+    """The ledgers as Spark reads them."""
+    found = {}
+    for table in OF_BANKS:
+        sides = (
+            spark.read.schema(from_arrow_schema(schema_of(table)))
+            .parquet(str(folder / bank / table.name))
+            .withColumn("bank", f.lit(bank))
+            for bank in BANKS
+        )
+        found[table.name] = reduce(DataFrame.unionByName, sides)
+    for table in OF_THE_LOG:
+        found[table.name] = spark.read.schema(from_arrow_schema(schema_of(table))).parquet(
+            str(folder / "log" / table.name)
+        )
+    return SimpleNamespace(**found)
+
+
 def bare(spark, folder, _):
     """The one three-way join, and its counts and sums by what is there."""
-    ledgers = read(spark, folder)
+    ledgers = frames(spark, folder)
     sides = [
         ledgers.entries.where((f.col("bank") == bank) & f.col("kind").isin(*LEGS)).select(
             "key", f.col("amount").alias(bank)
@@ -88,12 +111,15 @@ def bare(spark, folder, _):
 def whole(spark, folder, plan, yesterday=None):
     """All that a run does between its extract and its report, from the control totals on."""
     end_ms = plan.rules.day.window(plan.day).end_ms
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read, spark, folder)
-        manifest = Manifest.of(plan.rules, plan.day, tuple(sources(folder, end_ms)))
-        ledgers = reading.result()
-    outcome = reconcile(ledgers, yesterday or EarlierDays(), plan.rules, plan.day, end_ms)
+    manifest = Manifest.of(plan.rules, plan.day, tuple(sources(folder, end_ms)))
+    ledgers, rows = read(folder), manifest.rows
+    workers = Workers(spark if rows > FEW_ROWS else None)
     with open_results(folder / "out") as results:
+        drafts = results.drafts(RUN)
+        outcome = reconcile(
+            ledgers, yesterday or EarlierDays(), plan.rules, plan.day, end_ms,
+            rows=rows, workers=workers, drafts=drafts,
+        )  # fmt: skip
         contents = results.write_tables(outcome.tables, plan.day, RUN)
         balances = results.table("balances", plan.day, RUN)
         proofs = proofs_of(outcome, balances.pieces(), plan.rules)
@@ -123,13 +149,14 @@ def next_(spark, folder, plan):
     results, day = Results(folder / BEFORE / "out"), plan.day - timedelta(days=1)
 
     def left(name):
-        return spark.read.schema(TABLES[name].ddl).parquet(results.table(name, day, RUN).folder.uri)
+        place = results.table(name, day, RUN)
+        return [TableFile(place.folder, part) for part in place.parts]
 
     yesterday = EarlierDays(
         *map(left, CARRIED_ON),
-        history=read(spark, folder / BEFORE),
-        agreed=left("matches").select("key"),
-        closed=left("closed").select("key", "history"),
+        history=[read(folder / BEFORE)],
+        agreed=left("matches"),
+        closed=left("closed"),
     )
     return whole(spark, folder, plan, yesterday)
 
@@ -137,7 +164,7 @@ def next_(spark, folder, plan):
 def by_hand(spark, folder, plan):
     """The same tables, as an engineer writes such a job for these rules."""
     out = folder / "by_hand"
-    return {"items": reconcile_by_hand(read(spark, folder), plan.rules, plan.day, out)}
+    return {"items": reconcile_by_hand(frames(spark, folder), plan.rules, plan.day, out)}
 
 
 def sources(folder, at_ms):
@@ -157,7 +184,27 @@ def sources(folder, at_ms):
 def of_txmq(plan):
     """A session as a run has it."""
     with open_spark(memory=MEMORY) as spark:
-        fit_to_rows(spark, 3 * plan.transfers)
+        yield spark
+
+
+@contextmanager
+def of_queries(plan):
+    """A session with what makes queries of this size fast: fitting partitions, no second planning,
+    a collector for throughput, and a compiler of Java that does not compile twice.
+    """
+    parts = max(2, -(-3 * plan.transfers // 1_000_000))
+    settings = {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": str(-(-parts // 2) * 2),
+        "spark.sql.files.maxPartitionBytes": "256m",
+        "spark.sql.inMemoryColumnarStorage.compressed": "false",
+        "spark.sql.codegen.aggregate.map.twolevel.enabled": "false",
+        "spark.shuffle.compress": "true",
+        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:PerMethodTrapLimit=4 "
+        "-XX:PerBytecodeTrapLimit=0 -XX:MetaspaceSize=256m -XX:FreqInlineSize=150 "
+        "-XX:InlineSmallCode=1200 -XX:CompileThresholdScaling=4",
+    }
+    with open_spark(memory=MEMORY, settings=settings) as spark:
         yield spark
 
 
@@ -222,10 +269,10 @@ def main(what, folder, transfers):
     if what == "days":
         return days(folder, plan)
     sessions = {
-        "bare": (of_txmq, bare),
+        "bare": (of_queries, bare),
         "plain": (of_spark, bare),
         "whole": (of_txmq, whole),
-        "by_hand": (of_txmq, by_hand),
+        "by_hand": (of_queries, by_hand),
         "before": (of_txmq, before),
         "next": (of_txmq, next_),
     }

@@ -22,6 +22,6 @@ def test_the_next_date_continues_a_result(left, spark):
     done = left.night.run(spark, THURSDAY)
 
     assert done.previous_digest == left.facts["result_digest"]
-    (closed,) = left.night.rows(spark, done, "closed").values()
+    (closed,) = left.night.rows(done, "closed").values()
     assert (closed["key"], closed["status"]) == ("icbc/night", "closed")
-    assert left.night.rows(spark, done)["lost"]["status"] == "new"
+    assert left.night.rows(done)["lost"]["status"] == "new"

@@ -8,8 +8,6 @@ import signal
 import sys
 from datetime import date
 
-from pyspark.sql import SparkSession
-
 from tests.reconcile import breaks
 from txmq.reconcile.results import open_results
 from txmq.reconcile.storage import LocalFolder
@@ -17,45 +15,44 @@ from txmq.reconcile.tables import MATCHES, TOTALS
 
 CLASSES = {"icbc/1": "parked", "icbc/2": "in-flight", "icbc/3": "dead-letter"}
 RUN = "b" * 16
-PARTS = 4
 NAMES = ("matches", "items", "closed", "totals")
 
 
-def tables(spark, day):
-    """What the run comes to. What may be large is Spark's."""
-    moved = spark.createDataFrame(
-        [(f"icbc/{index}", "matched", index, "CNY") for index in range(500)], MATCHES.ddl
-    )
+def tables(day):
+    """The tables of the run."""
+    matches = [(f"icbc/{index}", "matched", index, "CNY") for index in range(500)]
     rows = [("parked", "break", "CNY", 1, 1, 1, 1, 1, 1), ("matched", "agreed", "CNY", *[2] * 6)]
-    # What is large comes parted by its key; that is the same in every run.
     return {
-        "matches": moved.repartition(PARTS, "key"),
+        "matches": breaks.table(MATCHES, matches),
         "items": breaks.items(CLASSES, day),
         "closed": breaks.items({}, day),
         "totals": breaks.table(TOTALS, rows),
     }
 
 
-def write(results, spark, day, names=NAMES):
-    found = tables(spark, day)
-    return {name: results.write_table(name, found[name], day, RUN) for name in names}
+def write(results, day, names=NAMES):
+    found = tables(day)
+    for name in names:
+        if name == "matches":
+            write_in_parts(results, name, found[name], day, RUN)
+        else:
+            results.write_table(name, found[name], day, RUN)
+
+
+def write_in_parts(results, name, rows, day, run, parts=4):
+    """Write a table as workers do, each a part of it; returns its hash."""
+    drafts = results.drafts(run)
+    for part in range(parts):
+        drafts.write(part, {name: rows.take([*range(part, len(rows), parts)])})
+    return results.write_table(name, rows.slice(0, 0), day, run)
 
 
 def main():
     directory, day, count = sys.argv[1], date.fromisoformat(sys.argv[2]), int(sys.argv[3])
-    spark = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "3")
-        .config("spark.log.level", "OFF")
-        .getOrCreate()
-    )
     with open_results(directory) as results:
-        write(results, spark, day, NAMES[:count])
+        write(results, day, NAMES[:count])
         LocalFolder.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-        write(results, spark, day, NAMES[count:])
+        write(results, day, NAMES[count:])
 
 
 if __name__ == "__main__":

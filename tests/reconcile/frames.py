@@ -1,15 +1,13 @@
-"""Rows and Parquet as the DataFrames that the core takes, and results as rows again."""
-
-from functools import reduce
+"""Rows and Parquet as the ledgers that the core takes, and results as rows again."""
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row
-from pyspark.sql import functions as f
 
-from tests.reconcile.days import BANKS, RULES, TYPES
+from tests.reconcile.days import BANKS, RULES, schema_of
 from tests.reconcile.reference import Entry, Failure, Message
-from txmq.reconcile.ledgers import EarlierDays, Ledgers
+from txmq.reconcile.columns import ContentHash
+from txmq.reconcile.ledgers import EarlierDays, Ledgers, RowsInMemory, TableFile
 from txmq.reconcile.proofs import proofs_of
+from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import (
     ACCOUNTS,
     ENTRIES,
@@ -25,50 +23,47 @@ OF_BANKS = (ENTRIES, OPENING, LATER, ACCOUNTS)
 OF_THE_LOG = (MESSAGES, FAILURES, OFFSETS)
 
 
-def read(spark, folder, banks=BANKS):
+def read(folder, banks=BANKS):
     """The ledgers of a day that :func:`~tests.reconcile.days.write_day` has written."""
-    found = {}
-    for table in OF_BANKS:
-        sides = (
-            spark.read.schema(table.ddl)
-            .parquet(str(folder / bank / table.name))
-            .withColumn("bank", f.lit(bank))
-            for bank in banks
-        )
-        found[table.name] = reduce(DataFrame.unionByName, sides)
-    for table in OF_THE_LOG:
-        found[table.name] = spark.read.schema(table.ddl).parquet(str(folder / "log" / table.name))
-    return Ledgers(**found)
+
+    def files(source, table, bank=None):
+        place = LocalFolder(folder / source / table.name)
+        return [TableFile(place, name, bank) for name in place.files()]
+
+    of_banks = {t.name: [f for b in banks for f in files(b, t, b)] for t in OF_BANKS}
+    return Ledgers(**of_banks, **{t.name: files("log", t) for t in OF_THE_LOG})
 
 
-def frame(spark, table, rows, *, has_bank=False):
-    """Tuples as a DataFrame: in the order of the table's columns, a bank before them."""
-    ddl = ("bank STRING NOT NULL, " if has_bank else "") + table.ddl
-    names = ["bank", *table.names] if has_bank else list(table.names)
-    types = [pa.string()] * has_bank + [TYPES[column.type] for column in table.columns]
-    columns = list(zip(*rows, strict=True)) or [()] * len(names)
-    arrays = [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)]
-    return spark.createDataFrame(pa.table(arrays, names=names), schema=ddl)
+def in_memory(table, rows, *, has_bank=False):
+    """Tuples as a table: in the order of its columns, with a bank before them or not."""
+    schema = schema_of(table)
+    if has_bank:
+        schema = pa.schema([pa.field("bank", pa.string()), *schema])
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return [RowsInMemory(pa.table(arrays, schema=schema))]
 
 
-def ledgers_of(spark, entries, messages, failures, offsets):
+def ledgers_of(entries, messages, failures, offsets):
     """Rows of :mod:`tests.reconcile.reference` as ledgers; accounts are left out."""
     assert Entry._fields == ("bank", *ENTRIES.names)
     assert (Message._fields, Failure._fields) == (MESSAGES.names, FAILURES.names)
     places = [(*place, after) for place, after in offsets.items()]
     return Ledgers(
-        entries=frame(spark, ENTRIES, entries, has_bank=True),
-        **{t.name: frame(spark, t, [], has_bank=True) for t in (OPENING, LATER, ACCOUNTS)},
-        messages=frame(spark, MESSAGES, messages),
-        failures=frame(spark, FAILURES, failures),
-        offsets=frame(spark, OFFSETS, places),
-    )
+        entries=in_memory(ENTRIES, entries, has_bank=True),
+        opening=[], later=[], accounts=[],
+        messages=in_memory(MESSAGES, messages),
+        failures=in_memory(FAILURES, failures),
+        offsets=in_memory(OFFSETS, places),
+    )  # fmt: skip
 
 
-def content(frame):
+def content(table, rows):
     """A hash of all rows, in whatever order they stand, and how many there are."""
-    whole = f.xxhash64(f.to_json(f.struct(*sorted(frame.columns)))).cast("decimal(38,0)")
-    return tuple(frame.agg(f.count("*"), f.sum(whole)).first())
+    whole = ContentHash(table)
+    for batch in rows.to_batches():
+        whole.add(batch)
+    return whole.word
 
 
 GROUPS = {flow.topic: flow.group for flow in RULES.log.flow}
@@ -76,22 +71,22 @@ TOLERANCE = {name: money.tolerance for name, money in RULES.money.items()}
 
 
 def collected(table):
-    """The rows of a table, of Spark's or of Arrow's."""
-    if isinstance(table, DataFrame):
-        return table.collect()
-    return [Row(**row) for row in table.to_pylist()]
+    """The rows of a table."""
+    return [Row(row) for row in table.to_pylist()]
+
+
+class Row(dict):
+    """A row whose columns are attributes too."""
+
+    __getattr__ = dict.__getitem__
 
 
 def proved(outcome, rules):
     """The rows of all proofs of a day."""
-    return collected(proofs_of(outcome, [outcome.tables["balances"].toArrow()], rules))
+    return collected(proofs_of(outcome, [outcome.tables["balances"]], rules))
 
 
-def left_by(spark, outcome, **more):
+def left_by(outcome, **more):
     """What a day leaves to the next one, as if it were read from files."""
-    left = {}
-    for name in CARRIED_ON:
-        table = outcome.tables[name]
-        is_frame = isinstance(table, DataFrame)
-        left[name] = table.localCheckpoint() if is_frame else spark.createDataFrame(table)
+    left = {name: [RowsInMemory(outcome.tables[name])] for name in CARRIED_ON}
     return EarlierDays(**left, **more)

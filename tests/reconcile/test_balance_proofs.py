@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.reconcile.days import BANKS, Plan
-from tests.reconcile.frames import ledgers_of, left_by, proved
+from tests.reconcile.frames import collected, in_memory, ledgers_of, left_by, proved
 from tests.reconcile.reference import Entry
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.core import reconcile
@@ -78,31 +78,29 @@ class Books:
         assert lost
         self.rows = [row for row in self.rows if row not in lost]
 
-    def read(self, spark, day):
+    def read(self, day):
         """What an extract of the day holds, if it is made when the last one is over."""
         start, end = WINDOWS[day]
         inside = [row for row in self.rows if start <= row.recorded_ms < end]
-        found = ledgers_of(spark, inside, [], [], {})
+        found = ledgers_of(inside, [], [], {})
         before = [row for row in self.rows if row.recorded_ms < start]
         after = [row for row in self.rows if row.recorded_ms >= end]
-        return found._replace(
-            opening=summed(spark, OPENING, before), later=summed(spark, LATER, after)
-        )
+        return found._replace(opening=summed(OPENING, before), later=summed(LATER, after))
 
 
-def summed(spark, table, rows):
+def summed(table, rows):
     sums = defaultdict(lambda: (0, 0))
     for row in rows:
         amount, count = sums[row.bank, row.account, row.role, row.currency]
         sums[row.bank, row.account, row.role, row.currency] = amount + row.amount, count + 1
     given = [(*place, *name) for place, name in sums.items()]
-    return spark.createDataFrame(given, f"bank STRING NOT NULL, {table.ddl}")
+    return in_memory(table, given, has_bank=True)
 
 
-def run(spark, books, given, day=0, before=None):
+def run(books, given, day=0, before=None):
     """A day's result, which goes on from the one before."""
-    yesterday = EarlierDays() if before is None else left_by(spark, before)
-    found = reconcile(books.read(spark, day), yesterday, given, DAYS[day], WINDOWS[day].end_ms)
+    yesterday = EarlierDays() if before is None else left_by(before)
+    found = reconcile(books.read(day), yesterday, given, DAYS[day], WINDOWS[day].end_ms)
     # The outcome is kept, so that its id stays its own.
     _PROOFS[id(found)] = found, proved(found, given)
     return found
@@ -136,7 +134,7 @@ def whole(outcome, proof):
 
 
 @pytest.fixture(scope="module")
-def settled(spark):
+def settled():
     """Books with bookings that belong to no transfer, and what they come to."""
     books = Books()
     books.debit("T1", 500, currency="EUR")
@@ -154,7 +152,7 @@ def settled(spark):
         books.book("icbc", None, "other", ann=-100, capital=100, currency=currency)
         books.book("icbc", None, "other", ann=100, capital=-100, currency=currency)
     books.book("ccb", None, "other", capital=-900, bob=900)
-    return books, run(spark, books, rules())
+    return books, run(books, rules())
 
 
 def test_money_that_leaves_clearing_without_a_transfer_is_missed(settled):
@@ -171,13 +169,13 @@ def test_money_that_leaves_clearing_without_a_transfer_is_missed(settled):
     }  # fmt: skip
 
 
-def test_what_is_on_its_way_for_days_is_in_no_proof_twice(spark):
+def test_what_is_on_its_way_for_days_is_in_no_proof_twice():
     books = Books()
     for key in ("credited", "returned", "lost", "twice"):
         books.debit(key, 100)
     books.book("icbc", "paid-out", "debit", capital=-50, clearing=50)
     books.credit("twice", 100)
-    first = run(spark, books, rules())
+    first = run(books, rules())
     assert broken(first) == {}
     assert whole(first, "clearing-total")["CNY"] == (350, 350)
 
@@ -188,7 +186,7 @@ def test_what_is_on_its_way_for_days_is_in_no_proof_twice(spark):
     books.debit("new", 20, 1, late=True)
     books.debit("stolen", 7, 1, currency="USD")
     books.book("icbc", None, "other", 1, clearing=-7, ann=7, currency="USD")
-    second = run(spark, books, rules(), 1, first)
+    second = run(books, rules(), 1, first)
 
     assert whole(second, "clearing-total") == {"CNY": (-330, -330), "USD": (7, 0)}
     assert broken(second) == {
@@ -201,9 +199,7 @@ def test_what_is_on_its_way_for_days_is_in_no_proof_twice(spark):
 
 
 @pytest.mark.parametrize("capital", [True, False])
-def test_money_that_comes_from_nowhere_is_missed_where_it_should_come_from_somewhere(
-    spark, capital
-):
+def test_money_that_comes_from_nowhere_is_missed_where_it_should_come_from_somewhere(capital):
     books = Books()
     books.book("icbc", None, "other", ann=900, capital=-900, currency="USD")
     books.book("ccb", None, "other", unclaimed=-30, bob=30, currency="USD")
@@ -214,7 +210,7 @@ def test_money_that_comes_from_nowhere_is_missed_where_it_should_come_from_somew
     if not capital:
         books.rows = [row for row in books.rows if row.role != "capital"]
 
-    found = run(spark, books, rules(**given))
+    found = run(books, rules(**given))
 
     nowhere = {("conservation", None, None, "CNY"): (0, 1_000_000)}
     assert broken(found) == (nowhere if capital else {})
@@ -223,14 +219,14 @@ def test_money_that_comes_from_nowhere_is_missed_where_it_should_come_from_somew
 # What was booked on other days
 
 
-def test_numbers_that_miss_within_a_day_and_between_days_are_found(spark):
+def test_numbers_that_miss_within_a_day_and_between_days_are_found():
     given = rules(gapless=True)
     books = Books()
     for key in ("A", "B", "C"):
         books.debit(key, 10)
         books.credit(key, 10)
     books.lose(key="icbc/B", kind="credit")
-    first = run(spark, books, given)
+    first = run(books, given)
     assert broken(first) == {("gapless", "ccb", None, None): (6, 4)}
 
     # Nobody works on the second day, and somebody has removed what came first on the third.
@@ -239,16 +235,16 @@ def test_numbers_that_miss_within_a_day_and_between_days_are_found(spark):
     books.credit("E", 10, 2)
     books.debit("E", 10, 2)
     books.lose(key="icbc/D")
-    second = run(spark, books, given, 1, first)
+    second = run(books, given, 1, first)
     assert broken(second) == {}
-    third = run(spark, books, given, 2, second)
+    third = run(books, given, 2, second)
     assert broken(third) == {
         ("gapless", "ccb", None, None): (4, 2),
         ("gapless", "icbc", None, None): (4, 2),
     }
 
 
-def test_a_row_that_is_there_twice_does_not_make_up_for_one_that_is_missing(spark):
+def test_a_row_that_is_there_twice_does_not_make_up_for_one_that_is_missing():
     given = rules(gapless=True)
     books = Books()
     for key in ("A", "B", "C"):
@@ -259,7 +255,7 @@ def test_a_row_that_is_there_twice_does_not_make_up_for_one_that_is_missing(spar
     books.rows += again
     books.rows[-1] = again[-1]._replace(id=None)
 
-    found = run(spark, books, given)
+    found = run(books, given)
 
     assert numbers_of(found) == {"ccb": (6, 4), "icbc": (6, 8)}
 
@@ -270,7 +266,7 @@ def test_a_row_that_is_there_twice_does_not_make_up_for_one_that_is_missing(spar
     again = books.rows[-1]._replace(bank="ccb", id=1)
     books.lose(key="icbc/D", bank="ccb", account="ccb-bob")
     books.rows.append(again)
-    assert numbers_of(run(spark, books, given, 1, found)) == {"ccb": (4, 3)}
+    assert numbers_of(run(books, given, 1, found)) == {"ccb": (4, 3)}
 
 
 def numbers_of(outcome):
@@ -278,12 +274,12 @@ def numbers_of(outcome):
     return {place[1]: of for place, of in broken(outcome).items() if place[0] == "gapless"}
 
 
-def test_rows_that_are_removed_together_are_missed_where_they_were(spark, settled):
+def test_rows_that_are_removed_together_are_missed_where_they_were(settled):
     books, first = settled
     for amount in (100, -100):
         books.lose(account="icbc-ann", amount=amount)
     books.lose(account="ccb-bob")
-    second = run(spark, books, rules(), 1, first)
+    second = run(books, rules(), 1, first)
 
     found = {place: item for place, item in broken(second).items() if place[2] is not None}
     assert found == {
@@ -324,38 +320,38 @@ def _debit_many(books, **_):
         (_debit_many, "totals of debit-without-message, CNY: debited is 10376293541461622775, "),
     ],
 )
-def test_a_sum_beyond_64_bits_is_one_clear_error(spark, write, told):
+def test_a_sum_beyond_64_bits_is_one_clear_error(write, told):
     books = Books()
     write(books, ann=LONG_MAX, capital=-LONG_MAX)
 
     with pytest.raises(ReconcileRefused) as refused:
-        run(spark, books, rules())
+        run(books, rules())
 
     assert str(refused.value).startswith(told)
 
 
-def test_the_greatest_and_the_least_amounts_are_added_up(spark):
+def test_the_greatest_and_the_least_amounts_are_added_up():
     books = Books()
     _book_twice(books, ann=LONG_MAX, bob=-LONG_MAX)
     _book_twice(books, bob=LONG_MAX, ann=-LONG_MAX)
     books.book("icbc", "T1", "debit", ann=-LONG_MAX, clearing=LONG_MAX)
 
-    found = run(spark, books, rules())
+    found = run(books, rules())
 
-    closing = {row.account: row.closing for row in found.tables["balances"].collect()}
+    closing = {row.account: row.closing for row in collected(found.tables["balances"])}
     assert closing == {"icbc-ann": -LONG_MAX, "icbc-bob": 0, "icbc-clearing": LONG_MAX}
 
 
 # Bookings without an id
 
 
-def test_a_booking_that_names_no_transfer_is_one_finding(spark):
+def test_a_booking_that_names_no_transfer_is_one_finding():
     books = Books()
     for amount in (100, 100, 70):
         books.book("icbc", None, "debit", ann=-amount, clearing=amount)
     books.credit(None, 30)
 
-    found = run(spark, books, rules())
+    found = run(books, rules())
 
     assert [(row["key"], row["amount"]) for row in found.tables["items"].to_pylist()] == [
         *(("ccb/#2", 30), ("icbc/#1", 100), ("icbc/#3", 100), ("icbc/#5", 70)),
@@ -366,12 +362,12 @@ def test_a_booking_that_names_no_transfer_is_one_finding(spark):
     }
 
 
-def test_two_spellings_of_one_id_are_two_items_that_name_each_other(spark):
+def test_two_spellings_of_one_id_are_two_items_that_name_each_other():
     books = Books()
     books.debit("T1 ", 100)
     books.credit("t1", 100)
 
-    found = run(spark, books, rules())
+    found = run(books, rules())
 
     assert [
         (row["key"], row["id_doubt"], row["suggestion"])

@@ -8,16 +8,22 @@ from msgspec.structs import astuple
 
 from tests.reconcile.days import Plan
 from tests.reconcile.test_classification import order
-from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.evidence import Evidence, Role
+from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table
 from txmq.reconcile.ledgers import ReconciledDay
 from txmq.reconcile.proofs import proofs_of
-from txmq.reconcile.second_pass import CARRIED, EARLIER, TODAY, SecondPass
+from txmq.reconcile.second_pass import SecondPass
 from txmq.reconcile.tables import BALANCES, BOOKED, MESSAGES
 
 RULES = Plan(transfers=1, double_entry=True).rules
 DAYS = [date(2026, 3, 10) + timedelta(days=number) for number in range(2)]
 WINDOWS = [RULES.day.window(day) for day in DAYS]
-ORDER = order(100, at=WINDOWS[0].start_ms)
+ORDERS = arrow_table(MESSAGES, [astuple(order(100, at=WINDOWS[0].start_ms))])
+MESSAGES_OF = {
+    Role.OLD_ENTRIES: Role.OLD_MESSAGES,
+    Role.OPEN_ENTRIES: Role.OPEN_MESSAGES,
+}
+"""The messages of transfers with these entries."""
 
 
 def row(kind, amount, role="customer", day=0):
@@ -31,23 +37,6 @@ DEBIT, DEBIT_SIDE = row("debit", -100), row("debit", 100, "clearing")
 CREDIT, CREDIT_SIDE = row("credit", 100), row("credit", -100, "clearing")
 
 
-def struct(table):
-    return pa.struct(list(arrow_schema(table)))
-
-
-def evidence(rows, origin, messages=()):
-    found = [
-        {"key": "icbc/1", "origin": origin, "is_void": None, "entry": entry, "message": message}
-        for entry, message in [*((one, None) for one in rows), *((None, one) for one in messages)]
-    ]
-    fields = [("key", pa.string()), ("origin", pa.int32()), ("is_void", pa.bool_())]
-    fields += [("entry", struct(BOOKED)), ("message", struct(MESSAGES))]
-    for one in found:
-        for name, table in (("entry", BOOKED), ("message", MESSAGES)):
-            one[name] = one[name] and dict(zip(table.names, one[name], strict=True))
-    return pa.Table.from_pylist(found, pa.schema(fields))
-
-
 def balances(rows):
     """Those rows as the accounts of a day."""
     found = []
@@ -59,14 +48,14 @@ def balances(rows):
     return pa.Table.from_pylist(found, arrow_schema(BALANCES))
 
 
-def broken(day, today, before=(), origin=EARLIER):
+def broken(day, today, before=(), role=Role.OLD_ENTRIES):
     """The proofs of clearing that do not hold on a day, and by how much."""
-    orders = [astuple(ORDER)]
-    rows = pa.concat_tables(
-        [evidence(today, TODAY, orders if day == 0 else ()),
-         evidence(before, origin, orders if day else ())]
-    )  # fmt: skip
-    found = SecondPass(RULES, DAYS[day], WINDOWS[day].end_ms, {}, {}).decide(rows)
+    evidence = [
+        Evidence("entry", Role.ENTRIES, arrow_table(BOOKED, today)),
+        Evidence("entry", role, arrow_table(BOOKED, before)),
+        Evidence("message", MESSAGES_OF[role] if day else Role.MESSAGES, ORDERS),
+    ]
+    found = SecondPass(RULES, DAYS[day], WINDOWS[day].end_ms, {}, {}).decide(evidence)
     result = ReconciledDay({}, found.tables()["proofs"], found.sums, was_closed=False)
     proofs = proofs_of(result, [balances(today)], RULES).to_pylist()
     return {
@@ -80,8 +69,8 @@ WHOLE = [DEBIT, DEBIT_SIDE, CREDIT, CREDIT_SIDE]
 
 
 @pytest.mark.parametrize("late", [DEBIT_SIDE, CREDIT_SIDE])
-@pytest.mark.parametrize("origin", [EARLIER, CARRIED])
-def test_a_side_that_comes_a_day_later_settles_the_difference_of_an_agreed_transfer(late, origin):
+@pytest.mark.parametrize("role", MESSAGES_OF)
+def test_a_side_that_comes_a_day_later_settles_the_difference_of_an_agreed_transfer(late, role):
     """Whether the day before has agreed it, or has left it open."""
     first = [one for one in WHOLE if one is not late]
     off = -late[5]
@@ -89,7 +78,7 @@ def test_a_side_that_comes_a_day_later_settles_the_difference_of_an_agreed_trans
         ("clearing", "icbc/1"): off, ("clearing", None): off, ("clearing-total", None): off
     }  # fmt: skip
 
-    assert broken(1, [(*late[:7], *[WINDOWS[1].start_ms] * 2, late[9])], first, origin) == {}
+    assert broken(1, [(*late[:7], *[WINDOWS[1].start_ms] * 2, late[9])], first, role) == {}
 
 
 def test_what_settles_a_part_of_a_difference_is_off_in_both_proofs():
@@ -102,7 +91,7 @@ def test_what_settles_a_part_of_a_difference_is_off_in_both_proofs():
 def test_a_transfer_that_is_done_over_two_dates_is_off_on_none():
     second = [row("credit", 100, day=1), row("credit", -100, "clearing", 1)]
     assert broken(0, [DEBIT, DEBIT_SIDE]) == {}
-    assert broken(1, second, [DEBIT, DEBIT_SIDE], CARRIED) == {}
-    assert broken(1, second[:1], [DEBIT, DEBIT_SIDE], CARRIED) == {
+    assert broken(1, second, [DEBIT, DEBIT_SIDE], Role.OPEN_ENTRIES) == {}
+    assert broken(1, second[:1], [DEBIT, DEBIT_SIDE], Role.OPEN_ENTRIES) == {
         ("clearing", "icbc/1"): 100, ("clearing", None): 100, ("clearing-total", None): 100
     }  # fmt: skip

@@ -38,7 +38,7 @@ def test_each_date_says_what_was_planted(outcomes, spark, tmp_path, monkeypatch)
         ledgers.write([step for step in steps if start <= step.at_ms < end])
         names = {case.key: ledgers.names.get(case.key, f"icbc/{case.key}") for case in cases}
         code, _ = run(day, "--quiet")
-        found = Tables(spark, tmp_path, day)
+        found = Tables(tmp_path, day)
         assert found.said() == said_of(cases, names, number)
         assert found.totals() == totals_of(cases, number)
         assert found.off() == off_of(cases, names, number)
@@ -61,12 +61,12 @@ def test_each_date_says_what_was_planted(outcomes, spark, tmp_path, monkeypatch)
 class Tables:
     """The tables of a date's run in force."""
 
-    def __init__(self, spark, home, day):
+    def __init__(self, home, day):
         results = Results(home / "recon")
         done = results.current(day)
 
         def rows(table):
-            return [row.asDict() for row in results.read_table(spark, table, done).collect()]
+            return list(results.table(table, day, done.run_id).rows())
 
         self.result = done.result
         self.items, self.closed, self.matches, self.proofs = map(

@@ -67,7 +67,7 @@ def row(number, **changes):
     return facts | life | changes
 
 
-def test_a_run_is_written_with_all_that_belongs_to_it(spark, schema, rows):
+def test_a_run_is_written_with_all_that_belongs_to_it(schema, rows):
     plain = breaks.run(DAY, parked=2)
     proof = Proof(
         "conservation", None, None, "CNY", 2**40, 2**40 + 3, False, "what is in transit",

@@ -1,4 +1,4 @@
-"""Spark says of random histories what a few lines of plain Python say."""
+"""A day says of random histories what a few lines of plain Python say."""
 
 from collections import defaultdict
 from datetime import date, timedelta
@@ -12,7 +12,7 @@ from tests.reconcile.frames import GROUPS, TOLERANCE, collected, ledgers_of, lef
 from tests.reconcile.histories import OFFSETS, History
 from tests.reconcile.reference import Rule, Told, classes
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.ledgers import EarlierDays
+from txmq.reconcile.ledgers import EarlierDays, RowsInMemory
 
 FIRST = date(2026, 11, 19)
 SECOND = FIRST + timedelta(days=1)
@@ -40,7 +40,7 @@ def told_by(history):
     return Told(history.entries, history.messages, by_message, OFFSETS)
 
 
-def extract(spark, history, window):
+def extract(history, window):
     """What an extract of the day holds."""
     start, end = window
 
@@ -49,11 +49,11 @@ def extract(spark, history, window):
 
     entries = [entry for entry in history.entries if is_inside(entry.recorded_ms)]
     messages = [m for m in history.messages if is_inside(m.stored_ms) or is_inside(m.decided_ms)]
-    return ledgers_of(spark, entries, messages, history.failures, OFFSETS)
+    return ledgers_of(entries, messages, history.failures, OFFSETS)
 
 
 def rows_of(outcome):
-    """What Spark has found: by key, its class and sums; of what is matched, the class alone."""
+    """What was found: by key, its class and sums; of what is matched, the class alone."""
     found = {row.key: (row["class"],) for row in collected(outcome.tables["matches"])}
     for row in collected(outcome.tables["items"]):
         assert row.key not in found
@@ -95,8 +95,8 @@ KNOWN = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_days_of_known_seeds_are_what_the_reference_says(spark):
-    see_two_days(spark, KNOWN)
+def test_two_days_of_known_seeds_are_what_the_reference_says():
+    see_two_days(KNOWN)
 
 
 @pytest.mark.soak
@@ -107,8 +107,8 @@ def test_two_days_of_known_seeds_are_what_the_reference_says(spark):
     suppress_health_check=list(HealthCheck),
 )
 @given(seed=st.integers(0, 2**32))
-def test_two_days_are_what_the_reference_says(spark, seed):
-    see_two_days(spark, [seed])
+def test_two_days_are_what_the_reference_says(seed):
+    see_two_days([seed])
 
 
 class Histories:
@@ -122,20 +122,21 @@ class Histories:
                 rows += [row._replace(key=f"{row.key}-{seed}") for row in getattr(history, name)]
 
 
-def see_two_days(spark, seeds):
+def see_two_days(seeds):
     windows = [RULES.day.window(each) for each in (FIRST, SECOND)]
     history = Histories(seeds, windows)
     told = told_by(history)
 
     (_, end), later = windows
-    extracts = [extract(spark, history, window) for window in windows]
+    extracts = [extract(history, window) for window in windows]
     one = reconcile(extracts[0], EarlierDays(), RULES, FIRST, end)
     expected = reference(told, windows[0], frozenset())
     see(history, rows_of(one), expected)
 
     known = {key for key, unit in expected.items() if not is_agreed(unit)}
     unseen = {key for key, unit in expected.items() if unit.class_ == "prior-period"}
-    yesterday = left_by(spark, one, history=extracts[0], agreed=one.tables["matches"].select("key"))
+    agreed = [RowsInMemory(one.tables["matches"])]
+    yesterday = left_by(one, history=extracts[:1], agreed=agreed)
     two = reconcile(extracts[1], yesterday, RULES, SECOND, later.end_ms)
     expected = reference(told, later, known, unseen)
     see(history, rows_of(two), expected)

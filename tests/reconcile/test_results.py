@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.reconcile import breaks, dying_run
+from tests.reconcile.dying_run import write_in_parts
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.job import earlier_days
@@ -40,6 +41,11 @@ def files(directory):
     return {str(item.relative_to(directory)): item.read_bytes() for item in found}
 
 
+def rows_of(table, *names):
+    """The rows of each file."""
+    return [rows for file in table for rows in file.pieces(names)]
+
+
 def items(count):
     return breaks.items({f"icbc/{index}": "parked" for index in range(count)}, DAY)
 
@@ -63,43 +69,41 @@ def test_a_run_is_named_after_all_that_goes_in():
     assert all(len(item) == 16 and int(item, 16) for item in named)
 
 
-def test_a_table_is_the_same_in_whatever_files_it_lies(spark, tmp_path):
-    matches = dying_run.tables(spark, DAY)["matches"]
+def test_a_table_is_the_same_in_whatever_files_it_lies(tmp_path):
+    matches = dying_run.tables(DAY)["matches"]
     hashes = set()
     for parts in (1, 3):
         with open_results(tmp_path / str(parts)) as results:
-            hashes.add(results.write_table("matches", matches.repartition(parts), DAY, "a" * 16))
+            hashes.add(write_in_parts(results, "matches", matches, DAY, "a" * 16, parts))
     with open_results(tmp_path / "here") as results:
-        hashes.add(results.write_table("matches", matches.toArrow(), DAY, "a" * 16))
-        other = results.write_table("matches", matches.toArrow().slice(1), DAY, "b" * 16)
+        hashes.add(results.write_table("matches", matches, DAY, "a" * 16))
+        other = results.write_table("matches", matches.slice(1), DAY, "b" * 16)
 
     assert len(hashes) == 1
     assert other not in hashes
     assert len(list((tmp_path / "3").rglob("*.parquet"))) == 3
-    from_spark, from_arrow = (
-        [*columns_of(next((tmp_path / name).rglob("*.parquet")))] for name in ("1", "here")
-    )
-    # Java lists several in an order that differs from one process to the next.
-    assert [len(column.encodings) for column in from_spark] == [1] * 4
-    coded = {column.path_in_schema for column in from_arrow if column.has_dictionary_page}
-    assert coded == {"class", "currency"}
+    for name in ("3", "here"):
+        columns = columns_of(next((tmp_path / name).rglob("*.parquet")))
+        coded = {column.path_in_schema for column in columns if column.has_dictionary_page}
+        assert coded == {"class", "currency"}
 
 
-def test_what_was_written_is_read_the_same(spark, results):
+def test_what_was_written_is_read_the_same(results):
     table = items(30)
     results.write_table("items", table, DAY, "a" * 16)
     nothing = results.write_table("closed", table.slice(0, 0), DAY, "a" * 16)
     run = breaks.run(DAY)
 
-    read = results.read_table(spark, "items", run)
-    assert read.toArrow().to_pylist() == table.to_pylist()
-    assert [row.key for row in read.collect()] == sorted(f"icbc/{index}" for index in range(30))
-    closed = results.read_table(spark, "closed", run)
-    assert (closed.count(), closed.columns) == (0, read.columns)
+    (read,) = rows_of(results.files("items", run))
+    assert read.to_pylist() == table.to_pylist()
+    assert read["key"].to_pylist() == sorted(f"icbc/{index}" for index in range(30))
+    (empty,) = results.files("closed", run)
+    with empty.folder.parquet(empty.name) as file:
+        assert (file.metadata.num_rows, file.schema_arrow) == (0, read.schema)
     assert nothing.startswith("0-")
 
 
-def test_tables_that_were_changed_since_are_told(spark, results, tmp_path):
+def test_tables_that_were_changed_since_are_told(results, tmp_path):
     hashed = results.write_table("items", items(3), DAY, "a" * 16)
     results.write_table("closed", items(3), DAY, "a" * 16)
     run = whole({"items": hashed})
@@ -181,7 +185,7 @@ def test_the_day_before_is_the_last_that_has_a_result(results):
     assert len(results.trend(DAY, 9)) == 3
 
 
-def test_what_is_looked_back_is_what_the_day_before_went_on_from(spark, results):
+def test_what_is_looked_back_is_what_the_day_before_went_on_from(results):
     days = [DAY - timedelta(days=item) for item in (3, 2, 1)]
     runs, past = [], None
     for day, letter in zip(days, "abc", strict=True):
@@ -198,25 +202,27 @@ def test_what_is_looked_back_is_what_the_day_before_went_on_from(spark, results)
     assert results.chain(runs[-1], days[0]) == runs
     assert results.chain(runs[-1], days[1]) == runs[1:]
     assert results.chain(runs[-1], DAY) == results.chain(None, days[0]) == []
-    known = results.read_table(spark, "closed", *runs[1:]).select("key", "history").collect()
-    assert sorted(map(tuple, known)) == [("icbc/0", "b"), ("icbc/0", "c")]
-    assert results.read_table(spark, "closed") is None
+    known = rows_of(results.files("closed", *runs[1:]), "key", "history")
+    assert [rows.to_pylist() for rows in known] == [
+        [{"key": "icbc/0", "history": history}] for history in ("b", "c")
+    ]
+    assert results.files("closed") == []
 
     results.folder_of(runs[1]).remove("run.json")
     assert results.chain(runs[-1], days[0]) == runs[2:]
 
 
-def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path):
+def test_a_day_begins_with_what_the_one_before_has_left(results, tmp_path):
     known = breaks.transfer("icbc/1", "parked") | {"break_id": "0" * 16, "was": None}
     people = Explanations(tmp_path)
     people.add([Explanation.of(known, "Ann", "known", 1)])
     rules = breaks.rules()
     window = rules.day.window(DAY)
-    first = earlier_days(rules, DAY, spark, results, None, people)
-    assert (first.items, first.entries, len(first.explanations)) == (None, None, 1)
+    first = earlier_days(rules, DAY, results, None, people)
+    assert (first.items, first.entries, len(first.explanations)) == ((), (), 1)
 
     before = DAY - timedelta(days=1)
-    for name, table in dying_run.tables(spark, before).items():
+    for name, table in dying_run.tables(before).items():
         results.write_table(name, table, before, "a" * 16)
     entry = (1, "icbc/1", "debit", "customer", "alice", -1, "CNY", 1, 1, "icbc")
     message = ("icbc/1", "M", "alice", "bob", 1, "CNY", "sent", "t", 0, 0, 1, *[None] * 3, 9, None)
@@ -231,12 +237,13 @@ def test_a_day_begins_with_what_the_one_before_has_left(spark, results, tmp_path
     result = msgspec.structs.replace(run.result, end_ms=window.start_ms)
     run = msgspec.structs.replace(run, result=result, result_digest=result.digest)
 
-    found = earlier_days(rules, DAY, spark, results, run, people)
-    assert found.items.count() == 3
+    found = earlier_days(rules, DAY, results, run, people)
+    assert [len(rows) for rows in rows_of(found.items)] == [3]
     for name, row in left.items():
-        assert [tuple(row) for row in getattr(found, name).collect()] == [row]
+        (rows,) = rows_of(getattr(found, name))
+        assert [tuple(row.values()) for row in rows.to_pylist()] == [row]
     late = msgspec.structs.replace(run, result=msgspec.structs.replace(result, end_ms=1))
-    assert earlier_days(rules, DAY, spark, results, late, people).balances is None
+    assert earlier_days(rules, DAY, results, late, people).balances is None
 
 
 def test_a_second_run_at_the_same_time_is_refused(results, tmp_path):
@@ -263,9 +270,7 @@ def test_two_processes_are_kept_apart_and_death_lets_go(tmp_path):
 
 
 @pytest.mark.fault("P22")
-@pytest.mark.soak
-@pytest.mark.timeout(240)  # A second Java has to start.
-def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark, tmp_path):
+def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(tmp_path):
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     former = breaks.run(DAY)
     with open_results(here) as results:
@@ -293,7 +298,7 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark
     again = breaks.run(DAY, dying_run.RUN, parked=1)
     for directory in (here, elsewhere):
         with open_results(directory) as results:
-            dying_run.write(results, spark, DAY)
+            dying_run.write(results, DAY)
             results.publish(again, {"report.html": b"new"})
     for name in dying_run.NAMES:
         run = Path("results", name, f"business_date={DAY}", f"run={dying_run.RUN}")
@@ -304,19 +309,19 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(spark
     assert not list(here.rglob(".*drafts"))
 
 
-def test_a_run_that_is_done_again_touches_nothing(spark, results, tmp_path):
+def test_a_run_that_is_done_again_touches_nothing(results, tmp_path):
     def seen():
         return {path: path.stat().st_ino for path in (tmp_path / "results").rglob("*.parquet")}
 
-    dying_run.write(results, spark, DAY)
+    dying_run.write(results, DAY)
     results.publish(breaks.run(DAY, dying_run.RUN), {})
     once = seen()
-    dying_run.write(results, spark, DAY)
+    dying_run.write(results, DAY)
 
     assert seen() == once
 
 
-def test_a_signed_run_is_never_replaced(spark, results, tmp_path):
+def test_a_signed_run_is_never_replaced(results, tmp_path):
     run = breaks.run(DAY)
     results.write_table("items", items(3), DAY, run.run_id)
     results.publish(run, {})
@@ -332,7 +337,7 @@ def test_a_signed_run_is_never_replaced(spark, results, tmp_path):
     assert files(tmp_path / "results") == before
 
 
-def test_a_signed_table_that_was_damaged_is_put_back(spark, results, tmp_path):
+def test_a_signed_table_that_was_damaged_is_put_back(results, tmp_path):
     hashed = results.write_table("items", items(3), DAY, "a" * 16)
     run = whole({"items": hashed})
     results.publish(run, {})
@@ -351,40 +356,40 @@ def test_a_signed_table_that_was_damaged_is_put_back(spark, results, tmp_path):
     results.verify(results.current(DAY))
 
 
-def test_a_signed_run_whose_rows_lie_in_other_files_now_is_the_same(spark, results, tmp_path):
-    matches = dying_run.tables(spark, DAY)["matches"]
+def test_a_signed_run_whose_rows_lie_in_other_files_now_is_the_same(results, tmp_path):
+    matches = dying_run.tables(DAY)["matches"]
     hashed = results.write_table("matches", matches, DAY, "a" * 16)
     run = whole({"matches": hashed})
     results.publish(run, {})
     results.sign("preparer", run, "Ann", 5)
     shutil.rmtree(tmp_path / "results")
 
-    results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)
+    write_in_parts(results, "matches", matches, DAY, "a" * 16, 7)
     results.publish(whole({"matches": hashed}), {})
 
     assert results.current(DAY).sign_off.preparer == "Ann"
     results.verify(results.current(DAY))
 
 
-def test_a_run_with_more_cores_is_the_same_run(spark, results, tmp_path):
-    matches = dying_run.tables(spark, DAY)["matches"]
+def test_a_run_with_more_cores_is_the_same_run(results, tmp_path):
+    matches = dying_run.tables(DAY)["matches"]
     hashed = results.write_table("matches", matches, DAY, "a" * 16)
     run = breaks.run(DAY)
     results.publish(run, {})
     results.sign("preparer", run, "Ann", 5)
     before = files(tmp_path / "results")
 
-    again = results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)
+    again = write_in_parts(results, "matches", matches, DAY, "a" * 16, 7)
 
     assert (again, files(tmp_path / "results")) == (hashed, before)
     assert results.current(DAY).sign_off.preparer == "Ann"
     place = tmp_path / next(f"results/{item}" for item in before)
     place.write_bytes(b"no rows")
     with pytest.raises(ReconcileRefused, match="is signed, and matches would change"):
-        results.write_table("matches", matches.repartition(7, "key"), DAY, "a" * 16)
+        write_in_parts(results, "matches", matches, DAY, "a" * 16, 7)
 
 
-def test_a_run_that_comes_to_something_else_is_not_in_force_until_it_is_whole(spark, results):
+def test_a_run_that_comes_to_something_else_is_not_in_force_until_it_is_whole(results):
     run = breaks.run(DAY)
     results.write_table("items", items(3), DAY, run.run_id)
     results.publish(run, {})
@@ -392,7 +397,7 @@ def test_a_run_that_comes_to_something_else_is_not_in_force_until_it_is_whole(sp
     results.write_table("items", items(2), DAY, run.run_id)
     assert results.current(DAY) is None
     results.publish(run, {})
-    assert results.read_table(spark, "items", results.current(DAY)).count() == 2
+    assert results.table("items", DAY, run.run_id).row_count == 2
 
 
 def test_what_was_said_of_a_signed_run_stays_as_it_was_signed(results, tmp_path):

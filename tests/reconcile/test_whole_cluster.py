@@ -45,6 +45,6 @@ def test_a_cluster_comes_to_the_same_result(spark, tmp_path):
     assert together.result_digest == alone.result_digest
     results.verify(together)
     assert files(there) == files(here) != set()
-    found = {row["class"] for row in results.read_table(spark, "items", together).collect()}
+    found = {row["class"] for row in results.table("items", together.day, together.run_id).rows()}
     assert found > {Class.DOUBLE_CREDIT, Class.PARKED, Class.IN_FLIGHT}
     assert sum(total.transfers for total in alone.result.totals) == PLAN.transfers

@@ -2,6 +2,7 @@
 
 import csv
 
+import pyarrow.compute as pc
 import pytest
 
 from tests.reconcile.whole_stage import PAYEE, RULES, THURSDAY, WEDNESDAY, Posting, Stage, at
@@ -62,9 +63,10 @@ def test_a_bank_that_sends_files_is_reconciled_as_one_with_a_database(spark, tmp
     assert counted == {"matched": 4, "delivered-uncredited": 1}
     held = {"roll-forward", "roll-forward-rows", "account-table", "gapless", "double-entry"}
     assert held <= {proof.proof for proof in second.result.proofs}
-    balances = stage.results().read_table(spark, "balances", second).where("bank = 'ccb'").collect()
+    balances = stage.results().table("balances", THURSDAY, second.run_id)
     told = dict(stage.sql("ccb", "SELECT number, balance FROM accounts"))
-    assert {row["account"]: row["closing"] for row in balances} == told
+    of_ccb = balances.rows("account", "closing", "bank", where=pc.field("bank") == "ccb")
+    assert {row["account"]: row["closing"] for row in of_ccb} == told
 
     changed = tmp_path / "in" / f"ccb-{THURSDAY}.csv"
     changed.write_text(changed.read_text().replace(";-5;", ";-4;"))

@@ -247,9 +247,9 @@ class Stage:
     def results(self):
         return Results(self.directory)
 
-    def rows(self, spark, done, table="items"):
+    def rows(self, done, table="items"):
         """The rows of a run's table by the transfers' own ids."""
-        rows = self.results().read_table(spark, table, done).collect()
+        rows = self.results().table(table, done.day, done.run_id).rows()
         return {row["key"].removeprefix("icbc/"): row for row in rows}
 
     def recon(self, statement):

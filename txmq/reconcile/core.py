@@ -1,36 +1,84 @@
-"""A day's reconciliation: tables in, tables out; nothing is written here.
+"""A day's reconciliation: tables in, tables out.
 
-The sieve finds the transfers that plainly agree. Every other transfer is decided in the second
-pass from all of its rows, which are collected here. The balances of accounts are added up beside
-it.
+The sieve finds the transfers that plainly agree, while the balances of accounts are added up beside
+it. Every other transfer is decided in the second pass from all of its rows. On most days these are
+few, and this process decides them; after a mishap they may be all, and then each worker gets all
+rows of some transfers.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
-from typing import Final
+from functools import partial
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, Observation
-from pyspark.sql import functions as f
+import pyarrow.compute as pc
 
+from txmq.reconcile.balances import NO_BALANCES, AccountPart, Accounts, account_parts
 from txmq.reconcile.classes import Class
-from txmq.reconcile.extract.table_writer import arrow_table
+from txmq.reconcile.columns import Words, hash_column
+from txmq.reconcile.evidence import (
+    READ_BY_SIEVE,
+    Evidence,
+    Role,
+    Source,
+    find,
+    history_of,
+    rows_of,
+    sources_of,
+    with_keys,
+)
+from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table, parquet_writer
 from txmq.reconcile.items import with_doubts
-from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Rows, union
-from txmq.reconcile.proofs import balances_of, count_ids
+from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Table
 from txmq.reconcile.rules import DayWindow, Rules
-from txmq.reconcile.second_pass import CARRIED, EARLIER, TODAY, SecondPass, Sums, batch_sql
-from txmq.reconcile.sieve import HASH, PLAIN, SUSPECT, sift
-from txmq.reconcile.tables import EVIDENCE, MATCHES, RESULTS, TOTALS, join_halves
+from txmq.reconcile.second_pass import SecondPass
+from txmq.reconcile.sieve import SUSPECT, Others, Sieve, split_by_hash
+from txmq.reconcile.storage import Folder
+from txmq.reconcile.tables import MATCHES, OFFSETS, RESULTS, TOTALS, Sums, TableSchema
+from txmq.reconcile.workers import Workers
 
-__all__ = ["FEW", "reconcile"]
+__all__ = ["FEW", "Drafts", "reconcile"]
 
 FEW: Final = 100_000
-"""Up to so many transfers are decided in this process; Spark's workers decide more."""
-_SENT_MAX: Final = 2_000_000
-"""The most keys to broadcast: some 30 bytes each in the memory of every worker."""
+"""Up to so many transfers are decided in this process; workers decide more."""
+ROWS_AT_A_PLACE: Final = 2_000_000
+"""The rows that meet at one place; each takes some 200 bytes of a worker's memory."""
+
+
+class Drafts(NamedTuple):
+    """Where workers write rows of a run's tables; without folders they return them."""
+
+    folders: Mapping[str, Folder] = {}
+
+    def write(self, part: int, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Write a part of tables; returns what is not written."""
+        left = {}
+        for name, rows in tables.items():
+            if name not in self.folders:
+                left[name] = rows
+            elif len(rows):
+                file = self.folders[name].create(f"part-{part:05}.parquet")
+                with file as out, parquet_writer(out, rows.schema) as writer:
+                    writer.write_table(rows)
+        return left
+
+
+class Day(NamedTuple):
+    """What the workers know of a day."""
+
+    window: DayWindow
+    sieve: Sieve
+    accounts: Accounts
+    known_ids: Mapping[str, int]
+    """The greatest id before the day, of banks whose ids have no gaps."""
+    places: int
+    drafts: Drafts
 
 
 def reconcile(
@@ -40,158 +88,174 @@ def reconcile(
     day: date,
     as_of_ms: int,
     *,
+    rows: int = 0,
+    workers: Workers | None = None,
+    drafts: Drafts | None = None,
     few: int = FEW,
 ) -> ReconciledDay:
     """Reconcile a day.
 
-    ``as_of_ms`` is the end of the day, or the time of reading if that was earlier. Up to ``few``
-    transfers are decided in this process.
+    ``as_of_ms`` is the end of the day, or the time of reading if that was earlier. ``rows`` is the
+    number of rows of the day's ledgers, about. Up to ``few`` transfers are decided in this process.
     """
-    window = rules.day.window(day)
-    today = ledgers.of_day(window)
-    transfers, messages = today.transfers, today.messages
+    workers, window = workers or Workers(), rules.day.window(day)
+    closed, places = yesterday.balances, 1 << (rows // ROWS_AT_A_PLACE).bit_length()
+    sieve, ids = Sieve(rules, window.start_ms), _known_ids(closed or ())
+    of_day = Day(window, sieve, Accounts(rules), ids, places, drafts or Drafts())
+    second = SecondPass(rules, day, as_of_ms, _offsets(ledgers.offsets), yesterday.explanations)
 
-    count = Observation()
-    passed = sift(transfers, messages, yesterday, rules, window).observe(
-        count,
-        f.expr("count(hash) AS others"),
-        f.expr(f"count_if(plain = {SUSPECT}) AS suspects"),
-        f.expr("count_if(is_seen) AS seen"),
+    known = sources_of(ledgers, yesterday)
+    parts = [one for one in known if one.role in READ_BY_SIEVE]
+    stated = account_parts(ledgers, closed or ())
+    sifted = workers.by_place(
+        partial(_split, of_day), [*parts, *stated], partial(_sift, of_day), places
     )
-    # Computed once, and without its plan: Spark would analyse it again for each query.
-    passed = passed.localCheckpoint()
-    others = passed.where("hash IS NOT NULL").select("hash", "plain", "is_seen")
-    are_sent = count.get["others"] <= _SENT_MAX
-    if are_sent:
-        # Spark cannot know the number in advance, and without a broadcast it sorts the ledgers.
-        others = f.broadcast(others)
-    if not count.get["seen"]:
-        yesterday = yesterday._replace(history=None)
-    evidence = _evidence(ledgers, yesterday, transfers, messages, others, window)
-    offsets = {tuple(place): after for *place, after in ledgers.offsets.collect()}
-    second = SecondPass(rules, day, min(as_of_ms, window.end_ms), offsets, yesterday.explanations)
-    found, sums = _decide(second, evidence, is_small=are_sent and count.get["suspects"] <= few)
-    if isinstance(items := found["items"], pa.Table):
+    others, balances, sums_of_all = zip(*sifted, strict=True)
+    sources: list[Any] = [one for one in known if one.role is not Role.AGREED]
+    if any(some.is_seen.any() for some in others):
+        sources += history_of(yesterday)
+    if sum(int((some.plain == SUSPECT).sum()) for some in others) <= few:
+        task = partial(_find, of_day, Others.all_of(others))
+        found = list(chain.from_iterable(workers.each(task, list(enumerate(sources)))))
+        all_decided = [_decided(second, found)]
         # After a mishap with more items, single suggestions would not help.
-        found["items"] = with_doubts(items)
-    _add_plain(sums, passed, rules)
-    sums.update(count_ids(today.entries, yesterday.balances, rules))
-    broken = found.pop("proofs")
-    found["matches"] = _matches(transfers, others, found["matches"])
-    found["balances"] = balances_of(today, yesterday.balances, rules)
+        all_decided[0][0]["items"] = with_doubts(all_decided[0][0]["items"])
+    else:
+        split, decide = partial(_split_rows, of_day), partial(_decide, of_day, second)
+        all_decided = workers.by_place(split, [*sources, *enumerate(others)], decide, places)
+    tables = {
+        name: _together(table, [of.get(name) for of, _ in all_decided])
+        for name, table in RESULTS.items()
+    }
+    sums: Sums = Counter()
+    for some_sums in (*sums_of_all, *(some for _, some in all_decided)):
+        sums.update(some_sums)  # An operator would drop what is negative.
+    tables["balances"] = pa.concat_tables([NO_BALANCES.empty_table(), *filter(None, balances)])
+    broken = tables.pop("proofs")
     names = TOTALS.names[3:]
-    places = sorted({(of, currency) for name, of, currency in sums if name in names})
-    rows = [
+    groups = sorted({(of, currency) for name, of, currency in sums if name in names})
+    totals = [
         (class_, Class(class_).group, currency, *(sums[name, class_, currency] for name in names))
-        for class_, currency in places
+        for class_, currency in groups
     ]
-    found["totals"] = arrow_table(TOTALS, rows)
-    return ReconciledDay(found, broken, sums, was_closed=yesterday.balances is not None)
+    tables["totals"] = arrow_table(TOTALS, totals)
+    return ReconciledDay(tables, broken, sums, was_closed=closed is not None)
 
 
-def _evidence(
-    ledgers: Ledgers,
-    yesterday: EarlierDays,
-    transfers: DataFrame,
-    messages: DataFrame,
-    others: DataFrame,
-    window: DayWindow,
-) -> DataFrame:
-    """All rows of the transfers that do not plainly agree, of this day and of earlier ones."""
-    is_suspect, is_void = f"plain = {SUSPECT}", f"plain = {PLAIN[Class.ROLLED_BACK]}"
+def _split(day: Day, source: Source | AccountPart) -> Iterator[tuple[int, Any]]:
+    """What a part of a table has for each place in the first pass."""
+    accounts, places = day.accounts, day.places
+    if isinstance(source, AccountPart):
+        yield from _split_sums(accounts.added_up(accounts.stated(source)), places)
+        return
+    role = source.role
+    narrow, booked = list[Words](), list[pa.Table]()
+    for rows in rows_of(source, day.window, READ_BY_SIEVE[role]):
+        narrow.append(_narrow(role, with_keys(role, rows), day.sieve))
+        if role is Role.ENTRIES:
+            booked.append(accounts.booked(rows))
+            for bank in accounts.numbered:
+                ids = rows["id"].filter(pc.equal(rows["bank"], bank)).drop_null()
+                for place, some in split_by_hash(hash_column(ids), places):
+                    yield place, (bank, ids.take(some).to_numpy())
+    if booked:
+        yield from _split_sums(accounts.added_up(booked), places)
+    if narrow:
+        columns = np.concatenate(narrow, axis=1)
+        for place, some in split_by_hash(columns[0], places):
+            yield place, columns[:, some]
 
-    def rows(table: DataFrame | None, name: str, origin: int, which: str) -> DataFrame | None:
-        if table is None:
-            return None
-        chosen = _join(table, others).where(which)
-        return chosen.selectExpr("key", f"{origin} AS origin", f"{_row(name)} AS {name}")
 
-    # A rolled-back transfer has no debit to find it by later, and decisions of operators are
-    # always listed.
-    is_by_hand, message = "decided_by = 'operator'", _row("message")
-    some = _join(messages, others, "left")
-    of_today = some.where(f"{is_suspect} OR {is_void} OR {is_by_hand}").selectExpr(
-        "key",
-        f"{TODAY} AS origin",
-        f"IF({is_suspect}, {message}, NULL) AS message",
-        f"IF({is_by_hand}, {message}, NULL) AS by_hand",
-        f"{is_void} AS is_void",
+def _narrow(role: Role, rows: pa.Table, sieve: Sieve) -> Words:
+    """What the sieve reads of rows; of transfers that are agreed, only the hashes."""
+    if role is Role.AGREED:
+        return hash_column(rows["key"])[np.newaxis]
+    if role is Role.ENTRIES:
+        return sieve.entries(rows)
+    return sieve.messages(rows) if role is Role.MESSAGES else sieve.carried(rows)
+
+
+def _split_sums(sums: pa.Table, places: int) -> Iterator[tuple[int, pa.Table]]:
+    for place, some in split_by_hash(hash_column(sums["account"]), places):
+        yield place, sums.take(some)
+
+
+def _sift(day: Day, place: int, values: list[Any]) -> tuple[Others, pa.Table | None, Sums]:
+    """The others of a place, its balances if they are not in their draft, and its sums."""
+    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    others, sums = day.sieve.sift(
+        [one for one in arrays if len(one) > 1], [one[0] for one in arrays if len(one) == 1]
     )
-    given_back = f"stored_ms < {window.end_ms} AND {is_suspect}"
-    earlier_entry = f"is_seen AND recorded_ms < {window.start_ms}"
-    earlier_message = f"is_seen AND stored_ms < {window.start_ms}"
-    history, closed = yesterday.history, yesterday.closed
-    before = None if history is None else history.transfers
-    known = None if history is None else history.messages_at(window.end_ms)
-    if closed is not None:
-        closed = _join(closed, others).where(is_suspect).select("key", "history")
-    return union(
-        rows(transfers, "entry", TODAY, is_suspect),
-        of_today,
-        rows(ledgers.failures, "failure", TODAY, given_back),
-        rows(yesterday.items, "item", CARRIED, is_suspect),
-        rows(yesterday.entries, "entry", CARRIED, is_suspect),
-        rows(yesterday.messages, "message", CARRIED, is_suspect),
-        rows(yesterday.failures, "failure", CARRIED, given_back),
-        rows(before, "entry", EARLIER, earlier_entry),
-        rows(known, "message", EARLIER, earlier_message),
-        closed,
-    )
+    accounts = [value for value in values if isinstance(value, pa.Table)]
+    balances = day.drafts.write(place, {"balances": day.accounts.total(accounts)})
+    ids = defaultdict[str, list[Any]](list)
+    for bank, some in (value for value in values if isinstance(value, tuple)):
+        ids[bank].append(some)
+    for bank, of_bank in ids.items():
+        new = np.unique(np.concatenate(of_bank))
+        sums["ids", bank, ""] = (
+            int((new > day.known_ids[bank]).sum()) if bank in day.known_ids else len(new)
+        )
+    return others, balances.get("balances"), sums
 
 
-def _row(name: str) -> str:
-    # Other kinds of rows leave it empty, so its fields may be empty too.
-    schema = EVIDENCE[name]
-    names = ", ".join(f"`{name}`" for name in schema.names)
-    return f"CAST(struct({names}) AS {schema.struct})"
+def _find(day: Day, others: Others, source: tuple[int, Source]) -> list[Evidence]:
+    """The evidence in a part of a table."""
+    number, (role, part) = source
+    pieces = rows_of(Source(role, part), day.window)
+    found = [one for rows in pieces for one in find(role, with_keys(role, rows), others)]
+    matches = _together(MATCHES, [one.rows for one in found if one.kind == "match"])
+    left = day.drafts.write(number, {"matches": matches}).values()
+    return [
+        *(one for one in found if one.kind != "match" and len(one.rows)),
+        *(Evidence("match", role, rows) for rows in left),
+    ]
 
 
-def _join(rows: DataFrame, others: DataFrame, how: str = "inner") -> DataFrame:
-    """Rows with the columns that ``others`` has for the hash of their key."""
-    return rows.selectExpr("*", HASH).join(others, "hash", how).drop("hash")
+def _split_rows(day: Day, source: Source | tuple[int, Others]) -> Iterator[tuple[int, Any]]:
+    """All rows of a part of a table for each place; or its other transfers."""
+    if not isinstance(source, Source):
+        yield source
+        return
+    for rows in rows_of(source, day.window):
+        keyed = with_keys(source.role, rows)
+        for place, some in split_by_hash(hash_column(keyed["key"]), day.places):
+            yield place, (source.role, keyed.take(some))
 
 
 def _decide(
-    second: SecondPass, evidence: DataFrame, *, is_small: bool
-) -> tuple[dict[str, Rows], Sums]:
-    if is_small:
-        found = second.decide(evidence.toArrow())
-        return dict(found.tables()), found.sums
-    pieces = evidence.repartition("key").sortWithinPartitions("key")
-    batches = pieces.mapInArrow(second.batches, batch_sql()).localCheckpoint()
-    sums: Sums = Counter()
-    for name, of, currency, value in batches.where("sums IS NOT NULL").select("sums.*").collect():
-        sums[name, of, currency] += int(value)
-    tables = {name: batches.where(f"{name} IS NOT NULL").select(f"{name}.*") for name in RESULTS}
-    return dict(tables), sums
+    day: Day, second: SecondPass, place: int, values: list[Any]
+) -> tuple[dict[str, pa.Table], Sums]:
+    """Decide the transfers of a place from all of its rows."""
+    (others,) = (value for value in values if isinstance(value, Others))
+    rows_by_role = (value for value in values if not isinstance(value, Others))
+    found = [one for role, rows in rows_by_role for one in find(role, rows, others)]
+    tables, sums = _decided(second, found)
+    tables["matches"] = tables["matches"].sort_by("key")
+    return day.drafts.write(place, tables), sums
 
 
-def _add_plain(sums: Sums, passed: DataFrame, rules: Rules) -> None:
-    """Add the plainly agreed transfers to the totals of their classes."""
-    plain = passed.where(f"plain != {SUSPECT}").groupBy("plain", "money", "is_ordered")
-    classes = {code: class_.value for class_, code in PLAIN.items()}
-    currencies = [*sorted(rules.money), ""]
-    for code, money, is_ordered, count, *halves in plain.sum("transfers", "low", "high").collect():
-        # A rolled-back transfer has no currency.
-        place = classes[code], currencies[-1 if money is None else money]
-        amount = join_halves(*halves)
-        sums["transfers", *place] += count
-        sums["debited", *place] += amount
-        if code == PLAIN[Class.RETURNED]:
-            sums["returned", *place] += amount
-        if code == PLAIN[Class.MATCHED]:
-            sums["credited", *place] += amount
-        if is_ordered:
-            sums["ordered", *place] += amount
+def _decided(second: SecondPass, found: list[Evidence]) -> tuple[dict[str, pa.Table], Sums]:
+    decided = second.decide(found)
+    tables = decided.tables()
+    matches = [one.rows for one in found if one.kind == "match"]
+    return tables | {"matches": _together(MATCHES, [*matches, tables["matches"]])}, decided.sums
 
 
-def _matches(transfers: DataFrame, others: DataFrame, decided: Rows) -> DataFrame:
-    debits = transfers.where("kind = 'debit' AND role = 'customer'")
-    # A debit with no other class is matched.
-    plain = f"coalesce(plain, {PLAIN[Class.MATCHED]})"
-    class_ = " ".join(f"WHEN {code} THEN '{class_}'" for class_, code in PLAIN.items())
-    columns = "key", f"CASE {plain} {class_} END AS class", "-amount AS amount", "currency"
-    of_debits = _join(debits, others, "left").where(f"{plain} != {SUSPECT}").selectExpr(*columns)
-    if isinstance(decided, pa.Table):
-        decided = transfers.sparkSession.createDataFrame(decided, MATCHES.ddl)
-    return union(of_debits, decided)
+def _together(table: TableSchema, some: Iterable[pa.Table | None]) -> pa.Table:
+    return pa.concat_tables([arrow_schema(table).empty_table(), *filter(None, some)])
+
+
+def _known_ids(closed: Table) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for piece in (piece for part in closed for piece in part.pieces(("bank", "last_id"))):
+        ends = piece.drop_null().group_by("bank").aggregate([("last_id", "max")])
+        for bank, last in zip(*(column.to_pylist() for column in ends.columns), strict=True):
+            found[bank] = max(last, found.get(bank, last))
+    return found
+
+
+def _offsets(table: Table) -> dict[tuple[str, str, int], int]:
+    pieces = (piece for part in table for piece in part.pieces(OFFSETS.names))
+    rows = (tuple(row.values()) for piece in pieces for row in piece.to_pylist())
+    return {(group, topic, queue): after for group, topic, queue, after in rows}

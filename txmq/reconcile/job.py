@@ -9,12 +9,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import date, timedelta
-from functools import partial, reduce
+from functools import partial
 from importlib.metadata import version
 from typing import Final
 
 import pyspark
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.core import reconcile
@@ -22,7 +22,7 @@ from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.extraction import extract_day
 from txmq.reconcile.extract.loader import load, load_unchecked
 from txmq.reconcile.extract.manifest import FILE, Manifest
-from txmq.reconcile.ledgers import EarlierDays, Ledgers
+from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.proofs import proofs_of
@@ -31,13 +31,16 @@ from txmq.reconcile.report.page import page
 from txmq.reconcile.results import CARRIED_ON, Results, run_id
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.schema import ReconSchema
-from txmq.reconcile.spark import check_reach, fit_to_rows, warm_up
+from txmq.reconcile.spark import warm_up
 from txmq.reconcile.summary import Run
 from txmq.reconcile.verdict import judge
+from txmq.reconcile.workers import Workers
 from txmq.runtime.clock import Clock, SystemClock
 
 __all__ = ["earlier_days", "run"]
 
+FEW_ROWS: Final = 300_000
+"""Up to so many rows, this process is done before Spark's workers have begun."""
 TREND: Final = 30
 """The number of earlier days that the report shows."""
 
@@ -61,7 +64,6 @@ def run(
     """
     clock = clock or SystemClock()
     began_ms, before = clock.wall_ms(), len(progress.stages)
-    check_reach(spark, results.folder.uri)
     past = _day_before(rules, day, results)
     with progress.stage("extract") as stage:
         if extract_id is None:
@@ -81,26 +83,26 @@ def run(
     extract = results.folder.at("extracts", day.isoformat(), manifest.extract_id)
     with progress.stage("check the extract") as stage:
         stage.rows = manifest.rows
-        fit_to_rows(spark, manifest.rows)
-        ledgers = load(spark, manifest, extract)
+        ledgers = load(manifest, extract)
     people = Explanations(results.folder)
     before_this = past.result_digest if past else None
     name = run_id(day, rules.digest, manifest.extract_id, before_this, people.digest)
-    try:
-        earlier = earlier_days(rules, day, spark, results, past, people)
-        with progress.stage("match") as stage:
-            stage.rows = manifest.rows
-            outcome = reconcile(ledgers, earlier, rules, day, manifest.as_of_ms)
-        with progress.stage("prove and write"):
-            contents = results.write_tables(outcome.tables, day, name)
-            balances = results.table("balances", day, name)
-            proofs = proofs_of(outcome, balances.pieces(), rules, manifest.sources)
-            contents["proofs"] = results.write_table("proofs", proofs, day, name)
-        with progress.stage("judge"):
-            tables = {table: results.table(table, day, name) for table in contents}
-            found = judge(tables, rules, manifest, contents, people)
-    finally:
-        spark.catalog.clearCache()
+    earlier = earlier_days(rules, day, results, past, people)
+    with progress.stage("match") as stage:
+        stage.rows = rows = manifest.rows
+        workers = Workers(None if rows <= FEW_ROWS else spark)
+        drafts, as_of_ms = results.drafts(name), manifest.as_of_ms
+        outcome = reconcile(
+            ledgers, earlier, rules, day, as_of_ms, rows=rows, workers=workers, drafts=drafts
+        )
+    with progress.stage("prove and write"):
+        contents = results.write_tables(outcome.tables, day, name)
+        balances = results.table("balances", day, name)
+        proofs = proofs_of(outcome, balances.pieces(), rules, manifest.sources)
+        contents["proofs"] = results.write_table("proofs", proofs, day, name)
+    with progress.stage("judge"):
+        tables = {table: results.table(table, day, name) for table in contents}
+        found = judge(tables, rules, manifest, contents, people)
     with progress.stage("report"):
         done = Run(
             run_id=name,
@@ -146,32 +148,25 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
 
 
 def earlier_days(
-    rules: Rules,
-    day: date,
-    spark: SparkSession,
-    results: Results,
-    past: Run | None,
-    people: Explanations,
+    rules: Rules, day: date, results: Results, past: Run | None, people: Explanations
 ) -> EarlierDays:
     """The state that earlier days left.
 
     The history has the extracts of the last ``day.history`` dates, as far as they still exist.
     """
     runs = results.chain(past, day - timedelta(days=rules.day.history))
-    left = {name: results.read_table(spark, name, past) for name in CARRIED_ON} if past else {}
+    left = {name: results.files(name, past) for name in CARRIED_ON} if past else {}
     if past is None or past.result.end_ms != rules.day.window(day).start_ms:
-        left["balances"] = None
-    extracts = [
-        load_unchecked(spark, Manifest.read(folder), folder)
-        for run in runs
-        for folder in [results.folder.at("extracts", run.result.business_date, run.extract_id)]
-        if folder.exists(FILE)
-    ]
-    history = (reduce(DataFrame.unionByName, tables) for tables in zip(*extracts, strict=True))
+        left.pop("balances", None)
     return EarlierDays(
         **left,
-        history=Ledgers(*history) if extracts else None,
-        agreed=results.read_table(spark, "matches", *runs),
-        closed=results.read_table(spark, "closed", *runs),
+        history=[
+            load_unchecked(Manifest.read(folder), folder)
+            for run in runs
+            for folder in [results.folder.at("extracts", run.result.business_date, run.extract_id)]
+            if folder.exists(FILE)
+        ],
+        agreed=results.files("matches", *runs),
+        closed=results.files("closed", *runs),
         explanations={one.break_id: one for one in people.in_force()},
     )

@@ -3,89 +3,113 @@ inside its window, with a key, and as decided at its end.
 
 A ledger that is read after the day ended has later facts too. They are masked here, so that a day
 has the same result whenever it is run.
+
+A table is a sequence of parts. A part is a file of Parquet, which a worker anywhere can read, or
+rows in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
+import pyarrow.compute as pc
 
+from txmq.reconcile.columns import chosen, is_in
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
-from txmq.reconcile.second_pass import Sums
-from txmq.reconcile.tables import LONE
+from txmq.reconcile.storage import Folder
+from txmq.reconcile.tables import LONE, Sums
 
-__all__ = ["EarlierDays", "Ledgers", "ReconciledDay", "Rows", "index_in", "texts", "union"]
+__all__ = [
+    "EarlierDays",
+    "Ledgers",
+    "ReconciledDay",
+    "RowsInMemory",
+    "Table",
+    "TableFile",
+    "TablePart",
+    "is_within",
+    "messages_at",
+    "messages_of_day",
+    "transfers",
+]
 
-Rows: TypeAlias = DataFrame | pa.Table
-"""The rows of a table: of Spark if they may be many, else in this process."""
+_ROWS_AT_ONCE: Final = 1 << 18
+
+
+class TablePart(Protocol):
+    """A part of a table."""
+
+    @property
+    def bank(self) -> str | None:
+        """The bank of all rows; ``None`` if they are not of one bank, or have a column for it."""
+
+    def pieces(self, names: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """The rows in pieces: all columns, or some."""
+
+
+Table: TypeAlias = Sequence[TablePart]
+
+
+class TableFile(NamedTuple):
+    """A Parquet file of a table."""
+
+    folder: Folder
+    name: str
+    bank: str | None = None
+
+    def pieces(self, names: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """See :meth:`TablePart.pieces`."""
+        with self.folder.parquet(self.name) as file:
+            columns = [name for name in names if name in file.schema_arrow.names] or None
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
+                yield _with_bank(pa.Table.from_batches([batch]), self.bank)
+
+
+class RowsInMemory(NamedTuple):
+    """Rows of a table that are in memory."""
+
+    rows: pa.Table
+    bank: str | None = None
+
+    def pieces(self, names: Sequence[str] = ()) -> Iterator[pa.Table]:
+        """See :meth:`TablePart.pieces`."""
+        there = [name for name in names if name in self.rows.column_names]
+        yield _with_bank(self.rows.select(there) if there else self.rows, self.bank)
 
 
 class Ledgers(NamedTuple):
-    """The three ledgers; tables of banks have one more column, ``bank``."""
+    """The three ledgers."""
 
-    entries: DataFrame
-    opening: DataFrame
-    later: DataFrame
-    accounts: DataFrame
-    messages: DataFrame
-    failures: DataFrame
-    offsets: DataFrame
-
-    @property
-    def transfers(self) -> DataFrame:
-        """The entries of transfers. All entries without a key that a bank wrote at one moment have
-        one key (:mod:`txmq.reconcile.transfer`).
-        """
-        alone = f"coalesce(key, concat_ws('{LONE}', bank, CAST(recorded_ms AS STRING)))"
-        known = self.entries.where(f"kind IN ({texts(TRANSFER_KINDS)})")
-        return known.withColumn("key", f.expr(alone))
-
-    def of_day(self, window: DayWindow) -> Ledgers:
-        """With the entries recorded on a day, and the messages stored or decided on it."""
-        moment = "IF(state IN ('prepared', 'sent'), stored_ms, coalesce(decided_ms, stored_ms))"
-        is_in = f"BETWEEN {window.start_ms} AND {window.end_ms - 1}"
-        was_there = f"stored_ms < {window.end_ms} AND {moment} {is_in}"
-        return self._replace(
-            entries=self.entries.where(f"recorded_ms {is_in}"),
-            messages=self.messages_at(window.end_ms).where(was_there),
-        )
-
-    def messages_at(self, end_ms: int) -> DataFrame:
-        """The messages as known at a moment: later decisions are masked."""
-        is_known = f"state = 'sent' OR coalesce(decided_ms, stored_ms) < {end_ms}"
-        masked = {
-            "state": f"IF({is_known}, state, 'prepared')",
-            "key": "coalesce(key, concat('log/#', CAST(position AS STRING)))",
-        }
-        for name in ("queue_offset", "decided_ms", "decided_by", "reason"):
-            masked[name] = f"IF({is_known}, {name}, NULL)"
-        return self.messages.withColumns({name: f.expr(value) for name, value in masked.items()})
+    entries: Table
+    opening: Table
+    later: Table
+    accounts: Table
+    messages: Table
+    failures: Table
+    offsets: Table
 
 
 class EarlierDays(NamedTuple):
     """The state that earlier days left for this one; all empty on the first day."""
 
-    items: DataFrame | None = None
+    items: Table = ()
     """The open items when the day before ended, as ``ITEMS``."""
-    entries: DataFrame | None = None
+    entries: Table = ()
     """All entries of these items, of any day; as ``BOOKED``."""
-    messages: DataFrame | None = None
+    messages: Table = ()
     """The messages of these items, as known when that day ended; as ``MESSAGES``."""
-    failures: DataFrame | None = None
+    failures: Table = ()
     """The failures of these items, as ``FAILURES``."""
-    balances: DataFrame | None = None
-    """The closing balances of the day before."""
-    history: Ledgers | None = None
+    balances: Table | None = None
+    """The closing balances of the day before; ``None`` if it has no result."""
+    history: Sequence[Ledgers] = ()
     """The extracts of the days of ``day.history``."""
-    agreed: DataFrame | None = None
+    agreed: Table = ()
     """The transfers that were agreed on these days, as ``MATCHES``; only their keys are read."""
-    closed: DataFrame | None = None
+    closed: Table = ()
     """The items closed on these days, as ``ITEMS``; only their keys and histories are read."""
     explanations: Mapping[str, Explanation] = {}
     """The valid explanations, by break id."""
@@ -94,31 +118,70 @@ class EarlierDays(NamedTuple):
 class ReconciledDay(NamedTuple):
     """The result of a day."""
 
-    tables: dict[str, Rows]
+    tables: dict[str, pa.Table]
     """The tables of the run except ``proofs``: ``items`` that are not agreed when the day ends, and
     ``closed`` ones that are agreed now; all ``entries``, ``messages`` and ``failures`` of the open
     items, from which the next day continues; ``by_hand``, the messages that operators decided on
-    the day; and ``matches``, ``balances`` and ``totals``."""
-    broken: Rows
-    """The proofs of single transfers that do not hold; as ``PROOFS``."""
+    the day; and ``matches``, ``balances`` and ``totals``. Rows that workers have written into the
+    draft of a table are not here."""
+    broken: pa.Table
+    """The proofs of single transfers that do not hold; as ``PROOFS``, and likewise."""
     sums: Sums
     """The sums for the other proofs."""
     was_closed: bool
     """True if the day before has a result."""
 
 
-def texts(values: Iterable[str]) -> str:
-    """Plain names as SQL."""
-    return ", ".join(f"'{value}'" for value in values)
+def transfers(entries: pa.Table) -> pa.Table:
+    """The entries of transfers. All entries without a key that a bank wrote at one moment have
+    one key (:mod:`txmq.reconcile.transfer`).
+    """
+    found = chosen(entries, is_in(entries["kind"], TRANSFER_KINDS))
+    if found["key"].null_count:
+        moments = found["recorded_ms"].cast(pa.string())
+        alone = pc.binary_join_element_wise(found["bank"], moments, LONE)
+        found = _with(found, "key", pc.coalesce(found["key"], alone))
+    return found
 
 
-def index_in(name: str, values: Sequence[str]) -> str:
-    """The index of a column's text in a list of plain names, as SQL; NULL if it is not in it."""
-    cases = "".join(f" WHEN '{value}' THEN {place}" for place, value in enumerate(values))
-    return f"CASE {name}{cases} END" if cases else "CAST(NULL AS INT)"
+def messages_of_day(messages: pa.Table, window: DayWindow) -> pa.Table:
+    """The messages that were stored or decided on a day, as known at its end."""
+    known = messages_at(messages, window.end_ms)
+    stored = known["stored_ms"]
+    is_undecided = is_in(known["state"], ("prepared", "sent"))
+    decided = pc.coalesce(known["decided_ms"], stored)
+    moment = pc.if_else(is_undecided, stored, decided)
+    was_there = pc.less(stored, window.end_ms)
+    return chosen(known, pc.and_(was_there, is_within(moment, window)))
 
 
-def union(*some: DataFrame | None) -> DataFrame:
-    """The union of tables, with all of their columns; ``None`` is ignored."""
-    there = [table for table in some if table is not None]
-    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), there)
+def messages_at(messages: pa.Table, end_ms: int) -> pa.Table:
+    """The messages as known at a moment: later decisions are masked."""
+    decided = pc.coalesce(messages["decided_ms"], messages["stored_ms"])
+    is_known = pc.or_(pc.equal(messages["state"], "sent"), pc.less(decided, end_ms))
+    if not pc.all(is_known, min_count=0).as_py():
+        masked = pc.if_else(is_known, messages["state"], "prepared")
+        messages = _with(messages, "state", masked)
+        for name in {"queue_offset", "decided_ms", "decided_by", "reason"}.intersection(
+            messages.column_names
+        ):
+            nothing = pa.scalar(None, messages[name].type)
+            messages = _with(messages, name, pc.if_else(is_known, messages[name], nothing))
+    if messages["key"].null_count:
+        alone = pc.binary_join_element_wise("log/#", messages["position"].cast(pa.string()), "")
+        messages = _with(messages, "key", pc.coalesce(messages["key"], alone))
+    return messages
+
+
+def is_within(moments: pa.ChunkedArray, window: DayWindow) -> pa.ChunkedArray:
+    """True for each moment of a day."""
+    is_after = pc.greater_equal(moments, window.start_ms)
+    return pc.and_(is_after, pc.less(moments, window.end_ms))
+
+
+def _with(rows: pa.Table, name: str, column: Any) -> pa.Table:
+    return rows.set_column(rows.column_names.index(name), rows.field(name), column)
+
+
+def _with_bank(rows: pa.Table, bank: str | None) -> pa.Table:
+    return rows if bank is None else rows.append_column("bank", pa.repeat(bank, len(rows)))

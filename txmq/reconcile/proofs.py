@@ -1,7 +1,8 @@
 """Balance proofs: each account over the day, each bank, and all of them together.
 
 Several independent sources state an account's balance: the journal, the table of accounts, the
-result of the day before, and the transfers in flight. Spark adds them up for each account. A proof
+result of the day before, and the transfers in flight. They are added up for each account
+(:mod:`txmq.reconcile.balances`). A proof
 states which two of them must be equal. The balances are then read in pieces, so that few of them
 are in memory at once.
 """
@@ -15,123 +16,24 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.balances import KINDS
 from txmq.reconcile.differences import ABOUT_PROOFS, OF_TRANSFERS, Place
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import arrow_table
-from txmq.reconcile.ledgers import Ledgers, ReconciledDay, Rows, index_in, texts, union
+from txmq.reconcile.ledgers import ReconciledDay
 from txmq.reconcile.report.words import mask
 from txmq.reconcile.rules import Bank, Rules
-from txmq.reconcile.second_pass import Sums
-from txmq.reconcile.tables import BALANCES, LOWER_HALF, PROOFS
-from txmq.reconcile.transfer import ARRIVED
+from txmq.reconcile.tables import PROOFS, Sums
 from txmq.reconcile.written_table import sum_groups
 
-__all__ = ["KINDS", "balances_of", "count_ids", "proofs_of"]
+__all__ = ["proofs_of"]
 
-KINDS: Final = ("debit", "return", "credit", "other")
-"""The kinds of bookings, which are columns of ``BALANCES``."""
-_ACCOUNT: Final = ("bank", "account", "currency")
-_ROLES: Final = ("customer", "suspense", "clearing", "capital")
-_ROLE_CODE: Final = index_in("role", _ROLES)
-"""The role as a number: an aggregate over texts has to sort."""
-_SUMS: Final = ("opening", "opening_rows", "rows", "later", "closed", "closed_rows")
-_OTHERS: Final = {"told": "sum", "first_id": "min", "closed_id": "max", "last_id": "max"}
-"""These are NULL if an account has none."""
-_HALVES: Final = {"low": f"amount & {LOWER_HALF}", "high": "shiftright(amount, 32)"}
-"""No sum of halves overflows, in whatever order Spark adds them up."""
 _Row: TypeAlias = tuple[str, str | None, str | None, str | None, int, int, bool, str]
 _IDS: Final = (("rows", "sum"), ("closed_id", "max"), ("first_id", "min"), ("last_id", "max"))
 """Of the entries of a bank: their number, and the range of their ids."""
 _CLASSED: Final = (("debit", "debited", -1), ("return", "returned", 1), ("credit", "credited", 1))
-
-
-def balances_of(today: Ledgers, closed: DataFrame | None, rules: Rules) -> DataFrame:
-    """The balances of each account over the day, as ``BALANCES``, in an order of their own.
-
-    ``moved`` and ``closing`` are NULL if they do not fit into 64 bits; Spark's error would not name
-    the account. ``closed`` are the balances of the day before.
-    """
-    numbered = [bank.name for bank in rules.bank if bank.entries.gapless]
-    # Without gapless banks the ids are not read.
-    id_ = f"IF(bank IN ({texts(numbered)}), id, NULL)" if numbered else "CAST(NULL AS BIGINT)"
-    credit, kind = KINDS.index("credit"), index_in("kind", KINDS)
-    rows = today.entries.selectExpr(
-        *_ACCOUNT,
-        f"{_ROLE_CODE} AS role_code",
-        f"IF(kind IN ({texts(ARRIVED)}), {credit}, {kind}) AS at",
-        f"{id_} AS id",
-        *(f"{half} AS {name}" for name, half in _HALVES.items()),
-    )
-    # Added up before the shuffle, so a busy account does not become a hot spot. The kinds have one
-    # sum, since hardly any account has more than one of them.
-    of_kind = (
-        *("max(role_code) AS role_code", "count(1) AS rows"),
-        *("min(id) AS first_id", "max(id) AS last_id"),
-        *(f"sum({half}) AS {half}" for half in _HALVES),
-    )
-    moved = rows.groupBy(*_ACCOUNT, "at").agg(*map(f.expr, of_kind))
-    code = f"{_ROLE_CODE} AS role_code"
-    opening = "amount AS opening", "rows AS opening_rows"
-    of_before = "closing AS closed", "closing_rows AS closed_rows", "last_id AS closed_id"
-    # Without a result of the day before, these columns exist too.
-    nothing = "0L AS closed", "0L AS closed_rows", "CAST(NULL AS BIGINT) AS closed_id"
-    parts = union(
-        moved,
-        today.opening.selectExpr(*_ACCOUNT, code, *opening, *nothing),
-        today.later.selectExpr(*_ACCOUNT, code, "amount AS later"),
-        today.accounts.selectExpr(*_ACCOUNT, "balance AS told"),
-        # An account without rows stays an account, with its last number.
-        None if closed is None else closed.selectExpr(*_ACCOUNT, code, *of_before),
-    )
-    sums = (
-        "max(role_code) AS role_code",
-        *(f"sum(coalesce({name}, 0)) AS {name}" for name in _SUMS),
-        *(f"{how}({name}) AS {name}" for name, how in _OTHERS.items()),
-        *(
-            f"sum(IF(at = {place}, {half}, NULL)) AS {name}_{half}"
-            for place, name in enumerate(KINDS)
-            for half in _HALVES
-        ),
-    )
-    # Each part has about one row for an account, so adding up before the shuffle gains nothing.
-    found = parts.repartition(*_ACCOUNT).groupBy(*_ACCOUNT).agg(*map(f.expr, sums))
-    found = found.selectExpr("*", *(f"{_joined(name)} AS `{name}`" for name in KINDS))
-    sum_ = reduce(lambda one, other: f"try_add({one}, {other})", (f"`{name}`" for name in KINDS))
-    made = {
-        **{name: f"coalesce(`{name}`, 0)" for name in KINDS},
-        "role": f"get(array({texts(_ROLES)}), coalesce(role_code, 0))",
-        "closing": "try_add(opening, moved)",
-        "closing_rows": "opening_rows + rows",
-        "last_id": "greatest(last_id, closed_id)",
-    }
-    columns = (f"{made.get(name, name)} AS `{name}`" for name in BALANCES.names)
-    found = found.selectExpr("*", f"{sum_} AS moved").selectExpr(*columns)
-    return found.sortWithinPartitions(*_ACCOUNT)
-
-
-def count_ids(entries: DataFrame, closed: DataFrame | None, rules: Rules) -> Sums:
-    """The number of different new ids on the day, of the banks whose ids have no gaps."""
-    banks = [bank.name for bank in rules.bank if bank.entries.gapless]
-    if not banks:
-        return Counter()
-    ids = entries.where(f"bank IN ({texts(banks)})")
-    if closed is not None:
-        known = closed.groupBy("bank").agg(f.max("last_id").alias("known"))
-        ids = ids.join(f.broadcast(known), "bank", "left").where("id > coalesce(known, id - 1)")
-    counts = ids.groupBy("bank").agg(f.count_distinct("id")).collect()
-    return Counter({("ids", bank, ""): count for bank, count in counts})
-
-
-def _joined(name: str) -> str:
-    """The sum of numbers from the sums of their halves; NULL if it does not fit into 64 bits."""
-    low = f"coalesce({name}_low, 0)"
-    high = f"(coalesce({name}_high, 0) + shiftright({low}, 32))"
-    fits = f"{high} BETWEEN {-1 << 31} AND {(1 << 31) - 1}"
-    return f"IF({fits}, shiftleft({high}, 32) | {low} & {LOWER_HALF}, NULL)"
 
 
 def proofs_of(
@@ -139,7 +41,7 @@ def proofs_of(
     balances: Iterable[pa.Table],
     rules: Rules,
     sources: Iterable[ExtractedSource] = (),
-) -> Rows:
+) -> pa.Table:
     """All proofs: the accounts and transfers that differ, and each proof as a whole; as ``PROOFS``.
 
     ``balances`` has all accounts in pieces, as ``BALANCES``; ``sources`` the rows in quarantine.
@@ -150,11 +52,8 @@ def proofs_of(
     books.add_bookings(day.sums)
     books.add_quarantine(sources)
     rows = [*books.added_up(), *books.of_all_banks(day.sums), *books.gapless(day.sums)]
-    if isinstance(day.broken, pa.Table):
-        rows += (tuple(row.values()) for row in day.broken.to_pylist())
-        return arrow_table(PROOFS, sorted(rows, key=lambda row: [name or "" for name in row[:4]]))
-    found = day.broken.sparkSession.createDataFrame(arrow_table(PROOFS, rows), PROOFS.ddl)
-    return union(day.broken, found)
+    rows += (tuple(row.values()) for row in day.broken.to_pylist())
+    return arrow_table(PROOFS, sorted(rows, key=lambda row: [name or "" for name in row[:4]]))
 
 
 class _Books:

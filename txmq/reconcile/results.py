@@ -30,18 +30,19 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 from msgspec import Struct
-from pyspark.sql import DataFrame, SparkSession
 
 from txmq.errors import ReconcileRefused, UsageError
+from txmq.reconcile.columns import ContentHash
+from txmq.reconcile.core import Drafts
 from txmq.reconcile.extract.manifest import FILE, Manifest
-from txmq.reconcile.extract.table_writer import ContentHash, parquet_writer
-from txmq.reconcile.ledgers import Rows
+from txmq.reconcile.extract.table_writer import parquet_writer
+from txmq.reconcile.ledgers import TableFile
 from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import Past, Run, SignatureState, SignOff, digest_of
-from txmq.reconcile.tables import RECURRING, TABLES
+from txmq.reconcile.tables import TABLES
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["CARRIED_ON", "Results", "Role", "open_results", "parquet_options", "run_id"]
+__all__ = ["CARRIED_ON", "Results", "Role", "open_results", "run_id"]
 
 CARRIED_ON: Final = ("items", "entries", "messages", "failures", "balances")
 """The tables that a day reads of the run of the day before."""
@@ -283,45 +284,46 @@ class Results:
 
     # Tables
 
-    def write_tables(self, tables: Mapping[str, Rows], day: date, run: str) -> dict[str, str]:
-        """Write several tables as :meth:`write_table`; Spark computes one while another is read
-        for its hash.
-        """
+    def write_tables(self, tables: Mapping[str, pa.Table], day: date, run: str) -> dict[str, str]:
+        """Write several tables as :meth:`write_table`, two at a time."""
         pool = ThreadPoolExecutor(2)
         try:
             words = pool.map(lambda name: self.write_table(name, tables[name], day, run), tables)
             return dict(zip(tables, words, strict=True))
         finally:
-            # After Ctrl-C, Spark ends at once, and does not finish what it computes.
+            # After Ctrl-C, what is not begun yet is left.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def table(self, name: str, day: date, run: str) -> WrittenTable:
         """A table of a run, for reading without Spark."""
         return WrittenTable.of_run(self.folder, day, run, name)
 
-    def read_table(self, spark: SparkSession, name: str, *runs: Run) -> DataFrame | None:
-        """A table of some runs, as far as it still exists."""
+    def files(self, name: str, *runs: Run) -> list[TableFile]:
+        """The files of a table of some runs, as far as they still exist."""
         tables = [self.table(name, run.day, run.run_id) for run in runs]
-        uris = [table.folder.uri for table in tables if table.parts]
-        return spark.read.schema(TABLES[name].ddl).parquet(*uris) if uris else None
+        return [TableFile(table.folder, part) for table in tables for part in table.parts]
 
-    def write_table(self, name: str, table: Rows, day: date, run: str) -> str:
+    def drafts(self, run: str) -> Drafts:
+        """Empty drafts of all tables of a run."""
+        drafts = {name: self._draft(name, run) for name in TABLES}
+        for draft in drafts.values():
+            draft.remove_all()
+        return Drafts(drafts)
+
+    def write_table(self, name: str, table: pa.Table, day: date, run: str) -> str:
         """Write a table of a run; returns a hash of its rows, in any order and any files.
 
-        The order of the rows must depend only on them.
+        What workers have written into its draft is a part of it. The order of the rows must depend
+        only on them.
 
         Raises:
             ReconcileRefused: The run is signed, and this differs from what was signed.
         """
-        place = self.table(name, day, run).folder
-        draft = self.folder.at(_DRAFTS, name, f"run={run}")
-        draft.remove_all()
-        if isinstance(table, pa.Table):
-            part = draft.create("part-00000.parquet")
-            with part as file, parquet_writer(file, table.schema) as writer:
+        place, draft = self.table(name, day, run).folder, self._draft(name, run)
+        if len(table) or not draft.files("*"):
+            last = draft.create("part-last.parquet")
+            with last as file, parquet_writer(file, table.schema) as writer:
                 writer.write_table(table)
-        else:
-            table.write.options(**parquet_options(table.columns)).parquet(draft.uri)
         content = _content_of(name, draft)
         if _has_content(name, place, content):
             draft.remove_all()
@@ -343,6 +345,9 @@ class Results:
                     f"{name} of {run.day} changed since run {run.run_id} wrote "
                     "them: run the day again"
                 )
+
+    def _draft(self, name: str, run: str) -> Folder:
+        return self.folder.at(_DRAFTS, name, f"run={run}")
 
     def _in_force(self, day: date) -> Run | None:
         """A day's run in force, without signatures."""
@@ -431,18 +436,6 @@ def objections(
         )
     if wanted.despite and not result.unsolved:
         yield f"the result of {day} has no breaks and no failed proofs: omit --despite"
-
-
-def parquet_options(names: Iterable[str]) -> dict[str, str]:
-    """Spark's write options for a table with these columns.
-
-    Each column has one encoding. Java lists several in the order of its hash codes, which differ
-    from one process to the next, so a rerun would write other bytes.
-    """
-    statistics = "parquet.column.statistics.enabled"
-    layout = {"parquet.writer.version": "v2", "parquet.enable.dictionary": "false"}
-    layout[statistics] = "false"
-    return layout | {f"{statistics}#{name}": "true" for name in names if name in RECURRING}
 
 
 def _read_run(folder: Folder) -> Run:

@@ -1,40 +1,44 @@
 """The second pass: every transfer that does not plainly agree, assembled from all of its rows.
 
 It reads evidence, one row for each row of a ledger or of the day before, and returns the rows of
-the result. On most days the evidence is small and this process reads it; if it is not, Spark's
-workers do, each with all rows of some transfers. Both call :meth:`SecondPass.decide`.
+the result. On most days the evidence is small and this process reads it; if it is not, workers do,
+each with all rows of some transfers. Both call :meth:`SecondPass.decide`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS, Place
+from txmq.reconcile.evidence import Evidence, Role
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.items import BreakLife
 from txmq.reconcile.rules import Rules
-from txmq.reconcile.tables import ITEMS, MATCHES, RESULTS, SUMS, EntryRow, FailureRow, MessageRow
+from txmq.reconcile.tables import (
+    EVIDENCE,
+    ITEMS,
+    MATCHES,
+    RESULTS,
+    EntryRow,
+    FailureRow,
+    MessageRow,
+    Sums,
+)
 from txmq.reconcile.transfer import ARRIVED, Consumers, TransferFacts, TransferRows, split_bookings
 
-__all__ = ["CARRIED", "EARLIER", "TODAY", "SecondPass", "Sums", "batch_sql"]
+__all__ = ["SecondPass"]
 
-TODAY, CARRIED, EARLIER = range(3)
-"""The origin of a row: this day, the items of the day before, or another earlier day."""
-Sums: TypeAlias = Counter[tuple[str, str, str]]
-"""Sums of money and counts of rows, by name, class or bank, and currency."""
-_COLUMNS: Final = {**RESULTS, "sums": SUMS}
 _AS_ITEM, _AS_MATCH = itemgetter(*ITEMS.names), itemgetter(*MATCHES.names)
 _SUMMED: Final = {"debit": ("debited", -1), "return": ("returned", 1)}
 """The sums of a class that have these kinds; all others are in ``credited``."""
@@ -71,22 +75,6 @@ class Decisions(NamedTuple):
         """The rows as Arrow tables."""
         return {name: arrow_table(RESULTS[name], rows) for name, rows in self.rows.items()}
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows of each table, in the column of its name, and the sums in ``sums``."""
-        rows = {**self.rows, "sums": [(*place, str(value)) for place, value in self.sums.items()]}
-        columns = {
-            name: arrow_table(table, rows[name]).to_struct_array().combine_chunks()
-            for name, table in _COLUMNS.items()
-        }
-        for name, column in columns.items():
-            empty = {other: pa.nulls(len(column), columns[other].type) for other in columns}
-            yield pa.RecordBatch.from_pydict(empty | {name: column})
-
-
-def batch_sql() -> str:
-    """The columns of :meth:`Decisions.batches` as Spark declares them."""
-    return ", ".join(f"{name} {table.struct}" for name, table in _COLUMNS.items())
-
 
 class SecondPass:
     """Decides transfers, each from all of its rows.
@@ -112,24 +100,21 @@ class SecondPass:
         self._both_sides = frozenset(bank.name for bank in rules.bank if bank.entries.double_entry)
         self._proves_clearing = all(bank.entries.clearing for bank in rules.bank)
 
-    def decide(self, evidence: pa.Table) -> Decisions:
+    def decide(self, evidence: Sequence[Evidence]) -> Decisions:
         """Decide all transfers of some evidence."""
         found = Decisions({name: [] for name in RESULTS}, Counter())
         cases = _cases(evidence)
         for key in sorted(cases):
             self._decide(cases[key], found)
-        voids = evidence["key"].filter(pc.fill_null(evidence["is_void"], False))
+        voids = {
+            key for one in evidence if one.kind == "void" for key in one.rows["key"].to_pylist()
+        }
         nothing = (Class.ROLLED_BACK.value, 0, "")
-        found.rows["matches"] += [(key, *nothing) for key in sorted(set(voids.to_pylist()))]
-        by_hand = [message for _, _, message in _rows(evidence, "by_hand", MessageRow)]
+        found.rows["matches"] += [(key, *nothing) for key in sorted(voids)]
+        by_hand = [message for _, message in _rows(evidence, "by_hand", MessageRow)]
         by_hand.sort(key=lambda message: (message.key, message.position))
         found.rows["by_hand"] += map(msgspec.structs.astuple, by_hand)
         return found
-
-    def batches(self, evidence: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Decide the transfers of sorted evidence in pieces; for Spark's workers."""
-        for piece in _whole_keys(evidence):
-            yield from self.decide(piece).batches()
 
     def _decide(self, rows: TransferRows, found: Decisions) -> None:
         sums = found.sums
@@ -192,60 +177,40 @@ class SecondPass:
                     found.sums["settled", "", currency] += today[currency]
 
 
-def _cases(evidence: pa.Table) -> dict[str, TransferRows]:
+def _cases(evidence: Sequence[Evidence]) -> dict[str, TransferRows]:
     cases: dict[str, TransferRows] = {}
 
-    def case_of(key: str) -> TransferRows:
-        return cases.setdefault(key, TransferRows(key))
+    def case_of(key: str | None) -> TransferRows:
+        return cases.setdefault(key or "", TransferRows(key or ""))
 
     def as_item(*values: Any) -> dict[str, Any]:
         return dict(zip(ITEMS.names, values, strict=True))
 
     entries = list(_rows(evidence, "entry", EntryRow))
     # A row that names no transfer has the key of its booking.
-    bookings = split_bookings(entry for _, _, entry in entries if entry.is_lone)
-    named = (row for row in entries if not row[2].is_lone)
-    for key, origin, entry in chain(named, ((row.key or "", TODAY, row) for row in bookings)):
-        case = case_of(key)
-        case.was_open |= origin == CARRIED
-        (case.agreed_entries if origin == EARLIER else case.entries).append(entry)
-    for key, origin, message in _rows(evidence, "message", MessageRow):
-        case = case_of(key)
-        case.was_open |= origin == CARRIED
-        (case.agreed_messages if origin == EARLIER else case.messages).append(message)
-    for key, _, failure in _rows(evidence, "failure", FailureRow):
-        case_of(key).failures.append(failure)
-    for key, _, item in _rows(evidence, "item", as_item):
-        case_of(key).item = item
-    if "history" in evidence.column_names:
-        closed = evidence.filter(pc.field("history").is_valid()).select(["key", "history"])
-        for row in closed.to_pylist():
+    bookings = split_bookings(entry for _, entry in entries if entry.is_lone)
+    named = (row for row in entries if not row[1].is_lone)
+    for role, entry in chain(named, ((Role.ENTRIES, row) for row in bookings)):
+        case = case_of(entry.key)
+        case.was_open |= role is Role.OPEN_ENTRIES
+        (case.agreed_entries if role is Role.OLD_ENTRIES else case.entries).append(entry)
+    for role, message in _rows(evidence, "message", MessageRow):
+        case = case_of(message.key)
+        case.was_open |= role is Role.OPEN_MESSAGES
+        (case.agreed_messages if role is Role.OLD_MESSAGES else case.messages).append(message)
+    for _, failure in _rows(evidence, "failure", FailureRow):
+        case_of(failure.key).failures.append(failure)
+    for _, item in _rows(evidence, "item", as_item):
+        case_of(item["key"]).item = item
+    for one in (one for one in evidence if one.kind == "closed"):
+        for row in one.rows.select(["key", "history"]).to_pylist():
             case_of(row["key"]).histories.append(row["history"])
     return cases
 
 
-def _rows(evidence: pa.Table, name: str, make: Any) -> Iterator[tuple[str, int, Any]]:
-    """The rows of one kind, which have the columns of their table: key, origin, and the row."""
-    if name not in evidence.column_names:
-        return
-    some = evidence.filter(evidence[name].is_valid())
-    columns = (pc.struct_field(some[name], field.name).to_pylist() for field in some[name].type)
-    places = some["key"].to_pylist(), some["origin"].to_pylist()
-    yield from zip(*places, map(make, *columns), strict=True)
-
-
-def _whole_keys(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Sorted rows in pieces that end where a key ends."""
-    left: pa.Table | None = None
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        rows = pa.Table.from_batches([batch])
-        rows = rows if left is None else pa.concat_tables([left, rows])
-        last = rows["key"][-1]
-        end = pc.index(rows["key"], last).as_py()
-        if end:
-            yield rows.slice(0, end)
-        left = rows.slice(end)
-    if left is not None:
-        yield left
+def _rows(evidence: Sequence[Evidence], kind: str, make: Any) -> Iterator[tuple[Role, Any]]:
+    """The rows of one kind, which have the columns of their table, with their roles."""
+    names = EVIDENCE[kind].names
+    for one in (one for one in evidence if one.kind == kind):
+        columns = (one.rows[name].to_pylist() for name in names)
+        yield from ((one.role, row) for row in map(make, *columns))

@@ -2,214 +2,293 @@
 
 On most days nearly all transfers are a debit, a message and a credit that agree; most of the
 others were paid back, or rolled back before money moved. To see this, the rows of all three
-ledgers become one narrow shape of numbers and meet in one shuffle; no ledger is joined to
-another. They meet by a hash of their key. Each row carries marks, which are hashes of its facts
-and, once more, of its key: a debit and a return have a mark of the payer, a credit one of the
-payee, a message both and one of its id. If the least mark of a kind equals the greatest, all
-rows agree on the same transfer. A transfer with any deviation goes to the second pass, row by
-row and letter by letter (:mod:`txmq.reconcile.second_pass`).
-
-Expressions are SQL: Java gets each as one text, and column objects would need a call to Java for
-every operator, which takes longer than a small day itself.
+ledgers become one narrow shape of numbers and meet at one place; no ledger is joined to another.
+They meet by a hash of their key. Each row carries marks, which are hashes of its facts and of its
+key by another seed: a debit and a return have a mark of the payer, a credit one of the payee, a
+message both and one of its id. If the least mark of a kind equals the greatest, all rows agree on
+the same transfer. A transfer with any deviation goes to the second pass, row by row and letter by
+letter (:mod:`txmq.reconcile.second_pass`).
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as f
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.ledgers import EarlierDays, index_in, texts, union
-from txmq.reconcile.rules import DayWindow, Rules
-from txmq.reconcile.tables import LOWER_HALF
+from txmq.reconcile.columns import (
+    Numbers,
+    Truths,
+    Words,
+    hash_column,
+    index_in,
+    is_in,
+    numbers,
+    truths,
+)
+from txmq.reconcile.rules import Rules
+from txmq.reconcile.tables import LOWER_HALF, Sums
 from txmq.reconcile.transfer import VISIBLE
 
-__all__ = ["HASH", "PLAIN", "SUSPECT", "sift"]
+__all__ = ["PLAIN", "SUSPECT", "Others", "Sieve", "split_by_hash"]
 
-HASH: Final = "xxhash64(key) AS hash"
-"""The hash of a key, for joins: Spark shuffles and compares numbers faster than texts."""
 SUSPECT: Final = 0
 """The code of a transfer that needs the second pass."""
 PLAIN: Final = {Class.MATCHED: 1, Class.RETURNED: 2, Class.ROLLED_BACK: 3}
 """The codes of plainly agreed transfers, by class."""
+_MATCHED: Final = PLAIN[Class.MATCHED]
+_CLASSES: Final = {code: class_ for class_, code in PLAIN.items()}
+_RECEIVED: Final = {_MATCHED: "credited", PLAIN[Class.RETURNED]: "returned"}
+"""Where the money of a plain transfer went, by its code."""
 _BITS: Final = 4
 _MOST: Final = (1 << _BITS) - 1
 """The most rows of a transfer that a tag can count; all tags share one number. A transfer with
 more rows is never plain.
 """
-_DEBIT, _CREDIT, _RETURN, _MESSAGE, _VOID, _OTHER, _CLEARING, _ROW = (
-    1 << place * _BITS for place in range(8)
+_DEBIT, _CREDIT, _RETURN, _MESSAGE, _VOID, _OTHER, _CLEARING = (
+    1 << place * _BITS for place in range(7)
 )
-"""The count of all rows is above the tags."""
-_SEEN: Final = 1 << 48
-"""The count of the earlier days on which the transfer was agreed is above that."""
 _MARKS: Final = ("payer", "payee", "twin", "worth")
-"""The marks that must be equal in all rows of a plain transfer that have them."""
-_UNKNOWN: Final = -1
+"""The marks that must be equal in all rows of a plain transfer that have them; 0 if it has not."""
+_SUMS: Final = 2 + len(_MARKS)
+"""Where the sums begin in a row, after the hash, the tags and the marks."""
+_UNKNOWN: Final = 1
 """The worth of a row without a readable amount or currency, or with an unknown currency."""
-_WORTH: Final = 63
-"""The bits of a number besides its sign."""
+_KNOWN: Final = 2
+"""Other worths begin here."""
+_WORTH: Final = 62
+"""The bits of a worth."""
+_KEY_SEED: Final = 1 << 20
+"""Keys that collide as hashes differ in every mark."""
+_ALL: Final = np.uint64((1 << 64) - 1)
+_FILTER_BITS: Final = 24
 
 
-def sift(
-    entries: DataFrame, messages: DataFrame, yesterday: EarlierDays, rules: Rules, window: DayWindow
-) -> DataFrame:
-    """Sift the day's transfers: matched ones become sums, every other one a row.
+class Others(NamedTuple):
+    """The transfers that are not matched."""
 
-    The entries are those of :class:`~txmq.reconcile.ledgers.Ledgers`. A transfer that was left
-    open before is not plain, and neither is one that was agreed before and whose money moved again.
+    hashes: Words
+    """Sorted."""
+    plain: Numbers
+    """``SUSPECT``, or the code of a class in ``PLAIN``."""
+    is_seen: Truths
+    """True if a transfer was agreed on an earlier day."""
 
-    Returns:
-        ``plain`` is ``SUSPECT``, or the code of a class in ``PLAIN``. ``hash`` is the hash
-        of the key (:data:`HASH`), and NULL for matched transfers.
-        ``transfers`` is their number, and ``low`` and ``high`` are the sums of the halves of their
-        amounts in ``money``, the index of a currency; ``is_ordered`` is true if a message orders
-        them, and ``is_seen`` if they were agreed on an earlier day.
-    """
-    sums = _sums(rules)
-    earlier = yesterday.entries, yesterday.messages, yesterday.agreed
-    marked = (
-        None if table is None else table.selectExpr(HASH, f"{tag} AS tags")
-        for table, tag in zip(earlier, (_ROW + _OTHER, _ROW + _OTHER, _SEEN), strict=True)
-    )
-    entries, messages = _of_entries(entries, rules, window, sums), _of_messages(messages, rules)
-    narrow = union(entries, messages, *marked)
-    # Repartitioned before grouping: rows are narrow, and partial sums would not pay. The number
-    # is fixed, so that the same day always has the same partitions.
-    parts = int(narrow.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    aggregates = (
-        "sum(tags) AS tags",
-        *(f"min({name}) AS {name}" for name in _MARKS),
-        *(f"max({name}) AS {name}_hi" for name in _MARKS),
-        # NULL if the sum does not fit into 64 bits.
-        *(f"try_sum(coalesce({name}, 0)) AS {name}" for name in sums),
-    )
-    met = narrow.repartition(parts, "hash").groupBy("hash").agg(*map(f.expr, aggregates))
-    if yesterday.agreed is not None:
-        met = met.where(f"tags & {_SEEN - 1} > 0")
-    digits = _digits(rules)
-    found = met.selectExpr(
-        "hash",
-        f"{_plain(sums)} AS plain",
-        f"worth & {(1 << digits) - 1} AS money",
-        f"{_number(_MESSAGE)} > 0 AS is_ordered",
-        f"coalesce(shiftright(worth, {digits}), 0) AS amount",
-        f"tags >= {_SEEN} AS is_seen",
-    )
-    other_hash = f.expr(f"IF(plain != {PLAIN[Class.MATCHED]}, hash, NULL) AS hash")
-    halves = f"sum(amount & {LOWER_HALF}) AS low", "sum(shiftright(amount, 32)) AS high"
-    grouped = found.groupBy(other_hash, "plain", "money", "is_ordered", "is_seen")
-    return grouped.agg(*map(f.expr, ("count(1) AS transfers", *halves)))
+    def look_up(self, hashes: Words) -> tuple[Truths, Numbers, Truths]:
+        """For each hash: whether it is here, its code, and whether it was seen."""
+        is_here = np.zeros(len(hashes), np.bool_)
+        plain = np.full(len(hashes), _MATCHED)
+        is_seen = np.zeros(len(hashes), np.bool_)
+        if not len(self.hashes):
+            return is_here, plain, is_seen
+        # Most hashes are not here, and one look into a table of bits tells so.
+        shift = np.uint64(64 - _FILTER_BITS)
+        there = np.zeros(1 << _FILTER_BITS, np.bool_)
+        there[self.hashes >> shift] = True
+        some = np.flatnonzero(there[hashes >> shift])
+        found, places = _find_in(self.hashes, hashes[some])
+        some, places = some[found], places[found]
+        is_here[some], plain[some], is_seen[some] = True, self.plain[places], self.is_seen[places]
+        return is_here, plain, is_seen
+
+    @classmethod
+    def all_of(cls, some: Sequence[Others]) -> Others:
+        """Those of all places together; places are ranges of hashes in order."""
+        return cls(*map(np.concatenate, zip(*some, strict=True)))
 
 
-def _number(tag: int) -> str:
-    """The number of rows with a tag, if there are not too many to count."""
-    return f"(shiftright(tags, {tag.bit_length() - 1}) & {_MOST})"
+class Sieve(NamedTuple):
+    """Makes rows narrow, and sifts them."""
 
+    rules: Rules
+    start_ms: int
+    """The beginning of the day."""
 
-def _plain(sums: dict[str, str]) -> str:
-    rows = f"(tags & {_SEEN - 1})"
-    debited, credited, returned = map(_number, (_DEBIT, _CREDIT, _RETURN))
-    ordered, void, other = map(_number, (_MESSAGE, _VOID, _OTHER))
-    is_whole = " AND ".join((
-        f"{rows} < {(_MOST + 1) * _ROW}",
-        *(f"coalesce({name} = 0, false)" for name in sums),
-        # NULL means that no row has this mark, so none disagrees.
-        *(f"coalesce({name} = {name}_hi, true)" for name in _MARKS),
-    ))  # fmt: skip
-    is_moved = f"{rows} = tags AND {debited} = 1 AND {other} = 0 AND worth >= 0"
-    was_credited = f"{credited} = 1 AND {returned} = 0 AND {ordered} > 0 AND {void} = 0"
-    was_returned = f"{credited} = 0 AND {returned} = 1 AND ({ordered} > 0) != ({void} > 0)"
-    # A new order that was rolled back changes nothing about a transfer that is agreed.
-    is_unmoved = f"{debited} + {credited} + {returned} + {other} + {ordered} = 0 AND {void} > 0"
-    of_each = {
-        Class.MATCHED: f"{is_moved} AND {was_credited}",
-        Class.RETURNED: f"{is_moved} AND {was_returned}",
-        Class.ROLLED_BACK: is_unmoved,
-    }
-    codes = " ".join(f"WHEN {is_so} THEN {PLAIN[class_]}" for class_, is_so in of_each.items())
-    return f"IF({is_whole}, CASE {codes} ELSE {SUSPECT} END, {SUSPECT})"
+    def entries(self, rows: pa.Table) -> Words:
+        """The entries of transfers as narrow rows: a column for each row."""
+        has_sums = bool(self._sums)
+        if not has_sums:
+            rows = rows.filter(pc.not_equal(rows["role"], "clearing"))
+        kind, role = rows["kind"], rows["role"]
+        amount, is_clearing = numbers(rows["amount"]), truths(pc.equal(role, "clearing"))
+        is_theirs = truths(pc.equal(role, "customer")) & (
+            numbers(rows["booked_ms"]) >= self.start_ms
+        )
+        # A debit must be negative and a credit positive, else the row is not plain.
+        tags = np.where(is_clearing, _CLEARING, _OTHER)
+        of_kind = index_in(kind, ("debit", "credit", "return"))
+        for place, tag in enumerate((_DEBIT, _CREDIT, _RETURN)):
+            has_sign = amount < 0 if tag == _DEBIT else amount > 0
+            tags[is_theirs & has_sign & (of_kind == place)] = tag
+        found = self._narrow(len(rows))
+        found[0], found[1] = hash_column(rows["key"]), tags.view(np.uint64)
+        mark = _mark(rows, "account")
+        found[2] = np.where((tags == _DEBIT) | (tags == _RETURN), mark, 0)
+        found[3] = np.where(tags == _CREDIT, mark, 0)
+        found[5] = np.where(tags != _CLEARING, self._worth(np.abs(amount), rows["currency"]), 0)
+        for place, (banks, of, value) in enumerate(self._sums):
+            is_counted = truths(pc.equal(rows[of], value))
+            if banks:
+                is_counted &= truths(is_in(rows["bank"], banks))
+            counted = np.where(is_counted, amount, 0)
+            found[_SUMS + 2 * place] = (counted & LOWER_HALF).view(np.uint64)
+            found[_SUMS + 2 * place + 1] = (counted >> 32).view(np.uint64)
+        return found
 
-
-def _sums(rules: Rules) -> dict[str, str]:
-    """The sums that must be zero in each transfer, for banks that keep both sides."""
-    found: dict[str, str] = {}
-    if both_sides := [bank.name for bank in rules.bank if bank.entries.double_entry]:
-        for side in ("debit", "credit", "return"):
-            is_theirs = f"bank IN ({texts(both_sides)}) AND kind = '{side}'"
-            found[f"{side}_sum"] = f"IF({is_theirs}, amount, 0L)"
-    if all(bank.entries.clearing for bank in rules.bank):
-        found["cleared"] = "IF(role = 'clearing', amount, 0L)"
-    return found
-
-
-def _of_entries(
-    entries: DataFrame, rules: Rules, window: DayWindow, sums: dict[str, str]
-) -> DataFrame:
-    is_theirs = f"role = 'customer' AND booked_ms >= {window.start_ms}"
-    if not sums:
-        entries = entries.where("role != 'clearing'")
-    # A debit must be negative and a credit positive, else the row is not plain. Numbers are
-    # tested first: they compare faster than texts. Values that are used often are computed once.
-    tagged = entries.selectExpr(
-        "*",
-        f"""CASE WHEN amount < 0 AND {is_theirs} AND kind = 'debit' THEN {_DEBIT}
-            WHEN amount > 0 AND {is_theirs} AND kind = 'credit' THEN {_CREDIT}
-            WHEN amount > 0 AND {is_theirs} AND kind = 'return' THEN {_RETURN}
-            WHEN role = 'clearing' THEN {_CLEARING} ELSE {_OTHER} END AS tag""",
-        f"{_mark('account')} AS mark",
-        f"{index_in('currency', sorted(rules.money))} AS place",
-        # Without its sign; NULL for the least number, which has no opposite of 64 bits.
-        "IF(amount < 0, try_subtract(0, amount), amount) AS size",
-    )
-    return tagged.selectExpr(
-        HASH,
-        f"tag + {_ROW} AS tags",
-        f"IF(tag IN ({_DEBIT}, {_RETURN}), mark, NULL) AS payer",
-        f"IF(tag = {_CREDIT}, mark, NULL) AS payee",
-        f"IF(tag != {_CLEARING}, {_worth('size', rules)}, NULL) AS worth",
-        *(f"{sum_} AS {name}" for name, sum_ in sums.items()),
-    )
-
-
-def _of_messages(messages: DataFrame, rules: Rules) -> DataFrame:
-    tagged = messages.selectExpr(
-        "*",
-        f"""CASE WHEN state IN ({texts(VISIBLE)}) THEN {_MESSAGE}
-            WHEN state = 'rolled_back' THEN {_VOID} ELSE {_OTHER} END AS tag""",
-        f"{index_in('currency', sorted(rules.money))} AS place",
-    )
-
-    def mark(name: str) -> str:
-        return f"WHEN tag = {_MESSAGE} AND {name} IS NOT NULL THEN {_mark(name)}"
-
-    return tagged.selectExpr(
-        HASH,
-        f"tag + {_ROW} AS tags",
+    def messages(self, rows: pa.Table) -> Words:
+        """The messages of a day as narrow rows."""
+        state = index_in(rows["state"], (*VISIBLE, "rolled_back"))
+        tags = np.where(state < 0, _OTHER, np.where(state < len(VISIBLE), _MESSAGE, _VOID))
+        is_visible, is_void = tags == _MESSAGE, tags == _VOID
+        found = self._narrow(len(rows))
+        found[0], found[1] = hash_column(rows["key"]), tags.view(np.uint64)
         # A rolled-back message need not agree on anything but its transfer.
-        f"CASE WHEN tag = {_VOID} THEN {_mark('payer')} {mark('payer')} END AS payer",
-        f"CASE {mark('payee')} END AS payee",
-        f"CASE {mark('id')} END AS twin",
-        f"IF(tag = {_MESSAGE}, {_worth('amount', rules)}, NULL) AS worth",
-    )
+        for at, name in ((2, "payer"), (3, "payee"), (4, "id")):
+            has_mark = is_visible & truths(rows[name].is_valid())
+            if name == "payer":
+                has_mark |= is_void
+            found[at] = np.where(has_mark, _mark(rows, name), 0)
+        amount = numbers(pc.fill_null(rows["amount"], -1))
+        found[5] = np.where(is_visible, self._worth(amount, rows["currency"]), 0)
+        return found
+
+    def carried(self, rows: pa.Table) -> Words:
+        """Rows of transfers that were left open before: these are never plain."""
+        found = self._narrow(len(rows))
+        found[0], found[1] = hash_column(rows["key"]), _OTHER
+        return found
+
+    def sift(self, narrow: Sequence[Words], agreed: Sequence[Words]) -> tuple[Others, Sums]:
+        """Sift all rows of a place: what is not matched, and the sums of what plainly agrees.
+
+        ``agreed`` are the hashes of transfers of earlier days. A transfer that was agreed before
+        and whose money moved again is not plain.
+        """
+        rows = np.concatenate([self._narrow(0), *narrow], axis=1)
+        order = np.argsort(rows[0])
+        hashes = rows[0][order]
+        first = np.flatnonzero(np.diff(hashes, prepend=hashes[:1] - np.uint64(1)))
+        if not len(first):
+            nothing = np.empty(0, np.int64)
+            return Others(hashes, nothing, nothing.astype(np.bool_)), Counter()
+        tags = np.add.reduceat(rows[1][order].view(np.int64), first)
+        is_whole = np.diff(first, append=len(hashes)) <= _MOST
+        for at in range(2, _SUMS):
+            column = rows[at][order]
+            most = np.maximum.reduceat(column, first)
+            column[column == 0] = _ALL
+            # Without a row that has this mark, none disagrees.
+            is_whole &= (most == 0) | (np.minimum.reduceat(column, first) == most)
+        for at in range(_SUMS, len(rows), 2):
+            low, high = (
+                np.add.reduceat(row[order].view(np.int64), first) for row in rows[at : at + 2]
+            )
+            # Halves, since a sum that does not fit into 64 bits must not look like zero.
+            is_whole &= (low & LOWER_HALF == 0) & (high + (low >> 32) == 0)
+        hashes, worth = hashes[first], most.astype(np.int64)
+        is_seen, _ = _find_in(np.sort(np.concatenate([hashes[:0], *agreed])), hashes)
+        plain = _plain(tags, is_whole, worth, is_seen)
+        is_other = plain != _MATCHED
+        others = Others(*(column[is_other] for column in (hashes, plain, is_seen)))
+        is_ordered = _count(tags, _MESSAGE) > 0
+        return others, self._totals(plain, worth, is_ordered)
+
+    def _totals(self, plain: Numbers, worth: Numbers, is_ordered: Truths) -> Sums:
+        """The sums of the classes of plain transfers."""
+        known = np.maximum(worth - _KNOWN, 0)
+        money = np.where(worth >= _KNOWN, known & ((1 << self._digits) - 1), -1)
+        # A rolled-back transfer has no currency.
+        currencies = [*sorted(self.rules.money), ""]
+        groups = (plain * 2 + is_ordered) * len(currencies) + money + 1
+        sums: Sums = Counter()
+        for group in np.unique(groups[plain != SUSPECT]):
+            some = groups == group
+            amounts = known[some] >> self._digits
+            amount = int((amounts & LOWER_HALF).sum()) + (int((amounts >> 32).sum()) << 32)
+            one = int(np.argmax(some))
+            place = _CLASSES[plain[one]].value, currencies[money[one]]
+            sums["transfers", *place] += len(amounts)
+            sums["debited", *place] += amount
+            if plain[one] in _RECEIVED:
+                sums[_RECEIVED[plain[one]], *place] += amount
+            if is_ordered[one]:
+                sums["ordered", *place] += amount
+        return sums
+
+    @property
+    def _sums(self) -> list[tuple[list[str], str, str]]:
+        """The sums of amounts that must be zero in each transfer: the banks (all if empty), and a
+        column with its value.
+        """
+        found: list[tuple[list[str], str, str]] = []
+        if both_sides := [bank.name for bank in self.rules.bank if bank.entries.double_entry]:
+            found += [(both_sides, "kind", side) for side in ("debit", "credit", "return")]
+        if all(bank.entries.clearing for bank in self.rules.bank):
+            found.append(([], "role", "clearing"))
+        return found
+
+    @property
+    def _digits(self) -> int:
+        """The number of bits for the index of a currency."""
+        return max(len(self.rules.money).bit_length(), 1)
+
+    def _narrow(self, rows: int) -> Words:
+        return np.zeros((_SUMS + 2 * len(self._sums), rows), np.uint64)
+
+    def _worth(self, amount: Numbers, currency: pa.ChunkedArray) -> Words:
+        """An amount and its currency in one number; its last bits are the currency's index."""
+        place = index_in(currency, sorted(self.rules.money))
+        # The least number has no opposite of 64 bits, and stays negative.
+        is_known = (amount >= 0) & (amount < 1 << _WORTH - self._digits) & (place >= 0)
+        worth = (np.where(is_known, amount, 0) << self._digits | place) + _KNOWN
+        return np.where(is_known, worth, _UNKNOWN).view(np.uint64)
 
 
-def _mark(name: str) -> str:
-    """The key comes last: each hash is the seed of the next, so keys that collide as first value
-    would collide in every mark.
-    """
-    return f"xxhash64({name}, key)"
+def _find_in(known: Words, hashes: Words) -> tuple[Truths, Numbers]:
+    """For each hash, whether it is among sorted ones, and at which place."""
+    if not len(known):
+        return np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.int64)
+    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return known[places] == hashes, places
 
 
-def _worth(amount: str, rules: Rules) -> str:
-    """An amount and its currency in one number; its last bits are the currency's index."""
-    digits = _digits(rules)
-    is_known = f"{amount} >= 0 AND {amount} < {1 << _WORTH - digits} AND place IS NOT NULL"
-    return f"IF({is_known}, shiftleft({amount}, {digits}) | place, {_UNKNOWN})"
+def split_by_hash(hashes: Words, places: int) -> Iterator[tuple[int, Numbers]]:
+    """The rows of each place, a power of two of them: which rows have a hash in its range."""
+    if places == 1:
+        yield 0, np.arange(len(hashes))
+        return
+    at = (hashes >> np.uint64(64 - (places - 1).bit_length())).astype(np.uint16)
+    order = np.argsort(at, kind="stable")
+    ends = np.searchsorted(at[order], np.arange(places + 1))
+    for place in range(places):
+        if len(rows := order[ends[place] : ends[place + 1]]):
+            yield place, rows
 
 
-def _digits(rules: Rules) -> int:
-    """The number of bits for the index of a currency."""
-    return max(len(rules.money).bit_length(), 1)
+def _mark(rows: pa.Table, name: str) -> Words:
+    return (hash_column(rows[name]) ^ hash_column(rows["key"], _KEY_SEED)) | np.uint64(1)
+
+
+def _count(tags: Numbers, tag: int) -> Numbers:
+    """The number of rows with a tag, if there are not too many to count."""
+    return tags >> (tag.bit_length() - 1) & _MOST
+
+
+def _plain(tags: Numbers, is_whole: Truths, worth: Numbers, is_seen: Truths) -> Numbers:
+    debited, credited, returned = (_count(tags, tag) for tag in (_DEBIT, _CREDIT, _RETURN))
+    ordered, void, other = (_count(tags, tag) for tag in (_MESSAGE, _VOID, _OTHER))
+    is_moved = ~is_seen & (debited == 1) & (other == 0) & (worth != _UNKNOWN)
+    was_credited = (credited == 1) & (returned == 0) & (ordered > 0) & (void == 0)
+    was_returned = (credited == 0) & (returned == 1) & ((ordered > 0) != (void > 0))
+    # A new order that was rolled back changes nothing about a transfer that is agreed.
+    is_unmoved = (debited + credited + returned + other + ordered == 0) & (void > 0)
+    plain = np.full(len(tags), SUSPECT)
+    plain[is_whole & is_moved & was_credited] = _MATCHED
+    plain[is_whole & is_moved & was_returned] = PLAIN[Class.RETURNED]
+    plain[is_whole & is_unmoved] = PLAIN[Class.ROLLED_BACK]
+    return plain

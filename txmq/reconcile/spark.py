@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
@@ -31,7 +32,7 @@ from pyspark.sql import SparkSession
 from txmq.errors import ConfigError, ReconcileRefused, UsageError
 from txmq.reconcile.java import check_java
 
-__all__ = ["SPARK_ERRORS", "check_reach", "fit_to_rows", "open_spark", "warm_up"]
+__all__ = ["SPARK_ERRORS", "check_reach", "open_spark", "warm_up"]
 
 SPARK_ERRORS: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
 """The exceptions raised when Spark or the connection to its Java fails."""
@@ -46,34 +47,11 @@ _POLL_S: Final = 0.1
 STOP_S: Final = 20.0
 CAUSE_CHARS_MAX: Final = 400
 """Longer texts, such as plans and stacks, belong in the log."""
-ROWS_A_PARTITION: Final = 1_000_000
-"""The rows in a partition of a shuffle. Adding up a row takes some 200 bytes, in as many partitions
-at once as the machine has cores.
-"""
-PARTITIONS_MAX: Final = 2_000
-FEW_ROWS: Final = 300_000
-"""Up to so many rows, Spark takes longer to compile a query than to interpret it."""
-
 _MEMORY: Final = re.compile(r"[1-9][0-9]*[kmgt]", re.IGNORECASE)
-_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
-_THROUGHPUT: Final = "-XX:+UseParallelGC"
-"""A run needs throughput and not short pauses; this collector makes it a seventh faster."""
 _JAVA_OPTIONS: Final = (
     f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
     "-XX:-UsePerfData",  # It would leave a file in /tmp.
-    "-XX:+IgnoreUnrecognizedVMOptions",
-    "-XX:PerMethodTrapLimit=4",
-    "-XX:PerBytecodeTrapLimit=0",
-    "-XX:MetaspaceSize=256m",
-    "-XX:FreqInlineSize=150",
-    "-XX:InlineSmallCode=1200",
-    "-XX:CompileThresholdScaling=4",
 )
-"""A run takes minutes, and each of its queries is new code to Java. Java compiles on assumptions,
-and compiles again when they fail; the two trap limits stop that. Half of Java's default inlining
-sizes compile a third faster and run equally fast. So does compiling four times later, since the
-code that matters runs a million times.
-"""
 _Result = TypeVar("_Result")
 _launch: Final[Callable[..., Any]] = launch_gateway
 _PORT: Final = "PYSPARK_GATEWAY_PORT"
@@ -91,34 +69,18 @@ _GONE: Final = (
 )
 _LOGGERS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """PySpark writes whole stacks to standard error with these, and then raises the same error."""
-_PARTITIONS: Final = "spark.sql.shuffle.partitions"
-_CODE: Final = ("spark.sql.codegen.wholeStage", "spark.sql.codegen.factoryMode")
-_COMPILED: Final = dict(zip(_CODE, ("true", "FALLBACK"), strict=True))
-_INTERPRETED: Final = dict(zip(_CODE, ("false", "NO_CODEGEN"), strict=True))
-_UNFITTED: Final = {_PARTITIONS: "64", **_COMPILED}
-"""Settings that depend on the size of a day, as they are before it is known."""
-
 _SAME_EVERYWHERE: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
-    # Each query has one shuffle of rows that are spread by a hash, so planning it again after each
-    # stage gains nothing.
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.files.maxPartitionBytes": "256m",
-    # Rows go to many files at once, and each small write costs a system call.
+    # Hashes do not get smaller, and each small write costs a system call.
+    "spark.shuffle.compress": "false",
     "spark.shuffle.file.buffer": "256k",
-    # Compression does not pay for what is cached briefly, or written once and read once.
-    "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    "spark.sql.parquet.compression.codec": "snappy",
-    "spark.hadoop.parquet.summary.metadata.level": "NONE",
-    # With a hundred thousand accounts, the first of two maps has hardly any hits.
-    "spark.sql.codegen.aggregate.map.twolevel.enabled": "false",
+    "spark.sql.shuffle.partitions": "64",
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
     # It records where Python named each column, with several calls to Java, for nothing.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    **_UNFITTED,
 }
 
 
@@ -162,12 +124,8 @@ def open_spark(
             # Only Spark's pages show each plan in full, and again whenever it changes.
             own["spark.sql.ui.explainMode"] = "simple"
         own["spark.sql.warehouse.dir"] = (home / "warehouse").as_uri()
-        has_collector = any(map(_COLLECTOR.search, wanted.values()))
-        options = (
-            *_JAVA_OPTIONS,
-            f"-Djava.io.tmpdir={home}",  # Spark puts its temporary files there by default.
-            *(() if has_collector else (_THROUGHPUT,)),  # Java refuses to start with two.
-        )
+        # Spark puts its temporary files there by default.
+        options = *_JAVA_OPTIONS, f"-Djava.io.tmpdir={home}"
         own["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in options)
         conf = SparkConf(loadDefaults=False).setAll(list((own | wanted).items()))
         log = log or home.with_suffix(".log")
@@ -200,21 +158,14 @@ def check_reach(spark: SparkSession, uri: str) -> None:
         )
 
 
-def fit_to_rows(spark: SparkSession, rows: int) -> None:
-    """Set what depends on a day's size, unless the user has set it. Results do not depend on it."""
-    cores = spark.sparkContext.defaultParallelism
-    parts = max(cores, min(PARTITIONS_MAX, -(-rows // ROWS_A_PARTITION)))
-    fitting = {_PARTITIONS: str(-(-parts // cores) * cores)}
-    fitting |= _COMPILED if rows > FEW_ROWS else _INTERPRETED
-    at_start = spark.sparkContext.getConf()
-    for name, value in fitting.items():
-        if at_start.get(name) == _UNFITTED[name]:
-            spark.conf.set(name, value)
-
-
 def warm_up(spark: SparkSession) -> None:
-    """Have Java load what every query needs, in time that it would spend waiting."""
-    spark.range(2).repartition(2).groupBy("id").count().collect()
+    """Start the Python workers, in time that Spark would spend waiting."""
+    context = spark.sparkContext
+    context.parallelize(range(context.defaultParallelism)).map(_import_core).count()
+
+
+def _import_core(_: int) -> None:
+    import_module("txmq.reconcile.core")
 
 
 def _settings(master: str, memory: str, cores: int | None, jars: Sequence[Path]) -> dict[str, str]:

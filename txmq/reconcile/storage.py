@@ -337,13 +337,10 @@ class LocalFolder(Folder):
         LocalDisk(self.local).remove(name)
 
     def publish(self, draft: Folder) -> None:
-        """See :meth:`Folder.publish`; Spark's other files are removed, and all is synced."""
+        """See :meth:`Folder.publish`; all is synced."""
         if draft.local is None:
             super().publish(draft)
             return
-        for path in list(draft.local.iterdir()):
-            if not path.name.startswith("part-"):
-                path.unlink()
         for number, part in enumerate(sorted(draft.local.iterdir())):
             sync_path(part.rename(part.with_name(f"part-{number:05d}.parquet")))
         sync_path(draft.local)

@@ -1,4 +1,4 @@
-"""The tables of a reconciliation: one definition of their columns for Arrow, Spark and SQL; pure.
+"""The tables of a reconciliation: one definition of their columns for Arrow and SQL; pure.
 
 The tables of an extract are the same for every kind of source. A run makes the others from them.
 
@@ -9,6 +9,7 @@ with the name of its bank (``icbc/4711``), since two banks may use the same numb
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_type_hints
 
@@ -23,6 +24,10 @@ LOWER_HALF: Final = (1 << 32) - 1
 def join_halves(low: int | None, high: int | None) -> int:
     """A sum from the sums of the lower and upper halves of its numbers; 0 without any."""
     return (low or 0) + ((high or 0) << 32)
+
+
+Sums: TypeAlias = Counter[tuple[str, str, str]]
+"""Sums of money and counts of rows, by name, class or bank, and currency."""
 
 
 class Column(NamedTuple):
@@ -59,19 +64,6 @@ class TableSchema(NamedTuple):
     def money(self) -> str | None:
         """The column added up by currency; ``None`` in a table without money."""
         return next((name for name in ("amount", "balance") if name in self.names), None)
-
-    @property
-    def ddl(self) -> str:
-        """The columns as Spark declares them."""
-        return ", ".join(
-            f"{name} {type_}{'' if is_optional else ' NOT NULL'}"
-            for name, type_, is_optional in self.columns
-        )
-
-    @property
-    def struct(self) -> str:
-        """A row in one column, as Spark declares it."""
-        return f"STRUCT<{', '.join(f'`{name}`: {type_}' for name, type_, _ in self.columns)}>"
 
 
 LONE: Final = "/@"
@@ -276,12 +268,6 @@ TOTALS: Final = _table("totals", """
 """)  # fmt: skip
 """The sums of each class; the classes add up to the ledgers."""
 
-SUMS: Final = _table("sums", """
-    name, of, currency  string
-    value               string  since a sum may have more digits than a long
-""")  # fmt: skip
-"""Sums of money and counts of rows, on the way from Spark's workers."""
-
 MATCHES: Final = _table("matches", """
     key           string
     class         string  matched, returned or rolled-back
@@ -296,7 +282,9 @@ BANK_TABLES: Final = {table.name: table for table in (ENTRIES, OPENING, LATER, A
 LOG_TABLES: Final = {table.name: table for table in (MESSAGES, FAILURES, OFFSETS)}
 """The tables of an extract for the log."""
 
-EVIDENCE: Final = {"entry": BOOKED, "message": MESSAGES, "failure": FAILURES, "item": ITEMS}
+EVIDENCE: Final = {
+    "entry": BOOKED, "message": MESSAGES, "failure": FAILURES, "item": ITEMS, "by_hand": MESSAGES,
+}  # fmt: skip
 """The rows from which transfers are decided, one by one."""
 
 RESULTS: Final[Mapping[str, TableSchema]] = {

@@ -51,7 +51,7 @@ def judge(
 
     Raises:
         ReconcileRefused: A table cannot be read. Or txmq or Spark has an error: the classes do not
-            add up to the banks' bookings, or Spark did not read the whole extract.
+            add up to the banks' bookings, or the workers did not read the whole extract.
     """
     _check_all_was_read(tables["balances"], manifest)
     totals = [msgspec.convert(row, Total) for row in tables["totals"].rows()]
@@ -110,7 +110,7 @@ def _check_all_was_read(balances: WrittenTable, manifest: Manifest) -> None:
         amounts = {name: sums.get((bank, name), [0])[-1] for name in control.amounts}
         now = msgspec.structs.replace(control, rows=rows, amounts=amounts)
         if (differs := control.difference(now)) is not None:
-            raise ReconcileRefused(f"Spark did not read the whole extract: {differs}")
+            raise ReconcileRefused(f"the workers did not read the whole extract: {differs}")
 
 
 def _proofs(

@@ -1,37 +1,33 @@
-"""Load an extract into Spark after checking that it is exactly what was written.
+"""Load an extract after checking that it is exactly what was written.
 
-First the files are checked: each exists once and unchanged, and no other file exists. Then
-their control totals are computed again, while Spark lists the files. At the end of a run the
-accounts' sums are compared with the same totals, which proves that Spark has read everything
-(:mod:`txmq.reconcile.verdict`).
+First the files are checked: each exists once and unchanged, and no other file exists. Then their
+control totals are computed again. At the end of a run the accounts' sums are compared with the same
+totals, which proves that the workers have read everything (:mod:`txmq.reconcile.verdict`).
 """
 
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial, reduce
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
 
 from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.extract.manifest import FILE, ExtractedTable, Manifest, Part
 from txmq.reconcile.extract.table_writer import ControlSums
-from txmq.reconcile.ledgers import Ledgers
+from txmq.reconcile.ledgers import Ledgers, TableFile
 from txmq.reconcile.storage import Folder
-from txmq.reconcile.tables import ACCOUNTS, BANK_TABLES, LOG_TABLES
+from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 
 __all__ = ["check_files", "check_totals", "load", "load_unchecked"]
 
 _TABLES: Final = {**BANK_TABLES, **LOG_TABLES}
 
 
-def load(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
+def load(manifest: Manifest, folder: Folder) -> Ledgers:
     """The ledgers of a day, after the extract was checked.
 
     Raises:
@@ -39,26 +35,17 @@ def load(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
             message names it.
     """
     check_files(manifest, folder)
-    # A fresh Java takes as long to list files as the totals take here.
-    with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(load_unchecked, spark, manifest, folder)
-        check_totals(manifest, folder)
-        return loading.result()
+    check_totals(manifest, folder)
+    return load_unchecked(manifest, folder)
 
 
-def load_unchecked(spark: SparkSession, manifest: Manifest, folder: Folder) -> Ledgers:
+def load_unchecked(manifest: Manifest, folder: Folder) -> Ledgers:
     """Load the ledgers of an extract that was checked before."""
-    frames = defaultdict[str, list[DataFrame]](list)
+    tables: dict[str, list[TableFile]] = {name: [] for name in _TABLES}
     for extracted in manifest.tables:
-        table = _TABLES[extracted.table]
-        paths = [f"{folder.uri}/{part.path}" for part in extracted.parts]
-        frame = spark.read.schema(table.ddl).parquet(*paths)
-        if table.name in BANK_TABLES:
-            frame = frame.withColumn("bank", f.lit(extracted.written.source))
-        frames[table.name].append(frame)
-    if not frames[ACCOUNTS.name]:  # No bank has such a table.
-        frames[ACCOUNTS.name] = [spark.createDataFrame([], f"{ACCOUNTS.ddl}, bank STRING")]
-    return Ledgers(**{name: reduce(DataFrame.unionByName, parts) for name, parts in frames.items()})
+        bank = extracted.written.source if extracted.table in BANK_TABLES else None
+        tables[extracted.table] += (TableFile(folder, part.path, bank) for part in extracted.parts)
+    return Ledgers(**tables)
 
 
 def check_files(manifest: Manifest, folder: Folder) -> None:

@@ -18,15 +18,14 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from txmq.errors import ReconcileRefused
+from txmq.reconcile.columns import ContentHash
 from txmq.reconcile.extract.manifest import ExtractedTable, Part, QuarantinedRow
 from txmq.reconcile.report.words import mask, mask_sides
 from txmq.reconcile.storage import LocalFolder
@@ -35,7 +34,6 @@ from txmq.reconcile.tables import LIMIT, LOWER_HALF, RECURRING, TableSchema, joi
 from txmq.runtime.disk import sync_path
 
 __all__ = [
-    "ContentHash",
     "ControlSums",
     "TableWriter",
     "arrow_schema",
@@ -44,17 +42,6 @@ __all__ = [
     "parquet_writer",
 ]
 
-_Words: TypeAlias = npt.NDArray[np.uint64]
-_WORD: Final = 8
-"""The bytes of a word."""
-_STEP: Final = 0x9E3779B97F4A7C15
-_START: Final = np.uint64(_STEP)
-_NONE: Final = np.uint64(0xD1B54A32D192ED03)
-"""The hash of NULL."""
-_ROWS_AT_ONCE: Final = 1 << 14
-"""Small enough to stay in the processor's cache."""
-_WORDS_AT_ONCE: Final = 1 << 20
-"""The most words of texts, each as long as the longest, in memory."""
 _ROWS_A_PART: Final = 4_000_000
 _PLACE: Final = (
     *("proof", "class", "key", "bank", "debit_bank", "payer", "credit_bank", "payee"),
@@ -124,66 +111,6 @@ class ControlSums:
     def control(self, source: str) -> Control:
         """The control totals so far."""
         return control_of(source, self._table, self._rows)
-
-
-class ContentHash:
-    """The hash of rows, texts included, in any order and from any number of threads."""
-
-    def __init__(self, table: TableSchema) -> None:
-        self._names = sorted(table.names)
-        self._sums: list[tuple[int, int]] = []
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows, which have the table's columns, of its types."""
-        # An older txmq may have written fewer columns.
-        names = [name for name in self._names if name in batch.schema.names]
-        for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            some = batch.slice(first, _ROWS_AT_ONCE)
-            rows = np.full(some.num_rows, _START)
-            for name in names:
-                # Mixed again, so that a value counts in its own column only.
-                rows = _mix(rows ^ _hash_column(some.column(name)))
-            self._sums.append((some.num_rows, int(rows.sum())))
-
-    @property
-    def word(self) -> str:
-        """The hash of the rows so far."""
-        count, total = (sum(pair[at] for pair in self._sums) for at in (0, 1))
-        return f"{count}-{total % (1 << 64):016x}"
-
-
-def _hash_column(column: pa.Array) -> _Words:
-    if pa.types.is_string(column.type):
-        found = _hash_texts(column.fill_null(""))
-    else:
-        found = _mix(column.cast(pa.int64()).fill_null(0).to_numpy().view(np.uint64))
-    if column.null_count:
-        found[column.is_null().to_numpy(zero_copy_only=False)] = _NONE
-    return found
-
-
-def _hash_texts(texts: pa.Array) -> _Words:
-    """Hash texts word by word, all of them at once; the padding of shorter ones is ignored."""
-    lengths = pc.binary_length(texts).to_numpy()
-    words = -(-int(lengths.max()) // _WORD)
-    if len(texts) > 1 and len(texts) * words > _WORDS_AT_ONCE:
-        half = len(texts) // 2
-        return np.concatenate([_hash_texts(texts[:half]), _hash_texts(texts[half:])])
-    padded = pc.ascii_rpad(texts, words * _WORD, padding="\0").buffers()[-1]
-    table = np.frombuffer(padded, "<u8", len(texts) * words).reshape(len(texts), words)
-    found = lengths.astype(np.uint64)
-    for place in range(words):
-        word = _mix(table[:, place] ^ np.uint64((place + 1) * _STEP % (1 << 64)))
-        found += np.where(lengths > place * _WORD, word, np.uint64(0))
-    return _mix(found)
-
-
-def _mix(words: _Words) -> _Words:
-    """Spread each bit of a word over all of its bits; different words stay different."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: _Words = words ^ (words >> np.uint64(31))
-    return mixed
 
 
 def arrow_schema(table: TableSchema) -> pa.Schema:

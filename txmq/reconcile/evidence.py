@@ -1,0 +1,170 @@
+"""The rows of a day, piece by piece: what the first pass reads of them, and what the second one.
+
+Each table of the day and of earlier days has a role. A role says which rows of a piece take part,
+what the sieve makes of them, and which of them are evidence about a transfer that does not plainly
+agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txmq.reconcile.classes import Class
+from txmq.reconcile.columns import chosen, hash_column, truths
+from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.ledgers import (
+    EarlierDays,
+    Ledgers,
+    TablePart,
+    is_within,
+    messages_at,
+    messages_of_day,
+    transfers,
+)
+from txmq.reconcile.rules import DayWindow
+from txmq.reconcile.sieve import PLAIN, SUSPECT, Others
+from txmq.reconcile.tables import MATCHES
+
+__all__ = [
+    "READ_BY_SIEVE",
+    "Evidence",
+    "Role",
+    "Source",
+    "find",
+    "history_of",
+    "rows_of",
+    "sources_of",
+    "with_keys",
+]
+
+
+class Role(Enum):
+    """What a table is to the day."""
+
+    ENTRIES = "entries"
+    MESSAGES = "messages"
+    FAILURES = "failures"
+    ITEMS = "items of the day before"
+    OPEN_ENTRIES = "their entries"
+    OPEN_MESSAGES = "their messages"
+    OPEN_FAILURES = "their failures"
+    CLOSED = "items closed on earlier days"
+    AGREED = "transfers agreed on earlier days"
+    OLD_ENTRIES = "entries of earlier days"
+    OLD_MESSAGES = "messages of earlier days"
+
+
+READ_BY_SIEVE: Final = {
+    Role.ENTRIES: ("key", "kind", "role", "account", "amount", "currency", "booked_ms",
+                   "recorded_ms", "id", "bank"),
+    Role.MESSAGES: ("key", "id", "payer", "payee", "amount", "currency", "state", "stored_ms",
+                    "decided_ms", "position"),
+    Role.OPEN_ENTRIES: ("key",), Role.OPEN_MESSAGES: ("key",), Role.AGREED: ("key",),
+}  # fmt: skip
+"""The columns that the sieve reads; other tables have nothing for it."""
+_KINDS: Final = {
+    Role.ENTRIES: "entry", Role.OPEN_ENTRIES: "entry", Role.OLD_ENTRIES: "entry",
+    Role.MESSAGES: "message", Role.OPEN_MESSAGES: "message", Role.OLD_MESSAGES: "message",
+    Role.FAILURES: "failure", Role.OPEN_FAILURES: "failure", Role.ITEMS: "item",
+    Role.CLOSED: "closed",
+}  # fmt: skip
+_CLASSES: Final = pa.array(["", *(class_.value for class_ in PLAIN)])
+"""The class of each code."""
+
+
+class Source(NamedTuple):
+    """A part of a table with its role."""
+
+    role: Role
+    part: TablePart
+
+
+class Evidence(NamedTuple):
+    """Rows of transfers that do not plainly agree, or the matches of those that do."""
+
+    kind: str
+    """``entry``, ``message``, ``failure``, ``item``, ``closed``, ``by_hand``, ``void`` or
+    ``match``."""
+    role: Role
+    rows: pa.Table
+
+
+def sources_of(ledgers: Ledgers, yesterday: EarlierDays) -> list[Source]:
+    """The tables of a day and of the day before, largest first."""
+    tables = {
+        Role.ENTRIES: ledgers.entries,
+        Role.MESSAGES: ledgers.messages,
+        Role.AGREED: yesterday.agreed,
+        Role.FAILURES: ledgers.failures,
+        Role.ITEMS: yesterday.items,
+        Role.OPEN_ENTRIES: yesterday.entries,
+        Role.OPEN_MESSAGES: yesterday.messages,
+        Role.OPEN_FAILURES: yesterday.failures,
+        Role.CLOSED: yesterday.closed,
+    }
+    return [Source(role, part) for role, table in tables.items() for part in table]
+
+
+def history_of(yesterday: EarlierDays) -> list[Source]:
+    """The ledgers of earlier days."""
+    return [
+        Source(role, part)
+        for ledgers in yesterday.history
+        for role, table in (
+            (Role.OLD_ENTRIES, ledgers.entries),
+            (Role.OLD_MESSAGES, ledgers.messages),
+        )
+        for part in table
+    ]
+
+
+def rows_of(source: Source, window: DayWindow, names: Sequence[str] = ()) -> Iterator[pa.Table]:
+    """The rows of a table that take part, in pieces: all columns, or the named ones."""
+    role, part = source
+    for rows in part.pieces(names):
+        match role:
+            case Role.ENTRIES:
+                yield chosen(rows, is_within(rows["recorded_ms"], window))
+            case Role.MESSAGES:
+                yield messages_of_day(rows, window)
+            case Role.FAILURES | Role.OPEN_FAILURES:
+                yield chosen(rows, pc.less(rows["stored_ms"], window.end_ms))
+            case Role.OLD_ENTRIES:
+                yield chosen(rows, pc.less(rows["recorded_ms"], window.start_ms))
+            case Role.OLD_MESSAGES:
+                earlier = chosen(rows, pc.less(rows["stored_ms"], window.start_ms))
+                yield messages_at(earlier, window.end_ms)
+            case _:
+                yield rows
+
+
+def with_keys(role: Role, rows: pa.Table) -> pa.Table:
+    """The rows that belong to transfers, each with the key of its transfer."""
+    return transfers(rows) if role in {Role.ENTRIES, Role.OLD_ENTRIES} else rows
+
+
+def find(role: Role, rows: pa.Table, others: Others) -> Iterator[Evidence]:
+    """The evidence in rows of a table, and the matches in entries."""
+    is_other, plain, is_seen = others.look_up(hash_column(rows["key"]))
+    # Of other dates only those transfers are known, whose money moved again.
+    is_old = role in {Role.OLD_ENTRIES, Role.OLD_MESSAGES}
+    is_wanted = is_other & (is_seen if is_old else plain == SUSPECT)
+    yield Evidence(_KINDS[role], role, rows.filter(pa.array(is_wanted)))
+    if role is Role.MESSAGES:
+        yield Evidence("by_hand", role, rows.filter(pc.equal(rows["decided_by"], "operator")))
+        # A rolled-back transfer has no debit to find it by later.
+        is_void = is_other & (plain == PLAIN[Class.ROLLED_BACK])
+        yield Evidence("void", role, rows.filter(pa.array(is_void)))
+    if role is Role.ENTRIES:
+        is_customer = pc.equal(rows["role"], "customer")
+        is_debit = truths(pc.and_(is_customer, pc.equal(rows["kind"], "debit")))
+        is_plain = is_debit & (plain != SUSPECT)
+        debits, code = rows.filter(pa.array(is_plain)), pa.array(plain[is_plain])
+        columns = debits["key"], _CLASSES.take(code), pc.negate(debits["amount"])
+        matches = pa.table([*columns, debits["currency"]], schema=arrow_schema(MATCHES))
+        yield Evidence("match", role, matches)

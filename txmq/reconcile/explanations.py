@@ -206,7 +206,6 @@ def _valid(every: list[Explained], key: Callable[[Explained], Any]) -> list[Expl
 
 def _words(by: str, reason: str) -> tuple[str, str]:
     if not by.strip() or not reason.strip():
-        raise UsageError(
-            "an explanation needs a name and a reason: give them with --by and --reason"
-        )
+        why = "an explanation needs a name and a reason"
+        raise UsageError(f"{why}: give them with --by and --reason")
     return by.strip(), reason.strip()

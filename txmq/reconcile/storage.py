@@ -408,14 +408,12 @@ def _draft_folder(home: Path, mode: int = 0o777) -> Iterator[Path]:
 @contextmanager
 def _try_lock(folder: Path, how: int = 0) -> Iterator[bool]:
     """Try to lock a folder; on file systems without locks this fails and nothing is cleaned up."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor, is_locked = os.open(folder, os.O_RDONLY | os.O_CLOEXEC), False
     try:
-        try:
+        with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | how)
-        except OSError:
-            yield False
-        else:
-            yield True
+            is_locked = True
+        yield is_locked
     finally:
         os.close(descriptor)
 

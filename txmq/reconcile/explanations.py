@@ -153,10 +153,8 @@ class Explanations:
         breaks = [one for one in self.in_force() if one.break_id == id_]
         proofs = [one for one in self.proofs_in_force() if one.difference.id == id_]
         if not breaks and not proofs:
-            raise UsageError(
-                f"{id_} has no explanation: give the whole id, as txmq reconcile breaks --all or "
-                "proofs --all shows it"
-            )
+            remedy = "give the whole id, as txmq reconcile breaks --all or proofs --all shows it"
+            raise UsageError(f"{id_} has no explanation: {remedy}")
         by, reason = _words(by, reason)
         news = {"by": by, "reason": reason, "at_ms": now_ms, "is_withdrawn": True}
         self.add([msgspec.structs.replace(one, **news) for one in breaks])

@@ -153,10 +153,8 @@ class Explanations:
         breaks = [one for one in self.in_force() if one.break_id == id_]
         proofs = [one for one in self.proofs_in_force() if one.difference.id == id_]
         if not breaks and not proofs:
-            raise UsageError(
-                f"{id_} has no explanation: give the whole id, as txmq reconcile breaks --all or "
-                "proofs --all shows it"
-            )
+            remedy = "give the whole id, as txmq reconcile breaks --all or proofs --all shows it"
+            raise UsageError(f"{id_} has no explanation: {remedy}")
         by, reason = _words(by, reason)
         news = {"by": by, "reason": reason, "at_ms": now_ms, "is_withdrawn": True}
         self.add([msgspec.structs.replace(one, **news) for one in breaks])
@@ -206,7 +204,6 @@ def _valid(every: list[Explained], key: Callable[[Explained], Any]) -> list[Expl
 
 def _words(by: str, reason: str) -> tuple[str, str]:
     if not by.strip() or not reason.strip():
-        raise UsageError(
-            "an explanation needs a name and a reason: give them with --by and --reason"
-        )
+        why = "an explanation needs a name and a reason"
+        raise UsageError(f"{why}: give them with --by and --reason")
     return by.strip(), reason.strip()

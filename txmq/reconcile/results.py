@@ -411,17 +411,12 @@ def objections(
     if outdated is not None:
         yield outdated
     if not result.is_final:
-        yield (
-            f"{day} was not over when its books were read: run it again when it is over, and sign "
-            "that result"
-        )
+        remedy = "run it again when it is over, and sign that result"
+        yield f"{day} was not over when its books were read: {remedy}"
     if found is None and wanted.role == "reviewer":
-        yield (
-            f"{day} was run again with other inputs since it was prepared, and has a new "
-            "result: a preparer must sign the new one first"
-            if given
-            else f"the result of {day} is not prepared yet: a preparer must sign it first"
-        )
+        why = f"{day} was run again with other inputs since it was prepared, and has a new result"
+        first = f"the result of {day} is not prepared yet: a preparer must sign it first"
+        yield f"{why}: a preparer must sign the new one first" if given else first
     if found is not None and found.is_complete:
         yield f"{found.preparer} and {found.reviewer} have signed this result already"
     is_preparer = found is not None and found.preparer.casefold() == wanted.by.casefold()
@@ -430,10 +425,8 @@ def objections(
     if not wanted.by:
         yield f"the name of the {wanted.role} is missing: give it with --by"
     if result.unsolved and not wanted.despite:
-        yield (
-            f"the result of {day} has {result.unsolved}: explain what is left and run the day "
-            "again, or sign with --despite REASON"
-        )
+        remedy = "explain what is left and run the day again, or sign with --despite REASON"
+        yield f"the result of {day} has {result.unsolved}: {remedy}"
     if wanted.despite and not result.unsolved:
         yield f"the result of {day} has no breaks and no failed proofs: omit --despite"
 

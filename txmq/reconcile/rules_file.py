@@ -91,15 +91,11 @@ def _local_path(rules: Path, name: str, place: str) -> str:
             raise ConfigError(f"{where} names another machine: write file:///path")
         return str(here / rest.removeprefix("//"))
     if name != "directory":
-        raise ConfigError(
-            f"{where} is on {scheme}, which txmq cannot write or read: mount it on this machine "
-            "and on all workers, and write the path"
-        )
+        remedy = "mount it on this machine and on all workers, and write the path"
+        raise ConfigError(f"{where} is on {scheme}, which txmq cannot write or read: {remedy}")
     if scheme not in SCHEMES:
-        raise ConfigError(
-            f"{where} is on {scheme}, which txmq cannot write: write a path, or a URI of "
-            f"{', '.join(SCHEMES)}"
-        )
+        remedy = f"write a path, or a URI of {', '.join(SCHEMES)}"
+        raise ConfigError(f"{where} is on {scheme}, which txmq cannot write: {remedy}")
     if not has_host and scheme in {"s3a", "gs", "abfss"}:
         raise ConfigError(f"{where} names no bucket or container: write {scheme}://NAME/FOLDER")
     return place
@@ -233,10 +229,8 @@ def _check_log(rules: Rules) -> Iterator[str]:
     log = rules.log
     given = [place for place in LOG_PLACES if getattr(log, place)]
     if len(given) != 1:
-        yield (
-            f"log has {' and '.join(given) or 'no place'}: give exactly one of directory, "
-            "directories and cluster"
-        )
+        found = " and ".join(given) or "no place"
+        yield f"log has {found}: give exactly one of directory, directories and cluster"
     for directory in _duplicates(*((directory,) for directory in log.directories)):
         yield f"log: directories has {directory!r} twice, so its transfers would count twice"
     for address in log.cluster.split(";") if log.cluster else ():
@@ -259,10 +253,8 @@ def _check_namespaces(rules: Rules) -> Iterator[str]:
     ledgers = Counter(namespace for _, namespace in named)
     for where, namespace in named:
         if ledgers[namespace] == 1 < len(named):
-            yield (
-                f"{where} alone has the namespace {namespace}: a transfer has the same one in "
-                "every ledger that knows it"
-            )
+            why = "a transfer has the same one in every ledger that knows it"
+            yield f"{where} alone has the namespace {namespace}: {why}"
 
 
 def _check_money(rules: Rules) -> Iterator[str]:
@@ -278,8 +270,9 @@ def _check_money(rules: Rules) -> Iterator[str]:
         )
     for currency in most.keys() - rules.money.keys() if rules.money else ():
         yield f"outcomes.charges_max has {currency}, which is not one of {', '.join(rules.money)}"
-    sources: list[tuple[str, Any]]
-    sources = [(f"the flow of {flow.topic}", flow) for flow in rules.log.flow]
+    sources: list[tuple[str, Any]] = [
+        (f"the flow of {flow.topic}", flow) for flow in rules.log.flow
+    ]
     sources += [(bank.name, of) for bank in rules.bank for of in (bank.entries, bank.accounts)]
     for where, source in sources if rules.money else ():
         given = source and source.currency

@@ -151,10 +151,10 @@ class ReconSchema:
             for column in table.columns:
                 if column.name not in names:
                     type_ = column.type.compile(connection.dialect)
+                    why = f"was created by an older txmq and has no column {column.name}"
+                    remedy = f"add it with ALTER TABLE {table} ADD COLUMN {column.name} {type_}"
                     raise DatabaseFailed(
-                        f"the table {table} was created by an older txmq and has no column "
-                        f"{column.name}: add it with ALTER TABLE {table} ADD COLUMN "
-                        f"{column.name} {type_}, and run the date again"
+                        f"the table {table} {why}: {remedy}, and run the date again"
                     )
 
 

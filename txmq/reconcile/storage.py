@@ -162,7 +162,7 @@ class Folder:
         if self._has_objects:
             self._put(name, data)
             return
-        new = _new(name)
+        _, new = self._names(name)
         if self._is_there(new) and not self._is_there(name):
             self._move(new, name)  # A killed process had removed the old file.
         # Readers take the new file where the old one is missing, so it must be complete by then.
@@ -251,10 +251,8 @@ class Folder:
         for other, time in times.items():
             if now - time < LEASE_S:
                 self._delete(own)
-                raise BlockingIOError(
-                    f"{self}/{other} claims {self}; the claim of a process that was killed is "
-                    f"void after {LEASE_S} seconds"
-                )
+                why = f"the claim of a process that was killed is void after {LEASE_S} seconds"
+                raise BlockingIOError(f"{self}/{other} claims {self}; {why}")
             self._delete(other)
         renewal = threading.Thread(target=renew, name="txmq-claim", daemon=True)
         renewal.start()
@@ -277,16 +275,16 @@ class Folder:
             with self.at("runs").lock():
                 yield
         except BlockingIOError as error:
-            raise UsageError(
-                f"another person signs or explains a break in {self} at this moment; try again"
-            ) from error
+            why = f"another person signs or explains a break in {self} at this moment"
+            raise UsageError(f"{why}; try again") from error
 
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}"
 
     def _names(self, name: str) -> tuple[str, ...]:
         """The names under which the latest state of a small file may be."""
-        return (name,) if self._has_objects else (name, _new(name))
+        # The second is a file that is about to replace another one.
+        return (name,) if self._has_objects else (name, f".{name}.new")
 
     def _is_there(self, name: str) -> bool:
         info = self._system.get_file_info(self._at(name))
@@ -405,21 +403,14 @@ def _draft_folder(home: Path, mode: int = 0o777) -> Iterator[Path]:
 @contextmanager
 def _try_lock(folder: Path, how: int = 0) -> Iterator[bool]:
     """Try to lock a folder; on file systems without locks this fails and nothing is cleaned up."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor, is_locked = os.open(folder, os.O_RDONLY | os.O_CLOEXEC), False
     try:
-        try:
+        with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | how)
-        except OSError:
-            yield False
-        else:
-            yield True
+            is_locked = True
+        yield is_locked
     finally:
         os.close(descriptor)
-
-
-def _new(name: str) -> str:
-    """The name of a file that is about to replace another one."""
-    return f".{name}.new"
 
 
 Directory: TypeAlias = str | Path | Folder
@@ -488,10 +479,9 @@ def _link(uri: str, table: str, path: str, settings: Mapping[str, str]) -> str:
     for link in sorted(links, key=len, reverse=True):
         if f"{path}/".startswith(f"{link}/"):
             return links[link] + path.removeprefix(link)
-    raise ConfigError(
-        f"directory {uri!r}: no link of the mount table {table!r} covers {path}; add "
-        f"{before}/... to {_SITE} of HADOOP_CONF_DIR"
-    )
+    why = f"no link of the mount table {table!r} covers {path}"
+    remedy = f"add {before}/... to {_SITE} of HADOOP_CONF_DIR"
+    raise ConfigError(f"directory {uri!r}: {why}; {remedy}")
 
 
 def _hadoop_settings() -> dict[str, str]:

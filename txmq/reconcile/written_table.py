@@ -43,9 +43,8 @@ class WrittenTable(NamedTuple):
     def pieces(self, *columns: str, where: pc.Expression | None = None) -> Iterator[pa.Table]:
         """The rows in pieces: all columns or some, and all rows or those that fit a condition."""
         if not (parts := self.parts):
-            raise ReconcileRefused(
-                f"the {self.name} are missing in {self.folder}: run the day again"
-            )
+            why = f"the {self.name} are missing in {self.folder}"
+            raise ReconcileRefused(f"{why}: run the day again")
         try:
             for part in parts:
                 with self.folder.parquet(part) as file:
@@ -167,8 +166,7 @@ def find_items(
         if len(fit) != 1 or not id_:
             noun, command = ("break", "breaks") if name == "break_id" else ("difference", "proofs")
             many = f"several {noun}s" if fit else f"no {noun}"
-            raise UsageError(
-                f"{id_!r} matches {many} of this day; see txmq reconcile {command} --all"
-            )
+            remedy = f"see txmq reconcile {command} --all"
+            raise UsageError(f"{id_!r} matches {many} of this day; {remedy}")
         found[fit[0][name]] = fit[0]
     return list(found.values())

@@ -179,10 +179,9 @@ class _FileReader(SqliteReader):
         end_ms = self._books.window.end_ms
         later = self.ask(f"SELECT {chosen} FROM entries WHERE {moment} >= {end_ms} LIMIT 1")
         for file, line, value in later:
-            raise ReconcileRefused(
-                f"{file} line {line}: {value!r} is after the end of {self._day}, the date of the "
-                "file: compare day.cut_off and day.zone with the bank's"
-            )
+            why = f"{value!r} is after the end of {self._day}, the date of the file"
+            remedy = "compare day.cut_off and day.zone with the bank's"
+            raise ReconcileRefused(f"{file} line {line}: {why}: {remedy}")
 
     def _write_balances(self, *, are_all_stated: bool) -> Iterator[ExtractedTable]:
         """Write how the accounts began the date, as stated or as the day before ended, and how

@@ -8,7 +8,7 @@ through ADBC; the database itself counts them, under the same snapshot.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager
 from typing import Any, Final
@@ -180,26 +180,21 @@ class _PostgresReader(BookReader):
         types = {name: held.get(_TYPE, b"").decode() for name, held in metadata.items()}
         check_columns(where, columns.names, types)
         if isinstance(columns, EntryColumns):
-            _check_zones(where, columns, types)
+            # In a wrong zone, moments are wrong by hours, unnoticed.
+            other = {"timestamp": "timestamptz", "timestamptz": "timestamp"}.get(columns.time)
+            for column in (columns.booked, columns.recorded):
+                if column and types[column] == other:
+                    why = f'{column} is a {other}, but the rules have time = "{columns.time}"'
+                    raise ReconcileRefused(f"{where}: {why}")
         return {}, PostgresDialect(types)
-
-
-def _check_zones(where: str, entries: EntryColumns, types: Mapping[str, str]) -> None:
-    """Check the type of moments: in a wrong zone they are wrong by hours, unnoticed."""
-    other = {"timestamp": "timestamptz", "timestamptz": "timestamp"}.get(entries.time)
-    for column in (entries.booked, entries.recorded):
-        if column and types[column] == other:
-            why = f'{column} is a {other}, but the rules have time = "{entries.time}"'
-            raise ReconcileRefused(f"{where}: {why}")
 
 
 def _url(given: str) -> str:
     """The URL for the driver's library, with a limit for the time to connect."""
     scheme, colon, rest = given.partition("://")
     url = f"{scheme.partition('+')[0]}{colon}{rest}"
-    if "connect_timeout=" in url:
-        return url
-    return f"{url}{'&' if urlsplit(url).query else '?'}connect_timeout={_CONNECT_S}"
+    limit = f"{'&' if urlsplit(url).query else '?'}connect_timeout={_CONNECT_S}"
+    return url if "connect_timeout=" in url else url + limit
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal
 from functools import lru_cache, partial
 from math import floor
@@ -145,5 +145,4 @@ def milliseconds(found: datetime, zone: str) -> int | None:
     if zone:
         # An ambiguous hour is the second one, as in PostgreSQL.
         found = found.replace(tzinfo=ZoneInfo(zone), fold=1)
-    since = found - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
+    return (found - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)

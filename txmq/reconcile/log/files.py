@@ -127,12 +127,9 @@ class OpenFile(NamedTuple):
                 reason = f"a span is incomplete there, and the log continues at {self.file.end}"
                 raise self._damage(at, reason)
             elif behind is not None:
-                raise self._damage(
-                    at,
-                    f"a span is incomplete there, and another one begins at {behind}; after a "
-                    "crash, start the broker once: it cuts the log there if later records were "
-                    "never acknowledged",
-                )
+                reason = f"a span is incomplete there, and another one begins at {behind}"
+                remedy = "after a crash, start the broker once: it cuts the log there if later"
+                raise self._damage(at, f"{reason}; {remedy} records were never acknowledged")
             else:
                 behind = self._next_head(at, head)
                 if behind is None:
@@ -264,11 +261,9 @@ def _files_in(directory: Path) -> tuple[LogFile, ...]:
             raise ReconcileRefused(f"{gap}: a file between them is missing or truncated; {remedy}")
         log, first_ms = _log_and_moment(path, start)
         if found and None not in (log, found[0].log) and log != found[0].log:
-            raise ReconcileRefused(
-                f"{path} belongs to the log {log:016x} of another broker, and {found[0].path} to "
-                f"{found[0].log:016x}; put the right file back, or restore the directory from a "
-                "backup"
-            )
+            why = f"{path} belongs to the log {log:016x} of another broker, and {found[0].path} to"
+            remedy = "put the right file back, or restore the directory from a backup"
+            raise ReconcileRefused(f"{why} {found[0].log:016x}; {remedy}")
         is_last = after is None
         found.append(LogFile(path, start, end if is_last else after, is_last, log, first_ms))
     return tuple(found)

@@ -98,14 +98,10 @@ def _read_directories(
     topics = [_read(path, "topics", TopicConfigs) for path in paths]
     groups = [_read(path, "groups", GroupConfigs) for path in paths]
     if None not in topics and None not in groups:  # A copy of a directory may be without them.
+        created = {topic for table in topics if table for topic in table.topic_config_table}
         known = {group for table in groups if table for group in table.subscription_group_table}
-        check_names(
-            flows,
-            "log",
-            {topic for table in topics if table for topic in table.topic_config_table},
-            known | {offset.group for own in offsets for offset in own},
-            "correct it in log.flow, or create it",
-        )
+        known |= {offset.group for own in offsets for offset in own}
+        check_names(flows, "log", created, known, "correct it in log.flow, or create it")
     with ExitStack() as stack:
         logs = [stack.enter_context(open_log(path, window.start_ms)) for path in paths]
         moment_ms = clock.wall_ms()

@@ -32,27 +32,14 @@ __all__ = ["COLUMNS", "LogSource", "raw_records", "register"]
 _ROWS_A_BATCH: Final = 256
 """Even bodies of 4 MiB each stay below Arrow's limit of 2 GiB."""
 
-COLUMNS: Final = pa.schema(
-    {
-        "position": pa.int64(),
-        "kind": pa.string(),
-        "topic": pa.string(),
-        "queue": pa.int32(),
-        "queue_offset": pa.int64(),
-        "stored_ms": pa.int64(),
-        "born_ms": pa.int64(),
-        "id": pa.string(),
-        "keys": pa.string(),
-        "tags": pa.string(),
-        "attempts": pa.int32(),
-        "body": pa.binary(),
-        "properties": pa.map_(pa.string(), pa.string()),
-        "half_position": pa.int64(),
-        "outcome": pa.string(),
-        "decided_by": pa.string(),
-        "reason": pa.string(),
-    }
-)
+COLUMNS: Final = pa.schema({
+    "position": pa.int64(), "kind": pa.string(), "topic": pa.string(), "queue": pa.int32(),
+    "queue_offset": pa.int64(), "stored_ms": pa.int64(), "born_ms": pa.int64(),
+    "id": pa.string(), "keys": pa.string(), "tags": pa.string(), "attempts": pa.int32(),
+    "body": pa.binary(), "properties": pa.map_(pa.string(), pa.string()),
+    "half_position": pa.int64(), "outcome": pa.string(), "decided_by": pa.string(),
+    "reason": pa.string(),
+})  # fmt: skip
 """``docs/howto/read-the-log-from-spark.md`` describes them."""
 
 

@@ -1,0 +1,107 @@
+"""The balances of accounts are the sums that Python's integers have, whatever their size."""
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tests.reconcile.days import RULES
+from txmq.reconcile.balances import AccountPart, Accounts
+from txmq.reconcile.ledgers import RowsInMemory
+
+ROLES = ("customer", "suspense", "clearing", "capital")
+"""An account with several has the last of them."""
+LIMIT = 1 << 63
+NUMBERS = st.sampled_from([0, 1, -7, 1 << 31, -(1 << 32), 1 << 62, LIMIT - 1, -(1 << 62), -LIMIT])
+COUNTS = st.integers(0, 3)
+PLACE = {
+    "bank": st.sampled_from(["icbc", "ccb"]),
+    "account": st.sampled_from(["ann", "bob", ""]),
+    "currency": st.sampled_from(["CNY", "USD"]),
+}
+ROLE = {"role": st.sampled_from(ROLES)}
+IDS = st.none() | st.sampled_from([-LIMIT + 1, 1, 2, LIMIT - 2])
+STATED = {
+    "opening": ROLE | {"amount": NUMBERS, "rows": COUNTS},
+    "later": ROLE | {"amount": NUMBERS, "rows": COUNTS},
+    "told": {"balance": NUMBERS},
+    "closed": ROLE | {"closing": NUMBERS, "closing_rows": COUNTS, "last_id": IDS},
+}
+KINDS = ("debit", "return", "credit", "recall", "fee", "other")
+BOOKED = ROLE | {"kind": st.sampled_from(KINDS), "amount": NUMBERS, "id": IDS}
+TABLES = st.fixed_dictionaries(
+    {
+        name: st.lists(st.fixed_dictionaries(PLACE | columns), max_size=12)
+        for name, columns in ({"booked": BOOKED} | STATED).items()
+    }
+)
+ENTRIES = replace(RULES.bank[0].entries, gapless=True)
+ACCOUNTS = Accounts(replace(RULES, bank=(replace(RULES.bank[0], entries=ENTRIES), RULES.bank[1])))
+"""Only ICBC's ids have no gaps."""
+
+
+def table_of(rows):
+    numbers = {"amount", "rows", "balance", "closing", "closing_rows", "last_id", "id"}
+    fields = [(name, pa.int64() if name in numbers else pa.string()) for name in rows[0]]
+    return pa.Table.from_pylist(rows, pa.schema(fields))
+
+
+def fitted(number):
+    return number if -LIMIT <= number < LIMIT else None
+
+
+def expected_of(tables):
+    """The balances of each account."""
+    places = {tuple(row[name] for name in PLACE) for rows in tables.values() for row in rows}
+    for bank, account, currency in sorted(places):
+        place = {"bank": bank, "account": account, "currency": currency}
+        of = {
+            name: [row for row in rows if row.items() >= place.items()]
+            for name, rows in tables.items()
+        }
+
+        def total(name, column, of=of):
+            return sum(row[column] for row in of[name])
+
+        by_kind = {"debit": 0, "return": 0, "credit": 0, "other": 0}
+        for row in of["booked"]:
+            by_kind[row["kind"] if row["kind"] in by_kind else "credit"] += row["amount"]
+        opening, moved = total("opening", "amount"), sum(by_kind.values())
+        opening_rows, booked = total("opening", "rows"), len(of["booked"])
+        ids = [row["id"] for row in of["booked"] if row["id"] is not None and bank == "icbc"]
+        closed_ids = [row["last_id"] for row in of["closed"] if row["last_id"] is not None]
+        roles = [ROLES.index(row["role"]) for rows in of.values() for row in rows if "role" in row]
+        yield place | {kind: fitted(amount) or 0 for kind, amount in by_kind.items()} | {
+            "role": ROLES[max(roles, default=0)],
+            "opening": fitted(opening) or 0,
+            "opening_rows": opening_rows,
+            "rows": booked,
+            "moved": fitted(moved),
+            "closing": fitted(opening + moved),
+            "later": fitted(total("later", "amount")) or 0,
+            "told": (fitted(total("told", "balance")) or 0) if of["told"] else None,
+            "closing_rows": opening_rows + booked,
+            "closed": fitted(total("closed", "closing")) or 0,
+            "closed_rows": total("closed", "closing_rows"),
+            "first_id": min(ids, default=None),
+            "closed_id": max(closed_ids, default=None),
+            "last_id": max([*ids, *closed_ids], default=None),
+        }  # fmt: skip
+
+
+@given(tables=TABLES, random=st.randoms(), parts=st.integers(1, 4))
+def test_balances_are_the_sums_of_integers_in_any_order_and_parts(tables, random, parts):
+    found = []
+    for name, rows in tables.items():
+        rows = random.sample(rows, len(rows))
+        for some in filter(None, (rows[part::parts] for part in range(parts))):
+            part = table_of(some)
+            pieces = [ACCOUNTS.booked(part)] if name == "booked" else (
+                ACCOUNTS.stated(AccountPart(name, RowsInMemory(part)))
+            )  # fmt: skip
+            found.append(ACCOUNTS.added_up(pieces))
+    random.shuffle(found)
+
+    assert ACCOUNTS.total(found).to_pylist() == [
+        {name: row[name] for name in ACCOUNTS.total([]).column_names} for row in expected_of(tables)
+    ]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.reconcile.days import RULES
-from txmq.reconcile.balances import AccountPart, Accounts
+from txmq.reconcile.balances import AccountPart, AccountSums
 from txmq.reconcile.ledgers import RowsInMemory
 
 ROLES = ("customer", "suspense", "clearing", "capital")
@@ -36,7 +36,9 @@ TABLES = st.fixed_dictionaries(
     }
 )
 ENTRIES = replace(RULES.bank[0].entries, gapless=True)
-ACCOUNTS = Accounts(replace(RULES, bank=(replace(RULES.bank[0], entries=ENTRIES), RULES.bank[1])))
+ACCOUNTS = AccountSums(
+    replace(RULES, bank=(replace(RULES.bank[0], entries=ENTRIES), RULES.bank[1]))
+)
 """Only ICBC's ids have no gaps."""
 
 

@@ -149,7 +149,7 @@ def plainly(rows, rules, *, is_seen, is_carried):
     payers |= {row.payer for row in visible if row.payer is not None}
     payees = {row.account for row in of["credit"]}
     payees |= {row.payee for row in visible if row.payee is not None}
-    worths = {worth(abs(row.amount), row.currency) for row in legs}
+    worths = {worth(abs(row.amount), row.currency) for row in entries}
     worths |= {worth(row.amount, row.currency) for row in visible}
     if max(map(len, (payers, payees, worths, {row.id for row in visible}))) > 1:
         return None
@@ -180,7 +180,7 @@ def adds_up(entries, rules):
     sums = Counter()
     for row in entries:
         if row.bank in both_sides:
-            sums["side", row.kind] += row.amount
+            sums["side", row.bank, row.kind] += row.amount
         if row.role == "clearing" and all(bank.entries.clearing for bank in rules.bank):
             sums["clearing"] += row.amount
     return not any(sums.values())
@@ -256,3 +256,14 @@ def by_key(others, keys):
     names = dict(zip(hash_column(pa.chunked_array([[*keys]], pa.string())), keys, strict=True))
     found = zip(others.plain.tolist(), others.is_seen.tolist(), strict=True)
     return dict(zip((names[hash_] for hash_ in others.hashes), found, strict=True))
+
+
+@pytest.mark.parametrize("change", [{}, {"currency": "JPY"}, {"bank": "ccb"}])
+def test_a_clearing_row_of_another_currency_or_bank_is_not_plain(change):
+    debit, credit = entry("icbc/1", "debit", 5), entry("icbc/1", "credit", 5)
+    sides = [entry("icbc/1", kind, 5, "clearing") for kind in ("debit", "credit")]
+    rows = [debit, credit, sides[0]._replace(**change), sides[1], message("icbc/1", "sent", 5)]
+
+    (others, _), *_ = sift(BOTH, rows, frozenset(), frozenset(), 1)
+
+    assert by_key(others, ["icbc/1"]) == ({"icbc/1": (SUSPECT, False)} if change else {})

@@ -23,7 +23,7 @@ from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import BALANCES, LIMIT, LOWER_HALF
 from txmq.reconcile.transfer import ARRIVED
 
-__all__ = ["KINDS", "NO_BALANCES", "AccountPart", "Accounts", "account_parts"]
+__all__ = ["KINDS", "NO_BALANCES", "AccountPart", "AccountSums", "account_parts"]
 
 KINDS: Final = ("debit", "return", "credit", "other")
 """The kinds of bookings, which are columns of ``BALANCES``."""
@@ -71,7 +71,7 @@ def account_parts(ledgers: Ledgers, closed: Table) -> list[AccountPart]:
     return [AccountPart(of, part) for of, table in stated for part in table]
 
 
-class Accounts(NamedTuple):
+class AccountSums(NamedTuple):
     """Adds up the accounts of a day."""
 
     rules: Rules

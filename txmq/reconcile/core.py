@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.reconcile.balances import NO_BALANCES, AccountPart, Accounts, account_parts
+from txmq.reconcile.balances import NO_BALANCES, AccountPart, AccountSums, account_parts
 from txmq.reconcile.classes import Class
 from txmq.reconcile.columns import Words, hash_column
 from txmq.reconcile.evidence import (
     READ_BY_SIEVE,
-    Evidence,
+    EvidenceRows,
     Role,
     Source,
     find,
@@ -69,12 +69,12 @@ class Drafts(NamedTuple):
         return left
 
 
-class Day(NamedTuple):
+class DayTask(NamedTuple):
     """What the workers know of a day."""
 
     window: DayWindow
     sieve: Sieve
-    accounts: Accounts
+    accounts: AccountSums
     known_ids: Mapping[str, int]
     """The greatest id before the day, of banks whose ids have no gaps."""
     places: int
@@ -101,7 +101,7 @@ def reconcile(
     workers, window = workers or Workers(), rules.day.window(day)
     closed, places = yesterday.balances, 1 << (rows // ROWS_AT_A_PLACE).bit_length()
     sieve, ids = Sieve(rules, window.start_ms), _known_ids(closed or ())
-    of_day = Day(window, sieve, Accounts(rules), ids, places, drafts or Drafts())
+    of_day = DayTask(window, sieve, AccountSums(rules), ids, places, drafts or Drafts())
     second = SecondPass(rules, day, as_of_ms, _offsets(ledgers.offsets), yesterday.explanations)
 
     known = sources_of(ledgers, yesterday)
@@ -142,7 +142,7 @@ def reconcile(
     return ReconciledDay(tables, broken, sums, was_closed=closed is not None)
 
 
-def _split(day: Day, source: Source | AccountPart) -> Iterator[tuple[int, Any]]:
+def _split(day: DayTask, source: Source | AccountPart) -> Iterator[tuple[int, Any]]:
     """What a part of a table has for each place in the first pass."""
     accounts, places = day.accounts, day.places
     if isinstance(source, AccountPart):
@@ -180,7 +180,7 @@ def _split_sums(sums: pa.Table, places: int) -> Iterator[tuple[int, pa.Table]]:
         yield place, sums.take(some)
 
 
-def _sift(day: Day, place: int, values: list[Any]) -> tuple[Others, pa.Table | None, Sums]:
+def _sift(day: DayTask, place: int, values: list[Any]) -> tuple[Others, pa.Table | None, Sums]:
     """The others of a place, its balances if they are not in their draft, and its sums."""
     arrays = [value for value in values if isinstance(value, np.ndarray)]
     others, sums = day.sieve.sift(
@@ -199,7 +199,7 @@ def _sift(day: Day, place: int, values: list[Any]) -> tuple[Others, pa.Table | N
     return others, balances.get("balances"), sums
 
 
-def _find(day: Day, others: Others, source: tuple[int, Source]) -> list[Evidence]:
+def _find(day: DayTask, others: Others, source: tuple[int, Source]) -> list[EvidenceRows]:
     """The evidence in a part of a table."""
     number, (role, part) = source
     pieces = rows_of(Source(role, part), day.window)
@@ -208,11 +208,11 @@ def _find(day: Day, others: Others, source: tuple[int, Source]) -> list[Evidence
     left = day.drafts.write(number, {"matches": matches}).values()
     return [
         *(one for one in found if one.kind != "match" and len(one.rows)),
-        *(Evidence("match", role, rows) for rows in left),
+        *(EvidenceRows("match", role, rows) for rows in left),
     ]
 
 
-def _split_rows(day: Day, source: Source | tuple[int, Others]) -> Iterator[tuple[int, Any]]:
+def _split_rows(day: DayTask, source: Source | tuple[int, Others]) -> Iterator[tuple[int, Any]]:
     """All rows of a part of a table for each place; or its other transfers."""
     if not isinstance(source, Source):
         yield source
@@ -224,7 +224,7 @@ def _split_rows(day: Day, source: Source | tuple[int, Others]) -> Iterator[tuple
 
 
 def _decide(
-    day: Day, second: SecondPass, place: int, values: list[Any]
+    day: DayTask, second: SecondPass, place: int, values: list[Any]
 ) -> tuple[dict[str, pa.Table], Sums]:
     """Decide the transfers of a place from all of its rows."""
     (others,) = (value for value in values if isinstance(value, Others))
@@ -235,7 +235,7 @@ def _decide(
     return day.drafts.write(place, tables), sums
 
 
-def _decided(second: SecondPass, found: list[Evidence]) -> tuple[dict[str, pa.Table], Sums]:
+def _decided(second: SecondPass, found: list[EvidenceRows]) -> tuple[dict[str, pa.Table], Sums]:
     decided = second.decide(found)
     tables = decided.tables()
     matches = [one.rows for one in found if one.kind == "match"]

@@ -32,7 +32,7 @@ from txmq.reconcile.tables import MATCHES
 
 __all__ = [
     "READ_BY_SIEVE",
-    "Evidence",
+    "EvidenceRows",
     "Role",
     "Source",
     "find",
@@ -84,7 +84,7 @@ class Source(NamedTuple):
     part: TablePart
 
 
-class Evidence(NamedTuple):
+class EvidenceRows(NamedTuple):
     """Rows of transfers that do not plainly agree, or the matches of those that do."""
 
     kind: str
@@ -148,18 +148,18 @@ def with_keys(role: Role, rows: pa.Table) -> pa.Table:
     return transfers(rows) if role in {Role.ENTRIES, Role.OLD_ENTRIES} else rows
 
 
-def find(role: Role, rows: pa.Table, others: Others) -> Iterator[Evidence]:
+def find(role: Role, rows: pa.Table, others: Others) -> Iterator[EvidenceRows]:
     """The evidence in rows of a table, and the matches in entries."""
     is_other, plain, is_seen = others.look_up(hash_column(rows["key"]))
     # Of other dates only those transfers are known, whose money moved again.
     is_old = role in {Role.OLD_ENTRIES, Role.OLD_MESSAGES}
     is_wanted = is_other & (is_seen if is_old else plain == SUSPECT)
-    yield Evidence(_KINDS[role], role, rows.filter(pa.array(is_wanted)))
+    yield EvidenceRows(_KINDS[role], role, rows.filter(pa.array(is_wanted)))
     if role is Role.MESSAGES:
-        yield Evidence("by_hand", role, rows.filter(pc.equal(rows["decided_by"], "operator")))
+        yield EvidenceRows("by_hand", role, rows.filter(pc.equal(rows["decided_by"], "operator")))
         # A rolled-back transfer has no debit to find it by later.
         is_void = is_other & (plain == PLAIN[Class.ROLLED_BACK])
-        yield Evidence("void", role, rows.filter(pa.array(is_void)))
+        yield EvidenceRows("void", role, rows.filter(pa.array(is_void)))
     if role is Role.ENTRIES:
         is_customer = pc.equal(rows["role"], "customer")
         is_debit = truths(pc.and_(is_customer, pc.equal(rows["kind"], "debit")))
@@ -167,4 +167,4 @@ def find(role: Role, rows: pa.Table, others: Others) -> Iterator[Evidence]:
         debits, code = rows.filter(pa.array(is_plain)), pa.array(plain[is_plain])
         columns = debits["key"], _CLASSES.take(code), pc.negate(debits["amount"])
         matches = pa.table([*columns, debits["currency"]], schema=arrow_schema(MATCHES))
-        yield Evidence("match", role, matches)
+        yield EvidenceRows("match", role, matches)

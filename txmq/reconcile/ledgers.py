@@ -76,7 +76,7 @@ class RowsInMemory(NamedTuple):
 
     def pieces(self, names: Sequence[str] = ()) -> Iterator[pa.Table]:
         """See :meth:`TablePart.pieces`."""
-        there = [name for name in names if name in self.rows.column_names]
+        there = [name for name in self.rows.column_names if name in names]
         yield _with_bank(self.rows.select(there) if there else self.rows, self.bank)
 
 

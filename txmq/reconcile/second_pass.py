@@ -20,7 +20,7 @@ import pyarrow as pa
 from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS, Place
-from txmq.reconcile.evidence import Evidence, Role
+from txmq.reconcile.evidence import EvidenceRows, Role
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.items import BreakLife
@@ -100,7 +100,7 @@ class SecondPass:
         self._both_sides = frozenset(bank.name for bank in rules.bank if bank.entries.double_entry)
         self._proves_clearing = all(bank.entries.clearing for bank in rules.bank)
 
-    def decide(self, evidence: Sequence[Evidence]) -> Decisions:
+    def decide(self, evidence: Sequence[EvidenceRows]) -> Decisions:
         """Decide all transfers of some evidence."""
         found = Decisions({name: [] for name in RESULTS}, Counter())
         cases = _cases(evidence)
@@ -177,7 +177,7 @@ class SecondPass:
                     found.sums["settled", "", currency] += today[currency]
 
 
-def _cases(evidence: Sequence[Evidence]) -> dict[str, TransferRows]:
+def _cases(evidence: Sequence[EvidenceRows]) -> dict[str, TransferRows]:
     cases: dict[str, TransferRows] = {}
 
     def case_of(key: str | None) -> TransferRows:
@@ -208,7 +208,7 @@ def _cases(evidence: Sequence[Evidence]) -> dict[str, TransferRows]:
     return cases
 
 
-def _rows(evidence: Sequence[Evidence], kind: str, make: Any) -> Iterator[tuple[Role, Any]]:
+def _rows(evidence: Sequence[EvidenceRows], kind: str, make: Any) -> Iterator[tuple[Role, Any]]:
     """The rows of one kind, which have the columns of their table, with their roles."""
     names = EVIDENCE[kind].names
     for one in (one for one in evidence if one.kind == kind):

@@ -27,7 +27,6 @@ from txmq.reconcile.columns import (
     Words,
     hash_column,
     index_in,
-    is_in,
     numbers,
     truths,
 )
@@ -130,11 +129,11 @@ class Sieve(NamedTuple):
         mark = _mark(rows, "account")
         found[2] = np.where((tags == _DEBIT) | (tags == _RETURN), mark, 0)
         found[3] = np.where(tags == _CREDIT, mark, 0)
-        found[5] = np.where(tags != _CLEARING, self._worth(np.abs(amount), rows["currency"]), 0)
-        for place, (banks, of, value) in enumerate(self._sums):
+        found[5] = self._worth(np.abs(amount), rows["currency"])
+        for place, (bank, of, value) in enumerate(self._sums):
             is_counted = truths(pc.equal(rows[of], value))
-            if banks:
-                is_counted &= truths(is_in(rows["bank"], banks))
+            if bank:
+                is_counted &= truths(pc.equal(rows["bank"], bank))
             counted = np.where(is_counted, amount, 0)
             found[_SUMS + 2 * place] = (counted & LOWER_HALF).view(np.uint64)
             found[_SUMS + 2 * place + 1] = (counted >> 32).view(np.uint64)
@@ -147,7 +146,7 @@ class Sieve(NamedTuple):
         is_visible, is_void = tags == _MESSAGE, tags == _VOID
         found = self._narrow(len(rows))
         found[0], found[1] = hash_column(rows["key"]), tags.view(np.uint64)
-        # A rolled-back message need not agree on anything but its transfer.
+        # A rolled-back message need not agree on anything but its transfer and payer.
         for at, name in ((2, "payer"), (3, "payee"), (4, "id")):
             has_mark = is_visible & truths(rows[name].is_valid())
             if name == "payer":
@@ -221,15 +220,14 @@ class Sieve(NamedTuple):
         return sums
 
     @property
-    def _sums(self) -> list[tuple[list[str], str, str]]:
-        """The sums of amounts that must be zero in each transfer: the banks (all if empty), and a
+    def _sums(self) -> list[tuple[str, str, str]]:
+        """The sums of amounts that must be zero in each transfer: the bank (all if empty), and a
         column with its value.
         """
-        found: list[tuple[list[str], str, str]] = []
-        if both_sides := [bank.name for bank in self.rules.bank if bank.entries.double_entry]:
-            found += [(both_sides, "kind", side) for side in ("debit", "credit", "return")]
+        both_sides = (bank.name for bank in self.rules.bank if bank.entries.double_entry)
+        found = [(b, "kind", side) for b in both_sides for side in ("debit", "credit", "return")]
         if all(bank.entries.clearing for bank in self.rules.bank):
-            found.append(([], "role", "clearing"))
+            found.append(("", "role", "clearing"))
         return found
 
     @property

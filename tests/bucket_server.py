@@ -37,9 +37,8 @@ class StoredObject(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request of a client: Hadoop's Java, or Arrow in Python."""
+    """A request of a client."""
 
-    is_java: bool
     method: str
     path: str
 
@@ -145,8 +144,7 @@ class _Request(BaseHTTPRequestHandler):
         path = unquote(url.path).lstrip("/")
         data = self._body()
         try:
-            is_java = "java" in self.headers.get("User-Agent", "")
-            self.server.on_request(Request(is_java, self.command, path))
+            self.server.on_request(Request(self.command, path))
             status, headers, body = getattr(self, f"_{self.command.lower()}")(path, query, data)
         except Refusal as error:
             status, headers = error.status, {}

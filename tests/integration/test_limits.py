@@ -273,6 +273,8 @@ SHARED = {
         ("broker",), "subscriptions", "heartbeatsRefused", subscriptions
     ),
     "HEARTBEAT_BYTES_MAX": Shared(("broker",), "", "heartbeatsRefused", members, 20),
+    # tests/integration/test_long_heartbeats.py
+    "LONG_REQUESTS_BYTES_MAX": Shared(("broker",), "", "heartbeatsRefused"),
     "OFFSETS_MAX": Shared(("broker",), "offsets", "offsetsRefused", offsets, 1),
     "UNKNOWN_OFFSETS_MAX": Shared(
         ("broker",), "offsetsOfUnknownGroups", "offsetsRefused", offsets, 1
@@ -307,7 +309,7 @@ kept."""
 OF_ONE_TURN = """
 TURN_S SPAN_BYTES_MAX DELIVERED_TOGETHER_MAX DELIVERED_BYTES_MAX PULL_MESSAGES_MAX PULL_BYTES_MAX
 PULL_SCAN_MAX FILTER_SCAN_BYTES_MAX FILTER_WORK_MAX WOKEN_TOGETHER_MAX CHECKS_PER_PRODUCER_MAX
-CONNECTION_BACKLOG_BYTES
+CONNECTION_BACKLOG_BYTES HEARTBEAT_AT_ONCE_BYTES GROUPS_TOGETHER
 """
 """How much a server does, or takes in, before it goes on with something else; nothing is
 refused."""

@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from functools import partial
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -114,19 +113,22 @@ def reconcile(
     sources: list[Any] = [one for one in known if one.role is not Role.AGREED]
     if any(some.is_seen.any() for some in others):
         sources += history_of(yesterday)
-    if sum(int((some.plain == SUSPECT).sum()) for some in others) <= few:
-        task = partial(_find, of_day, Others.all_of(others))
-        found = list(chain.from_iterable(workers.each(task, list(enumerate(sources)))))
-        all_decided = [_decided(second, found)]
-        # After a mishap with more items, single suggestions would not help.
-        all_decided[0][0]["items"] = with_doubts(all_decided[0][0]["items"])
+    suspects = sum(int((some.plain == SUSPECT).sum()) for some in others)
+    if is_small := suspects <= few:
+        split = partial(_find, of_day, Others.all_of(others))
+        inputs, task = [*enumerate(sources)], of_day._replace(drafts=Drafts())
     else:
-        split, decide = partial(_split_rows, of_day), partial(_decide, of_day, second)
-        all_decided = workers.by_place(split, [*sources, *enumerate(others)], decide, places)
+        split, inputs, task = partial(_split_rows, of_day), [*sources, *enumerate(others)], of_day
+    decide = partial(_decide, task, second)
+    all_decided = workers.by_place(split, inputs, decide, places)
     tables = {
         name: _together(table, [of.get(name) for of, _ in all_decided])
         for name, table in RESULTS.items()
     }
+    if is_small:
+        # The number of places must not show. With more items, single suggestions would not help.
+        tables |= {name: tables[name].sort_by("key") for name in tables.keys() - {"proofs"}}
+        tables["items"] = with_doubts(tables["items"])
     sums: Sums = Counter()
     for some_sums in (*sums_of_all, *(some for _, some in all_decided)):
         sums.update(some_sums)  # An operator would drop what is negative.
@@ -199,17 +201,21 @@ def _sift(day: DayTask, place: int, values: list[Any]) -> tuple[Others, pa.Table
     return others, balances.get("balances"), sums
 
 
-def _find(day: DayTask, others: Others, source: tuple[int, Source]) -> list[EvidenceRows]:
-    """The evidence in a part of a table."""
+def _find(
+    day: DayTask, others: Others, source: tuple[int, Source]
+) -> Iterator[tuple[int, EvidenceRows]]:
+    """The evidence in a part of a table for each place; matches are written."""
     number, (role, part) = source
-    pieces = rows_of(Source(role, part), day.window)
-    found = [one for rows in pieces for one in find(role, with_keys(role, rows), others)]
-    matches = _together(MATCHES, [one.rows for one in found if one.kind == "match"])
-    left = day.drafts.write(number, {"matches": matches}).values()
-    return [
-        *(one for one in found if one.kind != "match" and len(one.rows)),
-        *(EvidenceRows("match", role, rows) for rows in left),
-    ]
+    matches = []
+    for rows in rows_of(Source(role, part), day.window):
+        for one in find(role, with_keys(role, rows), others):
+            if one.kind == "match":
+                matches.append(one.rows)
+                continue
+            for place, some in split_by_hash(hash_column(one.rows["key"]), day.places):
+                yield place, one._replace(rows=one.rows.take(some))
+    for rows in day.drafts.write(number, {"matches": _together(MATCHES, matches)}).values():
+        yield 0, EvidenceRows("match", role, rows)
 
 
 def _split_rows(day: DayTask, source: Source | tuple[int, Others]) -> Iterator[tuple[int, Any]]:
@@ -226,20 +232,16 @@ def _split_rows(day: DayTask, source: Source | tuple[int, Others]) -> Iterator[t
 def _decide(
     day: DayTask, second: SecondPass, place: int, values: list[Any]
 ) -> tuple[dict[str, pa.Table], Sums]:
-    """Decide the transfers of a place from all of its rows."""
-    (others,) = (value for value in values if isinstance(value, Others))
-    rows_by_role = (value for value in values if not isinstance(value, Others))
-    found = [one for role, rows in rows_by_role for one in find(role, rows, others)]
-    tables, sums = _decided(second, found)
-    tables["matches"] = tables["matches"].sort_by("key")
-    return day.drafts.write(place, tables), sums
-
-
-def _decided(second: SecondPass, found: list[EvidenceRows]) -> tuple[dict[str, pa.Table], Sums]:
+    """Decide the transfers of a place from its evidence, or from all of its rows."""
+    found = [value for value in values if isinstance(value, EvidenceRows)]
+    for others in (value for value in values if isinstance(value, Others)):
+        for role, rows in (value for value in values if type(value) is tuple):
+            found += find(role, rows, others)
     decided = second.decide(found)
     tables = decided.tables()
     matches = [one.rows for one in found if one.kind == "match"]
-    return tables | {"matches": _together(MATCHES, [*matches, tables["matches"]])}, decided.sums
+    tables["matches"] = _together(MATCHES, [*matches, tables["matches"]]).sort_by("key")
+    return day.drafts.write(place, tables), decided.sums
 
 
 def _together(table: TableSchema, some: Iterable[pa.Table | None]) -> pa.Table:

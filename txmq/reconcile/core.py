@@ -1,9 +1,9 @@
 """A day's reconciliation: tables in, tables out.
 
 The sieve finds the transfers that plainly agree, while the balances of accounts are added up beside
-it. Every other transfer is decided in the second pass from all of its rows. On most days these are
-few, and this process decides them; after a mishap they may be all, and then each worker gets all
-rows of some transfers.
+it. Every other transfer is decided in the second pass from all of its rows, which meet at its
+place. On most days these are few, and only their rows are sent; after a mishap they may be all, and
+then all rows are.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from txmq.reconcile.workers import Workers
 __all__ = ["FEW", "Drafts", "reconcile"]
 
 FEW: Final = 100_000
-"""Up to so many transfers are decided in this process; workers decide more."""
+"""Up to so many transfers that are not plain, each worker is told all of them."""
 ROWS_AT_A_PLACE: Final = 2_000_000
 """The rows that meet at one place; each takes some 200 bytes of a worker's memory."""
 
@@ -95,7 +95,7 @@ def reconcile(
     """Reconcile a day.
 
     ``as_of_ms`` is the end of the day, or the time of reading if that was earlier. ``rows`` is the
-    number of rows of the day's ledgers, about. Up to ``few`` transfers are decided in this process.
+    number of rows of the day's ledgers, about. Up to ``few`` suspects, only their rows are sent.
     """
     workers, window = workers or Workers(), rules.day.window(day)
     closed, places = yesterday.balances, 1 << (rows // ROWS_AT_A_PLACE).bit_length()

@@ -1,8 +1,7 @@
 """The second pass: every transfer that does not plainly agree, assembled from all of its rows.
 
 It reads evidence, one row for each row of a ledger or of the day before, and returns the rows of
-the result. On most days the evidence is small and this process reads it; if it is not, workers do,
-each with all rows of some transfers. Both call :meth:`SecondPass.decide`.
+the result. Each place decides its own transfers.
 """
 
 from __future__ import annotations

@@ -50,6 +50,8 @@ MEMORY = "6g"
 RUN = "0123456789abcdef"
 LEGS = ("debit", "credit", "return")
 BEFORE = "before"
+ROWS_A_PART = 4_000_000
+"""As many as a part of an extract has."""
 
 
 def days(folder, plan):
@@ -265,7 +267,7 @@ def cpu_s():
 
 
 def main(what, folder, transfers):
-    folder, plan = Path(folder), Plan(transfers=int(transfers))
+    folder, plan = Path(folder), Plan(transfers=int(transfers), part=ROWS_A_PART)
     if what == "days":
         return days(folder, plan)
     sessions = {

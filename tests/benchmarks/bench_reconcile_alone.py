@@ -9,8 +9,8 @@
     python bench_reconcile_alone.py next FOLDER TRANSFERS     the day as the next one, all checked
 
 ``bare`` is the least that anybody has to do: it reads the same Parquet with settings of Spark that
-make it fast, and its result is one small table. What these settings are worth is told by ``plain``,
-which has as much memory and as many cores, and else what Spark begins with.
+make it fast, and its result is one small table. ``plain`` shows what these settings gain: it has as
+much memory and as many cores, and otherwise Spark's default settings.
 """
 
 import json

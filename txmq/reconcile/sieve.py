@@ -65,7 +65,7 @@ _WORTH: Final = 62
 _KEY_SEED: Final = 1 << 20
 """Keys that collide as hashes differ in every mark."""
 _ALL: Final = np.uint64((1 << 64) - 1)
-_FILTER_BITS: Final = 24
+_FILTER_BITS_MAX: Final = 24
 
 
 class Others(NamedTuple):
@@ -85,9 +85,10 @@ class Others(NamedTuple):
         is_seen = np.zeros(len(hashes), np.bool_)
         if not len(self.hashes):
             return is_here, plain, is_seen
-        # Most hashes are not here, and one look into a table of bits tells so.
-        shift = np.uint64(64 - _FILTER_BITS)
-        there = np.zeros(1 << _FILTER_BITS, np.bool_)
+        # Most hashes are not here, and one look into a table tells so, which is mostly empty.
+        bits = min(_FILTER_BITS_MAX, (16 * len(self.hashes)).bit_length())
+        shift = np.uint64(64 - bits)
+        there = np.zeros(1 << bits, np.bool_)
         there[self.hashes >> shift] = True
         some = np.flatnonzero(there[hashes >> shift])
         found, places = _find_in(self.hashes, hashes[some])

@@ -202,9 +202,9 @@ def of_queries(plan):
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         "spark.sql.codegen.aggregate.map.twolevel.enabled": "false",
         "spark.shuffle.compress": "true",
-        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:PerMethodTrapLimit=4 "
-        "-XX:PerBytecodeTrapLimit=0 -XX:MetaspaceSize=256m -XX:FreqInlineSize=150 "
-        "-XX:InlineSmallCode=1200 -XX:CompileThresholdScaling=4",
+        "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=4 "
+        "-XX:PerMethodTrapLimit=4 -XX:PerBytecodeTrapLimit=0 -XX:MetaspaceSize=256m "
+        "-XX:FreqInlineSize=150 -XX:InlineSmallCode=1200 -XX:CompileThresholdScaling=4",
     }
     with open_spark(memory=MEMORY, settings=settings) as spark:
         yield spark

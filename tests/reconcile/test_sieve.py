@@ -199,16 +199,16 @@ def takes_part(row, rules):
 def sift(rules, rows, agreed, carried, pieces):
     """The rows through the sieve: by key, the code and whether it was seen; and the sums."""
     sieve = Sieve(rules, START_MS)
-    narrow = []
+    booked, told = [], []
     for some in np.array_split(np.arange(len(rows)), pieces):
         of = [rows[place] for place in some]
         entries = arrow_table(BOOKED, [row for row in of if isinstance(row, EntryRow)])
         messages = [astuple(row) for row in of if not isinstance(row, EntryRow)]
-        narrow.append(sieve.entries(with_keys(Role.ENTRIES, entries)))
-        narrow.append(sieve.messages(messages_at(arrow_table(MESSAGES, messages), END_MS)))
-    narrow.append(sieve.carried(pa.table({"key": pa.array(sorted(carried), pa.string())})))
+        booked.append(sieve.entries(with_keys(Role.ENTRIES, entries)))
+        told.append(sieve.messages(messages_at(arrow_table(MESSAGES, messages), END_MS)))
+    booked.append(sieve.carried(pa.table({"key": pa.array(sorted(carried), pa.string())})))
     hashes = hash_column(pa.chunked_array([sorted(agreed)], pa.string()))
-    return sieve.sift(narrow, [hashes]), narrow, hashes
+    return sieve.sift(booked, told, [hashes]), (booked, told), hashes
 
 
 @pytest.mark.parametrize("rules", RULESETS.values(), ids=RULESETS)
@@ -217,7 +217,7 @@ def sift(rules, rows, agreed, carried, pieces):
 def test_what_plainly_agrees_is_what_the_model_says(rules, rows, agreed, carried, random, pieces):
     if random is not None:
         random.shuffle(rows)
-    (others, sums), narrow, seen = sift(rules, rows, agreed, carried, pieces)
+    (others, sums), both, seen = sift(rules, rows, agreed, carried, pieces)
 
     cases = defaultdict(list, {key: [] for key in carried})
     for row in rows:
@@ -241,11 +241,12 @@ def test_what_plainly_agrees_is_what_the_model_says(rules, rows, agreed, carried
     assert by_key(others, cases) == expected
     assert +sums == +expected_sums
 
-    places = defaultdict(list)
-    for columns in narrow:
-        for place, some in split_by_hash(columns[0], 4):
-            places[place].append(columns[:, some])
-    sifted = [Sieve(rules, START_MS).sift(places[place], [seen]) for place in range(4)]
+    places = [([], []) for _ in range(4)]
+    for kind, narrow in enumerate(both):
+        for columns in narrow:
+            for place, some in split_by_hash(columns[0], 4):
+                places[place][kind].append(columns[:, some])
+    sifted = [Sieve(rules, START_MS).sift(*of_both, [seen]) for of_both in places]
     together = Others.all_of([of for of, _ in sifted])
     assert all(map(np.array_equal, together, others))
     assert sum((+some for _, some in sifted), Counter()) == +sums

@@ -23,7 +23,7 @@ from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import BALANCES, LIMIT, LOWER_HALF
 from txmq.reconcile.transfer import ARRIVED
 
-__all__ = ["KINDS", "NO_BALANCES", "AccountPart", "AccountSums", "account_parts"]
+__all__ = ["KINDS", "NO_BALANCES", "AccountPart", "AccountSums", "account_parts", "shortened"]
 
 KINDS: Final = ("debit", "return", "credit", "other")
 """The kinds of bookings, which are columns of ``BALANCES``."""
@@ -42,6 +42,7 @@ _WIDE: Final = pa.decimal128(38, 0)
 """Decimals with room for any sum of 64-bit numbers."""
 _NUMBERS: Final = ("of", "rows", "low", "high", "role", "first_id", "last_id")
 _NO_ROLE, _NO_FIRST, _NO_LAST = -1, LIMIT - 1, -LIMIT
+_NOTHING_OF: Final = {"role": _NO_ROLE, "first_id": _NO_FIRST, "last_id": _NO_LAST}
 _HOW: Final = {
     **dict.fromkeys(("rows", "low", "high"), np.add),
     **dict.fromkeys(("role", "last_id"), np.maximum),
@@ -55,6 +56,21 @@ _NOTHING: Final = pa.scalar(None, pa.int64())
 NO_BALANCES: Final = pa.schema([(one.name, one.type) for one in arrow_schema(BALANCES)])
 """The columns of ``BALANCES``. A number that does not fit into 64 bits is NULL, since an error of
 Arrow would not name the account."""
+
+
+def shortened(sums: pa.Table) -> pa.Table:
+    """Rows on their way to another worker: of a column with one value, it is kept once."""
+    ends = [pc.min_max(column) for column in sums.columns]
+    is_one = [found["min"] == found["max"] for found in ends]
+    columns = zip(sums.columns, is_one, strict=True)
+    kept = [pc.run_end_encode(column) if is_run else column for column, is_run in columns]
+    return pa.table(kept, sums.column_names)
+
+
+def _lengthened(sums: pa.Table) -> pa.Table:
+    is_run = pa.types.is_run_end_encoded
+    kept = (pc.run_end_decode(one) if is_run(one.type) else one for one in sums.columns)
+    return pa.table([*kept], schema=_SCHEMA)
 
 
 class AccountPart(NamedTuple):
@@ -96,41 +112,46 @@ class AccountSums(NamedTuple):
     def added_up(self, pieces: Iterable[pa.Table]) -> pa.Table:
         """The sums of some amounts: a row for each account and kind of amount."""
         rows = pa.concat_tables([_SCHEMA.empty_table(), *pieces])
-        groups = _Groups(rows, [*_ACCOUNT, "of"])
-        added = [groups.added_up(numbers(rows[name]), name) for name in _NUMBERS[1:]]
-        chosen = groups.rows.select([*_ACCOUNT, "of"])
-        return pa.table([*chosen.columns, *map(pa.array, added)], schema=_SCHEMA)
+        groups = _Groups(rows)
+        added = [groups.added_up(rows, name) for name in _NUMBERS[1:]]
+        return pa.table([*groups.names.columns, groups.of, *added], schema=_SCHEMA)
 
     def total(self, sums: Sequence[pa.Table]) -> pa.Table:
         """The balances of some accounts, in an order of their own; see :data:`NO_BALANCES`."""
-        rows = pa.concat_tables([_SCHEMA.empty_table(), *sums])
-        groups, of = _Groups(rows, _ACCOUNT), numbers(rows["of"])
-        values = {name: numbers(rows[name]) for name in _HOW}
+        rows = pa.concat_tables([_SCHEMA.empty_table(), *map(_lengthened, sums)])
+        groups = _Groups(rows)
+        is_first = np.diff(groups.account, prepend=-1) > 0
+        places = np.cumsum(is_first) - 1, groups.of
 
-        def of_kind(name: str, *kinds: str) -> Numbers:
-            wanted = np.isin(of, [_OF.index(kind) for kind in kinds])
-            nothing = {"first_id": _NO_FIRST, "last_id": _NO_LAST}.get(name, 0)
-            return groups.added_up(np.where(wanted, values[name], nothing), name)
+        def of_each(name: str) -> Numbers:
+            """A row for each account, a column for each kind of amount."""
+            found = np.full((int(is_first.sum()), len(_OF)), _NOTHING_OF.get(name, 0))
+            found[places] = groups.added_up(rows, name)
+            return found
 
-        amounts = {kind: _joined(of_kind("low", kind), of_kind("high", kind)) for kind in _OF}
-        counts = {kind: of_kind("rows", kind) for kind in _OF}
+        low, high, counts = of_each("low"), of_each("high"), of_each("rows")
+        amounts = {kind: _joined(low[:, at], high[:, at]) for at, kind in enumerate(_OF)}
+        count = {kind: counts[:, at] for at, kind in enumerate(_OF)}
+        booked, last_ids = counts[:, : len(KINDS)].sum(axis=1), of_each("last_id")
         moved = reduce(pc.add, (amounts[kind] for kind in KINDS))
-        booked = of_kind("rows", *KINDS)
-        role = np.maximum(groups.added_up(values["role"], "role"), 0)
-        columns = {name: groups.rows[name] for name in _ACCOUNT}
+        role = np.maximum(of_each("role").max(axis=1, initial=0), 0)
+        names = groups.names.filter(pa.array(is_first))
+        columns = {name: names[name] for name in _ACCOUNT}
         columns |= {kind: pc.fill_null(_fitted(amount), 0) for kind, amount in amounts.items()}
         columns |= {
             "role": pa.array(_ROLES).take(pa.array(role)),
-            "told": _unless(columns["told"], counts["told"] == 0),
+            "told": _unless(columns["told"], count["told"] == 0),
             "moved": _fitted(moved),
             "closing": _fitted(pc.add(amounts["opening"], moved)),
-            "opening_rows": pa.array(counts["opening"]),
+            "opening_rows": pa.array(count["opening"]),
             "rows": pa.array(booked),
-            "closing_rows": pa.array(counts["opening"] + booked),
-            "closed_rows": pa.array(counts["closed"]),
-            "first_id": _unless(first := of_kind("first_id", *KINDS), first == _NO_FIRST),
-            "closed_id": _unless(last := of_kind("last_id", "closed"), last == _NO_LAST),
-            "last_id": _unless(last := of_kind("last_id", *_OF), last == _NO_LAST),
+            "closing_rows": pa.array(count["opening"] + booked),
+            "closed_rows": pa.array(count["closed"]),
+            "first_id": _unless(
+                first := of_each("first_id")[:, : len(KINDS)].min(axis=1), first == _NO_FIRST
+            ),
+            "closed_id": _unless(last := last_ids[:, _OF.index("closed")], last == _NO_LAST),
+            "last_id": _unless(last := last_ids.max(axis=1), last == _NO_LAST),
         }
         chosen = [columns[name] for name in BALANCES.names]
         order = [(name, "ascending") for name in _ACCOUNT]
@@ -143,24 +164,25 @@ class AccountSums(NamedTuple):
 
 
 class _Groups:
-    """The rows of a table in groups with the same values in some columns."""
+    """Rows in groups of the same account and kind of amount; the groups of an account are
+    neighbours.
+    """
 
-    def __init__(self, rows: pa.Table, by: Sequence[str]) -> None:
+    def __init__(self, rows: pa.Table) -> None:
         code = np.zeros(len(rows), np.int64)
-        for name in by:
-            values = rows[name].combine_chunks()
-            if pa.types.is_string(values.type):
-                texts = values.dictionary_encode()
-                code = code * (len(texts.dictionary) + 1) + texts.indices.to_numpy()
-            else:
-                code = code * len(_OF) + values.to_numpy()
+        for name in _ACCOUNT:
+            texts = rows[name].combine_chunks().dictionary_encode()
+            code = code * (len(texts.dictionary) + 1) + texts.indices.to_numpy()
+        code = code * len(_OF) + numbers(rows["of"])
         self._order = np.argsort(code)
-        self._first = np.flatnonzero(np.diff(code[self._order], prepend=-1))
-        self.rows = rows.take(self._order[self._first])
-        """One row of each group."""
+        code = code[self._order]
+        self._first = np.flatnonzero(np.diff(code, prepend=-1))
+        self.account, self.of = np.divmod(code[self._first], len(_OF))
+        self.names = rows.select(_ACCOUNT).take(self._order[self._first])
 
-    def added_up(self, values: Numbers, name: str) -> Numbers:
+    def added_up(self, rows: pa.Table, name: str) -> Numbers:
         """A column of each group."""
+        values = numbers(rows[name])
         if not len(self._first):
             return values
         found: Numbers = _HOW[name].reduceat(values[self._order], self._first)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.reconcile.balances import NO_BALANCES, AccountPart, AccountSums, account_parts
+from txmq.reconcile.balances import NO_BALANCES, AccountPart, AccountSums, account_parts, shortened
 from txmq.reconcile.classes import Class
 from txmq.reconcile.columns import Words, hash_column
 from txmq.reconcile.evidence import (
@@ -40,7 +40,7 @@ from txmq.reconcile.second_pass import SecondPass
 from txmq.reconcile.sieve import SUSPECT, Others, Sieve, split_by_hash
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.tables import MATCHES, OFFSETS, RESULTS, TOTALS, Sums, TableSchema
-from txmq.reconcile.workers import Workers
+from txmq.reconcile.workers import Workers, uncollected
 
 __all__ = ["FEW", "Drafts", "reconcile"]
 
@@ -148,12 +148,16 @@ def _split(day: DayTask, source: Source | AccountPart) -> Iterator[tuple[int, An
     """What a part of a table has for each place in the first pass."""
     accounts, places = day.accounts, day.places
     if isinstance(source, AccountPart):
-        yield from _split_sums(accounts.added_up(accounts.stated(source)), places)
+        stated = accounts.stated(source)
+        # The other tables have one row for each account.
+        for rows in (accounts.added_up(stated),) if source.of == "later" else stated:
+            yield from _split_sums(rows, places)
         return
-    role = source.role
-    narrow, booked = list[Words](), list[pa.Table]()
+    role, booked = source.role, list[pa.Table]()
     for rows in rows_of(source, day.window, READ_BY_SIEVE[role]):
-        narrow.append(_narrow(role, with_keys(role, rows), day.sieve))
+        columns = _narrow(role, with_keys(role, rows), day.sieve)
+        for place, some in split_by_hash(columns[0], places):
+            yield place, (role, columns.take(some, axis=1))
         if role is Role.ENTRIES:
             booked.append(accounts.booked(rows))
             for bank in accounts.numbered:
@@ -162,10 +166,6 @@ def _split(day: DayTask, source: Source | AccountPart) -> Iterator[tuple[int, An
                     yield place, (bank, ids.take(some).to_numpy())
     if booked:
         yield from _split_sums(accounts.added_up(booked), places)
-    if narrow:
-        columns = np.concatenate(narrow, axis=1)
-        for place, some in split_by_hash(columns[0], places):
-            yield place, columns[:, some]
 
 
 def _narrow(role: Role, rows: pa.Table, sieve: Sieve) -> Words:
@@ -177,24 +177,26 @@ def _narrow(role: Role, rows: pa.Table, sieve: Sieve) -> Words:
     return sieve.messages(rows) if role is Role.MESSAGES else sieve.carried(rows)
 
 
-def _split_sums(sums: pa.Table, places: int) -> Iterator[tuple[int, pa.Table]]:
+def _split_sums(sums: pa.Table, places: int) -> Iterator[tuple[int, Any]]:
     for place, some in split_by_hash(hash_column(sums["account"]), places):
-        yield place, sums.take(some)
+        yield place, (AccountSums, shortened(sums.take(some)))
 
 
 def _sift(day: DayTask, place: int, values: list[Any]) -> tuple[Others, pa.Table | None, Sums]:
     """The others of a place, its balances if they are not in their draft, and its sums."""
-    arrays = [value for value in values if isinstance(value, np.ndarray)]
+    found = defaultdict[Any, list[Any]](list)
+    for of, value in values:
+        found[of].append(value)
+    carried = found[Role.OPEN_ENTRIES] + found[Role.OPEN_MESSAGES]
     others, sums = day.sieve.sift(
-        [one for one in arrays if len(one) > 1], [one[0] for one in arrays if len(one) == 1]
+        found[Role.ENTRIES] + carried,
+        found[Role.MESSAGES],
+        [hashes[0] for hashes in found[Role.AGREED]],
     )
-    accounts = [value for value in values if isinstance(value, pa.Table)]
-    balances = day.drafts.write(place, {"balances": day.accounts.total(accounts)})
-    ids = defaultdict[str, list[Any]](list)
-    for bank, some in (value for value in values if isinstance(value, tuple)):
-        ids[bank].append(some)
-    for bank, of_bank in ids.items():
-        new = np.unique(np.concatenate(of_bank))
+    accounts = day.accounts.total(found[AccountSums])
+    balances = day.drafts.write(place, {"balances": accounts})
+    for bank in day.accounts.numbered:
+        new = np.unique(np.concatenate([np.empty(0, np.int64), *found[bank]]))
         sums["ids", bank, ""] = (
             int((new > day.known_ids[bank]).sum()) if bank in day.known_ids else len(new)
         )
@@ -206,9 +208,9 @@ def _find(
 ) -> Iterator[tuple[int, EvidenceRows]]:
     """The evidence in a part of a table for each place; matches are written."""
     number, (role, part) = source
-    matches = []
+    matches, index = [], others.indexed()
     for rows in rows_of(Source(role, part), day.window):
-        for one in find(role, with_keys(role, rows), others):
+        for one in find(role, with_keys(role, rows), index):
             if one.kind == "match":
                 matches.append(one.rows)
                 continue
@@ -233,11 +235,13 @@ def _decide(
     day: DayTask, second: SecondPass, place: int, values: list[Any]
 ) -> tuple[dict[str, pa.Table], Sums]:
     """Decide the transfers of a place from its evidence, or from all of its rows."""
-    found = [value for value in values if isinstance(value, EvidenceRows)]
-    for others in (value for value in values if isinstance(value, Others)):
-        for role, rows in (value for value in values if type(value) is tuple):
-            found += find(role, rows, others)
-    decided = second.decide(found)
+    with uncollected():
+        found = [value for value in values if isinstance(value, EvidenceRows)]
+        for others in (value for value in values if isinstance(value, Others)):
+            index = others.indexed()
+            for role, rows in (value for value in values if type(value) is tuple):
+                found += find(role, rows, index)
+        decided = second.decide(found)
     tables = decided.tables()
     matches = [one.rows for one in found if one.kind == "match"]
     tables["matches"] = _together(MATCHES, [*matches, tables["matches"]]).sort_by("key")

@@ -27,7 +27,7 @@ from txmq.reconcile.ledgers import (
     transfers,
 )
 from txmq.reconcile.rules import DayWindow
-from txmq.reconcile.sieve import PLAIN, SUSPECT, Others
+from txmq.reconcile.sieve import PLAIN, SUSPECT, OthersIndex
 from txmq.reconcile.tables import MATCHES
 
 __all__ = [
@@ -148,7 +148,7 @@ def with_keys(role: Role, rows: pa.Table) -> pa.Table:
     return transfers(rows) if role in {Role.ENTRIES, Role.OLD_ENTRIES} else rows
 
 
-def find(role: Role, rows: pa.Table, others: Others) -> Iterator[EvidenceRows]:
+def find(role: Role, rows: pa.Table, others: OthersIndex) -> Iterator[EvidenceRows]:
     """The evidence in rows of a table, and the matches in entries."""
     is_other, plain, is_seen = others.look_up(hash_column(rows["key"]))
     # Of other dates only those transfers are known, whose money moved again.

@@ -34,7 +34,7 @@ from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import LOWER_HALF, Sums
 from txmq.reconcile.transfer import VISIBLE
 
-__all__ = ["PLAIN", "SUSPECT", "Others", "Sieve", "split_by_hash"]
+__all__ = ["PLAIN", "SUSPECT", "Others", "OthersIndex", "Sieve", "split_by_hash"]
 
 SUSPECT: Final = 0
 """The code of a transfer that needs the second pass."""
@@ -52,10 +52,12 @@ more rows is never plain.
 _DEBIT, _CREDIT, _RETURN, _MESSAGE, _VOID, _OTHER, _CLEARING = (
     1 << place * _BITS for place in range(7)
 )
-_MARKS: Final = ("payer", "payee", "twin", "worth")
-"""The marks that must be equal in all rows of a plain transfer that have them; 0 if it has not."""
-_SUMS: Final = 2 + len(_MARKS)
-"""Where the sums begin in a row, after the hash, the tags and the marks."""
+_SUMS: Final = 4
+"""Where the sums begin in an entry."""
+_TOLD: Final = 6
+"""The numbers of a message."""
+_MARKS: Final = [3, 4, 5, 2]
+"""Where a message has what must be equal in all rows of a plain transfer that have it; 0 if not."""
 _UNKNOWN: Final = 1
 """The worth of a row without a readable amount or currency, or with an unknown currency."""
 _KNOWN: Final = 2
@@ -78,28 +80,39 @@ class Others(NamedTuple):
     is_seen: Truths
     """True if a transfer was agreed on an earlier day."""
 
-    def look_up(self, hashes: Words) -> tuple[Truths, Numbers, Truths]:
-        """For each hash: whether it is here, its code, and whether it was seen."""
-        is_here = np.zeros(len(hashes), np.bool_)
-        plain = np.full(len(hashes), _MATCHED)
-        is_seen = np.zeros(len(hashes), np.bool_)
-        if not len(self.hashes):
-            return is_here, plain, is_seen
-        # Most hashes are not here, and one look into a table tells so, which is mostly empty.
-        bits = min(_FILTER_BITS_MAX, (16 * len(self.hashes)).bit_length())
-        shift = np.uint64(64 - bits)
-        there = np.zeros(1 << bits, np.bool_)
-        there[self.hashes >> shift] = True
-        some = np.flatnonzero(there[hashes >> shift])
-        found, places = _find_in(self.hashes, hashes[some])
-        some, places = some[found], places[found]
-        is_here[some], plain[some], is_seen[some] = True, self.plain[places], self.is_seen[places]
-        return is_here, plain, is_seen
+    def indexed(self) -> OthersIndex:
+        """An index over them, for many look-ups."""
+        return OthersIndex(self)
 
     @classmethod
     def all_of(cls, some: Sequence[Others]) -> Others:
         """Those of all places together; places are ranges of hashes in order."""
         return cls(*map(np.concatenate, zip(*some, strict=True)))
+
+
+class OthersIndex:
+    """Finds transfers among the others by their hashes."""
+
+    def __init__(self, others: Others) -> None:
+        self._others = others
+        bits = min(_FILTER_BITS_MAX, (16 * len(others.hashes)).bit_length())
+        self._shift = np.uint64(64 - max(bits, 1))
+        self._filter = np.zeros(1 << max(bits, 1), np.bool_)
+        self._filter[others.hashes >> self._shift] = True
+
+    def look_up(self, hashes: Words) -> tuple[Truths, Numbers, Truths]:
+        """For each hash: whether it is here, its code, and whether it was seen."""
+        is_here = np.zeros(len(hashes), np.bool_)
+        plain = np.full(len(hashes), _MATCHED)
+        is_seen = np.zeros(len(hashes), np.bool_)
+        # Most hashes are not here, and one look into a mostly empty table tells so.
+        some = np.flatnonzero(self._filter[hashes >> self._shift])
+        others = self._others
+        found, places = _find_in(others.hashes, hashes[some])
+        some, places = some[found], places[found]
+        is_here[some], plain[some] = True, others.plain[places]
+        is_seen[some] = others.is_seen[places]
+        return is_here, plain, is_seen
 
 
 class Sieve(NamedTuple):
@@ -110,7 +123,7 @@ class Sieve(NamedTuple):
     """The beginning of the day."""
 
     def entries(self, rows: pa.Table) -> Words:
-        """The entries of transfers as narrow rows: a column for each row."""
+        """The entries of transfers as narrow rows: hash, tag, mark, worth, and halves of sums."""
         has_sums = bool(self._sums)
         if not has_sums:
             rows = rows.filter(pc.not_equal(rows["role"], "clearing"))
@@ -125,12 +138,10 @@ class Sieve(NamedTuple):
         for place, tag in enumerate((_DEBIT, _CREDIT, _RETURN)):
             has_sign = amount < 0 if tag == _DEBIT else amount > 0
             tags[is_theirs & has_sign & (of_kind == place)] = tag
-        found = self._narrow(len(rows))
+        found = self._no_entries(len(rows))
         found[0], found[1] = hash_column(rows["key"]), tags.view(np.uint64)
-        mark = _mark(rows, "account")
-        found[2] = np.where((tags == _DEBIT) | (tags == _RETURN), mark, 0)
-        found[3] = np.where(tags == _CREDIT, mark, 0)
-        found[5] = self._worth(np.abs(amount), rows["currency"])
+        found[2] = _mark(rows, "account")
+        found[3] = self._worth(np.abs(amount), rows["currency"])
         for place, (bank, of, value) in enumerate(self._sums):
             is_counted = truths(pc.equal(rows[of], value))
             if bank:
@@ -141,52 +152,65 @@ class Sieve(NamedTuple):
         return found
 
     def messages(self, rows: pa.Table) -> Words:
-        """The messages of a day as narrow rows."""
+        """The messages of a day as narrow rows: hash, tag, worth, and the marks of payer, payee
+        and id.
+        """
         state = index_in(rows["state"], (*VISIBLE, "rolled_back"))
         tags = np.where(state < 0, _OTHER, np.where(state < len(VISIBLE), _MESSAGE, _VOID))
         is_visible, is_void = tags == _MESSAGE, tags == _VOID
-        found = self._narrow(len(rows))
+        found = np.zeros((_TOLD, len(rows)), np.uint64)
         found[0], found[1] = hash_column(rows["key"]), tags.view(np.uint64)
+        amount = numbers(pc.fill_null(rows["amount"], -1))
+        found[2] = np.where(is_visible, self._worth(amount, rows["currency"]), 0)
         # A rolled-back message need not agree on anything but its transfer and payer.
-        for at, name in ((2, "payer"), (3, "payee"), (4, "id")):
+        for at, name in enumerate(("payer", "payee", "id"), 3):
             has_mark = is_visible & truths(rows[name].is_valid())
             if name == "payer":
                 has_mark |= is_void
             found[at] = np.where(has_mark, _mark(rows, name), 0)
-        amount = numbers(pc.fill_null(rows["amount"], -1))
-        found[5] = np.where(is_visible, self._worth(amount, rows["currency"]), 0)
         return found
 
     def carried(self, rows: pa.Table) -> Words:
-        """Rows of transfers that were left open before: these are never plain."""
-        found = self._narrow(len(rows))
+        """Entries or messages of transfers that were left open before: these are never plain."""
+        found = self._no_entries(len(rows))
         found[0], found[1] = hash_column(rows["key"]), _OTHER
         return found
 
-    def sift(self, narrow: Sequence[Words], agreed: Sequence[Words]) -> tuple[Others, Sums]:
+    def sift(
+        self, entries: Sequence[Words], messages: Sequence[Words], agreed: Sequence[Words]
+    ) -> tuple[Others, Sums]:
         """Sift all rows of a place: what is not matched, and the sums of what plainly agrees.
 
         ``agreed`` are the hashes of transfers of earlier days. A transfer that was agreed before
         and whose money moved again is not plain.
         """
-        rows = np.concatenate([self._narrow(0), *narrow], axis=1)
-        order = np.argsort(rows[0])
-        hashes = rows[0][order]
+        booked = np.concatenate([self._no_entries(0), *entries], axis=1)
+        told = np.concatenate([np.zeros((_TOLD, 0), np.uint64), *messages], axis=1)
+        hashes = np.concatenate([booked[0], told[0]])
+        order = np.argsort(hashes)
+        hashes = hashes[order]
         first = np.flatnonzero(np.diff(hashes, prepend=hashes[:1] - np.uint64(1)))
         if not len(first):
             nothing = np.empty(0, np.int64)
             return Others(hashes, nothing, nothing.astype(np.bool_)), Counter()
-        tags = np.add.reduceat(rows[1][order].view(np.int64), first)
+        tags = np.concatenate([booked[1], told[1]]).view(np.int64)
+        tags = np.add.reduceat(tags[order], first)
         is_whole = np.diff(first, append=len(hashes)) <= _MOST
-        for at in range(2, _SUMS):
-            column = rows[at][order]
+        kind, mark = booked[1], booked[2]
+        payer = np.where((kind == _DEBIT) | (kind == _RETURN), mark, 0)
+        payee = np.where(kind == _CREDIT, mark, 0)
+        of_entries = payer, payee, np.zeros_like(mark), booked[3]
+        for of_both in zip(of_entries, told[_MARKS], strict=True):
+            column = np.concatenate(of_both)[order]
             most = np.maximum.reduceat(column, first)
             column[column == 0] = _ALL
             # Without a row that has this mark, none disagrees.
             is_whole &= (most == 0) | (np.minimum.reduceat(column, first) == most)
-        for at in range(_SUMS, len(rows), 2):
+        none = np.zeros(len(told[0]), np.uint64)
+        for at in range(_SUMS, len(booked), 2):
             low, high = (
-                np.add.reduceat(row[order].view(np.int64), first) for row in rows[at : at + 2]
+                np.add.reduceat(np.concatenate([row, none])[order].view(np.int64), first)
+                for row in booked[at : at + 2]
             )
             # Halves, since a sum that does not fit into 64 bits must not look like zero.
             is_whole &= (low & LOWER_HALF == 0) & (high + (low >> 32) == 0)
@@ -236,7 +260,7 @@ class Sieve(NamedTuple):
         """The number of bits for the index of a currency."""
         return max(len(self.rules.money).bit_length(), 1)
 
-    def _narrow(self, rows: int) -> Words:
+    def _no_entries(self, rows: int) -> Words:
         return np.zeros((_SUMS + 2 * len(self._sums), rows), np.uint64)
 
     def _worth(self, amount: Numbers, currency: pa.ChunkedArray) -> Words:

@@ -125,7 +125,10 @@ def open_spark(
             own["spark.sql.ui.explainMode"] = "simple"
         own["spark.sql.warehouse.dir"] = (home / "warehouse").as_uri()
         # Spark puts its temporary files there by default.
-        options = *_JAVA_OPTIONS, f"-Djava.io.tmpdir={home}"
+        options = [*_JAVA_OPTIONS, f"-Djava.io.tmpdir={home}"]
+        if not jars:
+            # Without JDBC, Java only moves bytes: its best compiler would cost more than it saves.
+            options.append("-XX:TieredStopAtLevel=1")
         own["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in options)
         conf = SparkConf(loadDefaults=False).setAll(list((own | wanted).items()))
         log = log or home.with_suffix(".log")

@@ -273,14 +273,16 @@ def _start(conf: SparkConf, output: BinaryIO) -> Iterator[SparkSession]:
         has_started = True
         yield session
     except SPARK_ERRORS as error:
-        if has_started and isinstance(error, OSError):
+        is_gone = False
+        if has_started:
             java = gateway.gateway_parameters
-            if _is_reached(java.address, java.port):
-                raise  # Java answers, so this is not Spark's error.
+            is_gone = not _is_reached(java.address, java.port)
+        if has_started and isinstance(error, OSError) and not is_gone:
+            raise  # Java answers, so this is not Spark's error.
         what = "Spark failed" if has_started else f"Spark does not start with {master}"
         # The cause needs a Java that still runs.
         if launched.exception() is None:
-            why = _cause_of(error)
+            why = _GONE if is_gone else _cause_of(error)
         else:
             text = log.read_text(errors="replace")
             why = _plain(next(filter(_ERROR.search, text.splitlines()), text))

@@ -268,3 +268,12 @@ def test_a_clearing_row_of_another_currency_or_bank_is_not_plain(change):
     (others, _), *_ = sift(BOTH, rows, frozenset(), frozenset(), 1)
 
     assert by_key(others, ["icbc/1"]) == ({"icbc/1": (SUSPECT, False)} if change else {})
+
+
+def test_clearing_rows_give_a_rolled_back_transfer_no_money():
+    sides = [entry("icbc/1", kind, 5, "clearing") for kind in ("debit", "credit")]
+    rows = [*sides, message("icbc/1", "rolled_back", 5)]
+
+    (_, sums), *_ = sift(RULESETS["clearing"], rows, frozenset(), frozenset(), 1)
+
+    assert +sums == {("transfers", "rolled-back", ""): 1}

@@ -224,9 +224,10 @@ class Sieve(NamedTuple):
 
     def _totals(self, plain: Numbers, worth: Numbers, is_ordered: Truths) -> Sums:
         """The sums of the classes of plain transfers."""
+        # A rolled-back transfer has no money, though rows of clearing may have.
+        worth = np.where(plain == PLAIN[Class.ROLLED_BACK], 0, worth)
         known = np.maximum(worth - _KNOWN, 0)
         money = np.where(worth >= _KNOWN, known & ((1 << self._digits) - 1), -1)
-        # A rolled-back transfer has no currency.
         currencies = [*sorted(self.rules.money), ""]
         groups = (plain * 2 + is_ordered) * len(currencies) + money + 1
         sums: Sums = Counter()

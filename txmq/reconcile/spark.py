@@ -32,7 +32,7 @@ from pyspark.sql import SparkSession
 from txmq.errors import ConfigError, ReconcileRefused, UsageError
 from txmq.reconcile.java import check_java
 
-__all__ = ["SPARK_ERRORS", "check_reach", "open_spark", "warm_up"]
+__all__ = ["SPARK_ERRORS", "open_spark", "warm_up"]
 
 SPARK_ERRORS: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
 """The exceptions raised when Spark or the connection to its Java fails."""
@@ -75,12 +75,7 @@ _SAME_EVERYWHERE: Final = {
     # Hashes do not get smaller, and each small write costs a system call.
     "spark.shuffle.compress": "false",
     "spark.shuffle.file.buffer": "256k",
-    "spark.sql.shuffle.partitions": "64",
-    "spark.sql.catalogImplementation": "in-memory",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
-    # It records where Python named each column, with several calls to Java, for nothing.
-    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
 
@@ -120,9 +115,6 @@ def open_spark(
     with TemporaryDirectory(prefix="txmq-spark-", ignore_cleanup_errors=True) as folder:
         home, wanted = Path(folder), dict(settings or {})
         own["spark.ui.enabled"] = str(ui).lower()
-        if not ui:
-            # Only Spark's pages show each plan in full, and again whenever it changes.
-            own["spark.sql.ui.explainMode"] = "simple"
         own["spark.sql.warehouse.dir"] = (home / "warehouse").as_uri()
         # Spark puts its temporary files there by default.
         options = [*_JAVA_OPTIONS, f"-Djava.io.tmpdir={home}"]
@@ -135,30 +127,6 @@ def open_spark(
         log.parent.mkdir(parents=True, exist_ok=True)
         with _environment(conf), log.open("wb") as output, _start(conf, output) as session:
             yield session
-
-
-def check_reach(spark: SparkSession, uri: str) -> None:
-    """Check that Spark sees a folder that Python has written into.
-
-    Raises:
-        ReconcileRefused: Spark lacks the file system's library, or sees other files.
-    """
-    hadoop: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to Hadoop
-    try:
-        path = hadoop.org.apache.hadoop.fs.Path(uri)
-        is_there = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).exists(path)  # noqa: SLF001
-    except Py4JJavaError as error:
-        version = hadoop.org.apache.hadoop.util.VersionInfo.getVersion()
-        raise ReconcileRefused(
-            f"directory {uri!r} cannot be reached from Spark: {_cause_of(error)}; give the library "
-            f"of its file system for Hadoop {version} with --jar, and its settings in "
-            "core-site.xml of HADOOP_CONF_DIR"
-        ) from None
-    if not is_there:
-        raise ReconcileRefused(
-            f"directory {uri!r} is empty for Spark, and Python has written into it: compare fs.* "
-            "in core-site.xml of HADOOP_CONF_DIR with the environment and with --spark"
-        )
 
 
 def warm_up(spark: SparkSession) -> None:

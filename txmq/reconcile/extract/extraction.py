@@ -17,7 +17,7 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.books import BookRequest
 from txmq.reconcile.extract.manifest import FILE, ExtractedSource, Manifest
 from txmq.reconcile.rules import Bank, DayWindow, Rules
-from txmq.reconcile.storage import Folder, open_folder
+from txmq.reconcile.storage import open_folder
 from txmq.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def extract_day(
     """
     clock = SystemClock()
     home = open_folder(rules.directory).at("extracts", day.isoformat())
-    readers = [_reader_of(bank, home, spark) for bank in rules.bank]
+    readers = [_reader_of(bank, spark) for bank in rules.bank]
     try:
         with home.staging() as draft:
             with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
@@ -60,9 +60,7 @@ def extract_day(
         raise ReconcileRefused(f"the extract cannot be written: {error}") from error
 
 
-def _reader_of(
-    bank: Bank, home: Folder, spark: SparkSession | None
-) -> Callable[[BookRequest], ExtractedSource]:
+def _reader_of(bank: Bank, spark: SparkSession | None) -> Callable[[BookRequest], ExtractedSource]:
     """The function that reads a bank; each kind needs packages of its own, imported here."""
     if bank.files is not None:
         from txmq.reconcile.extract.book_files import read_files
@@ -80,7 +78,7 @@ def _reader_of(
     if kind == "jdbc" and spark is not None:
         from txmq.reconcile.extract.jdbc import read_jdbc
 
-        return partial(read_jdbc, spark=spark, home=home)
+        return partial(read_jdbc, spark=spark)
     why = "its URL must begin with postgresql://, sqlite:/// or jdbc:"
     if kind == "jdbc":
         why = "Spark reads JDBC URLs, and no session was given"

@@ -1,20 +1,19 @@
 """The books of a bank in any other database, read by Spark with the user's JDBC driver.
 
 JDBC connections cannot share a snapshot. An entry booked while they read may be in one part and
-missing in another, so read such a bank while it is idle, or from a copy. Spark stores the rows of
-the driver first and computes everything else from them, so that the tables of an extract agree
+missing in another, so read such a bank while it is idle, or from a copy. Spark's workers keep the
+rows of the driver and compute everything else from them, so that the tables of an extract agree
 with each other.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -25,8 +24,6 @@ from txmq.reconcile.extract.books import BookReader, BookRequest, check_columns,
 from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.statements import Dialect, TableColumns
 from txmq.reconcile.rules import Bank
-from txmq.reconcile.spark import check_reach
-from txmq.reconcile.storage import Folder, LocalFolder
 
 __all__ = ["SparkDialect", "options", "read_jdbc"]
 
@@ -83,49 +80,37 @@ def options(bank: Bank, columns: TableColumns) -> dict[str, str]:
     }
 
 
-def read_jdbc(books: BookRequest, spark: SparkSession, home: Folder) -> ExtractedSource:
-    """Extract a bank's books; the database's clock is not read.
-
-    Spark has the driver's jar, and must be able to write into the folder of the day's extracts.
+def read_jdbc(books: BookRequest, spark: SparkSession) -> ExtractedSource:
+    """Extract a bank's books with a Spark that has the driver's jar; the database's clock is not
+    read.
 
     Raises:
         ReconcileRefused: The database cannot be read, or has an invalid value.
     """
-    check_reach(spark, home.uri)  # By now Python has written there.
     name, taken_ms = books.bank.name, books.clock.wall_ms()
-    # Spark's workers may not see a draft that is below this machine's TMPDIR.
-    is_local = home.local is not None
-    scratch = LocalFolder(books.directory / "raw") if is_local else home.at(".scratch", name)
     try:
-        scratch.remove_all()  # A killed run left it.
-        tables = _JdbcReader(books, spark, scratch).tables()
+        tables = _JdbcReader(books, spark).tables()
     except (PySparkException, Py4JError) as error:
         raise ReconcileRefused(f"{name}: {_error_sentence(error, books.bank.database)}") from error
-    finally:
-        with suppress(OSError):
-            scratch.remove_all()
     return ExtractedSource(name, "jdbc", "", taken_ms, taken_ms, tables)
 
 
 class _JdbcReader(BookReader):
-    def __init__(self, books: BookRequest, spark: SparkSession, scratch: Folder) -> None:
+    def __init__(self, books: BookRequest, spark: SparkSession) -> None:
         super().__init__(books)
         self._spark = spark
-        self._scratch = scratch
 
     def ask(self, statement: str) -> Sequence[Sequence[Any]]:
         return self._spark.sql(statement).collect()
 
     def batches(self, statement: str) -> Iterator[pa.RecordBatch]:
         # They may be more than fit into the memory of this process.
-        place = self._scratch.at("answer")
-        self._spark.sql(statement).write.mode("overwrite").parquet(place.uri)
-        for name in place.files("*.parquet"):
-            with place.parquet(name) as file:
-                yield from file.iter_batches()
+        packed = self._spark.sql(statement).mapInArrow(_packed, "stream BINARY")
+        for row in packed.toLocalIterator():
+            yield from pa.ipc.open_stream(row.stream)
 
     def _look_up(self, where: str, columns: TableColumns) -> tuple[dict[str, str], Dialect]:
-        """Store the driver's rows of a table, and make a view of them."""
+        """Keep the driver's rows of a table, and make a view of them."""
         bank = self._books.bank
         given = self._spark.read.format("jdbc").options(**options(bank, columns))
         frame = given.load()
@@ -135,11 +120,21 @@ class _JdbcReader(BookReader):
         number = getattr(columns, "id", "")
         if number and isinstance(frame.schema[number].dataType, IntegralType | DecimalType):
             frame = _partitioned(given, frame, number, bank.readers)
-        place = self._scratch.at(where.partition("/")[2]).uri
-        frame.select(*(f.col(f"`{name}`") for name in sorted(wanted))).write.parquet(place)
-        view = "txmq_" + hashlib.sha256(place.encode()).hexdigest()[:16]
-        self._spark.read.parquet(place).createOrReplaceTempView(view)
+        rows = frame.select(*(f.col(f"`{name}`") for name in sorted(wanted)))
+        view = f"txmq_{where.encode().hex()}"
+        # If a worker that keeps rows is lost, Spark fails: it never reads them a second time.
+        kept = rows.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
+        kept.createOrReplaceTempView(view)
         return {"table": view, "where": ""}, SparkDialect(types)
+
+
+def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each batch in a row, as a stream of Arrow."""
+    for batch in batches:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        yield pa.record_batch({"stream": [sink.getvalue().to_pybytes()]})
 
 
 def _partitioned(given: Any, frame: DataFrame, number: str, readers: int) -> DataFrame:

@@ -6,7 +6,6 @@ in force.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import date, timedelta
 from functools import partial
@@ -31,7 +30,6 @@ from txmq.reconcile.report.page import page
 from txmq.reconcile.results import CARRIED_ON, Results, run_id
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.schema import ReconSchema
-from txmq.reconcile.spark import warm_up
 from txmq.reconcile.summary import Run
 from txmq.reconcile.verdict import judge
 from txmq.reconcile.workers import Workers
@@ -70,7 +68,6 @@ def run(
             # Workers that read a cluster write into the draft, which may be only here.
             is_shared = results.folder.local is not None or not rules.log.cluster
             take_log = partial(extract_log, spark=spark if is_shared else None)
-            ThreadPoolExecutor(1).submit(warm_up, spark)  # Nothing waits for it.
             manifest = extract_day(rules, day, take_log=take_log, spark=spark)
             stage.rows = manifest.rows
         else:

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
@@ -32,7 +31,7 @@ from pyspark.sql import SparkSession
 from txmq.errors import ConfigError, ReconcileRefused, UsageError
 from txmq.reconcile.java import check_java
 
-__all__ = ["SPARK_ERRORS", "open_spark", "warm_up"]
+__all__ = ["SPARK_ERRORS", "open_spark"]
 
 SPARK_ERRORS: Final[tuple[type[Exception], ...]] = (Py4JError, PySparkException, OSError)
 """The exceptions raised when Spark or the connection to its Java fails."""
@@ -127,16 +126,6 @@ def open_spark(
         log.parent.mkdir(parents=True, exist_ok=True)
         with _environment(conf), log.open("wb") as output, _start(conf, output) as session:
             yield session
-
-
-def warm_up(spark: SparkSession) -> None:
-    """Start the Python workers, in time that Spark would spend waiting."""
-    context = spark.sparkContext
-    context.parallelize(range(context.defaultParallelism)).map(_import_core).count()
-
-
-def _import_core(_: int) -> None:
-    import_module("txmq.reconcile.core")
 
 
 def _settings(master: str, memory: str, cores: int | None, jars: Sequence[Path]) -> dict[str, str]:

@@ -110,13 +110,13 @@ class Folder:
         """The bytes of a file."""
         # A file that is being replaced may move between two attempts.
         for one in (*self._names(name), name):
-            with suppress(FileNotFoundError), self._open(one) as file:
+            with suppress(FileNotFoundError), self._system.open_input_stream(self._at(one)) as file:
                 return bytes(file.read())
         raise FileNotFoundError(f"{self}/{name} does not exist")
 
     def sha256(self, name: str) -> str:
         """The SHA-256 of a file, in hexadecimal."""
-        with self._open(name) as file:
+        with self._system.open_input_stream(self._at(name)) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def parquet(self, name: str) -> pq.ParquetFile:
@@ -164,12 +164,14 @@ class Folder:
             return
         _, new = self._names(name)
         if self._is_there(new) and not self._is_there(name):
-            self._move(new, name)  # A killed process had removed the old file.
+            self._system.move(
+                self._at(new), self._at(name)
+            )  # A killed process had removed the old file.
         # Readers take the new file where the old one is missing, so it must be complete by then.
         draft = new if self._is_there(name) else f".{name}.draft"
         self._put(draft, data)
         self._delete(name)
-        self._move(draft, name)
+        self._system.move(self._at(draft), self._at(name))
 
     def remove(self, name: str) -> None:
         """Remove a file; harmless if it does not exist."""
@@ -290,15 +292,9 @@ class Folder:
         info = self._system.get_file_info(self._at(name))
         return bool(info.type != FileType.NotFound)
 
-    def _move(self, name: str, new: str) -> None:
-        self._system.move(self._at(name), self._at(new))
-
     def _delete(self, name: str) -> None:
         if self._is_there(name):
             self._system.delete_file(self._at(name))
-
-    def _open(self, name: str) -> pa.NativeFile:
-        return self._system.open_input_stream(self._at(name))
 
     def _put(self, name: str, data: bytes) -> None:
         with self.create(name) as file:

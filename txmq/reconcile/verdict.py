@@ -163,10 +163,7 @@ def _aging(items: WrittenTable) -> tuple[tuple[Aged, ...], int]:
     """The aging matrix, and the age of the oldest break."""
     read = items.pieces("class", "bucket", "currency", "amount")
     sums = sum_groups(read, ("class", "bucket", "currency"), ("amount",))
-    found = [
-        Aged(class_, bucket, currency, transfers, at_risk)
-        for (class_, bucket, currency), (transfers, at_risk) in sums.items()
-    ]
+    found = [Aged(*place, *of) for place, of in sums.items()]
     found.sort(key=lambda cell: (
         _CLASSES.index(cell.class_), cell.currency, BUCKETS.index(cell.bucket)
     ))  # fmt: skip

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import pyarrow.compute as pc
+
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.bank_statements import StatementPage, damaged_row, stated_balances
 from txmq.reconcile.extract.books import BookRequest, error_text
@@ -39,6 +41,7 @@ from txmq.reconcile.tables import ACCOUNTS, LATER, OPENING, join_halves
 __all__ = ["read_files"]
 
 _CHUNK: Final = 1 << 16
+_ENDED: Final = ("account", "currency", "closing", "closing_rows")
 _TIMES: Final = re.compile(r"%[HIMSfcXTsp]")
 
 
@@ -231,12 +234,11 @@ class _FileReader(SqliteReader):
         past = results.previous(self._day)
         if past is None or past.result.end_ms != self._books.window.start_ms:
             return None
-        table = results.table("balances", past.day, past.run_id)
+        columns, of_bank = ("bank", *_ENDED), pc.field("bank") == self._books.bank.name
+        rows = results.table("balances", past.day, past.run_id).rows(*columns, where=of_bank)
+        ended = (tuple(row[name] for name in _ENDED) for row in rows)
         return {
-            (row["account"], row["currency"]): (row["closing"], row["closing_rows"])
-            for piece in table.pieces("bank", "account", "currency", "closing", "closing_rows")
-            for row in piece.to_pylist()
-            if row["bank"] == self._books.bank.name
+            (account, currency): (closing, count) for account, currency, closing, count in ended
         }
 
 

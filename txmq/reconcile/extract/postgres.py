@@ -30,8 +30,6 @@ __all__ = ["read_postgres"]
 _CONNECT_S: Final = 15
 _LOCK_S: Final = 30
 _STATEMENT_S: Final = 4 * 3600
-_TID_RANGES: Final = 140_000
-"""The first version that reads a range of pages without reading all others."""
 _PAGES: Final = (256, 16_384)
 """The minimum and maximum of pages in a slice."""
 _SLICES_A_READER: Final = 6
@@ -229,10 +227,9 @@ def _slices(connection: Any, bank: Bank) -> list[str]:
     dialect = PostgresDialect()
     oid = f"to_regclass({dialect.literal(dialect.relation(bank.entries.table))})"
     size = "pg_relation_size(oid) / current_setting('block_size')::bigint"
-    version = "current_setting('server_version_num')::bigint"
-    statement = f"SELECT relkind::text, {size}, {version} FROM pg_class WHERE oid = {oid}"
-    ((kind, pages, number),) = _rows(_table(connection, statement))
-    if kind not in ("r", "m") or number < _TID_RANGES:
+    statement = f"SELECT relkind::text, {size} FROM pg_class WHERE oid = {oid}"
+    ((kind, pages),) = _rows(_table(connection, statement))
+    if kind not in ("r", "m"):
         return [""]  # A view or a partitioned table has no pages of its own.
     least, most = _PAGES
     step = max(least, min(most, -(-pages // (bank.readers * _SLICES_A_READER))))

@@ -197,8 +197,15 @@ class Collapse:
                 return
             if not self._is_in(decision.decided_ms):
                 return
-            earlier = self._earlier_half(decision, copy, self._half_of)
-            if earlier is None or earlier.position in self._before:
+            record = self._half_of(decision)
+            earlier = copy if record is None else self._message(record, "prepared")
+            if earlier is None:
+                return
+            if record is None:
+                # The copy stands in: it was stored before all records that were read.
+                earlier.stored_ms = min(earlier.stored_ms, self._start_ms - 1)
+                earlier.position = at
+            if earlier.position in self._before:
                 return
             at = earlier.position
             self._before.add(at)
@@ -216,18 +223,6 @@ class Collapse:
         if decision.kind is not DecisionKind.PARKED:
             del self.open[at]
             self._keep(row)
-
-    def _earlier_half(
-        self, decision: Decision, copy: MessageRow | None, half_of: HalfOf
-    ) -> MessageRow | None:
-        """The row of a half message from before the log; its copy stands in if it was deleted."""
-        record = half_of(decision)
-        row = copy if record is None else self._message(record, "prepared")
-        if row is not None and record is None:
-            # It was stored before all records that were read.
-            row.stored_ms = min(row.stored_ms, self._start_ms - 1)
-            row.position = decision.half_position
-        return row
 
     def _arrive(self, waited_at: int, row: MessageRow) -> None:
         waited = self.open.pop(waited_at, None)

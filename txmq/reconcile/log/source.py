@@ -133,18 +133,13 @@ def _raw_record(found: Found) -> dict[str, Any]:
     else:
         kind = "parked" if topic == PARKED_TOPIC else "message"
     has_half = bits == COMMITTED or kind == "parked"
-    return {
+    same = "topic", "queue_offset", "stored_ms", "born_ms", "attempts", "body"
+    return {name: getattr(found, name) for name in same} | {
         "kind": kind,
-        "topic": topic,
         "queue": found.queue_id,
-        "queue_offset": found.queue_offset,
-        "stored_ms": found.stored_ms,
-        "born_ms": found.born_ms,
         "id": named.get(properties.UNIQUE_KEY) or found.offset_id,
         "keys": named.get(properties.KEYS),
         "tags": named.get(properties.TAGS),
-        "attempts": found.attempts,
-        "body": found.body,
         "properties": named,
         "half_position": found.prepared_position if has_half else None,
         "reason": named.get(properties.DEAD_REASON) if kind == "dead_letter" else None,

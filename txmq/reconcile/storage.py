@@ -4,9 +4,8 @@ This is the one port to these files. On this machine a folder is renamed when it
 store of objects cannot rename a folder, so a writer there puts files where no reader looks yet,
 and one small file, written last, puts them in force.
 
-A location is opened as Arrow's file system, under the URI that Spark uses. Python reads the
-settings that Spark's Java reads too, in Hadoop's ``core-site.xml``, so both reach the same files.
-The commands that need no Java need no other settings.
+A location is opened as Arrow's file system, under the URI that Hadoop's programs use, and with the
+settings that they read in ``core-site.xml``.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _HINTS: Final = {
 
 
 class Folder:
-    """A folder on a remote file system; its URI names it for Spark, and in messages.
+    """A folder on a remote file system; its URI names it in messages.
 
     A store that has objects has no folders: a file appears when it is closed, and replaces an older
     one. On other file systems files appear in part, and a move replaces nothing.
@@ -302,18 +301,13 @@ class Folder:
 
 
 class LocalFolder(Folder):
-    """A folder on this machine.
-
-    Its name for Spark has the scheme ``file`` if left out, since Spark's default file system may be
-    remote.
-    """
+    """A folder on this machine, perhaps under the URI of a view."""
 
     local: Path
 
     def __init__(self, path: str | Path, uri: str | None = None) -> None:
         self.local = Path(path)
-        uri = uri or f"file://{self.local.resolve()}"
-        super().__init__(LocalFileSystem(), str(self.local), uri, has_objects=False)
+        super().__init__(LocalFileSystem(), str(path), uri or str(path), has_objects=False)
 
     def __str__(self) -> str:
         return str(self.local)

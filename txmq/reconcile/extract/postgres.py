@@ -52,13 +52,8 @@ _ZONE: Final = r"\s*(Z|[+-](0[0-9]|1[0-5])(:?[0-5][0-9])?)"
 class PostgresDialect(Dialect):
     """SQL expressions of PostgreSQL."""
 
-    def literal(self, text: str) -> str:
-        quoted = super().literal(text)
-        return "E" + quoted.replace("\\", "\\\\") if "\\" in text else quoted
-
     def text(self, column: str) -> str:
-        quoted = self.quoted(column)
-        return quoted if self.types.get(column) == "text" else f"{quoted}::text"
+        return f"{self.quoted(column)}::text"
 
     def code(self, text: str) -> str:
         return f"{text} ~ '^[A-Z]{{3}}$'"
@@ -207,6 +202,7 @@ def _transaction(url: str, snapshot: str = "") -> Iterator[Any]:
         "SET LOCAL idle_in_transaction_session_timeout = '0'",
         "SET LOCAL TimeZone = 'UTC'",
         "SET LOCAL extra_float_digits = '1'",
+        "SET LOCAL standard_conforming_strings = 'on'",
     ]
     with closing(adbc.connect(url)) as connection:
         for statement in statements:

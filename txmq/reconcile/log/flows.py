@@ -96,14 +96,13 @@ def _body(record: Record, flow: Flow, problems: list[str]) -> dict[str, Any] | N
     decoder = _DECODER if flow.units == "minor" else _EXACT_DECODER
     try:
         body = decoder.decode(record.plain_body())
+        if isinstance(body, dict):
+            return body
+        why = "its body is not a JSON object"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         why = f"its body is not JSON: {error}"
     except RemoteProtocolError as error:
         why = str(error)
-    else:
-        if isinstance(body, dict):
-            return body
-        why = "its body is not a JSON object"
     problems.append(properties.one_line(why, _PROBLEM_CHARS_MAX))
     return None
 

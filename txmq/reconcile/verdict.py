@@ -27,6 +27,7 @@ _CLASSES: Final[list[str]] = list(Class)
 _BY_DIFFERENCE: Final = ("-size", "bank", "account", "currency")
 _BY_AGE: Final = ("-age_days", "-amount", "key")
 _BY_TIME: Final = ("-decided_ms", "position")
+_OF_MANIFEST: Final = ("business_date", "start_ms", "end_ms", "as_of_ms", "is_final", "controls")
 _NOT_SHOWN: Final = (
     *("group", "debit_bank", "credit_bank", "debits", "returns", "credits"),
     *("last_ms", "history"),
@@ -64,16 +65,10 @@ def judge(
     currencies = {total.currency for total in totals} | {proof.currency for proof in proofs}
     found = Result(
         name=rules.name,
-        business_date=manifest.business_date,
         rules_version=rules.version,
         rules_digest=rules.digest,
-        start_ms=manifest.start_ms,
-        end_ms=manifest.end_ms,
-        as_of_ms=manifest.as_of_ms,
-        is_final=manifest.is_final,
         verdict="clean",
         why=(),
-        controls=manifest.controls,
         totals=tuple(sorted(totals, key=lambda one: (_CLASSES.index(one.class_), one.currency))),
         aging=aging,
         proofs=proofs,
@@ -92,6 +87,7 @@ def judge(
         contents=dict(contents),
         oldest_days=oldest,
         zone=rules.day.zone,
+        **{name: getattr(manifest, name) for name in _OF_MANIFEST},
     )
     if over := tuple(_exceeded_limits(found, off, rules)):
         return msgspec.structs.replace(found, verdict="over limits", why=over)

@@ -34,8 +34,11 @@ def load(manifest: Manifest, folder: Folder) -> Ledgers:
         ReconcileRefused: A file is missing, changed or extra, or a control total differs; the
             message names it.
     """
-    check_files(manifest, folder)
-    check_totals(manifest, folder)
+    try:
+        check_files(manifest, folder)
+        check_totals(manifest, folder)
+    except (OSError, pa.ArrowException) as error:
+        raise ReconcileRefused(f"the extract cannot be read: {error}") from error
     return load_unchecked(manifest, folder)
 
 
@@ -53,19 +56,17 @@ def check_files(manifest: Manifest, folder: Folder) -> None:
 
     Raises:
         ReconcileRefused: A file is missing, changed or extra.
+        OSError: A file cannot be read.
     """
     parts = [part for table in manifest.tables for part in table.parts]
-    try:
-        names = {path: path.rpartition("/")[2] for path in folder.files()}
-        found = {path for path in names if names[path] != FILE and names[path][0] not in "._"}
-        for table in manifest.tables:
-            _check_names(table, found, folder)
-        for path in sorted(found - {part.path for part in parts}):
-            raise ReconcileRefused(f"{path} is there, and was not extracted")
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(partial(_check_content, folder), parts))
-    except OSError as error:
-        raise ReconcileRefused(f"the extract cannot be read: {error}") from error
+    names = {path: path.rpartition("/")[2] for path in folder.files()}
+    found = {path for path in names if names[path] != FILE and names[path][0] not in "._"}
+    for table in manifest.tables:
+        _check_names(table, found, folder)
+    for path in sorted(found - {part.path for part in parts}):
+        raise ReconcileRefused(f"{path} is there, and was not extracted")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(partial(_check_content, folder), parts))
 
 
 def check_totals(manifest: Manifest, folder: Folder) -> None:
@@ -75,13 +76,12 @@ def check_totals(manifest: Manifest, folder: Folder) -> None:
 
     Raises:
         ReconcileRefused: A control total differs; the message names it.
+        OSError: A file cannot be read.
+        pyarrow.ArrowException: A file is not Parquet.
     """
     for table in manifest.tables:
         sums = ControlSums(_TABLES[table.table])
-        try:
-            folder.read_rows([part.path for part in table.parts], sums.add, sums.columns)
-        except (OSError, pa.ArrowException) as error:
-            raise ReconcileRefused(f"the extract cannot be read: {error}") from error
+        folder.read_rows([part.path for part in table.parts], sums.add, sums.columns)
         now = sums.control(table.written.source)
         if (differs := table.written.difference(now)) is not None:
             raise ReconcileRefused(differs)

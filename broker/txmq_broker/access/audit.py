@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from txmq.errors import BrokerRefused
+from txmq.errors import BrokerRefused, RemoteProtocolError
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
@@ -142,7 +142,11 @@ class AuditLog:
 
     def note(self, connection: Connection, request: Command, *, refused: str = "") -> None:
         """Append an entry. If the disk refuses, the request goes on, and the log says so."""
-        fields = request.field_map()
+        try:
+            fields = request.field_map()
+        except RemoteProtocolError as error:
+            # Handlers read only the fields that they know, so the request may be carried out.
+            fields = {"?": str(error)}
         entry = AuditEntry(
             self._clock.wall_ms(),
             RequestCode(request.code).name,

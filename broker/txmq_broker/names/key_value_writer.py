@@ -30,7 +30,8 @@ class KeyValueWriter:
     def __init__(self, values: KeyValues, save: _Save | None = None) -> None:
         self._values = values
         self._save = save
-        self._waiting: list[tuple[Connection, Command]] = []
+        self._waiting: list[tuple[Connection, Command, int]] = []
+        """Connections, requests, and how many bytes each of these takes."""
         self._unserved = 0
         """Requests that wait, with those of the running write."""
         self._bytes = 0
@@ -72,9 +73,12 @@ class KeyValueWriter:
             await asyncio.wait([self._task])
 
     def _postpone(self, connection: Connection, request: Command) -> None:
-        self._waiting.append((connection, request))
+        size = len(request.body) + memoryview(request.ext).nbytes
+        if request.fields is not None:
+            size += sum(map(len, request.fields.values()))
+        self._waiting.append((connection, request, size))
         self._unserved += 1
-        self._bytes += _size(request)
+        self._bytes += size
         if self._task is None:
             assert self._save is not None
             self._task = asyncio.create_task(self._write_all(self._save), name="the key values")
@@ -99,14 +103,10 @@ class KeyValueWriter:
         else:
             self._values.durable = staged
             self._failure = None
-        for connection, request in requests:
+        for connection, request, size in requests:
             self._unserved -= 1
-            self._bytes -= _size(request)
+            self._bytes -= size
             self._served = request
             if (found := self.dispatch(connection, request)) is not None:
                 connection.send(found)
         self._served = None
-
-
-def _size(request: Command) -> int:
-    return len(request.body) + sum(map(len, request.field_map().values()))

@@ -89,3 +89,19 @@ def test_a_start_after_a_torn_line_begins_a_line(tmp_path):
     assert len(list(read_audit(disk, warnings.append))) == 4
     (warning,) = warnings
     assert "line 3, 5 is torn" in warning
+
+
+def test_an_invalid_field_hides_no_request(tmp_path):
+    """Handlers do not look at fields that they do not know."""
+    disk = LocalDisk(tmp_path)
+    log = AuditLog(disk, SetClock())
+    log.open("me")
+    fields = {"topic": "T", "more": "xyz"}
+    data = commands.encode(RequestCode.DELETE_TOPIC_IN_BROKER, 1, fields)
+    (frame,) = FrameReader().feed(data.replace(b"xyz", b"\xf1yz"))
+
+    log.note(PEER, commands.decode(frame))
+
+    (entry,) = read_audit(disk, pytest.fail)
+    assert entry.request == "DELETE_TOPIC_IN_BROKER"
+    assert entry.fields == {"?": "text is not UTF-8: invalid continuation byte"}

@@ -24,6 +24,7 @@ from txmq.errors import (
 )
 from txmq.protocol.bodies import RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
+from txmq.protocol.command import encode
 from txmq.remoting.pool import ConnectionPool
 from txmq_broker.names import key_value_writer
 from txmq_broker.names.server import NameServer
@@ -273,6 +274,23 @@ def test_the_changes_that_wait_for_the_disk_are_limited(monkeypatch):
             disk.is_free.set()
             await asyncio.gather(*asked)
             await ask(peer, Code.DELETE_KV_CONFIG, {"namespace": "N", "key": "a"})
+
+    in_world(main)
+
+
+def test_a_field_that_nobody_reads_may_hold_any_bytes():
+    header = {"namespace": "N", "key": "k", "value": "v", "more": "xyz"}
+    frame = encode(Code.PUT_KV_CONFIG, 1, header).replace(b"xyz", b"\xf1yz")
+
+    async def main():
+        async with World(MemoryDisk()) as world:
+            peer = await world.peer()
+            peer._transport.write(frame)
+            await asyncio.sleep(1.0)
+
+            found = await ask(peer, Code.GET_KV_CONFIG, {"namespace": "N", "key": "k"})
+            assert found.field_map() == {"value": "v"}
+            await ask(peer, Code.DELETE_KV_CONFIG, {"namespace": "N", "key": "k"})
 
     in_world(main)
 

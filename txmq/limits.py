@@ -119,8 +119,8 @@ KEY_VALUES_MAX: Final = 10_000
 """Key-value entries of a name server; each names the queues of one topic with an order."""
 
 KEY_VALUE_BYTES_MAX: Final = 1024 * 1024
-"""Characters of all key-value entries of a name server. Each change rewrites them all, twice, which
-takes some 10 ms; 10,000 real entries have half of that."""
+"""Characters of all key-value entries of a name server; 10,000 real entries have half of that. Each
+write rewrites them all, twice, which takes some 10 ms in the disk's thread."""
 
 TLS_HANDSHAKE_S: Final = 10.0
 """Seconds for a peer's first byte, and again for its TLS handshake: some round trips on a bad
@@ -159,10 +159,11 @@ MADE_PER_SECOND_MAX: Final = 20
 """Topics, or groups, that clients create a second after that: 1.7 million a day."""
 
 POSTPONED_MAX: Final = 2_000
-"""Requests that wait until the topic they need is saved; one more gets "unavailable"."""
+"""Requests that wait until the topic they need, or their key value, is saved; one more gets
+"unavailable"."""
 
 POSTPONED_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Bodies of requests that wait until the topic they need is saved."""
+"""Bodies, or key values, of requests that wait until these are saved."""
 
 GROUPS_PER_CLIENT_MAX: Final = 1_000
 """Producer groups, and consumer groups, of one connection; a client has one connection to a

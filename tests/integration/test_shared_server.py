@@ -97,3 +97,33 @@ def test_many_slow_requests_of_one_read_let_others_have_their_turn(monkeypatch):
         assert [number for number in served if number < 5_000] == list(range(2_000))
 
     listening(scenario, {SLOW: serve, QUICK: serve})
+
+
+def test_a_request_that_takes_two_turns_waits_for_one_part_of_a_long_read(monkeypatch):
+    """As a send: it is served in one turn, and its record is written in the next."""
+    monkeypatch.setattr(module, "TURN_S", 0.0)
+    served, others = [], []
+
+    def serve(_, request):
+        served.append(request.opaque)
+        if request.opaque == 100:
+            others[0].write(commands.encode(QUICK, 5_000))
+        return commands.answer(request)
+
+    def serve_later(connection, request):
+        served.append(request.opaque)
+
+        def answer():
+            served.append("answered")
+            connection.send(commands.answer(request))
+
+        asyncio.get_running_loop().call_soon(answer)
+
+    async def scenario(listener, opened):
+        (_, greedy), (answers, other) = [await opened() for _ in range(2)]
+        others.append(other)
+        greedy.write(b"".join(commands.encode(SLOW, number) for number in range(2_000)))
+        await answers.readexactly(8)
+        assert served[:103] == [*range(101), 5_000, "answered"]
+
+    listening(scenario, {SLOW: serve, QUICK: serve_later})

@@ -27,6 +27,18 @@ def test_who_awaits_a_sync_gets_its_failure_and_the_next_one_works(tmp_path):
     run(scenario)
 
 
+def test_other_work_runs_in_the_same_thread(tmp_path):
+    async def scenario():
+        disk = LocalDisk(tmp_path)
+        names = []
+        await disk.run_soon(lambda: names.append(threading.current_thread().name))
+        with pytest.raises(OSError, match="no"):
+            await disk.run_soon(_Refused().sync)
+        assert names == ["txmq-sync"]
+
+    run(scenario)
+
+
 def test_the_thread_ends_with_its_disk(tmp_path):
     async def scenario():
         before = _threads()

@@ -31,6 +31,7 @@ class Tripwire:
         self._after_sync: Callable[[], None] | None = None
         self.open, self.names, self.replace = disk.open, disk.names, disk.replace
         self.remove, self.space, self.lock = disk.remove, disk.space, disk.lock
+        self.run_soon = disk.run_soon
 
     def before(self, countdown: int, does: Callable[[], None], kind: str = "") -> None:
         """Do something before the so-many-th operation from now, of one kind where one is given."""

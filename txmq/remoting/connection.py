@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 
 Fields: TypeAlias = Header | dict[str, str] | None
 
+_FULL_READ_BYTES: Final = 250_000
+"""A read as long as the loop's buffer, which has 256,000 bytes, or 256 KiB."""
+
 _POSTED_PIECES_MAX: Final = 16
 _POSTED_BYTES_MAX: Final = 32 * 1024
 """What one turn of the loop collects before an early write. The peer can then work on it while we
@@ -139,6 +142,8 @@ class Connection(asyncio.Protocol):
         self._tls_error: ssl.SSLError | None = None
         self._unread = False
         self._unserved: list[Frame] = []
+        self._turn_end: float | None = None
+        """Until when this connection may be served, if its last read was a full one."""
         self.address = ""
         self.host = ""
         """The address without the port."""
@@ -186,7 +191,10 @@ class Connection(asyncio.Protocol):
         elif len(parts) > 1 and self._server is not None and self._server.is_busy:
             self._wait(parts)
         else:
-            self._serve(parts, self.active_at + TURN_S)
+            # After a full read the loop reads on at once, up to 32 times.
+            until = self._turn_end or self.active_at + TURN_S
+            self._turn_end = until if len(data) >= _FULL_READ_BYTES else None
+            self._serve(parts, until)
 
     def _wait(self, parts: list[Frame]) -> None:
         """Serve these requests in a later turn, and read no more until then."""
@@ -200,6 +208,7 @@ class Connection(asyncio.Protocol):
         if self._unread or not self.is_open:
             return
         parts, self._unserved = self._unserved, []
+        self._turn_end = None
         self._serve(parts, self._clock.monotonic() + TURN_S)
         if self._transport is not None and self.is_open and not (self._unread or self._unserved):
             self._transport.resume_reading()
@@ -226,7 +235,8 @@ class Connection(asyncio.Protocol):
                         if self._unread:
                             self._unserved = parts[at:]
                             return
-                if server is not None and at < last and now() > until:
+                is_last = at == last and self._turn_end is None
+                if server is not None and not is_last and now() > until:
                     self._wait(parts[at:])
                     break
         except RemoteProtocolError as error:

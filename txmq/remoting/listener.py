@@ -27,6 +27,10 @@ IDLE_S: Final = 120.0
 
 SWEEP_S: Final = 10.0
 
+_TURNS_BETWEEN: Final = 2
+"""Turns of the loop between two parts of long reads. In one of them a short request is read and
+served, in the next its record is written; without them each took as long as a part."""
+
 
 class Listener:
     """A listening socket and its connections."""
@@ -208,10 +212,18 @@ class Listener:
         return bool(self._waiting)
 
     def wait(self, connection: Connection, /) -> None:
-        """Let a connection go on in a later turn, one connection each turn."""
+        """Let a connection go on in a later turn, one connection at a time."""
         self._waiting.append(connection)
         if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._next)
+            self._yield(_TURNS_BETWEEN)
+
+    def _yield(self, turns: int) -> None:
+        """Go on after so many turns of the loop."""
+        loop = asyncio.get_running_loop()
+        if turns:
+            loop.call_soon(self._yield, turns - 1)
+        else:
+            loop.call_soon(self._next)
 
     def _next(self) -> None:
         # Removed afterwards: a connection that has to wait again goes to the end.
@@ -219,7 +231,7 @@ class Listener:
         connection.serve_rest()
         self._waiting.popleft()
         if self._waiting:
-            asyncio.get_running_loop().call_soon(self._next)
+            self._yield(_TURNS_BETWEEN)
 
     def _schedule(self) -> None:
         self._sweep = asyncio.get_running_loop().call_later(SWEEP_S, self._close_idle)

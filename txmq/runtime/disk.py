@@ -12,7 +12,7 @@ import errno
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -114,16 +114,20 @@ class Disk(Protocol):
         """Start ``file.sync()`` for the files in order, without blocking the event loop."""
         ...
 
+    def run_soon(self, work: Callable[[], None]) -> Awaitable[None]:
+        """Start a function that blocks on this disk, after the syncs before it."""
+        ...
 
-_Sync: TypeAlias = "tuple[Sequence[File], asyncio.Future[None]]"
+
+_Job: TypeAlias = "tuple[Sequence[Callable[[], None]], asyncio.Future[None]]"
 
 
 class LocalDisk:
-    """A directory of this machine. One thread, started when first needed, runs the syncs."""
+    """A directory of this machine. One thread, started when first needed, runs what blocks."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
-        self._syncs: SimpleQueue[_Sync | None] | None = None
+        self._jobs: SimpleQueue[_Job | None] | None = None
 
     def open(self, path: str, *, create: bool = False) -> File:
         """See :meth:`Disk.open`."""
@@ -201,15 +205,22 @@ class LocalDisk:
 
     def sync_soon(self, files: Sequence[File]) -> Awaitable[None]:
         """See :meth:`Disk.sync_soon`."""
-        if self._syncs is None:
-            self._syncs = SimpleQueue()
+        return self._start([file.sync for file in files])
+
+    def run_soon(self, work: Callable[[], None]) -> Awaitable[None]:
+        """See :meth:`Disk.run_soon`."""
+        return self._start([work])
+
+    def _start(self, works: Sequence[Callable[[], None]]) -> Awaitable[None]:
+        if self._jobs is None:
+            self._jobs = SimpleQueue()
             threading.Thread(
-                target=_run_syncs, args=(self._syncs,), name="txmq-sync", daemon=True
+                target=_run_jobs, args=(self._jobs,), name="txmq-sync", daemon=True
             ).start()
             # The thread holds no reference to this disk, and ends with it.
-            weakref.finalize(self, self._syncs.put, None)
+            weakref.finalize(self, self._jobs.put, None)
         done = asyncio.get_running_loop().create_future()
-        self._syncs.put((files, done))
+        self._jobs.put((works, done))
         return done
 
     def _make_folders(self, folder: Path) -> None:
@@ -358,22 +369,26 @@ def _keep_as(file: Path, kept: Path) -> None:
             _LocalFile(copy.fileno()).sync(data_only=False)
 
 
-def _run_syncs(syncs: SimpleQueue[_Sync | None]) -> None:
-    """Run the syncs of one disk. An executor does the same at twice the cost: every synced send
-    waits for this.
+def _run_jobs(jobs: SimpleQueue[_Job | None]) -> None:
+    """Run the syncs of one disk, and other work. An executor does the same at twice the cost:
+    every synced send waits for this.
     """
-    while (sync := syncs.get()) is not None:
-        files, done = sync
+    while (job := jobs.get()) is not None:
+        works, done = job
         failure = None
         try:
-            for file in files:
-                file.sync()
-        except Exception as error:  # noqa: BLE001 - the caller that awaits the sync gets it
+            _run_all(works)
+        except Exception as error:  # noqa: BLE001 - the caller that awaits the job gets it
             failure = error
         with suppress(RuntimeError):  # The loop was closed: nobody waits any more.
             done.get_loop().call_soon_threadsafe(resolve, done, None, failure)
-        # While the thread waits for the next sync, it must not keep what the last one held.
-        del sync, files, done, failure
+        # While the thread waits for the next job, it must not keep what the last one held.
+        del job, works, done, failure
+
+
+def _run_all(works: Sequence[Callable[[], None]]) -> None:
+    for work in works:
+        work()
 
 
 def sync_path(path: Path) -> None:

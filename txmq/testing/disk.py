@@ -106,6 +106,14 @@ class MemoryDisk:
         """
         return asyncio.ensure_future(self._sync_all(files))
 
+    def run_soon(self, work: Callable[[], None]) -> Awaitable[None]:
+        """See :meth:`txmq.runtime.Disk.run_soon`. It takes as long as one sync."""
+        return asyncio.ensure_future(self._run(work))
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        await self._take_sync_time()
+        work()
+
     async def _sync_all(self, files: Sequence[File]) -> None:
         for file in files:
             assert isinstance(file, MemoryFile)
@@ -115,11 +123,7 @@ class MemoryDisk:
         file.check()
         self._device.announce("sync", file.path)
         staged = file.pages.stage()
-        now = asyncio.get_running_loop().time()
-        # One sync at a time, as on a LocalDisk: a slow one holds up those behind it.
-        takes = self._device.faults.sync_s(self._device.entropy)
-        self._syncing_until = max(now, self._syncing_until) + takes
-        await asyncio.sleep(self._syncing_until - now)
+        await self._take_sync_time()
         file.check()
         try:
             self._device.faults.check("sync")
@@ -127,6 +131,13 @@ class MemoryDisk:
             file.pages.fail(staged)
             raise
         file.pages.settle(staged)
+
+    async def _take_sync_time(self) -> None:
+        now = asyncio.get_running_loop().time()
+        # One sync at a time, as on a LocalDisk: a slow one holds up those behind it.
+        takes = self._device.faults.sync_s(self._device.entropy)
+        self._syncing_until = max(now, self._syncing_until) + takes
+        await asyncio.sleep(self._syncing_until - now)
 
     # --- faults ---
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from txmq.errors import BrokerRefused
+from txmq.errors import BrokerRefused, RemoteProtocolError
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
@@ -103,6 +103,7 @@ class AuditLog:
         self._number = 0
         self._size = 0
         self._seal = b""
+        self._is_torn = False
 
     def open(self, owner: str) -> None:
         """Check the newest file, which later entries continue.
@@ -112,8 +113,12 @@ class AuditLog:
         """
         self._owner = owner
         if names := _files(self._disk):
-            for warning in _AuditFile(self._disk, names[-1], owner).warnings():
+            # Read now: all clients would wait while the first entry reads it.
+            newest = _AuditFile(self._disk, names[-1], owner)
+            for warning in newest.warnings():
                 log.warning("%s", warning)
+            self._number, self._size, self._seal = newest.number, newest.size, newest.seal
+            self._is_torn = newest.is_torn
 
     def watched(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
         """The same handlers, of which the audited ones leave an entry."""
@@ -137,7 +142,11 @@ class AuditLog:
 
     def note(self, connection: Connection, request: Command, *, refused: str = "") -> None:
         """Append an entry. If the disk refuses, the request goes on, and the log says so."""
-        fields = request.field_map()
+        try:
+            fields = request.field_map()
+        except RemoteProtocolError as error:
+            # Handlers read only the fields that they know, so the request may be carried out.
+            fields = {"?": str(error)}
         entry = AuditEntry(
             self._clock.wall_ms(),
             RequestCode(request.code).name,
@@ -172,28 +181,19 @@ class AuditLog:
     def _open_file(self) -> None:
         """Continue the newest file, or begin the next one if that is full."""
         names = _files(self._disk)
-        newest = None
-        if self._file is not None:
-            # All clients would wait while a full file is read.
-            self._number += 1
-        elif names:
-            newest = _AuditFile(self._disk, names[-1], self._owner)
-            self._number = newest.number
-            if newest.size >= FILE_BYTES_MAX:
-                self._number, newest = self._number + 1, None
-        else:
-            self._number = 1
+        is_next = not names or self._size >= FILE_BYTES_MAX
         self.close()
-        self._file = self._disk.open(f"{FOLDER}/{self._number:06}.jsonl", create=True)
-        self._size, self._seal = 0, b""
-        if newest is None:
+        number = self._number + is_next
+        self._file = self._disk.open(f"{FOLDER}/{number:06}.jsonl", create=True)
+        self._number = number
+        if is_next:
+            self._size, self._seal, self._is_torn = 0, b"", False
             self._append(msgspec.json.encode({"owner": self._owner, "number": self._number}))
-        else:
-            self._size, self._seal = newest.size, newest.seal
-            if newest.is_torn:
-                # The next line must not become the end of the torn one.
-                self._file.write(self._size, b"\n")
-                self._size += 1
+        elif self._is_torn:
+            # The next line must not become the end of the torn one.
+            self._file.write(self._size, b"\n")
+            self._size += 1
+            self._is_torn = False
         for name in names[: -FILES_KEPT + 1]:
             self._disk.remove(f"{FOLDER}/{name}")
 

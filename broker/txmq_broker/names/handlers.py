@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from txmq.protocol.headers import (
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
+from txmq_broker.names.key_value_writer import KeyValueWriter
 from txmq_broker.names.key_values import ORDER_TOPICS, KeyValues
 from txmq_broker.names.options import OptionTable
 from txmq_broker.names.registration import read_registration
@@ -47,12 +49,14 @@ class NameHandlers:
         self,
         routes: RouteRegistry,
         values: KeyValues,
+        writer: KeyValueWriter,
         options: OptionTable,
         clock: Clock,
         connections: Callable[[], dict[str, int]],
     ) -> None:
         self._routes = routes
         self._values = values
+        self._writer = writer
         self._options = options
         self._clock = clock
         self._connections = connections
@@ -207,8 +211,7 @@ class NameHandlers:
         namespace, key, value = _entry(request)
         if value is None:
             raise RemoteProtocolError("KeyValue: value is missing")
-        self._values.put(namespace, key, value)
-        return answer(request)
+        return self._writer.serve(request, partial(self._values.put, namespace, key, value))
 
     def _get_value(self, _: Connection, request: Command) -> bytes:
         """101: return a value."""
@@ -221,8 +224,7 @@ class NameHandlers:
     def _delete_value(self, _: Connection, request: Command) -> bytes:
         """102: delete a value."""
         namespace, key, _value = _entry(request)
-        self._values.delete(namespace, key)
-        return answer(request)
+        return self._writer.serve(request, partial(self._values.delete, namespace, key))
 
     def _list_values(self, _: Connection, request: Command) -> bytes:
         """219: return a namespace."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
@@ -26,6 +27,7 @@ from txmq.runtime.network import Network
 from txmq_broker.access.audit import AuditLog
 from txmq_broker.access.protection import Protection
 from txmq_broker.names.handlers import NameHandlers
+from txmq_broker.names.key_value_writer import KeyValueWriter
 from txmq_broker.names.key_values import KeyValues
 from txmq_broker.names.options import NameOptions, OptionTable
 from txmq_broker.names.routes import Replica, RouteRegistry
@@ -73,6 +75,7 @@ class NameServer:
         self._tls = tls
         self._listener: Listener | None = None
         self._options: OptionTable | None = None
+        self._writer: KeyValueWriter | None = None
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closing = False
         self.routes = RouteRegistry()
@@ -88,7 +91,8 @@ class NameServer:
         """
         values_data, save_values = self._kept(_VALUES)
         options_data, save_options = self._kept(_OPTIONS)
-        values = KeyValues(save_values, values_data)
+        values = KeyValues(values_data)
+        self._writer = KeyValueWriter(values, self._in_thread(save_values))
         try:
             self._options = OptionTable(self._chosen, save_options, options_data)
         except (BrokerRefused, ProtocolError) as error:
@@ -106,10 +110,13 @@ class NameServer:
             tls=self._tls,
         )
         handlers = NameHandlers(
-            self.routes, values, self._options, self._clock, self._listener.figures
+            self.routes, values, self._writer, self._options, self._clock, self._listener.figures
         )
         table = handlers.table()
-        self._dispatch.serve(table if self._audit is None else self._audit.watched(table))
+        if self._audit is not None:
+            table = self._audit.watched(table)
+        self._dispatch.serve(table)
+        self._writer.dispatch.serve(table)
         self._schedule()
         return self
 
@@ -119,12 +126,14 @@ class NameServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the listener and all connections."""
+        """Close the listener and all connections, and wait for the disk."""
         self._is_closing = True
         if self._sweep is not None:
             self._sweep.cancel()
         if self._listener is not None:
             self._listener.close()
+        if self._writer is not None:
+            await self._writer.close()
 
     async def open(self, host: str, port: int) -> None:
         """Accept connections at an address.
@@ -194,6 +203,13 @@ class NameServer:
             except WriteFailed as error:
                 log.warning("serving, but a file could not be repaired: %s", error)
         return data, save
+
+    def _in_thread(
+        self, save: Callable[[bytes], None]
+    ) -> Callable[[bytes], Awaitable[None]] | None:
+        """The same in the disk's thread; ``None`` without a disk."""
+        disk = self._disk
+        return None if disk is None else lambda data: disk.run_soon(partial(save, data))
 
 
 def _log_removal(replica: Replica, reason: str) -> None:

@@ -47,13 +47,61 @@ def test_a_full_file_is_not_read_again_before_the_next_one(tmp_path, monkeypatch
 
 
 def test_a_start_continues_the_newest_file(tmp_path):
+    """Only the start reads it: all clients would wait for the first request of an operator."""
+    for starts in range(2):
+        disk = CountingDisk(tmp_path)
+        log = AuditLog(disk, SetClock())
+        log.open("me")
+        for request in requests(2):
+            log.note(PEER, request)
+        log.close()
+        assert disk.reads == starts
+
+    assert disk.names("audit") == ["000001.jsonl"]
+    assert len(list(read_audit(disk, pytest.fail))) == 4
+
+
+def test_a_start_after_a_full_file_begins_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "FILE_BYTES_MAX", 500)
     disk = LocalDisk(tmp_path)
+    for _ in range(4):
+        log = AuditLog(disk, SetClock())
+        log.open("me")
+        for request in requests(3):
+            log.note(PEER, request)
+        log.close()
+
+    assert len(disk.names("audit")) > 2
+    assert len(list(read_audit(disk, pytest.fail))) == 12
+
+
+def test_a_start_after_a_torn_line_begins_a_line(tmp_path):
+    disk, warnings = LocalDisk(tmp_path), []
     for _ in range(2):
         log = AuditLog(disk, SetClock())
         log.open("me")
         for request in requests(2):
             log.note(PEER, request)
         log.close()
+        newest = tmp_path / "audit" / "000001.jsonl"
+        newest.write_bytes(newest.read_bytes()[:-10])
 
-    assert disk.names("audit") == ["000001.jsonl"]
-    assert len(list(read_audit(disk, pytest.fail))) == 4
+    assert len(list(read_audit(disk, warnings.append))) == 4
+    (warning,) = warnings
+    assert "line 3, 5 is torn" in warning
+
+
+def test_an_invalid_field_hides_no_request(tmp_path):
+    """Handlers do not look at fields that they do not know."""
+    disk = LocalDisk(tmp_path)
+    log = AuditLog(disk, SetClock())
+    log.open("me")
+    fields = {"topic": "T", "more": "xyz"}
+    data = commands.encode(RequestCode.DELETE_TOPIC_IN_BROKER, 1, fields)
+    (frame,) = FrameReader().feed(data.replace(b"xyz", b"\xf1yz"))
+
+    log.note(PEER, commands.decode(frame))
+
+    (entry,) = read_audit(disk, pytest.fail)
+    assert entry.request == "DELETE_TOPIC_IN_BROKER"
+    assert entry.fields == {"?": "text is not UTF-8: invalid continuation byte"}

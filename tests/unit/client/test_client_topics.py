@@ -7,6 +7,7 @@ from txmq.client.admin.topics import SHOWN_S
 from txmq.errors import (
     ConfigError,
     ConnectFailed,
+    Effect,
     LimitExceeded,
     LocalProtocolError,
     NoPermission,
@@ -30,6 +31,21 @@ async def test_a_topic_is_made_at_every_broker_and_can_be_used_at_once(stage):
     assert len(route.writable) == 6
     assert stage.cluster.codes(CREATE) == [("broker-a", CREATE), ("broker-b", CREATE)]
     await stage.admin.send(Message(topic="T", body=b"x"))
+
+
+@staged(brokers=3)
+async def test_a_broker_that_refuses_a_topic_keeps_no_other_from_it(stage):
+    stage.cluster.brokers[0].on_update_and_create_topic = lambda request: command.answer(
+        request, 16, remark="not here"
+    )
+
+    with pytest.raises(NoPermission, match="not here") as caught:
+        await stage.admin.create_topic("T")
+
+    assert len(stage.cluster.codes(CREATE)) == 3
+    (note,) = caught.value.__notes__
+    assert note.startswith("the change is in force at broker-b, broker-c, but not at broker-a;")
+    assert caught.value.effect is Effect.MAYBE
 
 
 @staged(brokers=2)

@@ -72,11 +72,14 @@ class Peer:
 
 
 class MemoryDisk:
-    """Only what a name server needs of a disk, and a switch that makes it fail."""
+    """Only what a name server needs of a disk, and switches that make it fail or wait."""
 
     def __init__(self):
         self.files = {}
+        self.writes = 0
         self.broken = False
+        self.is_free = asyncio.Event()
+        self.is_free.set()
 
     def open(self, path, *, create=False):
         if path not in self.files:
@@ -86,9 +89,14 @@ class MemoryDisk:
     def replace(self, path, data, *, keep=None):
         if self.broken:
             raise OSError(28, "No space left on device")
+        self.writes += 1
         if keep is not None:
             self.files[keep] = self.files[path]
         self.files[path] = data
+
+    async def run_soon(self, work):
+        await self.is_free.wait()
+        work()
 
 
 class MemoryFile:

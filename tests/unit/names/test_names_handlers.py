@@ -11,6 +11,7 @@ from txmq.protocol.codes import RequestCode as Code
 from txmq.protocol.command import BINARY
 from txmq.remoting.dispatch import Dispatcher
 from txmq_broker.names.handlers import NameHandlers
+from txmq_broker.names.key_value_writer import KeyValueWriter
 from txmq_broker.names.key_values import KeyValues
 from txmq_broker.names.options import NameOptions, OptionTable
 from txmq_broker.names.routes import RouteRegistry
@@ -30,9 +31,10 @@ class Names:
     def __init__(self, **options):
         self.clock = SetClock()
         self.routes = RouteRegistry()
-        self.values = KeyValues(lambda _: None)
+        self.values = KeyValues()
+        writer = KeyValueWriter(self.values)
         self.options = OptionTable(NameOptions(**options), lambda _: None)
-        handlers = NameHandlers(self.routes, self.values, self.options, self.clock, dict)
+        handlers = NameHandlers(self.routes, self.values, writer, self.options, self.clock, dict)
         self._service = Dispatcher(handlers.table())
 
     def peer(self):
@@ -97,14 +99,16 @@ def test_a_registration_without_orders_is_answered_without_a_body(broker):
 
 
 def test_a_registration_is_answered_with_all_ordered_topics(names, broker):
-    names.values.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4")
+    order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
+    names.peer().ask(Code.PUT_KV_CONFIG, order)
 
     assert register(broker, "T").body == b'{"table":{"T":"broker-a:4"}}'
 
 
 def test_that_can_be_switched_off():
     names = Names(return_order_topic_config_to_broker=False)
-    names.values.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4")
+    order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
+    names.peer().ask(Code.PUT_KV_CONFIG, order)
 
     assert register(names.peer(), "T").body == b""
 
@@ -215,7 +219,8 @@ def test_a_route_is_asked_for_and_answered_in_binary_too(broker):
 @pytest.mark.parametrize(("enabled", "told"), [(True, "broker-a:4"), (False, None)])
 def test_order_is_told_with_a_route_only_where_that_is_wanted(enabled, told):
     names = Names(order_message_enable=enabled)
-    names.values.put("ORDER_TOPIC_CONFIG", "T", "broker-a:4")
+    order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
+    names.peer().ask(Code.PUT_KV_CONFIG, order)
     peer = names.peer()
     register(peer, "T", "U")
 

@@ -1,6 +1,7 @@
 """The running server, in a world where waiting costs nothing, and once on real sockets."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -12,10 +13,20 @@ from tests.unit.names.names_peer import (
     offer,
     registration,
 )
-from txmq.errors import DamagedFile, InternalError, TopicNotFound, UsageError
+from txmq.errors import (
+    ConnectionLost,
+    DamagedFile,
+    InternalError,
+    NotFound,
+    ServiceUnavailable,
+    TopicNotFound,
+    UsageError,
+)
 from txmq.protocol.bodies import RegistrationBody, TopicRoute
 from txmq.protocol.codes import RequestCode as Code
+from txmq.protocol.command import encode
 from txmq.remoting.pool import ConnectionPool
+from txmq_broker.names import key_value_writer
 from txmq_broker.names.server import NameServer
 
 PLACE = ("10.0.0.5", 9876)
@@ -178,6 +189,122 @@ def test_what_the_disk_refuses_is_refused_to_the_operator():
             peer = await world.peer()
             with pytest.raises(InternalError, match="No space left"):
                 await ask(peer, Code.PUT_KV_CONFIG, {"namespace": "N", "key": "k", "value": "v"})
+
+    in_world(main)
+
+
+async def put_slowly(world, disk, *entries):
+    """Put values while the disk writes the first one; return the requests under way."""
+    peer = await world.peer()
+    disk.is_free.clear()
+    asked = []
+    for key, value in entries:
+        header = {"namespace": "N", "key": key, "value": value}
+        asked.append(asyncio.ensure_future(ask(peer, Code.PUT_KV_CONFIG, header)))
+        await asyncio.sleep(0.1)
+    return peer, asked
+
+
+def test_a_slow_disk_holds_up_only_the_changes_themselves():
+    disk = MemoryDisk()
+
+    async def main():
+        async with World(disk) as world:
+            peer, asked = await put_slowly(world, disk, ("a", "1"), ("b", "1"), ("a", "2"))
+
+            with pytest.raises(NotFound):
+                await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
+            assert not any(one.done() for one in asked)
+            disk.is_free.set()
+            await asyncio.gather(*asked)
+
+            found = await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
+            assert json.loads(found.body) == {"table": {"a": "2", "b": "1"}}
+
+    in_world(main)
+
+
+def test_changes_that_arrive_during_a_write_share_the_next_one():
+    disk = MemoryDisk()
+
+    async def main():
+        async with World(disk) as world:
+            entries = [(f"k{number}", "v") for number in range(10)]
+            _, asked = await put_slowly(world, disk, *entries)
+            before = disk.writes
+            disk.is_free.set()
+            await asyncio.gather(*asked)
+
+            # The first change alone, then all others; each write replaces two files.
+            assert disk.writes - before == 4
+
+    in_world(main)
+
+
+def test_a_failed_write_undoes_the_changes_that_stand_upon_it():
+    disk = MemoryDisk()
+
+    async def main():
+        async with World(disk) as world:
+            peer, asked = await put_slowly(world, disk, ("a", "1"), ("b", "1"))
+            disk.broken = True
+            disk.is_free.set()
+            refused = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(error) for error in refused] == [InternalError, InternalError]
+            disk.broken = False
+
+            await ask(peer, Code.PUT_KV_CONFIG, {"namespace": "N", "key": "c", "value": "1"})
+
+            found = await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
+            assert json.loads(found.body) == {"table": {"c": "1"}}
+
+    in_world(main)
+
+
+def test_the_changes_that_wait_for_the_disk_are_limited(monkeypatch):
+    monkeypatch.setattr(key_value_writer, "POSTPONED_MAX", 2)
+    disk = MemoryDisk()
+
+    async def main():
+        async with World(disk) as world:
+            peer, asked = await put_slowly(world, disk, ("a", "1"), ("a", "2"))
+
+            with pytest.raises(ServiceUnavailable, match="wait for the disk"):
+                await ask(peer, Code.DELETE_KV_CONFIG, {"namespace": "N", "key": "a"})
+            disk.is_free.set()
+            await asyncio.gather(*asked)
+            await ask(peer, Code.DELETE_KV_CONFIG, {"namespace": "N", "key": "a"})
+
+    in_world(main)
+
+
+def test_a_field_that_nobody_reads_may_hold_any_bytes():
+    header = {"namespace": "N", "key": "k", "value": "v", "more": "xyz"}
+    frame = encode(Code.PUT_KV_CONFIG, 1, header).replace(b"xyz", b"\xf1yz")
+
+    async def main():
+        async with World(MemoryDisk()) as world:
+            peer = await world.peer()
+            peer._transport.write(frame)
+            await asyncio.sleep(1.0)
+
+            found = await ask(peer, Code.GET_KV_CONFIG, {"namespace": "N", "key": "k"})
+            assert found.field_map() == {"value": "v"}
+            await ask(peer, Code.DELETE_KV_CONFIG, {"namespace": "N", "key": "k"})
+
+    in_world(main)
+
+
+def test_the_end_waits_for_a_running_write():
+    disk = MemoryDisk()
+
+    async def main():
+        async with World(disk) as world:
+            _, (asked,) = await put_slowly(world, disk, ("a", "1"))
+            asyncio.get_running_loop().call_later(1.0, disk.is_free.set)
+        assert "config/kv.json" in disk.files
+        with pytest.raises(ConnectionLost):
+            await asked
 
     in_world(main)
 

@@ -28,57 +28,64 @@ def failing(data):
 # Key-value texts
 
 
+def save(values):
+    values.durable = values.staged
+    return values.durable.encode()
+
+
 def test_texts_are_kept_by_namespace_and_key():
-    values = KeyValues(lambda _: None)
+    values = KeyValues()
     values.put("A", "k", "1")
     values.put("B", "k", "2")
     values.put("A", "k", "3")
+    save(values)
 
     assert (values.get("A", "k"), values.get("B", "k"), values.get("C", "k")) == ("3", "2", None)
     assert values.space("A") == {"k": "3"}
     assert values.space("C") == {}
 
 
-def test_every_change_is_saved_whole_in_upstreams_shape():
-    saved = []
-    values = KeyValues(saved.append)
+def test_the_file_is_in_upstreams_shape():
+    values = KeyValues()
     values.put("A", "k", "1")
-    values.delete("A", "unknown")
-    values.delete("A", "k")
+    assert json.loads(save(values)) == {"configTable": {"A": {"k": "1"}}}
 
-    assert [json.loads(each) for each in saved] == [
-        {"configTable": {"A": {"k": "1"}}},
-        {"configTable": {}},
-    ]
+    values.delete("A", "unknown")
+    assert values.is_saved
+    values.delete("A", "k")
+    assert json.loads(save(values)) == {"configTable": {}}
 
 
 def test_what_was_saved_is_there_at_the_next_start():
-    saved = []
-    KeyValues(saved.append).put("A", "k", "ü")
+    values = KeyValues()
+    values.put("A", "k", "ü")
 
-    assert KeyValues(saved.append, saved[-1]).get("A", "k") == "ü"
+    assert KeyValues(save(values)).get("A", "k") == "ü"
 
 
-def test_a_change_that_cannot_be_saved_did_not_happen():
-    values = KeyValues(failing, b'{"configTable":{"A":{"k":"1"}}}')
+def test_a_change_shows_only_once_it_is_saved():
+    values = KeyValues(b'{"configTable":{"A":{"k":"1"}}}')
+    values.put("A", "k", "2")
+    values.put("A", "l", "1")
+    values.delete("A", "k")
 
-    with pytest.raises(WriteFailed):
-        values.put("A", "k", "2")
-    with pytest.raises(WriteFailed):
-        values.delete("A", "k")
-
-    assert values.get("A", "k") == "1"
+    assert values.space("A") == {"k": "1"}
+    assert values.figures()["key_values"] == 1
+    values.undo()
+    assert values.is_saved
+    values.put("A", "m", "1")
+    assert json.loads(save(values)) == {"configTable": {"A": {"k": "1", "m": "1"}}}
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"configTable":{"A":1}}'])
 def test_a_damaged_file_is_no_empty_file(data):
     with pytest.raises(ConfigError):
-        KeyValues(failing, data)
+        KeyValues(data)
 
 
 def test_there_is_room_for_so_many_texts(monkeypatch):
     monkeypatch.setattr(module, "KEY_VALUES_MAX", 2)
-    values = KeyValues(lambda _: None)
+    values = KeyValues()
     values.put("A", "k", "1")
     values.put("B", "k", "1")
     values.put("B", "k", "2")
@@ -91,8 +98,7 @@ def test_there_is_room_for_so_many_texts(monkeypatch):
 
 def test_there_is_room_for_texts_of_so_many_characters(monkeypatch):
     monkeypatch.setattr(module, "KEY_VALUE_BYTES_MAX", 12)
-    saved = []
-    values = KeyValues(saved.append)
+    values = KeyValues()
     values.put("A", "k", "1234567890")
     for namespace, value in (("A", "12345678901"), ("B", "")):
         with pytest.raises(LimitExceeded):
@@ -100,11 +106,11 @@ def test_there_is_room_for_texts_of_so_many_characters(monkeypatch):
     values.put("A", "k", "1")
     values.put("B", "k", "")
 
-    assert (values.count, values.size) == (2, 5)
+    assert values.staged[1:] == (2, 5)
     values.delete("A", "k")
-    assert (values.count, values.size) == (1, 2)
-    again = KeyValues(lambda _: None, saved[-1])
-    assert (again.count, again.size) == (1, 2)
+    assert values.staged[1:] == (1, 2)
+    again = KeyValues(save(values))
+    assert again.durable[1:] == (1, 2)
 
 
 # Options

@@ -477,3 +477,78 @@ def test_a_connection_that_was_never_made_is_not_open():
     assert not connection.is_open
     connection.send(b"x")
     connection.close()
+
+
+# --- full reads ---
+
+
+class Turns:
+    """A server that only notes which connection has to wait, and a transport that can pause."""
+
+    def __init__(self, now=0.0):
+        self.now = now
+        self.is_busy = False
+        self.waiting = []
+        self.is_reading = True
+        self.served = []
+
+    def monotonic(self):
+        return self.now
+
+    def holds(self, connection, size, *, is_new):
+        pass
+
+    def owes(self, connection, size):
+        pass
+
+    def wait(self, connection):
+        self.waiting.append(connection)
+
+    def serve(self, connection, request):
+        self.now += 0.002
+        self.served.append(request.opaque)
+
+    def get_extra_info(self, name):
+        return None
+
+    def set_write_buffer_limits(self, high):
+        pass
+
+    def is_closing(self):
+        return False
+
+    def pause_reading(self):
+        self.is_reading = False
+
+    def resume_reading(self):
+        self.is_reading = True
+
+
+def test_full_reads_one_after_another_share_one_turn():
+    """The loop delivers up to 32 of them without a look at other connections."""
+    turns = Turns()
+    connection = Connection(turns, turns.serve, server=turns)
+    connection.connection_made(turns)
+    for number in range(10):
+        assert turns.is_reading
+        connection.data_received(commands.encode(CODE, number, body=b"x" * 256_000))
+        if turns.waiting:
+            break
+    assert turns.served == [0, 1, 2]
+    assert not turns.is_reading
+
+    turns.waiting.clear()
+    connection.serve_rest()
+    assert turns.is_reading
+    connection.data_received(commands.encode(CODE, 3, body=b"x" * 256_000))
+    assert not turns.waiting
+
+
+def test_short_reads_have_a_turn_each():
+    turns = Turns()
+    connection = Connection(turns, turns.serve, server=turns)
+    connection.connection_made(turns)
+    for number in range(10):
+        connection.data_received(commands.encode(CODE, number))
+    assert len(turns.served) == 10
+    assert not turns.waiting

@@ -550,6 +550,20 @@ def test_syncs_wait_for_each_other():
     simulate(scenario, 1)
 
 
+def test_other_work_takes_its_turn_among_the_syncs():
+    async def scenario(world):
+        disk = MemoryDisk()
+        disk.slow_sync(1.0)
+        file = disk.open("f", create=True)
+        sync = asyncio.ensure_future(disk.sync_soon([file]))
+        await disk.run_soon(lambda: disk.replace("g", b"x"))
+        assert world.now() == 2
+        assert sync.done()
+        assert disk.durable("g") == b"x"
+
+    simulate(scenario, 1)
+
+
 def test_a_quick_sync_is_not_undone_by_a_slow_one_that_began_before():
     async def scenario(world):
         disk = MemoryDisk()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from txmq.client.admin.cluster import ClusterCalls
-from txmq.errors import BrokerRefused, Effect, TransportError, TxmqError
 from txmq.protocol.account_headers import AccountChange, AccountName
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import Header
 
 __all__ = ["AccountCalls"]
 
@@ -62,8 +60,12 @@ class AccountCalls(ClusterCalls):
             _joined(topics),
             _joined(groups),
         )
-        masters = await self._masters(broker=broker, cluster=cluster)
-        await self._change_each(masters, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, change)
+        await self._change_each(
+            await self._masters(broker=broker, cluster=cluster),
+            lambda _, address: self._session.request(
+                address, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, change
+            ),
+        )
 
     async def remove_account(
         self, key: str, *, broker: str | None = None, cluster: str | None = None
@@ -74,27 +76,12 @@ class AccountCalls(ClusterCalls):
             ConfigError: Broker or cluster is unknown, or must be named because there are several.
             TransportError, BrokerRefused: As for :meth:`put_account`.
         """
-        masters = await self._masters(broker=broker, cluster=cluster)
-        await self._change_each(masters, RequestCode.DELETE_ACL_CONFIG, AccountName(key))
-
-    async def _change_each(self, masters: Mapping[str, str], code: int, header: Header) -> None:
-        # One that fails must not keep the others from the change.
-        failures: dict[str, TxmqError] = {}
-        for name, address in masters.items():
-            try:
-                await self._session.request(address, code, header)
-            except (BrokerRefused, TransportError) as error:
-                failures[name] = error
-        if not failures:
-            return
-        first = next(iter(failures.values()))
-        if changed := [name for name in masters if name not in failures]:
-            first.effect = Effect.MAYBE
-            first.add_note(
-                f"the change is in force at {', '.join(changed)}, but not at "
-                f"{', '.join(failures)}; repeat it when they accept it"
-            )
-        raise first
+        await self._change_each(
+            await self._masters(broker=broker, cluster=cluster),
+            lambda _, address: self._session.request(
+                address, RequestCode.DELETE_ACL_CONFIG, AccountName(key)
+            ),
+        )
 
 
 def _joined(permissions: Mapping[str, str] | None) -> str | None:

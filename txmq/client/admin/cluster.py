@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
+
 from txmq.client.routes import MASTER
 from txmq.client.session import Session
 from txmq.client.values import BrokerInfo
-from txmq.errors import ConfigError, ConnectFailed
+from txmq.errors import (
+    BrokerRefused,
+    ConfigError,
+    ConnectFailed,
+    Effect,
+    TransportError,
+    TxmqError,
+)
 from txmq.protocol.bodies import ClusterView, TextTable
 from txmq.protocol.codes import RequestCode
 
@@ -71,3 +80,24 @@ class ClusterCalls:
         if not masters:
             raise ConnectFailed(f"no master is up among {', '.join(e.name for e in chosen)}")
         return masters
+
+    async def _change_each(
+        self, masters: Mapping[str, str], change: Callable[[str, str], Awaitable[object]]
+    ) -> None:
+        """Make a change at each broker, by name and address; a failure keeps no other from it."""
+        failures: dict[str, TxmqError] = {}
+        for name, address in masters.items():
+            try:
+                await change(name, address)
+            except (BrokerRefused, TransportError) as error:
+                failures[name] = error
+        if not failures:
+            return
+        first = next(iter(failures.values()))
+        if changed := [name for name in masters if name not in failures]:
+            first.effect = Effect.MAYBE
+            first.add_note(
+                f"the change is in force at {', '.join(changed)}, but not at "
+                f"{', '.join(failures)}; repeat it when they accept it"
+            )
+        raise first

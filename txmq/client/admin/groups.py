@@ -52,18 +52,22 @@ class GroupCalls(ClusterCalls):
         Raises:
             LocalProtocolError: The group name is invalid.
             ConfigError: Broker or cluster is unknown, or must be named because there are several.
-            TransportError: No answer came; some brokers may have created the group.
-            BrokerRefused: A broker refuses; others may have created the group.
+            TransportError: A broker did not answer; it may have created the group.
+            BrokerRefused: A broker refuses. All others were asked as well: if some created the
+                group, a note of the error names them, and its effect is MAYBE.
         """
         check_name("group", name, GROUP_CHARS_MAX)
         given = {"consume_enable": enabled, "retry_max_times": retries}
         changes = {field: value for field, value in given.items() if value is not None}
-        for address in (await self._masters(broker=broker, cluster=cluster)).values():
+
+        async def put(_: str, address: str) -> None:
             known = (await self._groups_at(address)).get(name) or GroupConfig(name)
             body = msgspec.structs.replace(known, **changes).write()
             await self._session.request(
                 address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body
             )
+
+        await self._change_each(await self._masters(broker=broker, cluster=cluster), put)
 
     async def _groups_at(self, address: str) -> dict[str, GroupConfig]:
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
@@ -77,13 +81,16 @@ class GroupCalls(ClusterCalls):
 
         Raises:
             ConfigError: The cluster is unknown, or must be named because there are several.
-            TransportError: A broker does not answer; others may have removed it.
-            BrokerRefused: A broker refuses; others may have removed it.
+            TransportError, BrokerRefused: As for :meth:`create_group`.
         """
         # The flag has two names: the older for RocketMQ 4, the newer for RocketMQ 5.
         header = DeleteGroup(name, remove_offset=offsets, clean_offset=offsets)
-        for address in (await self._masters(cluster=cluster)).values():
-            await self._session.request(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+        await self._change_each(
+            await self._masters(cluster=cluster),
+            lambda _, address: self._session.request(
+                address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header
+            ),
+        )
 
     async def groups(self, *, cluster: str | None = None) -> dict[str, GroupConfig]:
         """All consumer groups by name, with their settings at the first broker that has them.

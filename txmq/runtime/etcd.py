@@ -1,0 +1,247 @@
+"""The coordinator in etcd, over the JSON gateway of its v3 API.
+
+A set has two keys. ``state`` holds the epoch and the in-sync set, and stays. ``leader`` is bound to
+the lease of its writer, so etcd deletes it when the lease ends. Each change is one transaction that
+compares the revision of ``state`` with the one that the member has seen.
+
+Each request has a connection of its own, with HTTP/1.0: the answer ends with the connection, so no
+framing has to be parsed. Members send a request every second or two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import msgspec
+
+from txmq.errors import ConnectFailed, ConnectionLost, RequestTimeout
+from txmq.runtime.clock import Clock, SystemClock
+from txmq.runtime.coordinator import Leader, Leadership, View
+
+__all__ = ["EtcdCoordinator"]
+
+_PREFIX: Final = "/txmq/sets"
+_HEADERS_BYTES_MAX: Final = 64 * 1024
+_WATCH_S: Final = 5.0
+
+
+class SetState(msgspec.Struct, frozen=True):
+    """The value of the key that stays."""
+
+    epoch: int = 0
+    in_sync: tuple[str, ...] = ()
+
+
+class EtcdCoordinator:
+    """One member's access to etcd.
+
+    Args:
+        endpoints: The addresses of the etcd members, as host and port; the first that answers is
+            used.
+        name: The name of the set.
+        clock: For leases.
+        timeout: The seconds that a request may take at one endpoint.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[tuple[str, int]],
+        name: str,
+        *,
+        clock: Clock | None = None,
+        timeout: float = 2.0,
+    ) -> None:
+        self._endpoints = list(endpoints)
+        self._clock: Clock = clock or SystemClock()
+        self._timeout = timeout
+        self._folder = f"{_PREFIX}/{name}/"
+        self._state_key = _text(f"{self._folder}state")
+        self._leader_key = _text(f"{self._folder}leader")
+
+    async def view(self) -> View:
+        """See :meth:`SetCoordinator.view`."""
+        return (await self._read())[0]
+
+    async def lead(self, leader: Leader, seen: View, lease_s: int) -> Leadership | None:
+        """See :meth:`SetCoordinator.lead`."""
+        asked = self._clock.monotonic()
+        granted = await self._call("/v3/lease/grant", {"TTL": lease_s})
+        lease, lease_s = int(granted["ID"]), int(granted["TTL"])
+        state = SetState(seen.epoch + 1, seen.in_sync or (leader.member,))
+        compare = [
+            self._is_seen(seen),
+            # A key that does not exist has create revision 0.
+            _compare("CREATE", self._leader_key, "create_revision", 0),
+        ]
+        puts = [
+            self._put_state(state),
+            _put(self._leader_key, msgspec.json.encode(leader), lease),
+        ]
+        if not await self._commit(compare, puts):
+            await self._call("/v3/lease/revoke", {"ID": lease})
+            return None
+        return Leadership(leader, state.epoch, lease, lease_s, asked + lease_s)
+
+    async def renew(self, leadership: Leadership) -> Leadership | None:
+        """See :meth:`SetCoordinator.renew`."""
+        asked = self._clock.monotonic()
+        answer = await self._call("/v3/lease/keepalive", {"ID": leadership.lease})
+        left = int(answer.get("result", {}).get("TTL", 0))
+        return leadership._replace(certain_until=asked + left) if left > 0 else None
+
+    async def resign(self, leadership: Leadership) -> None:
+        """See :meth:`SetCoordinator.resign`."""
+        await self._call("/v3/lease/revoke", {"ID": leadership.lease}, refused={})
+
+    async def change_in_sync(
+        self, leadership: Leadership, seen: View, members: tuple[str, ...]
+    ) -> View | None:
+        """See :meth:`SetCoordinator.change_in_sync`."""
+        state = SetState(leadership.epoch, tuple(sorted(members)))
+        compare = [
+            self._is_seen(seen),
+            _compare("LEASE", self._leader_key, "lease", leadership.lease),
+        ]
+        version = await self._commit(compare, [self._put_state(state)])
+        if not version:
+            return None
+        return View(leadership.leader, state.epoch, state.in_sync, version)
+
+    async def changed(self, seen: View) -> View:
+        """See :meth:`SetCoordinator.changed`."""
+        found, revision = await self._read()
+        if found != seen:
+            return found
+        wanted = {
+            "key": _text(self._folder),
+            "range_end": _text(self._folder[:-1] + chr(ord(self._folder[-1]) + 1)),
+            "start_revision": revision + 1,
+        }
+        while found == seen:
+            async with self._answering("/v3/watch", {"create_request": wanted}) as reader:
+                # A connection may break without a word, so the state is read now and then.
+                with suppress(RequestTimeout):
+                    await _in_time(_event(reader), _WATCH_S)
+            found, revision = await self._read()
+            wanted["start_revision"] = revision + 1
+        return found
+
+    # Keys
+
+    async def _read(self) -> tuple[View, int]:
+        get = [{"request_range": {"key": key}} for key in (self._state_key, self._leader_key)]
+        answer = await self._call("/v3/kv/txn", {"success": get})
+        stored, leading = (part["response_range"].get("kvs", []) for part in answer["responses"])
+        state, version, leader = SetState(), 0, None
+        if stored:
+            state = msgspec.json.decode(base64.b64decode(stored[0]["value"]), type=SetState)
+            version = int(stored[0]["mod_revision"])
+        if leading:
+            leader = msgspec.json.decode(base64.b64decode(leading[0]["value"]), type=Leader)
+        view = View(leader, state.epoch, state.in_sync, version)
+        return view, int(answer["header"]["revision"])
+
+    def _is_seen(self, seen: View) -> dict[str, Any]:
+        return _compare("MOD", self._state_key, "mod_revision", seen.version)
+
+    def _put_state(self, state: SetState) -> dict[str, Any]:
+        return _put(self._state_key, msgspec.json.encode(state))
+
+    async def _commit(self, compare: list[dict[str, Any]], puts: list[dict[str, Any]]) -> int:
+        """The revision of a transaction, or 0 if a comparison failed."""
+        answer = await self._call("/v3/kv/txn", {"compare": compare, "success": puts})
+        return int(answer["header"]["revision"]) if answer.get("succeeded") else 0
+
+    # Requests
+
+    async def _call(
+        self, path: str, body: dict[str, Any], *, refused: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        async with self._answering(path, body, refused=refused is not None) as reader:
+            data = await _in_time(reader.read(), self._timeout)
+        try:
+            answer: dict[str, Any] = msgspec.json.decode(data)
+        except msgspec.DecodeError as error:
+            raise ConnectionLost(f"etcd broke off its answer to {path}") from error
+        return answer
+
+    @asynccontextmanager
+    async def _answering(
+        self, path: str, body: dict[str, Any], *, refused: bool = False
+    ) -> AsyncIterator[asyncio.StreamReader]:
+        """The body of an answer; ``refused`` accepts also the one to a refused request."""
+        reader, writer, address = await self._open()
+        try:
+            data = msgspec.json.encode(body)
+            writer.write(
+                f"POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\n"
+                f"Content-Length: {len(data)}\r\n\r\n".encode()
+                + data
+            )
+            head = await _in_time(_head_of(reader), self._timeout)
+            status = head.split(maxsplit=2)[1:2]
+            if status != [b"200"] and not refused:
+                text = await _in_time(reader.read(_HEADERS_BYTES_MAX), self._timeout)
+                raise ConnectionLost(f"etcd at {address} refused {path}: {_reason(text)}")
+            yield reader
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            raise ConnectionLost(f"the connection to etcd at {address} broke: {error}") from error
+        finally:
+            writer.close()
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
+        failures: list[str] = []
+        for host, port in list(self._endpoints):
+            address = f"{host}:{port}"
+            try:
+                opened = asyncio.open_connection(host, port, limit=_HEADERS_BYTES_MAX)
+                reader, writer = await _in_time(opened, self._timeout)
+            except (OSError, RequestTimeout) as error:
+                failures.append(f"{address}: {error}")
+                # The next request begins with another endpoint.
+                self._endpoints.append(self._endpoints.pop(0))
+                continue
+            return reader, writer, address
+        raise ConnectFailed(f"no etcd endpoint can be reached ({'; '.join(failures)})")
+
+
+async def _head_of(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readuntil(b"\r\n\r\n")
+
+
+async def _event(reader: asyncio.StreamReader) -> None:
+    while line := await reader.readline():
+        if "events" in msgspec.json.decode(line).get("result", {}):
+            return
+    raise ConnectionLost("etcd ended the watch")
+
+
+async def _in_time(work: Any, seconds: float | None) -> Any:
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError as error:
+        raise RequestTimeout(f"etcd did not answer within {seconds} s") from error
+
+
+def _reason(body: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(body).get("message", body[:200]))
+    except (msgspec.DecodeError, AttributeError):
+        return repr(body[:200])
+
+
+def _text(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _compare(target: str, key: str, field: str, value: int) -> dict[str, Any]:
+    return {"target": target, "key": key, field: value, "result": "EQUAL"}
+
+
+def _put(key: str, value: bytes, lease: int = 0) -> dict[str, Any]:
+    return {"request_put": {"key": key, "value": base64.b64encode(value).decode(), "lease": lease}}

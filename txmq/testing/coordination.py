@@ -1,0 +1,213 @@
+"""A simulated store for coordinators: linearizable, with leases that end by virtual time.
+
+Each request takes effect at one moment between its start and its answer. Partition a member, and
+its requests fail: some before they take effect, some after. Restart the store, and every request
+and wait that is under way fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from txmq.errors import ConnectionLost
+from txmq.runtime.coordinator import Leader, Leadership, View
+from txmq.testing.entropy import SeededEntropy
+
+__all__ = ["SimulatedCoordination", "SimulatedCoordinator"]
+
+_DELAY_S: Final = 0.002
+
+
+class SimulatedCoordination:
+    """The store of one set.
+
+    Args:
+        entropy: Decides delays, and which requests of a partitioned member take effect.
+        delay: The longest that a request or an answer is on its way, in seconds.
+    """
+
+    def __init__(self, entropy: SeededEntropy, *, delay: float = _DELAY_S) -> None:
+        self.delay = delay
+        self._entropy = entropy
+        self._view = View(None, 0, (), 0)
+        self._lease = 0
+        self._leases: dict[int, float] = {}
+        self._leases_given = 0
+        self._partitioned: set[str] = set()
+        self._lives = 1
+        self._changed = asyncio.Event()
+
+    def coordinator(self, member: str) -> SimulatedCoordinator:
+        """One member's access to the store."""
+        return SimulatedCoordinator(self, member)
+
+    def partition(self, member: str) -> None:
+        """Separate a member from the store; its waits end with an error."""
+        self._partitioned.add(member)
+        self._wake()
+
+    def heal(self, member: str) -> None:
+        """Connect a member again."""
+        self._partitioned.discard(member)
+
+    def restart(self) -> None:
+        """Restart the store, which keeps its state and its leases."""
+        self._lives += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def pass_through(self, member: str) -> int:
+        """One way of a request or an answer.
+
+        Raises:
+            ConnectionLost: The member is partitioned.
+        """
+        life = self._lives
+        await asyncio.sleep(self._entropy.fraction() * self.delay)
+        self.check(member, life)
+        return life
+
+    def check(self, member: str, life: int) -> None:
+        """Refuse a partitioned member, and a request from before a restart.
+
+        Raises:
+            ConnectionLost: It is one of them.
+        """
+        if member in self._partitioned or life != self._lives:
+            raise ConnectionLost(f"{member} has lost the connection to the store")
+
+    async def wait(self, member: str, life: int) -> None:
+        """Wait until the state, the connections or the store change.
+
+        Raises:
+            ConnectionLost: The member is partitioned, or the store has restarted.
+        """
+        loop, changed = asyncio.get_running_loop(), self._changed
+        end = self._leases.get(self._lease)
+        try:
+            async with asyncio.timeout_at(end if end is None else max(end, loop.time())):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        self.check(member, life)
+
+    # The state, at one moment
+
+    def view(self) -> View:
+        """The state now."""
+        if self._view.leader is not None and not self.is_alive(self._lease):
+            self._change(self._view._replace(leader=None))
+        return self._view
+
+    def is_alive(self, lease: int) -> bool:
+        """True if a lease has not ended."""
+        return self._leases.get(lease, 0.0) > asyncio.get_running_loop().time()
+
+    def grant(self, lease_s: int) -> int:
+        """Begin a lease."""
+        self._leases_given += 1
+        self._leases[self._leases_given] = asyncio.get_running_loop().time() + lease_s
+        return self._leases_given
+
+    def renew(self, lease: int, lease_s: int) -> bool:
+        """Renew a lease; false if it has ended."""
+        if not self.is_alive(lease):
+            return False
+        self._leases[lease] = asyncio.get_running_loop().time() + lease_s
+        return True
+
+    def revoke(self, lease: int) -> None:
+        """End a lease."""
+        self._leases.pop(lease, None)
+        self.view()
+
+    def lead(self, leader: Leader, seen: View, lease: int) -> bool:
+        """Begin an epoch if the state is the seen one and nobody leads."""
+        now = self.view()
+        if now.leader is not None or now.version != seen.version:
+            return False
+        self._lease = lease
+        in_sync = now.in_sync or (leader.member,)
+        self._change(View(leader, now.epoch + 1, in_sync, now.version + 1))
+        return True
+
+    def change_in_sync(self, lease: int, seen: View, members: tuple[str, ...]) -> View | None:
+        """Replace the in-sync set if the state is the seen one and this lease leads."""
+        now = self.view()
+        if now.leader is None or self._lease != lease or now.version != seen.version:
+            return None
+        self._change(now._replace(in_sync=tuple(sorted(members)), version=now.version + 1))
+        return self._view
+
+    def _change(self, view: View) -> None:
+        self._view = view
+        self._wake()
+
+
+class SimulatedCoordinator:
+    """A :class:`txmq.runtime.SetCoordinator` of one member over a simulated store."""
+
+    def __init__(self, store: SimulatedCoordination, member: str) -> None:
+        self._store = store
+        self._member = member
+
+    async def _arrive(self) -> int:
+        return await self._store.pass_through(self._member)
+
+    async def _return(self, life: int) -> None:
+        await self._store.pass_through(self._member)
+        self._store.check(self._member, life)
+
+    async def view(self) -> View:
+        """See :meth:`SetCoordinator.view`."""
+        life = await self._arrive()
+        found = self._store.view()
+        await self._return(life)
+        return found
+
+    async def lead(self, leader: Leader, seen: View, lease_s: int) -> Leadership | None:
+        """See :meth:`SetCoordinator.lead`."""
+        asked = asyncio.get_running_loop().time()
+        life = await self._arrive()
+        lease = self._store.grant(lease_s)
+        has_begun = self._store.lead(leader, seen, lease)
+        await self._return(life)
+        if not has_begun:
+            return None
+        return Leadership(leader, seen.epoch + 1, lease, lease_s, asked + lease_s)
+
+    async def renew(self, leadership: Leadership) -> Leadership | None:
+        """See :meth:`SetCoordinator.renew`."""
+        asked = asyncio.get_running_loop().time()
+        life = await self._arrive()
+        is_alive = self._store.renew(leadership.lease, leadership.lease_s)
+        await self._return(life)
+        certain_until = asked + leadership.lease_s
+        return leadership._replace(certain_until=certain_until) if is_alive else None
+
+    async def resign(self, leadership: Leadership) -> None:
+        """See :meth:`SetCoordinator.resign`."""
+        life = await self._arrive()
+        self._store.revoke(leadership.lease)
+        await self._return(life)
+
+    async def change_in_sync(
+        self, leadership: Leadership, seen: View, members: tuple[str, ...]
+    ) -> View | None:
+        """See :meth:`SetCoordinator.change_in_sync`."""
+        life = await self._arrive()
+        found = self._store.change_in_sync(leadership.lease, seen, members)
+        await self._return(life)
+        return found
+
+    async def changed(self, seen: View) -> View:
+        """See :meth:`SetCoordinator.changed`."""
+        life = await self._arrive()
+        while (found := self._store.view()) == seen:
+            await self._store.wait(self._member, life)
+        await self._return(life)
+        return found

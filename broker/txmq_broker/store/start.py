@@ -7,19 +7,14 @@ queue continues after all offsets that it may have assigned.
 from __future__ import annotations
 
 import logging
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from txmq.errors import CorruptRecord, DiskFull, LogTooShort
-from txmq.protocol import java, properties
-from txmq.protocol.checksum import crc32
-from txmq.protocol.codes import SysFlag
-from txmq.protocol.record import Record
-from txmq.protocol.span import HEAD_BYTES, AcceptedLoss, Decision, Found, read_head
-from txmq.protocol.topics import WAITING_TOPICS
+from txmq.protocol.span import HEAD_BYTES, AcceptedLoss, read_head
 from txmq.runtime.disk import NO_ROOM, Disk
 from txmq_broker.store.checkpoints import Checkpoints
 from txmq_broker.store.delay_store import DelayStore
-from txmq_broker.store.evidence import Evidence, Missing, QueueOffsets, compare, new_offsets
+from txmq_broker.store.evidence import Evidence, Missing, compare, new_offsets
 from txmq_broker.store.half_store import HalfStore
 from txmq_broker.store.index_file import Chunk, IndexFile, indexed_segments, newest_indexed, path_of
 from txmq_broker.store.log.commit_log import CommitLog, Mark
@@ -27,14 +22,12 @@ from txmq_broker.store.log.identity import write_identity
 from txmq_broker.store.log.segments import Extent, cut_folder, keep_aside
 from txmq_broker.store.log.segments import path_of as log_path_of
 from txmq_broker.store.log.spans import REPAIR_COMMAND, Scan, scan
-from txmq_broker.store.queue_store import QueueStore, key_hash, keys_in, topic_seed
+from txmq_broker.store.queue_store import QueueStore
+from txmq_broker.store.record_restorer import RecordRestorer
 
 __all__ = ["Recovery", "Start"]
 
 log = logging.getLogger(__name__)
-
-_TYPE_BITS: Final = int(SysFlag.ROLLED_BACK)
-_PREPARED: Final = int(SysFlag.PREPARED)
 
 
 class Recovery(NamedTuple):
@@ -71,6 +64,7 @@ class Start:
         self._halves = halves
         self._delays = delays
         self._checkpoints = checkpoints
+        self._restorer = RecordRestorer(log, queues, halves, delays, checkpoints)
         self._is_async = is_async
         self._strays: list[IndexFile] = []
         self._accepted = 0
@@ -169,13 +163,8 @@ class Start:
         return Recovery(scanned, found, cut, self._segments.end), None, last
 
     def _scan(self, extent: Extent) -> Scan:
-        def take(record: Found, position: int, data: bytes) -> None:
-            if isinstance(record, AcceptedLoss):
-                self._restore_loss(record, position - HEAD_BYTES, extent)
-            else:
-                self._restore(record, position, data)
-
-        return scan(self._segments, extent, max(self._checkpoints.checkpointed, extent.start), take)
+        start = max(self._checkpoints.checkpointed, extent.start)
+        return scan(self._segments, extent, start, self._restorer.restore)
 
     def _complete_index(self, extent: Extent) -> None:
         try:
@@ -184,28 +173,6 @@ class Start:
             if error.errno not in NO_ROOM:
                 raise
             log.warning("an index could not be saved: %s; this start reads more of the log", error)
-
-    def _index_to(self, end: int, extent: Extent) -> None:
-        if self._checkpoints.checkpointed < extent.start:
-            raise DiskFull(
-                "the disk is full, and this log cannot be read across an accepted loss before its "
-                "indexes are written; make room and start again"
-            )
-        self._checkpoints.save_to(end, extent)
-
-    def _restore_loss(self, loss: AcceptedLoss, position: int, extent: Extent) -> None:
-        if position > self._checkpoints.checkpointed:
-            self._segments.harden(self._checkpoints.checkpointed, position)
-            self._index_to(position, extent)
-        self._log.last_ms = max(self._log.last_ms, loss.accepted_ms)
-        self._jump(loss.offsets)
-
-    def _jump(self, offsets: QueueOffsets) -> None:
-        for topic, numbers in offsets.items():
-            for number, offset in numbers.items():
-                queue = self._queues.queue(topic, number)
-                if offset > queue.next_offset:
-                    queue.jump(offset)
 
     def _keep_aside(self, position: int, now_ms: int) -> str:
         folder = cut_folder(position, now_ms)
@@ -259,8 +226,8 @@ class Start:
             self._checkpoints.checkpointed = self._checkpoints.published = missing.end
             self._log.resume()
         elif self._checkpoints.checkpointed < self._segments.end:
-            self._index_to(self._segments.end, self._segments.extents()[-1])
-        self._jump(offsets)
+            self._restorer.index_to(self._segments.end, self._segments.extents()[-1])
+        self._restorer.jump(offsets)
         why = reason or 'a crash lost what flush = "async" had not yet made durable'
         record = AcceptedLoss(self._log.last_ms, missing.end, why, offsets).pack()
         self._log.stage((record,), len(record))
@@ -330,34 +297,3 @@ class Start:
             self._checkpoints.checkpointed = chunk.part.end
         self._checkpoints.checkpointed = max(self._checkpoints.checkpointed, extent.start)
         self._checkpoints.first_ms = self._log.last_ms
-
-    def _restore(self, record: Record | Decision, position: int, data: bytes) -> None:
-        if isinstance(record, Decision):
-            self._log.last_ms = max(self._log.last_ms, record.decided_ms)
-            if not self._halves.found_decision(record, position, data):
-                raise CorruptRecord(position, "a decision does not follow the last one")
-            return
-        self._log.last_ms = max(self._log.last_ms, record.stored_ms)
-        if record.sys_flag & _TYPE_BITS == _PREPARED:
-            if not self._halves.found_half(record, data):
-                raise CorruptRecord(position, "a half message does not follow the last one")
-            return
-        queue = self._queues.queue(record.topic, record.queue_id)
-        if record.topic in WAITING_TOPICS:
-            tags_code = record.prepared_position
-        else:
-            tag = properties.find(record.properties, properties.TAGS)
-            tags_code = java.string_hash(tag) if tag else 0
-        entry = (record.position, len(data), tags_code, crc32(data))
-        if not queue.restore(record.queue_offset, entry):
-            raise CorruptRecord(
-                record.position,
-                f"{record.topic}/{record.queue_id} goes on at {record.queue_offset} "
-                f"behind {queue.max_offset}",
-            )
-        seed = topic_seed(record.topic)
-        self._queues.restore_keys(
-            [key_hash(seed, key) for key in keys_in(record.properties)], position
-        )
-        if record.prepared_position:
-            self._delays.found(record)

@@ -11,6 +11,7 @@ decodes them straight into typed attributes.
 
 from __future__ import annotations
 
+from binascii import b2a_base64
 from struct import Struct
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
@@ -434,6 +435,8 @@ def fields_of(header: Header) -> dict[str, str]:
         value = getattr(header, ours)
         if value is True or value is False:
             fields[theirs] = "true" if value else "false"
+        elif type(value) is bytes:
+            fields[theirs] = b2a_base64(value, newline=False).decode()
         elif value is not None:
             fields[theirs] = str(value)
     return fields

@@ -125,7 +125,8 @@ class SignedSend(SendMessageV2, forbid_unknown_fields=True, kw_only=True):  # ty
     """310 with the fields of a signature, and no others, so that its text can be rebuilt."""
 
     access_key: str = msgspec.field(name="AccessKey")
-    signature: str = msgspec.field(name="Signature")
+    signature: bytes = msgspec.field(name="Signature")
+    """The 20 bytes of it; on the wire they are Base64."""
 
     def content(self) -> bytes | None:
         """All values but the signature, in the order of the fields' names on the wire.

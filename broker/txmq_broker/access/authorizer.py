@@ -80,9 +80,7 @@ class Authorizer:
                 account is not None
                 and (send.topic in account.publishes or _may_publish(account, send.topic))
                 and (content := send.content()) is not None
-                and compare_digest(
-                    send.signature.encode(), account.key.signature(content, request.body)
-                )
+                and compare_digest(send.signature, account.key.digest(content, request.body))
             ):
                 return
         host = connection.host

@@ -37,7 +37,7 @@ from txmq.reconcile.items import with_doubts
 from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Table
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import SecondPass
-from txmq.reconcile.sieve import SUSPECT, Others, Sieve, split_by_hash
+from txmq.reconcile.sieve import SUSPECT, Others, OthersIndex, Sieve, split_by_hash
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.tables import MATCHES, OFFSETS, RESULTS, TOTALS, Sums, TableSchema
 from txmq.reconcile.workers import Workers, uncollected
@@ -208,7 +208,7 @@ def _find(
 ) -> Iterator[tuple[int, EvidenceRows]]:
     """The evidence in a part of a table for each place; matches are written."""
     number, (role, part) = source
-    matches, index = [], others.indexed()
+    matches, index = [], OthersIndex(others)
     for rows in rows_of(Source(role, part), day.window):
         for one in find(role, with_keys(role, rows), index):
             if one.kind == "match":
@@ -238,7 +238,7 @@ def _decide(
     with uncollected():
         found = [value for value in values if isinstance(value, EvidenceRows)]
         for others in (value for value in values if isinstance(value, Others)):
-            index = others.indexed()
+            index = OthersIndex(others)
             for role, rows in (value for value in values if type(value) is tuple):
                 found += find(role, rows, index)
         decided = second.decide(found)

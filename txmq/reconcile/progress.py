@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, TextIO
 
 from rich import progress as bars
@@ -23,6 +22,12 @@ __all__ = ["Progress", "show_progress"]
 _POLL_S: Final = 0.25
 _JOIN_S: Final = 5.0
 """The time in which the watching thread must end: a hung Java never answers it."""
+
+
+class ActiveStage:
+    """The stage that is running."""
+
+    rows = 0
 
 
 class Progress:
@@ -43,12 +48,9 @@ class Progress:
         self._clock = clock or SystemClock()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[SimpleNamespace]:
-        """Measure a stage, which ends with the block; a stage that fails is not counted.
-
-        The block receives an object with the attribute ``rows``, which it may set.
-        """
-        active = SimpleNamespace(rows=0)
+    def stage(self, name: str) -> Iterator[ActiveStage]:
+        """Measure a stage, which ends with the block; a stage that fails is not counted."""
+        active = ActiveStage()
         began = self._clock.monotonic()
         row = self._bar.add_task(name, total=None)
         try:

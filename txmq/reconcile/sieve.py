@@ -80,10 +80,6 @@ class Others(NamedTuple):
     is_seen: Truths
     """True if a transfer was agreed on an earlier day."""
 
-    def indexed(self) -> OthersIndex:
-        """An index over them, for many look-ups."""
-        return OthersIndex(self)
-
     @classmethod
     def all_of(cls, some: Sequence[Others]) -> Others:
         """Those of all places together; places are ranges of hashes in order."""
@@ -95,9 +91,9 @@ class OthersIndex:
 
     def __init__(self, others: Others) -> None:
         self._others = others
-        bits = min(_FILTER_BITS_MAX, (16 * len(others.hashes)).bit_length())
-        self._shift = np.uint64(64 - max(bits, 1))
-        self._filter = np.zeros(1 << max(bits, 1), np.bool_)
+        bits = max(1, min(_FILTER_BITS_MAX, (16 * len(others.hashes)).bit_length()))
+        self._shift = np.uint64(64 - bits)
+        self._filter = np.zeros(1 << bits, np.bool_)
         self._filter[others.hashes >> self._shift] = True
 
     def look_up(self, hashes: Words) -> tuple[Truths, Numbers, Truths]:

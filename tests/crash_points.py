@@ -78,7 +78,7 @@ SEAMS: Final = (
     Seam("write the span", CommitLog, "write", _WRITES),
     Seam("begin the sync", Flusher, "_begin_sync", _WRITES),
     Seam("note the sync", CommitLog, "synced", _WRITES),
-    Seam("release the span", Flusher, "_release", _WRITES),
+    Seam("release the span", Flusher, "release", _WRITES),
     Seam("extend a queue", ConsumeQueue, "publish", _WRITES),
     Seam("extend the keys", KeyIndex, "extend", _WRITES),
     Seam("publish the transaction", HalfStore, "publish", _DECIDES),
@@ -140,7 +140,7 @@ class _Walk:
         def walked(*given: Any, **named: Any) -> Any:
             phase = self._phase_at(seam, *given)
             self._pass(phase, seam, "before")
-            was, self._is_releasing = self._is_releasing, seam.method == "_release"
+            was, self._is_releasing = self._is_releasing, seam.method == "release"
             self._is_releasing |= was
             try:
                 found = method(*given, **named)

@@ -42,6 +42,7 @@ from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics, queue_counts, system_topics
 from txmq_broker.handlers.accounts import AccountHandlers
 from txmq_broker.handlers.clients import ClientHandlers
+from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.handlers.groups import GroupHandlers
 from txmq_broker.handlers.offsets import OffsetHandlers
 from txmq_broker.handlers.progress import ProgressHandlers
@@ -331,6 +332,7 @@ class Broker:
             flusher=self._flusher,
             checker=self._checker,
             figures=self._figures,
+            floors=lambda: self._housekeeping.floors,
             names=lambda: self.names,
             create_topics=self._creator.create,
             topics_changed=self._topics_changed,
@@ -354,6 +356,7 @@ class Broker:
             self._flusher,
             self._pulls,
             self._relays,
+            self._copies,
         )
         return {name: value for part in parts for name, value in part.figures().items()}
 
@@ -361,6 +364,7 @@ class Broker:
         self._pulls = PullHandlers(parts)
         self._client_handlers = ClientHandlers(parts)
         self._relays = RelayHandlers(parts)
+        self._copies = CopyHandlers(parts)
         sends = SendHandlers(parts)
         families: list[HandlerFamily] = [
             sends,
@@ -378,6 +382,7 @@ class Broker:
             SettingHandlers(parts),
             AccountHandlers(parts, self._door.accounts),
             self._relays,
+            self._copies,
         ]
         table: dict[int, Handler] = {}
         for family in families:
@@ -435,6 +440,8 @@ class Broker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         self._creator.close()
+        if hasattr(self, "_copies"):
+            self._copies.close()
         if self._listener is not None:
             self._listener.close()
             self._listener = None

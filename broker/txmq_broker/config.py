@@ -27,6 +27,7 @@ __all__ = [
     "CheckBackSettings",
     "DelaySettings",
     "FilterSettings",
+    "ReplicationSettings",
     "RetentionSettings",
     "SecuritySettings",
     "ServerTlsSettings",
@@ -38,6 +39,7 @@ __all__ = [
 _NAME: Final = re.compile(r"[A-Za-z0-9_.@-]+")
 
 FlushMode = Literal["sync", "async"]
+ReplicationRole = Literal["async-leader", "sync-leader", "follower"]
 TlsMode = Literal["disabled", "permissive", "enforcing"]
 
 HOW_TO_ADVERTISE: Final = (
@@ -120,6 +122,30 @@ class RetentionSettings(Struct, frozen=True, kw_only=True):
             )
         if not 0 < self.refuse_halves_above <= 1:
             raise ConfigError("retention.refuse_halves_above must be from 0 to 1")
+
+
+class ReplicationSettings(Struct, frozen=True, kw_only=True):
+    """The copies of the broker's log.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
+
+    role: ReplicationRole = "async-leader"
+    """"async-leader": takes sends and answers them on its own; "sync-leader": answers a send when
+    every follower that keeps up has it; "follower": copies the log of the leader of its name.
+    """
+
+    member: str = ""
+    """The follower's name, different for each follower of a broker."""
+
+    def __post_init__(self) -> None:
+        """Refuse a follower without a name."""
+        if self.role == "follower" and not _NAME.fullmatch(self.member):
+            raise ConfigError(
+                f"replication.member cannot be {self.member!r} for a follower; it takes letters, "
+                "digits, and -_.@ (RocketMQ's brokerId, from 1, sets it as well)"
+            )
 
 
 class TopicDefaults(Struct, frozen=True, kw_only=True):
@@ -346,6 +372,7 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
 
     store: StoreSettings = StoreSettings()
     tls: ServerTlsSettings = ServerTlsSettings()
+    replication: ReplicationSettings = ReplicationSettings()
     topics: TopicDefaults = TopicDefaults()
     filter: FilterSettings = FilterSettings()
     transaction: CheckBackSettings = CheckBackSettings()
@@ -367,6 +394,8 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
                 "security.trust is for brokers without acl; with accounts, write the addresses to "
                 "globalWhiteRemoteAddresses in the file of accounts"
             )
+        if self.replication.role == "follower" and not self.names:
+            raise ConfigError("a follower finds its leader at name servers; set --names HOST:PORT")
         _address("names_listen", self.names_listen)
         host, _ = _address("listen", self.listen)
         if self.advertise:

@@ -60,6 +60,8 @@ class Parts:
 
     figures: Callable[[], dict[str, int]]
     """Counts what peers make the broker keep, and what it refused them, by name."""
+    floors: Callable[[], dict[str, dict[int, int]]]
+    """Returns the offsets below which queues were emptied, by topic and queue."""
     names: Callable[[], str]
     """Returns the addresses of the name servers."""
     create_topics: Callable[[Iterable[TopicConfig]], None]

@@ -110,6 +110,19 @@ def _flush(value: object) -> object:
     return modes[str(value).strip()]
 
 
+def _role(value: object) -> object:
+    roles = {"ASYNC_MASTER": "async-leader", "SYNC_MASTER": "sync-leader", "SLAVE": "follower"}
+    if str(value).strip() not in roles:
+        raise ValueError(" or ".join(roles))
+    return roles[str(value).strip()]
+
+
+def _member(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
+    del so_far, notice
+    number = _whole(value, "as the number of a replica", 0)
+    return {"replication.member": str(number)} if number else {}
+
+
 def _disk_mark(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
     wanted, forced = percent(value), so_far("retention.force_above")
     if wanted > forced:
@@ -203,6 +216,10 @@ _KEPT: Final[dict[str, ForeignName]] = {
     ),
     "bindAddress": Derived(("listen",), _bind_address, "the address alone, over `brokerIP1`"),
     "storePathRootDir": Alias("data"),
+    "brokerRole": Alias("replication.role", _role, "`ASYNC_MASTER`, `SYNC_MASTER` or `SLAVE`"),
+    "brokerId": Derived(
+        ("replication.member",), _member, "from 1 the name of a follower; 0 sets nothing"
+    ),
     "flushDiskType": Alias("store.flush", _flush, "`SYNC_FLUSH` or `ASYNC_FLUSH`"),
     "flushIntervalCommitLog": Alias("store.flush_interval", milliseconds, "milliseconds"),
     "mappedFileSizeCommitLog": Alias("store.segment_size", text="bytes"),
@@ -265,7 +282,7 @@ _KEPT: Final[dict[str, ForeignName]] = {
     ),
 }
 
-_NO_COPIES: Final = "a broker has no copies yet, so no answer can promise a second one"
+_NO_COPIES: Final = "an answer waits for every follower that keeps up, or for none"
 _NO_ACCESS: Final = (
     "the access control of RocketMQ 5 does not exist here; set acl to a file of accounts, as in "
     "RocketMQ's plain_acl.yml"
@@ -289,8 +306,6 @@ _FIXED: Final[dict[str, ForeignName]] = {
     "tls.client.certPath": OneValue("", _OWN_CONNECTIONS),
     "tls.client.keyPath": OneValue("", _OWN_CONNECTIONS),
     "tls.client.keyPassword": OneValue("", _OWN_CONNECTIONS),
-    "brokerId": OneValue("0", f"{_NO_COPIES}, and every broker is number 0 of its name"),
-    "brokerRole": OneValue("ASYNC_MASTER", _NO_COPIES),
     "allAckInSyncStateSet": OneValue("false", _NO_COPIES),
     "duplicationEnable": OneValue("false", _NO_COPIES),
     "enableControllerMode": OneValue("false", _NO_COPIES),
@@ -547,7 +562,7 @@ _UNUSED: Final = (
         """,
     ),
     _Group(
-        "a broker has no copies yet, so nothing is sent to or read from one",
+        "followers copy over the port of the clients, and take neither reads nor leadership",
         """
         asyncLearner brokerElectionPriority brokerHeartbeatInterval brokerIP2
         brokerNotActiveTimeoutMillis checkSyncStateSetPeriod controllerAddr

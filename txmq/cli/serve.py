@@ -75,6 +75,12 @@ _FLUSH_MEANS: Final = {
     "async": "a send is answered when it is written; a power cut may take the last messages",
 }
 
+_ROLE_MEANS: Final = {
+    "async-leader": "leader; answers do not wait for followers",
+    "sync-leader": "leader; an answer waits until every follower that keeps up has the message",
+    "follower": "follower; it copies its leader and serves no client",
+}
+
 _TLS_MEANS: Final = {
     "disabled": "disabled: connections are not encrypted",
     "permissive": "permissive: connections with TLS and without",
@@ -258,6 +264,7 @@ def banner(settings: "BrokerSettings") -> str:
         "listen": listen,
         "names": names,
         "data": str(Path(settings.data).absolute()),
+        "role": _ROLE_MEANS[settings.replication.role],
         "flush": f"{settings.store.flush}: {_FLUSH_MEANS[settings.store.flush]}",
         "tls": _TLS_MEANS[settings.tls.mode],
         "access": f"accounts in {settings.acl}"
@@ -308,7 +315,7 @@ def _taken(error: OSError, addresses: Mapping[str, str]) -> str | None:
 
 
 def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
-    from txmq_broker import app
+    from txmq_broker import app, following
 
     clock = SystemClock()
     began = clock.monotonic()
@@ -331,11 +338,20 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
     if not settings.names:
         addresses["--names-listen"] = settings.names_listen
     try:
-        code = app.run(settings, ready=ready, accept_loss=accept_loss)
+        if settings.replication.role == "follower":
+            code = following.run(settings, ready=lambda: _say_following(settings))
+        else:
+            code = app.run(settings, ready=ready, accept_loss=accept_loss)
     except (TxmqError, OSError) as error:
         give_up(error, started=started, addresses=addresses, data=settings.data)
     log.info("stopped", extra={"code": code})
     return code
+
+
+def _say_following(settings: "BrokerSettings") -> None:
+    data = Path(settings.data).absolute()
+    say(f"ready {settings.name} follower {settings.replication.member} data {data}")
+    flush()
 
 
 def _say_ready(broker: "Broker") -> None:

@@ -113,6 +113,8 @@ class RequestCode(IntEnum):
     SHOW_TRANSACTION = 7702
     DECIDE_TRANSACTION = 7703
     RECHECK_TRANSACTION = 7704
+    FOLLOW_LOG = 7705
+    NOTE_COPIED = 7706
 
 
 class Perm(IntFlag):

@@ -202,6 +202,8 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
             _CODE.SHOW_TRANSACTION,
             _CODE.DECIDE_TRANSACTION,
             _CODE.RECHECK_TRANSACTION,
+            _CODE.FOLLOW_LOG,
+            _CODE.NOTE_COPIED,
             _CODE.RESUME_CHECK_HALF_MESSAGE,
             _CODE.UPDATE_AND_CREATE_TOPIC,
             _CODE.DELETE_TOPIC_IN_BROKER,

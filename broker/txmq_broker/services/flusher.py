@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from txmq.errors import BrokerBusy, CorruptRecord, ServiceUnavailable, StoreError, SyncFailed
 from txmq.limits import SPAN_BYTES_MAX, UNSYNCED_BYTES_MAX
@@ -28,7 +28,7 @@ from txmq_broker.store.index_file import LogRange
 from txmq_broker.store.log.commit_log import SyncPoint
 from txmq_broker.store.message_store import MessageStore, Span
 
-__all__ = ["Flusher"]
+__all__ = ["Copies", "Flusher", "Tickets"]
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,26 @@ class UnsyncedSpan(NamedTuple):
     span: Span
     tickets: Tickets
     since: float
+
+
+class Copies(Protocol):
+    """Ships what the flusher writes to followers, and holds answers until they have it."""
+
+    holds_answers: bool
+    """Whether :meth:`hold` is called for durable spans."""
+
+    def written(self) -> None:
+        """A span was written."""
+        ...
+
+    def hold(self, span: Span, tickets: Tickets) -> None:
+        """Take over a durable span, and :meth:`Flusher.release` it later."""
+        ...
+
+    @property
+    def held(self) -> Tickets | None:
+        """The answers of the newest span that is held, or ``None`` if none is."""
+        ...
 
 
 class RunningSync(NamedTuple):
@@ -94,6 +114,9 @@ class Flusher:
         self._task: asyncio.Task[None] | None = None
         self._failed = False
         self._refused = 0
+        self._copies: Copies | None = None
+        self._finish = self.release
+        """What happens to a span once it is as durable as the settings want."""
 
     def figures(self) -> dict[str, int]:
         """What waits for the disk, and what was refused because of it since the start."""
@@ -102,6 +125,12 @@ class Flusher:
             "bytes_waiting_for_sync": log_.next_position - log_.durable,
             "busy_refused": self._refused,
         }
+
+    def ship_with(self, copies: Copies) -> None:
+        """Have every span that is written from now on shipped to followers."""
+        self._copies = copies
+        if copies.holds_answers:
+            self._finish = copies.hold
 
     def start(self) -> None:
         """Begin syncing."""
@@ -115,7 +144,7 @@ class Flusher:
             self._end_turn()
         if self._failed:
             return
-        if not self._is_idle():
+        while not self._is_idle():
             self._drained = self._drained or asyncio.get_running_loop().create_future()
             await asyncio.shield(self._drained)
         if self._checkpoint is not None:
@@ -197,6 +226,10 @@ class Flusher:
             requests, given = self._waiting[-1].tickets.setdefault(connection, ([], []))
             requests.append(request)
             given.append(answer)
+        elif self._copies is not None and (held := self._copies.held) is not None:
+            requests, given = held.setdefault(connection, ([], []))
+            requests.append(request)
+            given.append(answer)
         else:
             connection.send(answer)
 
@@ -229,7 +262,9 @@ class Flusher:
                 if self._is_sync:
                     self._waiting.append(UnsyncedSpan(span, tickets, self._clock.monotonic()))
                 else:
-                    self._release(span, tickets)
+                    self._finish(span, tickets)
+                if self._copies is not None:
+                    self._copies.written()
         if self._waiting and self._syncing is None and not self._failed:
             # Start the sync here and not in the task: every answer waits for the disk.
             self._syncing = self._begin_sync()
@@ -239,6 +274,7 @@ class Flusher:
 
     def _is_idle(self) -> bool:
         is_busy = self._waiting or self._turn_planned or self._syncing is not None
+        is_busy = is_busy or (self._copies is not None and self._copies.held is not None)
         return self._failed or not (is_busy or self._store.log.staged)
 
     def _end_drain(self) -> None:
@@ -253,7 +289,8 @@ class Flusher:
                 for request in requests
             ])  # fmt: skip
 
-    def _release(self, span: Span, tickets: Tickets) -> None:
+    def release(self, span: Span, tickets: Tickets) -> None:
+        """Make a span visible to readers, and send its answers."""
         self._store.publish(span)
         for connection, (_, given) in tickets.items():
             connection.send(*given)
@@ -264,6 +301,8 @@ class Flusher:
             and self._clock.monotonic() >= self._checkpoint_after
         ):
             self._checkpoint = asyncio.create_task(self._save_indexes(), name="checkpoint")
+        if self._drained is not None and self._is_idle():
+            self._end_drain()
 
     # Syncs
 
@@ -281,7 +320,7 @@ class Flusher:
             # The next sync starts before these answers are sent.
             self._end_turn()
             for durable in done:
-                self._release(durable.span, durable.tickets)
+                self._finish(durable.span, durable.tickets)
 
     async def _sync_now_and_then(self) -> None:
         while True:

@@ -17,6 +17,7 @@ import msgspec
 
 from txmq.errors import DamagedFile, ForeignFile, RemoteProtocolError
 from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
+from txmq.protocol.copies import CopiedTables
 from txmq.protocol.span import FOLDER as LOG_FOLDER
 from txmq.runtime.disk import Disk
 from txmq_broker.core.groups import Groups
@@ -69,6 +70,7 @@ class Keeper:
         self.files = (self._topics, self._groups, self._offsets, self._floors)
         """All of them."""
         self._loaded: dict[CheckedFile, bytes] = {}
+        self._adopted: dict[CheckedFile, Body] = {}
         self._log_end = 0
         self.is_incomplete = False
         """True if :meth:`complete` failed and must be repeated."""
@@ -185,6 +187,31 @@ class Keeper:
         if offsets.unsaved:
             self._save(self._offsets, offsets.saved())
             offsets.unsaved = False
+
+    def adopt(self, tables: CopiedTables, log_end: int) -> None:
+        """Save those of a leader's tables that differ from what was adopted before.
+
+        Args:
+            tables: The tables.
+            log_end: The end of the durable copy of the leader's log.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        bodies: list[tuple[CheckedFile, Body | None]] = [
+            (self._topics, tables.topics),
+            (self._groups, tables.groups),
+            (self._offsets, tables.offsets),
+        ]
+        for file, body in bodies:
+            if body is not None and self._adopted.get(file) != body:
+                self._save(file, body)
+                self._adopted[file] = body
+        # The floors must be the last file of a new directory.
+        floors = None if tables.floors is None else Floors(tables.floors)
+        if floors is not None and self._adopted.get(self._floors) != floors:
+            self.save_floors(floors.floors, log_end)
+            self._adopted[self._floors] = floors
 
     def save_floors(self, floors: dict[str, dict[int, int]], log_end: int) -> None:
         """Save the floors, and return only when they are durable."""

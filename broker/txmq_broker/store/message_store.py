@@ -10,7 +10,7 @@ from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
-from txmq.protocol.span import HEAD_BYTES
+from txmq.protocol.span import HEAD_BYTES, SpanHead, found_in, read_head
 from txmq.runtime.disk import Disk, Lock
 from txmq.runtime.entropy import Entropy
 from txmq_broker.config import StoreSettings
@@ -18,10 +18,13 @@ from txmq_broker.store.checkpoints import Checkpoints
 from txmq_broker.store.delay_store import Delayed, DelayStore
 from txmq_broker.store.evidence import Evidence, QueueOffsets
 from txmq_broker.store.half_store import Closing, HalfStore, Opening
-from txmq_broker.store.index_file import indexed_segments
-from txmq_broker.store.log.commit_log import CommitLog, HighWater
-from txmq_broker.store.log.identity import log_identity
+from txmq_broker.store.index_file import indexed_segments, path_of
+from txmq_broker.store.log.commit_log import CommitLog, HighWater, Mark
+from txmq_broker.store.log.identity import log_identity, write_identity
+from txmq_broker.store.log.segments import Segments, cut_folder, keep_aside
+from txmq_broker.store.log.spans import spans_in
 from txmq_broker.store.queue_store import ConsumeQueue, QueueStore, Staged, key_hash, topic_seed
+from txmq_broker.store.record_restorer import RecordRestorer
 from txmq_broker.store.start import Recovery, Start
 
 __all__ = ["MessageStore", "Span"]
@@ -59,6 +62,9 @@ class MessageStore:
         self.checkpoints = Checkpoints(
             disk, self.log, self.queues, self.halves, self.delays, settings.checkpoint_every
         )
+        self._restorer = RecordRestorer(
+            self.log, self.queues, self.halves, self.delays, self.checkpoints
+        )
         self.append = self.queues.append
         self.queue = self.queues.queue
         self.find_queue = self.queues.find_queue
@@ -68,8 +74,12 @@ class MessageStore:
 
     # Opening and closing
 
-    def take(self, entropy: Entropy) -> int:
+    def take(self, entropy: Entropy, copied: int | None = None) -> int:
         """Lock the directory for this process, and return the identity of its log.
+
+        Args:
+            entropy: For the identity of a new log.
+            copied: The log of which an empty directory becomes a copy.
 
         Raises:
             DirectoryInUse: Another broker has it open.
@@ -81,7 +91,7 @@ class MessageStore:
         except BlockingIOError as error:
             raise DirectoryInUse("another broker has this data directory open") from error
         has_indexes = bool(indexed_segments(self._disk))
-        log_id = log_identity(self._disk, entropy, has_indexes=has_indexes)
+        log_id = log_identity(self._disk, entropy, has_indexes=has_indexes, copied=copied)
         self.log.segments.log_id = log_id
         self.log.high_water = HighWater(self._disk, log_id)
         self.log.high_water.load()
@@ -187,6 +197,84 @@ class MessageStore:
             # The log continued in another file while the span waited for the disk.
             segment = segments.extent_at(span.end - 1).start
         checkpoints.file_ms[segment] = span.last_ms
+
+    # Copying
+
+    def copy(self, data: bytes, file_start: int) -> SpanHead:
+        """Append whole spans of another copy of this log at its end, and index their records.
+
+        Returns the head of the last one. Clients read none of them: a follower serves no client.
+
+        Args:
+            data: The spans; they lie in one file.
+            file_start: The start of that file in the other copy, and so in this one.
+
+        Raises:
+            CorruptRecord: They are not intact spans of this log that follow its end.
+            DiskFull: The disk is full.
+            WriteFailed: The disk refused.
+        """
+        spans = spans_in(data, self.log.end, self.log.segments.log_id)
+        self.log.copy(data, spans[-1][0], file_start)
+        for head, payload in spans:
+            for record, position, piece in found_in(payload, head.position + HEAD_BYTES):
+                self._restorer.restore(record, position, piece)
+        self.checkpoints.published = self.log.end
+        self.checkpoints.file_ms[file_start] = self.log.last_ms
+        return spans[-1][0]
+
+    def begin_at(self, position: int) -> None:
+        """Have an empty log begin at the position at which another copy of it begins.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        # A mark from before would prove that the beginning is missing.
+        self.log.high_water.forget()
+        self.log.segments.begin_at(position)
+        self.log.high_water.settle(Mark(position, position, position, 0))
+        self.log.resume()
+        self.checkpoints.checkpointed = self.checkpoints.published = position
+
+    def cut_back(self, span_start: int, position: int, now_ms: int) -> str:
+        """End a taken log that is not open yet at a position; returns the folder of what is cut.
+
+        The indexes of the cut files are removed: what they say about the rest is over. Each step is
+        durable before the next one, and the log is cut last, so a crash in between leaves a
+        directory that can be cut again.
+
+        Args:
+            span_start: The start of the last span that stays; ``position`` if none stays.
+            position: The end of that span.
+            now_ms: The wall clock, for the folder's name.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        segments = Segments(self._disk, self._settings.segment_size)
+        segments.log_id = self.log.segments.log_id
+        segments.open()
+        try:
+            folder = cut_folder(position, now_ms)
+            write_identity(self._disk, segments.log_id, folder)
+            first = segments.extent_at(position).start
+            for extent in segments.extents():
+                if extent.end > position:
+                    keep_aside(self._disk, extent, max(position, extent.start), folder)
+            for segment in indexed_segments(self._disk):
+                if segment >= first:
+                    self._disk.remove(path_of(segment))
+            head = read_head(segments.read(span_start, HEAD_BYTES), 0, span_start)
+            checksum = head.checksum if head is not None and span_start < position else 0
+            mark = self.log.high_water.mark
+            accepted = 0 if mark is None else mark.accepted
+            self.log.high_water.settle(
+                Mark(segments.start, span_start, position, checksum, accepted)
+            )
+            segments.cut(position)
+        finally:
+            segments.close()
+        return folder
 
     # Reading
 

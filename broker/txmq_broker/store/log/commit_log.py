@@ -134,6 +134,17 @@ class HighWater:
         assert self._file is not None
         self._file.sync()
 
+    def forget(self) -> None:
+        """Remove the mark.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        if self._file is not None:
+            self.close()
+            self._disk.remove(PATH)
+        self.mark = None
+
     def _write(self, mark: Mark) -> None:
         if self._file is None:
             self._file = self._disk.open(PATH, create=True)
@@ -290,6 +301,27 @@ class CommitLog:
                 self.unsynced += tail
         self._last_span = start, span_head
         return segments.end
+
+    def copy(self, data: bytes, last: SpanHead, file_start: int) -> None:
+        """Append spans of another copy of this log, byte for byte.
+
+        Args:
+            data: Whole spans of one file.
+            last: The head of the last one.
+            file_start: The start of their file. It is the end of the log if a new file begins.
+
+        Raises:
+            DiskFull: The disk is full. Nothing of the spans is part of the log.
+            WriteFailed: The disk refused. Nothing of the spans is part of the log.
+        """
+        segments = self.segments
+        start, tail = segments.end, segments.files[-1:]
+        segments.append(data, stay=True, begin=file_start == start)
+        if tail != segments.files[-1:] and self.durable < start:
+            self.unsynced += tail
+        at = last.position - start
+        self._last_span = last.position, data[at : at + HEAD_BYTES]
+        self.next_position = segments.end + HEAD_BYTES
 
     def sync_point(self) -> SyncPoint:
         """What a sync that begins now makes durable."""

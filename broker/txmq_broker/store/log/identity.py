@@ -26,11 +26,13 @@ PATH: Final = "identity"
 _BYTES: Final = 8
 
 
-def log_identity(disk: Disk, entropy: Entropy, *, has_indexes: bool = False) -> int:
+def log_identity(
+    disk: Disk, entropy: Entropy, *, has_indexes: bool = False, copied: int | None = None
+) -> int:
     """The directory's log.
 
-    An empty directory gets a new log. If only the identity file is missing or damaged, it is
-    restored from the other files.
+    An empty directory gets a new log, or the one of which it becomes a copy. If only the identity
+    file is missing or damaged, it is restored from the other files.
 
     Raises:
         ForeignFile: The identity file belongs to another directory.
@@ -44,7 +46,7 @@ def log_identity(disk: Disk, entropy: Entropy, *, has_indexes: bool = False) -> 
         found = known
         log.warning("%s was missing or damaged; it is written again: log %016x", PATH, found)
     elif not (has_indexes or disk.names(FOLDER) or disk.names("config")):
-        found = int.from_bytes(entropy.token(_BYTES), "big") or 1
+        found = copied or int.from_bytes(entropy.token(_BYTES), "big") or 1
     else:
         raise CorruptRecord(
             0,

@@ -199,8 +199,9 @@ class Segments:
         except OSError as error:
             raise CorruptRecord(position, f"the disk cannot read it: {error}") from error
 
-    def append(self, data: bytes, *, stay: bool = False) -> None:
-        """Write at the end; begin a new file if the current one is full and ``stay`` is false.
+    def append(self, data: bytes, *, stay: bool = False, begin: bool = False) -> None:
+        """Write at the end; begin a new file if the current one is full and ``stay`` is false, or
+        if ``begin`` is true.
 
         Raises:
             DiskFull: The disk is full. The end of the log is unchanged.
@@ -211,7 +212,7 @@ class Segments:
                 self._tidy()
             inside = self.end - self.starts[-1] if self.starts else 0
             is_full = inside and inside + len(data) > self._size and not stay
-            if not self.starts or is_full:
+            if not self.starts or is_full or (begin and inside):
                 self._begin_file()
                 inside = 0
             self.files[-1].write(inside, data)
@@ -223,6 +224,16 @@ class Segments:
                 raise DiskFull(f"the disk is full: {error}") from error
             raise WriteFailed(f"the disk refused a write: {error}") from error
         self.end += len(data)
+
+    def begin_at(self, position: int) -> None:
+        """Begin the first file, at a position.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        assert not self.starts, "only an empty log begins anywhere"
+        self.end = position
+        self._begin_file()
 
     def _begin_file(self) -> None:
         path = path_of(self.end)

@@ -15,7 +15,16 @@ from txmq.protocol.checksum import crc32
 from txmq.protocol.span import HEAD_BYTES, Found, SpanHead, found_in, heads_in, read_head
 from txmq_broker.store.log.segments import Extent, Segments
 
-__all__ = ["REPAIR_COMMAND", "Scan", "durable_behind", "scan", "span_at", "whole_behind"]
+__all__ = [
+    "REPAIR_COMMAND",
+    "Scan",
+    "durable_behind",
+    "heads_of",
+    "scan",
+    "span_at",
+    "spans_in",
+    "whole_behind",
+]
 
 REPAIR_COMMAND: Final = "txmq log verify --repair --data DIR"
 """The repair command in error texts."""
@@ -82,6 +91,37 @@ def span_at(segments: Segments, at: int, end: int) -> tuple[SpanHead, bytes] | N
     if len(payload) != head.size - HEAD_BYTES or crc32(payload) != head.checksum:
         return None
     return head, payload
+
+
+def spans_in(data: bytes, position: int, log_id: int) -> list[tuple[SpanHead, bytes]]:
+    """The heads and payloads of whole spans that came from another copy of the log.
+
+    Raises:
+        CorruptRecord: They are not intact spans of this log, one behind the other.
+    """
+    spans: list[tuple[SpanHead, bytes]] = []
+    at = 0
+    while at < len(data):
+        head = read_head(data, at, position + at)
+        if head is None or head.log != log_id or at + head.size > len(data):
+            raise CorruptRecord(position + at, "the copied bytes are not a span of this log")
+        payload = data[at + HEAD_BYTES : at + head.size]
+        if crc32(payload) != head.checksum:
+            raise CorruptRecord(position + at, "a copied span differs from its checksum")
+        spans.append((head, payload))
+        at += head.size
+    return spans
+
+
+def heads_of(segments: Segments, extent: Extent) -> Iterator[SpanHead]:
+    """The heads of the spans of an intact file, in order."""
+    at = extent.start
+    while at < extent.end:
+        head = read_head(segments.read(at, HEAD_BYTES), 0, at)
+        if head is None:
+            raise CorruptRecord(at, "no span begins there")
+        yield head
+        at += head.size
 
 
 def durable_behind(segments: Segments, bad: int) -> int | None:

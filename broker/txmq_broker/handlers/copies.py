@@ -1,0 +1,62 @@
+"""7705 and 7706 of txmq: followers copy the log."""
+
+from __future__ import annotations
+
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import Command
+from txmq.protocol.copies import CopiedTables
+from txmq.remoting.connection import Connection
+from txmq.remoting.dispatch import Handler
+from txmq_broker.parts import Parts
+from txmq_broker.services.log_shipper import LogShipper
+
+__all__ = ["CopyHandlers"]
+
+
+class CopyHandlers:
+    """Serves followers."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._flusher = parts.flusher
+        self._is_shipping = False
+        self._shipper = LogShipper(
+            parts.store,
+            parts.clock,
+            lambda: (parts.topics.version, parts.groups.version),
+            self._tables,
+            parts.flusher.release,
+            holds_answers=parts.settings.replication.role == "sync-leader",
+        )
+        self.figures = self._shipper.figures
+        self.close = self._shipper.close
+        if self._shipper.holds_answers:
+            self._ship()
+
+    def table(self) -> dict[int, Handler]:
+        """Return the handler of each request code."""
+        return {
+            RequestCode.FOLLOW_LOG: self.follow,
+            RequestCode.NOTE_COPIED: self.note_copied,
+        }
+
+    def follow(self, connection: Connection, request: Command) -> bytes | None:
+        """7705: spans of the log for a follower; the request stays open until there are some."""
+        if not self._is_shipping:
+            # Without followers a turn costs nothing more.
+            self._ship()
+        return self._shipper.follow(connection, request)
+
+    def note_copied(self, connection: Connection, request: Command) -> None:
+        """7706: a follower has the log durably up to a position; one-way."""
+        self._shipper.note_copied(connection, request)
+
+    def _ship(self) -> None:
+        self._is_shipping = True
+        self._flusher.ship_with(self._shipper)
+
+    def _tables(self) -> CopiedTables:
+        parts = self._parts
+        return CopiedTables(
+            parts.topics.saved(), parts.groups.saved(), parts.offsets.saved(), parts.floors()
+        )

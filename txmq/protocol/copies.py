@@ -1,0 +1,56 @@
+"""The requests of a follower to its leader, 7705 and 7706."""
+
+from __future__ import annotations
+
+from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
+from txmq.protocol.headers import Header, Int64
+
+__all__ = ["NO_SPAN", "CopiedTables", "FollowAnswer", "FollowLog", "NoteCopied"]
+
+NO_SPAN = -1
+"""The last span of a follower whose log is empty."""
+
+
+class FollowLog(Header):
+    """7705: the spans of the log from a position on, which is the end of the follower's log."""
+
+    member: str
+    position: Int64
+    last_start: Int64
+    """Where the follower's last span begins; with its checksum it identifies the history."""
+    last_checksum: Int64
+    waits: bool
+    """Whether the leader may hold the request until there is something to send. Otherwise it only
+    compares the histories."""
+
+
+class FollowAnswer(Header):
+    """The answer to 7705. Its body holds the tables, if there are any, and then whole spans."""
+
+    log: str
+    """The identity of the leader's log."""
+    start: Int64
+    """Where the leader's log begins."""
+    is_shared: bool
+    """Whether the leader has the follower's last span too; without it there are no spans."""
+    file_start: Int64
+    """Where the file begins that holds the spans."""
+    tables_bytes: Int64
+
+
+class CopiedTables(Body):
+    """The tables beside the log."""
+
+    topics: TopicConfigs
+    groups: GroupConfigs
+    offsets: ConsumerOffsets | None = None
+    """Only together with the end of the log, because they are ahead of everything before it."""
+    floors: dict[str, dict[int, int]] | None = None
+    """Likewise."""
+
+
+class NoteCopied(Header):
+    """7706: the follower has the log durably up to a position."""
+
+    member: str
+    position: Int64

@@ -15,9 +15,12 @@ class FollowLog(Header):
     """7705: the spans of the log from a position on, which is the end of the follower's log."""
 
     member: str
+    epoch: Int64
+    """The newest epoch that the follower has seen; an older leader refuses, and is one no longer."""
     position: Int64
     last_start: Int64
-    """Where the follower's last span begins; with its checksum it identifies the history."""
+    """Where the follower's last span begins; with its epoch it identifies the history."""
+    last_epoch: Int64
     last_checksum: Int64
     waits: bool
     """Whether the leader may hold the request until there is something to send. Otherwise it only
@@ -29,6 +32,8 @@ class FollowAnswer(Header):
 
     log: str
     """The identity of the leader's log."""
+    epoch: Int64
+    """The leader's epoch; a follower that has seen a newer one takes nothing."""
     start: Int64
     """Where the leader's log begins."""
     is_shared: bool

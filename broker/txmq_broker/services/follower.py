@@ -77,6 +77,7 @@ class Follower:
         self._store = MessageStore(disk, settings.store)
         self._is_open = False
         self._last = _NONE
+        self._epoch = 0
         self._late: tuple[int, CopiedTables] | None = None
         """Tables to save once the log is durable up to a position."""
         self._copied = asyncio.Event()
@@ -155,7 +156,15 @@ class Follower:
     async def _ask(
         self, connection: Connection, position: int, last: LastSpan, *, waits: bool = False
     ) -> tuple[FollowAnswer, bytes]:
-        header = FollowLog(self._settings.replication.member, position, *last, waits)
+        header = FollowLog(
+            member=self._settings.replication.member,
+            epoch=self._epoch,
+            position=position,
+            last_start=last[0],
+            last_epoch=0,
+            last_checksum=last[1],
+            waits=waits,
+        )
         found = await connection.request(RequestCode.FOLLOW_LOG, header, timeout_s=TIMEOUT_S)
         return found.read(FollowAnswer), found.body
 

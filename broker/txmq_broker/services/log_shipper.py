@@ -187,6 +187,7 @@ class LogShipper:
         tables = self._news(link, is_end=is_end)
         header = FollowAnswer(
             log=f"{segments.log_id:016x}",
+            epoch=self._store.log.epoch,
             start=segments.start,
             is_shared=is_shared,
             file_start=file_start,

@@ -220,6 +220,7 @@ class CommitLog:
         last_ms: The time stamp of the newest record; time stamps in a log never go back.
         next_position: The position that the next staged record will have.
         durable: The position before which every byte is durable.
+        epoch: The epoch of the leadership that writes; 0 for a broker without copies.
         staged: The pieces of the records that the next span will hold.
     """
 
@@ -228,6 +229,7 @@ class CommitLog:
         self.segment_size = segment_size
         self.high_water = HighWater(disk, 0)
         self.last_ms = 0
+        self.epoch = 0
         self._is_async = is_async
         self._last_span = 0, b""
         """The position and the head of the newest span."""

@@ -44,7 +44,21 @@ async def _run(settings: BrokerSettings, ready: Callable[[], None]) -> int:
     pool = ConnectionPool(
         SystemNetwork(), clock, credentials=load_credentials(), tls=client_context(load_tls())
     )
-    follower = Follower(settings, pool, LocalDisk(settings.data), clock, SystemEntropy())
+
+    async def find() -> tuple[str, int]:
+        from txmq.errors import BrokerRefused
+        from txmq.protocol.bodies import ClusterView
+        from txmq.protocol.codes import RequestCode
+
+        for server in settings.names.split(";"):
+            connection = await pool.connection(server.strip())
+            found = await connection.request(RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=5)
+            broker = ClusterView.read(found.body).broker_addr_table.get(settings.name)
+            if broker is not None and 0 in broker.broker_addrs:
+                return broker.broker_addrs[0], 0
+        raise BrokerRefused("no")
+
+    follower = Follower(settings, pool, LocalDisk(settings.data), clock, SystemEntropy(), find)
     following = asyncio.create_task(follower.run(), name="follower")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from txmq.errors import (
@@ -24,7 +25,7 @@ from txmq.errors import (
     TransportError,
     TxmqError,
 )
-from txmq.protocol.bodies import ClusterView, ConsumerOffsets
+from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import NO_SPAN, CopiedTables, FollowAnswer, FollowLog, NoteCopied
 from txmq.protocol.span import HEAD_BYTES, SpanHead, read_head
@@ -67,12 +68,14 @@ class Follower:
         disk: Disk,
         clock: Clock,
         entropy: Entropy,
+        find_leader: Callable[[], Awaitable[tuple[str, int]]],
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._disk = disk
         self._clock = clock
         self._entropy = entropy
+        self._find = find_leader
         self._keeper = Keeper(disk)
         self._store = MessageStore(disk, settings.store)
         self._is_open = False
@@ -94,7 +97,8 @@ class Follower:
         try:
             while True:
                 try:
-                    await self._follow(await self._find_leader())
+                    leader, self._epoch = await self._find()
+                    await self._follow(leader)
                 except _RETRIED as error:
                     self._report(error)
                 await asyncio.sleep(RETRY_S)
@@ -106,22 +110,6 @@ class Follower:
         if str(error) != self._failure:
             self._failure = str(error)
             log.warning("not following: %s; trying again", error)
-
-    async def _find_leader(self) -> str:
-        failure: TxmqError | None = None
-        for server in self._settings.names.split(";"):
-            try:
-                connection = await self._pool.connection(server.strip())
-                found = await connection.request(
-                    RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=TIMEOUT_S
-                )
-            except (TransportError, BrokerRefused) as error:
-                failure = error
-                continue
-            broker = ClusterView.read(found.body).broker_addr_table.get(self._settings.name)
-            if broker is not None and _MASTER in broker.broker_addrs:
-                return broker.broker_addrs[_MASTER]
-        raise failure or BrokerRefused(f"no name server knows a leader of {self._settings.name}")
 
     async def _follow(self, leader: str) -> None:
         connection = await self._pool.connection(leader)

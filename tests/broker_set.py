@@ -6,7 +6,7 @@ import threading
 import time
 from contextlib import suppress
 
-from tests.serving import BrokerProcess, ask, free_port
+from tests.serving import BrokerProcess, ask
 
 GET_CLUSTER = 106
 PATIENCE_S = 30

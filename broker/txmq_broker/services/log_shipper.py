@@ -101,8 +101,7 @@ class LogShipper:
             )
         link = self._links.get(wanted.member)
         if link is None or link.connection is not connection or not wanted.waits:
-            if link is not None:
-                self._lose(wanted.member)
+            # What it confirmed before, it still has.
             link = self._links[wanted.member] = FollowerLink(connection)
         link.is_shared = is_shared = self._is_shared(wanted)
         self.watch()
@@ -201,10 +200,6 @@ class LogShipper:
             return tables.write()
         return CopiedTables(tables.topics, tables.groups).write()
 
-    def _lose(self, member: str) -> None:
-        self._links.pop(member, None)
-        self._answers.leave(member)
-
     # Time
 
     def watch(self) -> None:
@@ -217,7 +212,8 @@ class LogShipper:
         now = self._clock.monotonic()
         for member, link in list(self._links.items()):
             if not link.connection.is_open:
-                self._lose(member)
+                del self._links[member]
+                self._answers.leave(member)
             elif link.open is not None and now - link.open[2] >= _HOLD_S:
                 self._answer_open(link)
         self._answers.tick(self._links.keys())

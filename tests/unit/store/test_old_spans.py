@@ -1,4 +1,4 @@
-"""A log from before spans had epochs: the broker and its tools read it, and it grows with epochs."""
+"""A log from before spans had epochs: the broker and its tools read it, and grows with them."""
 
 import pytest
 

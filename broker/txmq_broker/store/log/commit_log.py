@@ -15,7 +15,7 @@ import logging
 from struct import Struct
 from typing import Final, NamedTuple
 
-from txmq.errors import ForeignFile
+from txmq.errors import ForeignFile, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
@@ -309,11 +309,16 @@ class CommitLog:
             file_start: The start of their file. It is the end of the log if a new file begins.
 
         Raises:
+            RemoteProtocolError: This copy has another file there.
             DiskFull: The disk is full. Nothing of the spans is part of the log.
             WriteFailed: The disk refused. Nothing of the spans is part of the log.
         """
         segments = self.segments
         start, tail = segments.end, segments.files[-1:]
+        if file_start != start and file_start != segments.starts[-1]:
+            raise RemoteProtocolError(
+                f"position {start} lies in the file {file_start}, and here in {segments.starts[-1]}"
+            )
         segments.append(data, stay=True, begin=file_start == start)
         if tail != segments.files[-1:] and self.durable < start:
             self.unsynced += tail

@@ -135,8 +135,8 @@ class LogShipper:
             return False
         data = segments.read(wanted.last_start, HEAD_BYTES)
         head = read_head(data, 0, wanted.last_start)
-        known = (wanted.position, wanted.last_checksum)
-        return head is not None and (head.position + head.size, head.checksum) == known
+        known = (wanted.position, wanted.last_epoch, wanted.last_checksum)
+        return head is not None and (head.position + head.size, head.epoch, head.checksum) == known
 
     # Answers to followers
 
@@ -198,7 +198,7 @@ class LogShipper:
         if has_offsets:
             link.offsets_at = now
             return tables.write()
-        return CopiedTables(tables.topics, tables.groups).write()
+        return CopiedTables(tables.topics, tables.groups, None, tables.floors).write()
 
     # Time
 

@@ -26,6 +26,7 @@ from txmq.protocol.copies import NO_SPAN, CopiedTables, FollowAnswer, FollowLog,
 from txmq.protocol.span import SpanHead
 from txmq.remoting.connection import Connection
 from txmq.remoting.pool import ConnectionPool
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import NO_ROOM, Disk
 from txmq.runtime.entropy import Entropy
@@ -36,7 +37,10 @@ __all__ = ["Follower", "FollowerStatus"]
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 0.25
+FIRST_RETRY_S: Final = 0.1
+"""A new leader's port opens about this long after its election."""
+
+LAST_RETRY_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 _RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull)
 
@@ -87,6 +91,7 @@ class Follower:
         self._leader = ""
         self._epoch = 0
         self._failure = ""
+        self._backoff = Backoff(entropy, FIRST_RETRY_S, LAST_RETRY_S)
 
     @property
     def status(self) -> FollowerStatus:
@@ -119,7 +124,7 @@ class Follower:
                     if error.errno not in NO_ROOM:
                         raise
                     self._report(error)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(self._backoff.next_pause())
         finally:
             await self._copy.close()
 
@@ -145,6 +150,7 @@ class Follower:
                 await self._cut_back(connection, answer.start, tables or CopiedTables())
             self._copy.take_tables(tables or CopiedTables())
             self._failure = ""
+            self._backoff.reset()
             log.info("following %s from position %d on", address, self._copy.end)
             await self._copy_until_lost(connection)
         finally:
@@ -223,7 +229,7 @@ class Follower:
         self._copy.cut_back(last, tables)
 
     async def _last_shared(self, connection: Connection) -> SpanHead | None:
-        """The last span that both logs have; ``None`` if there is none."""
+        """The last span that both logs have; ``None`` if they share nothing."""
 
         async def is_shared(head: SpanHead) -> bool:
             answer, _, _ = await self._ask(connection, head)

@@ -154,7 +154,7 @@ class Traffic:
 
     def check(self, leader):
         """What has to be true of the log of the last leader, and of what the consumer saw."""
-        stored = {queue: self._all_of(leader, queue) for queue in range(QUEUES)}
+        stored = {queue: self.all_of(leader, queue) for queue in range(QUEUES)}
         for text, (queue, offset) in self.acknowledged.items():
             assert stored[queue].get(offset) == text, f"{text} is not at {queue}/{offset}"
         texts = Counter(text for messages in stored.values() for text in messages.values())
@@ -171,7 +171,8 @@ class Traffic:
         seen = {text for messages in self.handled.values() for _, text in messages}
         assert set(self.acknowledged) <= seen, "the consumer missed some"
 
-    def _all_of(self, leader, queue):
+    def all_of(self, leader, queue):
+        """The text of every message of a queue, by its offset."""
         found, offset, end = {}, 0, leader.max_offset(self.topic, queue)
         while offset < end:
             records = leader.records(self.topic, queue, offset)

@@ -110,7 +110,7 @@ def stored(member):
 
 def test_what_a_killed_leader_acknowledged_is_on_its_follower(members):
     """Also what it did not acknowledge: when it comes back, it has the log of the new leader."""
-    first = members("m1", "SYNC_MASTER")
+    first = members("m1", "SYNC_MASTER", **{"replication.lag_max": "2s"})
     second = members("m2", "SLAVE")
     first.wait_for("followersInSync", 1)
     texts = [f"before {number}" for number in range(100)]

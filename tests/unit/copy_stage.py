@@ -115,7 +115,7 @@ def log_of(disk):
         file = disk.open(f"log/{name}")
         found[name] = file.read(0, file.size())
         file.close()
-    return found
+    return {name: data for name, data in found.items() if data}
 
 
 def promoted(disk, sizes):

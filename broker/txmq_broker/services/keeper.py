@@ -56,6 +56,8 @@ class Leadership(Body):
     """Whether it follows a leader; it leads only after a promotion."""
     is_complete: bool = True
     """Whether the copy once had everything that its leader had."""
+    cut: tuple[int, int] | None = None
+    """A cut of the log that has begun: where its last span begins and ends afterwards."""
     reason: str = ""
     """Why it was promoted."""
     promoted_ms: int = 0

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from txmq.errors import CorruptRecord, ForeignFile, SyncFailed
 from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.copies import CopiedTables
+from txmq.protocol.span import FOLDER as LOG_FOLDER
 from txmq.protocol.span import SpanHead
 from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
@@ -32,7 +33,7 @@ from txmq_broker.store.evidence import QueueOffsets
 from txmq_broker.store.log.identity import PATH as IDENTITY
 from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.spans import heads_of
-from txmq_broker.store.log_cut import cut_back, offsets_behind, set_aside
+from txmq_broker.store.log_cut import cut_tail, keep_tail, offsets_behind, set_aside
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["LogCopy"]
@@ -96,7 +97,7 @@ class LogCopy:
         self._store.lock()
         if known_log(self._disk)[0] is not None:
             self._begin_again(None)
-            if not self._keeper.is_new:
+            if not self._must_begin:
                 self._open()
 
     def open_as(self, log_id: int, start: int, tables: CopiedTables) -> None:
@@ -107,9 +108,9 @@ class LogCopy:
             StoreError: It is damaged.
             OSError: The disk failed.
         """
-        if not self.is_open or not self._leadership.is_complete:
+        if not self.is_open:
             self._begin_again(log_id)
-            if self._keeper.is_new or not self._leadership.is_complete:
+            if self._must_begin:
                 self._adopt_all(tables)
             self._open()
         own = self._store.log.segments.log_id
@@ -130,10 +131,22 @@ class LogCopy:
         self._keeper.owner = f"{self._store.take(self._entropy, copied=log_id):016x}"
         self._leadership = self._keeper.leadership()
         self._keeper.floors()
+        self._cut()
+
+    def _cut(self) -> None:
+        """Carry out the cut that has begun, if there is one."""
+        if self._leadership.cut is not None:
+            cut_tail(self._disk, self._store.log, *self._leadership.cut)
+            self._save_leadership(cut=None)
+
+    @property
+    def _must_begin(self) -> bool:
+        """Whether nothing was copied yet."""
+        is_complete = self._leadership.is_complete
+        return bool(self._keeper.is_new) or not (is_complete or self._disk.names(LOG_FOLDER))
 
     def _adopt_all(self, tables: CopiedTables) -> None:
         """Begin with all tables of the leader but its offsets, which are ahead of an empty log."""
-        # A copy that never was complete is no heir, so its floors may be ahead of its log.
         self._save_leadership(is_copy=True, is_complete=False)
         self._keeper.adopt(
             CopiedTables(tables.topics, tables.groups, ConsumerOffsets(), tables.floors), 0
@@ -328,7 +341,9 @@ class LogCopy:
             ),
             position,
         )
-        kept = cut_back(self._disk, self._store.log, last, position, self._clock.wall_ms())
+        kept = keep_tail(self._disk, self._store.log, position, self._clock.wall_ms())
+        self._save_leadership(cut=(position if last is None else last.position, position))
+        self._cut()
         log.error(
             "%s of this log are not in the leader's and were cut at position %d; %s keeps them",
             quantity(end - position, "byte"),
@@ -346,8 +361,12 @@ class LogCopy:
         """
         end = self.end
         self._begin_again(None)
-        self._adopt_all(tables)
+        self._save_leadership(is_copy=True, is_complete=False)
+        # Nothing beside the log may be ahead of what is left of it.
+        floors = self._keeper.floors().floors
+        self._keeper.adopt(CopiedTables(offsets=ConsumerOffsets(), floors=floors), 0)
         kept = set_aside(self._disk, self._store.log, self._clock.wall_ms())
+        self._adopt_all(tables)
         log.error(
             "the leader's log begins at position %d and has nothing in common with this one, which "
             "ended at %d: everything is copied again; %s keeps the old log",

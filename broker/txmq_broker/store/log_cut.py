@@ -1,15 +1,14 @@
 """Cuts from a copy what its leader does not have, and keeps it in a side folder.
 
-The store is taken and not open yet. Each step is durable before the next one, so after a crash in
-between the directory opens with the whole log, with the part that stays, or with something between
-the two; then it is cut again.
+The store is taken and not open yet. Each step is durable before the next one. The caller keeps
+aside what will be cut, then it notes the cut, then it cuts. After a crash in between it cuts again.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 
-from txmq.protocol.span import AcceptedLoss, SpanHead
+from txmq.protocol.span import HEAD_BYTES, AcceptedLoss, read_head
 from txmq.runtime.disk import Disk
 from txmq_broker.store.index_check import indexed
 from txmq_broker.store.index_file import indexed_segments, path_of
@@ -19,7 +18,7 @@ from txmq_broker.store.log.reader import LogReader, WholeSpan
 from txmq_broker.store.log.segments import Extent, Segments, cut_folder, keep_aside
 from txmq_broker.store.log.segments import path_of as log_path_of
 
-__all__ = ["cut_back", "offsets_behind", "set_aside"]
+__all__ = ["cut_tail", "keep_tail", "offsets_behind", "set_aside"]
 
 
 def offsets_behind(disk: Disk, log_id: int, position: int) -> dict[str, dict[int, int]]:
@@ -47,39 +46,49 @@ def offsets_behind(disk: Disk, log_id: int, position: int) -> dict[str, dict[int
     return first
 
 
-def cut_back(disk: Disk, log: CommitLog, last: SpanHead | None, position: int, now_ms: int) -> str:
-    """End the log at a position; returns the folder of what is cut.
+def keep_tail(disk: Disk, log: CommitLog, position: int, now_ms: int) -> str:
+    """Copy the log behind a position to a side folder; returns the folder.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    segments = _opened(disk, log)
+    folder = cut_folder(position, now_ms)
+    tail = [extent for extent in segments.extents() if extent.end > position]
+    segments.close()
+    _keep(disk, segments.log_id, tail, position, folder)
+    return folder
+
+
+def cut_tail(disk: Disk, log: CommitLog, last: int, position: int) -> None:
+    """End the log at a position; harmless when repeated.
 
     The indexes of the cut files are removed, because they describe what is cut.
 
     Args:
         disk: The directory.
         log: Its log.
-        last: The last span that stays.
+        last: The start of the last span that stays; ``position`` if none stays.
         position: The end of that span, or the beginning of the log if none stays.
-        now_ms: The wall clock, for the folder's name.
 
     Raises:
         OSError: The disk refused.
     """
     segments = _opened(disk, log)
     try:
-        folder = cut_folder(position, now_ms)
         first = segments.extent_at(position).start
-        cut = [extent for extent in segments.extents() if extent.end > position]
-        _keep(disk, segments.log_id, cut, position, folder)
         for segment in indexed_segments(disk):
             if segment >= first:
                 disk.remove(path_of(segment))
+        head = read_head(segments.read(last, HEAD_BYTES), 0, last) if last < position else None
+        checksum = 0 if head is None else head.checksum
         mark = log.high_water.mark
         accepted = 0 if mark is None else mark.accepted
-        start, checksum = (position, 0) if last is None else (last.position, last.checksum)
         # Before the cut: the mark never claims more than there is.
-        log.high_water.settle(Mark(segments.start, start, position, checksum, accepted))
+        log.high_water.settle(Mark(segments.start, last, position, checksum, accepted))
         segments.cut(position)
     finally:
         segments.close()
-    return folder
 
 
 def set_aside(disk: Disk, log: CommitLog, now_ms: int) -> str:

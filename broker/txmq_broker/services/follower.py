@@ -88,6 +88,7 @@ class Follower:
         self._connection: Connection | None = None
         self._copied = asyncio.Event()
         self._leader = ""
+        self._is_following = False
         self._failure = ""
         self._backoff = Backoff(entropy, FIRST_RETRY_S, LAST_RETRY_S)
 
@@ -134,7 +135,7 @@ class Follower:
 
     async def _follow(self, address: str, epoch: int) -> None:
         self._copy.note_epoch(epoch)
-        self._leader = address
+        self._leader, self._is_following = address, False
         self._connection = connection = await self._pool.connection(address)
         try:
             answer, tables, _ = await self._ask(connection, self._copy.last)
@@ -147,13 +148,20 @@ class Follower:
                 await self._cut_back(connection, answer.start, tables or CopiedTables())
             if tables is not None:
                 self._copy.take_tables(tables, answer.end)
-            self._failure = ""
-            self._backoff.reset()
-            log.info("following %s from position %d on", address, self._copy.end)
+            if self._copy.end == answer.end:
+                self._note_following()
             await self._copy_until_lost(connection)
         finally:
             self._connection = None
             connection.abort()
+
+    def _note_following(self) -> None:
+        """Note that the leader's log is copied, and no failure came at once."""
+        if not self._is_following:
+            self._is_following = True
+            self._failure = ""
+            self._backoff.reset()
+            log.info("following %s; this copy ends at position %d", self._leader, self._copy.end)
 
     async def _ask(
         self, connection: Connection, last: SpanHead | None, *, waits: bool = False
@@ -204,6 +212,7 @@ class Follower:
                 copy.take_tables(tables, answer.end)
             if spans:
                 await copy.take_spans(spans, answer.file_start, answer.epoch)
+            self._note_following()
             await copy.drop_files_before(answer.start)
 
     async def _sync_copies(self, connection: Connection) -> None:

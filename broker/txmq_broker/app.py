@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import resource
-import signal
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -16,14 +14,13 @@ from txmq.errors import BrokerRefused, InternalError, ServiceUnavailable, StoreE
 from txmq.protocol.bodies import TopicConfigs
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import unpack
-from txmq.remoting.connection import Connection
+from txmq.remoting.connection import Connection, Service
 from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
-from txmq.runtime.memory import exempt_from_collection
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.tls import client_context, load_tls
 from txmq_broker.access.audit import AuditLog
@@ -63,14 +60,16 @@ from txmq_broker.parts import Parts
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
+from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.housekeeping import Housekeeping
 from txmq_broker.services.keeper import Keeper
+from txmq_broker.services.leader_gate import LeaderGate
 from txmq_broker.services.registrar import Registrar
 from txmq_broker.services.topic_creator import TopicCreator
 from txmq_broker.store.message_store import MessageStore, Span
 from txmq_broker.store.start import Recovery
 
-__all__ = ["Broker", "run"]
+__all__ = ["Broker"]
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +79,6 @@ _TORN_MEANS: Final = {
     "sync": "none of them was acknowledged",
     "async": "they may hold messages that were acknowledged shortly before",
 }
-
-FILES_OF_OUR_OWN: Final = 1024
-"""Files open beside connections: two for each segment of the log, and a few."""
 
 
 class HandlerFamily(Protocol):
@@ -113,9 +109,12 @@ class Broker:
         disk: Disk | None = None,
         entropy: Entropy | None = None,
         accept_loss: str | None = None,
+        leadership: HeldLeadership | None = None,
     ) -> None:
         self.settings = settings
         self._accept_loss = accept_loss
+        self._leadership = leadership
+        self._gate = None if leadership is None else LeaderGate(leadership)
         self.clock: Clock = clock or SystemClock()
         self.network: Network = network or SystemNetwork()
         self.disk: Disk = disk or LocalDisk(settings.data)
@@ -195,7 +194,7 @@ class Broker:
             connections_max=self.settings.connections_max,
             on_lost=self._lost,
             decode=self._dispatch.decode,
-            service_for=protection.over(self._dispatch) if protection else None,
+            service_for=self._service_for(),
             tls=self._door.port_tls,
         )
         await self._listener.open(*split_address(self.settings.listen))
@@ -227,6 +226,9 @@ class Broker:
         self._serve(self._parts())
         self._flusher.start()
         self._complete_tables()
+        if self._gate is not None:
+            await self._copies.opened()
+            self._gate.is_open = True
         self._registrar = await self._open_names()
         await self._registrar.start()
         chores = self._housekeeping.run(self._client_handlers.drop_silent, self._expire_locks)
@@ -237,6 +239,20 @@ class Broker:
         self._delivery = asyncio.create_task(self._deliverer.run(), name="delivery")
         self._tasks.append(self._delivery)
 
+    def _service_for(self) -> Callable[[str], Service] | None:
+        """The function that returns, for a host, what serves it; ``None`` if all get the same."""
+        protection, gate = self._door.protection, self._gate
+        limited = None if protection is None else protection.over(self._dispatch)
+        if gate is None:
+            return limited
+        services: dict[Dispatcher, Service] = {}
+
+        def gated(host: str) -> Service:
+            behind = self._dispatch if limited is None else limited(host)
+            return services.setdefault(behind, gate.before(behind))
+
+        return gated
+
     def _open_store(self, topics: TopicConfigs, floors_end: int) -> None:
         self.recovery = self.store.open(
             self._housekeeping.floors,
@@ -246,6 +262,8 @@ class Broker:
             accept_loss=self._accept_loss,
             now_ms=self.clock.wall_ms(),
         )
+        if self._leadership is not None:
+            self.store.log.epoch = self._leadership.epoch
         if self.recovery.lost:
             log.error("going on without what is missing: %s", self.recovery.lost)
             return
@@ -280,7 +298,10 @@ class Broker:
             await server.open(*split_address(self.settings.names_listen))
             return own
         addresses = [address.strip() for address in names.split(";") if address.strip()]
-        return Registrar(self._identity, self.topics, self._pool, addresses)
+        registrar = Registrar(self._identity, self.topics, self._pool, addresses)
+        if self._leadership is not None:
+            registrar.may_register = self._leadership.is_certain
+        return registrar
 
     def refresh_files(self) -> None:
         """Read the files of accounts and certificates again now, if they have changed."""
@@ -364,7 +385,7 @@ class Broker:
         self._pulls = PullHandlers(parts)
         self._client_handlers = ClientHandlers(parts)
         self._relays = RelayHandlers(parts)
-        self._copies = CopyHandlers(parts)
+        self._copies = CopyHandlers(parts, self._leadership)
         sends = SendHandlers(parts)
         families: list[HandlerFamily] = [
             sends,
@@ -416,6 +437,7 @@ class Broker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._flusher.drain()
+                await self._copies.settled()
         if self.failure is None:
             try:
                 self._housekeeping.save_tables()
@@ -432,6 +454,17 @@ class Broker:
                 self.store.note_clean_stop()
             except OSError as error:
                 log.error("the clean stop could not be noted: %s", error)  # noqa: TRY400
+        await self._give_up()
+
+    async def abandon(self) -> None:
+        """Close at once, because another member may lead: nothing is answered or saved any more."""
+        if isinstance(self._registrar, Registrar):
+            await self._registrar.give_up()
+        if self._delivery is not None:
+            self._delivery.cancel()
+        if self._listener is not None:
+            self._pulls.release()
+            await self._relays.stop()
         await self._give_up()
 
     async def _give_up(self) -> None:
@@ -557,62 +590,3 @@ class Broker:
             return self.settings.names
         host, port = self._names.address
         return f"{host}:{port}"
-
-
-def run(
-    settings: BrokerSettings,
-    *,
-    ready: Callable[[Broker], None],
-    accept_loss: str | None = None,
-) -> int:
-    """Run a broker until SIGTERM or SIGINT; returns the exit code of the process.
-
-    Args:
-        settings: The settings of the broker.
-        ready: Called when the broker accepts requests.
-        accept_loss: Why the broker shall start although a part of its log is missing.
-
-    Raises:
-        StoreError: The data directory is in use or damaged.
-        OSError: An address or the directory cannot be opened.
-        ConfigError: A setting is invalid.
-    """
-    import uvloop
-
-    _allow_files(settings.connections_max, servers=1 if settings.names else 2)
-    return uvloop.run(_run(settings, ready, accept_loss))
-
-
-def _allow_files(connections: int, servers: int = 1) -> None:
-    """Raise this process's limit on open files towards what the connections and the log need."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = servers * connections + FILES_OF_OUR_OWN
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    except (OSError, ValueError):
-        most = soft  # macOS calls its limit endless, and refuses what is above the kernel's.
-    if most < connections + FILES_OF_OUR_OWN:
-        log.warning("only %d files may be open; connections_max is %d", most, connections)
-
-
-async def _run(
-    settings: BrokerSettings, ready: Callable[[Broker], None], accept_loss: str | None
-) -> int:
-    loop = asyncio.get_running_loop()
-    async with Broker(settings, accept_loss=accept_loss) as broker:
-        asked = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, asked.set)
-        exempt_from_collection()
-        ready(broker)
-        waits = [asyncio.create_task(event.wait()) for event in (asked, broker.stopped)]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for task in waits:
-            task.cancel()
-        if broker.failure is not None:
-            return 1
-        log.info("draining")
-    return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from contextlib import suppress
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -33,13 +34,15 @@ __all__ = [
     "ServerTlsSettings",
     "StoreSettings",
     "TopicDefaults",
+    "etcd_endpoints",
 ]
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.@-]+")
 
 FlushMode = Literal["sync", "async"]
-ReplicationRole = Literal["async-leader", "sync-leader", "follower"]
+ReplicationRole = Literal["leader", "follower"]
+ReplicationMode = Literal["", "sync", "async"]
 TlsMode = Literal["disabled", "permissive", "enforcing"]
 
 HOW_TO_ADVERTISE: Final = (
@@ -131,21 +134,76 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
         ConfigError: A value is invalid.
     """
 
-    role: ReplicationRole = "async-leader"
-    """"async-leader": takes sends and answers them on its own; "sync-leader": answers a send when
-    every follower that keeps up has it; "follower": copies the log of the leader of its name.
+    coordinator: str = ""
+    """The etcd that decides who leads, as "etcd://h1:2379,h2:2379". The members of a broker set
+    share it and their ``name``, and each has a directory of its own.
     """
 
     member: str = ""
-    """The follower's name, different for each follower of a broker."""
+    """The name of this member, different for each member of a broker set."""
+
+    address: str = ""
+    """Where the members of the set reach this one, if that is not where clients do."""
+
+    role: ReplicationRole = "leader"
+    """Without a coordinator: "leader" takes sends; "follower" copies the log of the leader of its
+    name, and serves no client.
+    """
+
+    mode: ReplicationMode = ""
+    """When a leader answers a send: "sync", when every follower in the in-sync set has it durably
+    too; "async", on its own. Empty: "sync" with a coordinator, and else "async".
+    """
+
+    min_in_sync: int = 1
+    """How many copies, with the leader's, have to be in sync; with fewer, sends are refused."""
+
+    lag_max: Duration = Duration(10.0)
+    """How far behind a follower may be, in time, before answers no longer wait for it."""
+
+    lease: int = 5
+    """After how many seconds without a sign of the leader another member leads."""
+
+    @property
+    def is_sync(self) -> bool:
+        """Whether answers wait for followers."""
+        return (self.mode or ("sync" if self.coordinator else "async")) == "sync"
 
     def __post_init__(self) -> None:
-        """Refuse a follower without a name."""
-        if self.role == "follower" and not _NAME.fullmatch(self.member):
+        """Refuse a member without a name, and values that cannot be."""
+        if (self.coordinator or self.role == "follower") and not _NAME.fullmatch(self.member):
             raise ConfigError(
-                f"replication.member cannot be {self.member!r} for a follower; it takes letters, "
-                "digits, and -_.@ (RocketMQ's brokerId, from 1, sets it as well)"
+                f"replication.member cannot be {self.member!r} for a member of a broker set; it "
+                "takes letters, digits, and -_.@ (RocketMQ's brokerId, from 1, sets it as well)"
             )
+        if self.coordinator:
+            if self.role == "follower":
+                raise ConfigError(
+                    "replication.role is for sets without a coordinator; leave out one of the two"
+                )
+            etcd_endpoints(self.coordinator)
+        if self.min_in_sync < 1:
+            raise ConfigError("replication.min_in_sync must be at least 1")
+        if self.lease < 2:
+            raise ConfigError("replication.lease must be at least 2 seconds")
+        if self.lag_max <= 0:
+            raise ConfigError("replication.lag_max must be above 0")
+
+
+def etcd_endpoints(text: str) -> list[tuple[str, int]]:
+    """The hosts and ports in an address of etcd.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    scheme, _, rest = text.partition("://")
+    if scheme == "etcd":
+        with suppress(ConfigError):
+            return [split_address(address.strip()) for address in rest.split(",")]
+    raise ConfigError(
+        f"replication.coordinator cannot be {text!r}; it takes etcd://HOST:PORT, and further "
+        "addresses of the same etcd after commas"
+    )
 
 
 class TopicDefaults(Struct, frozen=True, kw_only=True):
@@ -394,8 +452,9 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
                 "security.trust is for brokers without acl; with accounts, write the addresses to "
                 "globalWhiteRemoteAddresses in the file of accounts"
             )
-        if self.replication.role == "follower" and not self.names:
-            raise ConfigError("a follower finds its leader at name servers; set --names HOST:PORT")
+        self._check_set()
+        if self.replication.address:
+            _address("replication.address", self.replication.address, port_min=1)
         _address("names_listen", self.names_listen)
         host, _ = _address("listen", self.listen)
         if self.advertise:
@@ -410,6 +469,18 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
                 if "," in server:
                     raise ConfigError(f"names cannot be {server!r}; separate addresses with ';'")
                 _address("names", server, port_min=1)
+
+    def _check_set(self) -> None:
+        copies = self.replication
+        if (copies.coordinator or copies.role == "follower") and not self.names:
+            raise ConfigError(
+                "the members of a broker set meet at name servers; set --names HOST:PORT"
+            )
+        if copies.coordinator and self.store.flush != "sync":
+            raise ConfigError(
+                "a member under a coordinator may lead after a power cut, so it has to have what "
+                'it confirmed; set store.flush to "sync"'
+            )
 
 
 def _address(setting: str, text: str, *, port_min: int = 0) -> tuple[str, int]:

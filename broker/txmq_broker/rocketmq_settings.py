@@ -110,11 +110,17 @@ def _flush(value: object) -> object:
     return modes[str(value).strip()]
 
 
-def _role(value: object) -> object:
-    roles = {"ASYNC_MASTER": "async-leader", "SYNC_MASTER": "sync-leader", "SLAVE": "follower"}
+def _role(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
+    del so_far, notice
+    roles = {
+        "ASYNC_MASTER": ("leader", "async"),
+        "SYNC_MASTER": ("leader", "sync"),
+        "SLAVE": ("follower", ""),
+    }
     if str(value).strip() not in roles:
         raise ValueError(" or ".join(roles))
-    return roles[str(value).strip()]
+    role, mode = roles[str(value).strip()]
+    return {"replication.role": role, "replication.mode": mode}
 
 
 def _member(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
@@ -216,7 +222,9 @@ _KEPT: Final[dict[str, ForeignName]] = {
     ),
     "bindAddress": Derived(("listen",), _bind_address, "the address alone, over `brokerIP1`"),
     "storePathRootDir": Alias("data"),
-    "brokerRole": Alias("replication.role", _role, "`ASYNC_MASTER`, `SYNC_MASTER` or `SLAVE`"),
+    "brokerRole": Derived(
+        ("replication.role", "replication.mode"), _role, "`ASYNC_MASTER`, `SYNC_MASTER` or `SLAVE`"
+    ),
     "brokerId": Derived(
         ("replication.member",), _member, "from 1 the name of a follower; 0 sets nothing"
     ),

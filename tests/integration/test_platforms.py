@@ -16,7 +16,7 @@ import pytest
 from tests.integration.loopback_stage import on_sockets
 from txmq.cli.stop_signals import stop_at_signals
 from txmq.runtime.disk import LocalDisk
-from txmq_broker import app
+from txmq_broker import running
 from txmq_broker.config import BrokerSettings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -132,7 +132,7 @@ def test_a_system_that_does_not_raise_the_limit_on_files_is_told_and_goes_on(mon
     endless = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda what: (256, endless))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    app._allow_files(10_000)
+    running.allow_files(10_000)
 
     assert "only 256 files may be open; connections_max is 10000" in caplog.text
 

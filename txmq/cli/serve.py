@@ -29,7 +29,7 @@ from txmq.tls import TLS_VARIABLES
 
 if TYPE_CHECKING:
     from txmq_broker.app import Broker
-    from txmq_broker.config import BrokerSettings
+    from txmq_broker.config import BrokerSettings, ReplicationSettings
 
 __all__ = [
     "NOT_SETTINGS",
@@ -73,12 +73,6 @@ LogLevel = Annotated[
 _FLUSH_MEANS: Final = {
     "sync": "a send is answered when its message survives a power cut",
     "async": "a send is answered when it is written; a power cut may take the last messages",
-}
-
-_ROLE_MEANS: Final = {
-    "async-leader": "leader; answers do not wait for followers",
-    "sync-leader": "leader; an answer waits until every follower that keeps up has the message",
-    "follower": "follower; it copies its leader and serves no client",
 }
 
 _TLS_MEANS: Final = {
@@ -180,6 +174,18 @@ def serve(
             "name server without an account.",
         ),
     ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRS",
+            help="The etcd that decides which member of the broker set leads: "
+            "etcd://h1:2379,h2:2379.",
+        ),
+    ] = None,
+    member: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="This member of the broker set."),
+    ] = None,
     accept_loss: Annotated[
         str | None,
         typer.Option(
@@ -212,6 +218,8 @@ def serve(
         "acl": acl,
         "security.trust": trust,
         "security.trust_brokers": trust_brokers,
+        "replication.coordinator": coordinator,
+        "replication.member": member,
     }
     arguments = [f"{key}={value}" for key, value in options.items() if value is not None]
     if names_listen is not None:
@@ -264,7 +272,7 @@ def banner(settings: "BrokerSettings") -> str:
         "listen": listen,
         "names": names,
         "data": str(Path(settings.data).absolute()),
-        "role": _ROLE_MEANS[settings.replication.role],
+        "copies": _copies_text(settings.replication),
         "flush": f"{settings.store.flush}: {_FLUSH_MEANS[settings.store.flush]}",
         "tls": _TLS_MEANS[settings.tls.mode],
         "access": f"accounts in {settings.acl}"
@@ -274,6 +282,15 @@ def banner(settings: "BrokerSettings") -> str:
     lines = [f"txmq {txmq.__version__}"]
     lines += [f"  {title:7} {text}" for title, text in rows.items()]
     return "\n".join(lines)
+
+
+def _copies_text(copies: "ReplicationSettings") -> str:
+    mode = "answers wait for every follower in sync" if copies.is_sync else "answers do not wait"
+    if copies.coordinator:
+        return f"member {copies.member}; {copies.coordinator} decides who leads; {mode}"
+    if copies.role == "follower":
+        return f"follower {copies.member}: it copies its leader and serves no client"
+    return f"leader; {mode} for followers" if not copies.is_sync else f"leader; {mode}"
 
 
 def give_up(
@@ -315,7 +332,7 @@ def _taken(error: OSError, addresses: Mapping[str, str]) -> str | None:
 
 
 def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
-    from txmq_broker import app, following
+    from txmq_broker import following, member, running
 
     clock = SystemClock()
     began = clock.monotonic()
@@ -338,10 +355,12 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
     if not settings.names:
         addresses["--names-listen"] = settings.names_listen
     try:
-        if settings.replication.role == "follower":
+        if settings.replication.coordinator:
+            code = member.run(settings, ready=lambda: _say_member(settings), leading=_say_leading)
+        elif settings.replication.role == "follower":
             code = following.run(settings, ready=lambda: _say_following(settings))
         else:
-            code = app.run(settings, ready=ready, accept_loss=accept_loss)
+            code = running.run(settings, ready=ready, accept_loss=accept_loss)
     except (TxmqError, OSError) as error:
         give_up(error, started=started, addresses=addresses, data=settings.data)
     log.info("stopped", extra={"code": code})
@@ -351,6 +370,17 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
 def _say_following(settings: "BrokerSettings") -> None:
     data = Path(settings.data).absolute()
     say(f"ready {settings.name} follower {settings.replication.member} data {data}")
+    flush()
+
+
+def _say_member(settings: "BrokerSettings") -> None:
+    data = Path(settings.data).absolute()
+    say(f"ready {settings.name} member {settings.replication.member} data {data}")
+    flush()
+
+
+def _say_leading(broker: "Broker") -> None:
+    say(f"leading {broker.settings.name} {broker.address} epoch {broker.store.log.epoch}")
     flush()
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Job", "Runner", "Tasks", "Threads", "resolve", "run_job"]
+__all__ = ["Job", "Runner", "Tasks", "Threads", "resolve", "run_job", "until_first"]
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,24 @@ class Tasks:
                 task.cancel()
             # Not gather: if this call is cancelled, the remaining tasks must stay registered.
             await asyncio.wait(tasks)
+
+
+async def until_first(*works: Coroutine[Any, Any, Any]) -> None:
+    """Run coroutines until the first of them ends; the others are cancelled, and have ended then.
+
+    Raises:
+        Exception: What one of them raised.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
 
 
 Job: TypeAlias = tuple[asyncio.Future[object], Callable[[], object]]

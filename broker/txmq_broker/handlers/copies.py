@@ -8,6 +8,8 @@ from txmq.protocol.copies import CopiedTables
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.parts import Parts
+from txmq_broker.services.copied_answers import CopiedAnswers
+from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.log_shipper import LogShipper
 
 __all__ = ["CopyHandlers"]
@@ -16,22 +18,35 @@ __all__ = ["CopyHandlers"]
 class CopyHandlers:
     """Serves followers."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, leadership: HeldLeadership | None) -> None:
         self._parts = parts
         self._flusher = parts.flusher
         self._is_shipping = False
+        self._answers = CopiedAnswers(
+            parts.store,
+            parts.clock,
+            parts.settings.replication,
+            parts.admission,
+            parts.flusher.release,
+            leadership,
+        )
         self._shipper = LogShipper(
             parts.store,
             parts.clock,
             lambda: (parts.topics.version, parts.groups.version),
             self._tables,
-            parts.flusher.release,
-            holds_answers=parts.settings.replication.role == "sync-leader",
+            self._answers,
         )
-        self.figures = self._shipper.figures
+        self.opened = self._answers.opened
+        self.settled = self._answers.settled
         self.close = self._shipper.close
-        if self._shipper.holds_answers:
+        if self._answers.holds_answers:
             self._ship()
+            self._shipper.watch()
+
+    def figures(self) -> dict[str, int]:
+        """What the followers have."""
+        return self._shipper.figures() | self._answers.figures()
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
@@ -53,7 +68,8 @@ class CopyHandlers:
 
     def _ship(self) -> None:
         self._is_shipping = True
-        self._flusher.ship_with(self._shipper)
+        held = self._answers if self._answers.holds_answers else None
+        self._flusher.ship_with(self._shipper.written, held)
 
     def _tables(self) -> CopiedTables:
         parts = self._parts

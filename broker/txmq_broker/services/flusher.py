@@ -28,7 +28,7 @@ from txmq_broker.store.index_file import LogRange
 from txmq_broker.store.log.commit_log import SyncPoint
 from txmq_broker.store.message_store import MessageStore, Span
 
-__all__ = ["Copies", "Flusher", "Tickets"]
+__all__ = ["Flusher", "HeldAnswers", "Tickets"]
 
 log = logging.getLogger(__name__)
 
@@ -51,23 +51,21 @@ class UnsyncedSpan(NamedTuple):
     since: float
 
 
-class Copies(Protocol):
-    """Ships what the flusher writes to followers, and holds answers until they have it."""
+class HeldAnswers(Protocol):
+    """Holds the answers of durable spans until followers have a copy."""
 
-    holds_answers: bool
-    """Whether :meth:`hold` is called for durable spans."""
-
-    def written(self) -> None:
-        """A span was written."""
-        ...
-
-    def hold(self, span: Span, tickets: Tickets) -> None:
-        """Take over a durable span, and :meth:`Flusher.release` it later."""
+    @property
+    def is_full(self) -> bool:
+        """True if too much is held."""
         ...
 
     @property
     def held(self) -> Tickets | None:
         """The answers of the newest span that is held, or ``None`` if none is."""
+        ...
+
+    def hold(self, span: Span, tickets: Tickets) -> None:
+        """Take over a durable span, and :meth:`Flusher.release` it later."""
         ...
 
 
@@ -114,7 +112,8 @@ class Flusher:
         self._task: asyncio.Task[None] | None = None
         self._failed = False
         self._refused = 0
-        self._copies: Copies | None = None
+        self._written: Callable[[], None] | None = None
+        self._copies: HeldAnswers | None = None
         self._finish = self.release
         """What happens to a span once it is as durable as the settings want."""
 
@@ -126,10 +125,16 @@ class Flusher:
             "busy_refused": self._refused,
         }
 
-    def ship_with(self, copies: Copies) -> None:
-        """Have every span that is written from now on shipped to followers."""
-        self._copies = copies
-        if copies.holds_answers:
+    def ship_with(self, written: Callable[[], None], copies: HeldAnswers | None) -> None:
+        """Have every span that is written from now on copied.
+
+        Args:
+            written: Called after each write.
+            copies: Takes over durable spans; without it their answers are sent at once.
+        """
+        self._written = written
+        if copies is not None:
+            self._copies = copies
             self._finish = copies.hold
 
     def start(self) -> None:
@@ -182,6 +187,8 @@ class Flusher:
                 raise self._busy("too much waits for the disk")
             if self._clock.monotonic() - self._waiting[0].since > STUCK_S:
                 raise self._busy("the disk is slow")
+        if self._copies is not None and self._copies.is_full:
+            raise self._busy("too much waits for the followers")
         self._turn_end = log_.segments.end + SPAN_BYTES_MAX
         self._turn_ms = self._plan_turn()
         return self._turn_ms
@@ -263,8 +270,8 @@ class Flusher:
                     self._waiting.append(UnsyncedSpan(span, tickets, self._clock.monotonic()))
                 else:
                     self._finish(span, tickets)
-                if self._copies is not None:
-                    self._copies.written()
+                if self._written is not None:
+                    self._written()
         if self._waiting and self._syncing is None and not self._failed:
             # Start the sync here and not in the task: every answer waits for the disk.
             self._syncing = self._begin_sync()
@@ -274,8 +281,8 @@ class Flusher:
 
     def _is_idle(self) -> bool:
         is_busy = self._waiting or self._turn_planned or self._syncing is not None
-        is_busy = is_busy or (self._copies is not None and self._copies.held is not None)
-        return self._failed or not (is_busy or self._store.log.staged)
+        is_held = self._copies is not None and self._copies.held is not None
+        return self._failed or not (is_busy or is_held or self._store.log.staged)
 
     def _end_drain(self) -> None:
         drained, self._drained = self._drained, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from txmq.errors import TxmqError
@@ -54,6 +55,8 @@ class Registrar:
         self._tasks: list[asyncio.Task[None]] = []
         self._registered: dict[str, Connection] = {}
         self._silent: set[str] = set()
+        self.may_register: Callable[[], bool] = lambda: True
+        """Asked before each registration."""
 
     async def start(self) -> None:
         """Register now, and repeat it periodically."""
@@ -68,11 +71,15 @@ class Registrar:
         for changed in self._changed.values():
             changed.set()
 
-    async def stop(self) -> None:
-        """Unregister from every name server."""
+    async def give_up(self) -> None:
+        """Register no more."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Unregister from every name server."""
+        await self.give_up()
         # All at once: unresponsive ones must not use up the time for stopping.
         await asyncio.gather(*[self._unregister(name) for name in self._changed])
 
@@ -98,6 +105,8 @@ class Registrar:
     async def _register(self, name: str) -> None:
         body = RegistrationBody(self._topics.saved()).write()
         self._registered.pop(name, None)
+        if not self.may_register():
+            return
         try:
             connection = await self._pool.connection(name)
             await connection.request(

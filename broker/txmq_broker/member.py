@@ -1,0 +1,285 @@
+"""A member of a broker set: it follows the leader, or leads.
+
+A coordinator decides who leads. While another member leads, this one is a :class:`Follower`: it
+copies the log into its directory. When it leads, it is a :class:`Broker` on the same directory. It
+is never both, and in between the directory is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from txmq.credentials import load_credentials
+from txmq.errors import ConnectFailed, TransportError
+from txmq.remoting.pool import ConnectionPool
+from txmq.runtime.clock import Clock, SystemClock
+from txmq.runtime.coordinator import Leader, Leadership, SetCoordinator, View
+from txmq.runtime.disk import Disk, LocalDisk
+from txmq.runtime.entropy import Entropy, SystemEntropy
+from txmq.runtime.etcd import EtcdCoordinator
+from txmq.runtime.network import Network, SystemNetwork
+from txmq.runtime.tasks import until_first
+from txmq.tls import client_context, load_tls
+from txmq_broker.app import Broker
+from txmq_broker.config import BrokerSettings, etcd_endpoints
+from txmq_broker.running import allow_files
+from txmq_broker.services.follower import Follower
+from txmq_broker.services.held_leadership import HeldLeadership
+
+__all__ = ["Member", "run"]
+
+log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 0.5
+_PATH: Final = "member"
+_TOKEN_BYTES: Final = 4
+
+
+class Member:
+    """One member of a broker set.
+
+    Args:
+        settings: The settings, with ``replication.member``.
+        coordinator: The access to the store of the set.
+        on_leading: Called when this member serves as the leader.
+
+    Attributes:
+        name: The name in the in-sync set. A part of it belongs to the directory: a member that lost
+            its directory is another one, which has nothing of what was acknowledged.
+        broker: The broker, while this member leads.
+        follower: The follower, while another member leads.
+        failure: Why this member ended by itself.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        coordinator: SetCoordinator,
+        *,
+        clock: Clock | None = None,
+        network: Network | None = None,
+        disk: Disk | None = None,
+        entropy: Entropy | None = None,
+        on_leading: Callable[[Broker], None] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._coordinator = coordinator
+        self._clock: Clock = clock or SystemClock()
+        self._network: Network = network or SystemNetwork()
+        self._disk: Disk = disk or LocalDisk(settings.data)
+        self._entropy: Entropy = entropy or SystemEntropy()
+        self._on_leading = on_leading
+        self._former = ""
+        self._stopping = asyncio.Event()
+        self._failure = ""
+        self.name = ""
+        self.broker: Broker | None = None
+        self.follower: Follower | None = None
+
+    def stop(self) -> None:
+        """Stop following, or hand over and stop leading; :meth:`run` returns."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Follow and lead until stopped.
+
+        Raises:
+            StoreError: The directory is in use or damaged.
+            OSError: The disk failed, or the address to listen at cannot be opened.
+        """
+        self.name = self._own_name()
+        while not self._stopping.is_set():
+            view = await self._ask(self._coordinator.view())
+            if view is None:
+                continue
+            if view.may_lead(self.name):
+                await self._try_to_lead(view)
+            elif view.leader is None or view.leader.member == self.name:
+                # The old lease of this member, from before it was started again, has to end first.
+                await self._ask(self._coordinator.changed(view))
+            else:
+                await self._follow(view, view.leader)
+
+    def _own_name(self) -> str:
+        token = _read(self._disk)
+        if not token:
+            token = self._entropy.token(_TOKEN_BYTES).hex()
+            self._disk.replace(_PATH, f"{token}\n".encode())
+        return f"{self._settings.replication.member}.{token}"
+
+    async def _ask(self, question: Coroutine[Any, Any, View]) -> View | None:
+        """The answer of the store; ``None`` if it cannot be asked, or this member is to stop."""
+        found: View | None = None
+
+        async def ask() -> None:
+            nonlocal found
+            found = await question
+
+        try:
+            await until_first(ask(), self._stopping.wait())
+        except TransportError as error:
+            self._report(error)
+            await asyncio.sleep(_RETRY_S)
+            return None
+        self._failure = ""
+        if found is not None and found.leader is not None:
+            self._former = found.leader.member
+        return found
+
+    def _report(self, error: TransportError) -> None:
+        if str(error) != self._failure:
+            self._failure = str(error)
+            log.warning("the store of the set cannot be asked, trying again: %s", error)
+
+    # Following
+
+    async def _follow(self, view: View, leader: Leader) -> None:
+        """Follow a leader until the set has another one, or none."""
+
+        async def find_leader() -> tuple[str, int]:
+            return leader.address, view.epoch
+
+        pool = ConnectionPool(
+            self._network,
+            self._clock,
+            credentials=load_credentials(),
+            tls=client_context(load_tls()),
+        )
+        copies = replace(self._settings.replication, member=self.name)
+        settings = replace(self._settings, replication=copies)
+        follower = self.follower = Follower(
+            settings, pool, self._disk, self._clock, self._entropy, find_leader
+        )
+        log.info("following %s at %s in epoch %d", leader.member, leader.address, view.epoch)
+        try:
+            await until_first(follower.run(), self._until_changed(view))
+        finally:
+            self.follower = None
+            await pool.close()
+
+    async def _until_changed(self, view: View) -> None:
+        while not self._stopping.is_set():
+            found = await self._ask(self._coordinator.changed(view))
+            if found is not None and (found.leader, found.epoch) != (view.leader, view.epoch):
+                return
+            view = found or view
+
+    # Leading
+
+    async def _try_to_lead(self, view: View) -> None:
+        copies = self._settings.replication
+        address = copies.address or self._settings.advertise or self._settings.listen
+        try:
+            leadership = await self._coordinator.lead(
+                Leader(self.name, address), view, copies.lease
+            )
+        except TransportError as error:
+            self._report(error)
+            await asyncio.sleep(_RETRY_S)
+            return
+        if leadership is not None:
+            await self._lead(leadership, view)
+
+    async def _lead(self, leadership: Leadership, view: View) -> None:
+        former = self._former if self._former != self.name else ""
+        held = HeldLeadership(self._coordinator, leadership, view.in_sync, former, self._clock)
+        log.info("leading in epoch %d", held.epoch)
+        keeping = asyncio.create_task(held.keep(), name="keep the lease")
+        broker = Broker(
+            self._settings,
+            clock=self._clock,
+            network=self._network,
+            disk=self._disk,
+            entropy=self._entropy,
+            leadership=held,
+        )
+        try:
+            await self._serve(broker, held)
+        finally:
+            self.broker = None
+            await held.resign()
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _serve(self, broker: Broker, held: HeldLeadership) -> None:
+        """Serve as the leader until the lease ends, this member is stopped, or the disk fails."""
+
+        async def start() -> None:
+            await broker.__aenter__()
+            self.broker = broker
+
+        await until_first(start(), held.ended.wait(), self._stopping.wait())
+        if self.broker is None:
+            return
+        if self._on_leading is not None:
+            self._on_leading(broker)
+        await until_first(held.ended.wait(), broker.stopped.wait(), self._stopping.wait())
+        if held.ended.is_set():
+            await broker.abandon()
+        else:
+            await broker.stop()
+        if broker.failure is not None:
+            raise broker.failure
+
+
+def _read(disk: Disk) -> str:
+    try:
+        file = disk.open(_PATH)
+    except FileNotFoundError:
+        return ""
+    try:
+        return file.read(0, file.size()).decode().strip()
+    finally:
+        file.close()
+
+
+def run(
+    settings: BrokerSettings,
+    *,
+    ready: Callable[[], None],
+    leading: Callable[[Broker], None],
+) -> int:
+    """Run a member until SIGTERM or SIGINT; returns the exit code of the process.
+
+    Args:
+        settings: The settings; the environment has the account and TLS.
+        ready: Called when the store of the set was reached for the first time.
+        leading: Called whenever this member begins to serve as the leader.
+
+    Raises:
+        StoreError: The data directory is in use or damaged.
+        OSError: An address or the directory cannot be opened.
+        ConfigError: A setting is invalid.
+        ConnectFailed: No etcd can be reached.
+    """
+    import uvloop
+
+    allow_files(settings.connections_max)
+    return uvloop.run(_run(settings, ready, leading))
+
+
+async def _run(
+    settings: BrokerSettings,
+    ready: Callable[[], None],
+    leading: Callable[[Broker], None],
+) -> int:
+    coordinator = EtcdCoordinator(
+        etcd_endpoints(settings.replication.coordinator), f"{settings.cluster}/{settings.name}"
+    )
+    try:
+        await coordinator.view()
+    except TransportError as error:
+        raise ConnectFailed(f"the set has no coordinator: {error}") from error
+    member = Member(settings, coordinator, on_leading=leading)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, member.stop)
+    ready()
+    await member.run()
+    return 0

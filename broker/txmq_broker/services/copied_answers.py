@@ -1,0 +1,259 @@
+"""Answers that wait until followers have a copy of what they confirm.
+
+With ``replication.mode = "sync"`` an answer waits for every follower in the in-sync set. Under a
+coordinator no answer is sent unless the leadership is certain at that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from txmq.errors import ReplicaTimeout, ReplicaUnavailable
+from txmq.limits import UNSYNCED_BYTES_MAX
+from txmq.protocol import command as commands
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.command import RESPONSE, FrameReader
+from txmq.runtime.clock import Clock
+from txmq.runtime.tasks import resolve
+from txmq_broker.config import ReplicationSettings
+from txmq_broker.core.admission import Admission
+from txmq_broker.core.in_sync import InSyncSet
+from txmq_broker.services.flusher import Tickets
+from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.store.message_store import MessageStore, Span
+
+__all__ = ["CopiedAnswers"]
+
+log = logging.getLogger(__name__)
+
+_CAUSE: Final = "copies"
+_CONNECT_S: Final = 1.0
+"""How long a new leader waits for the members of its set to connect."""
+
+_SETTLE_S: Final = 2.0
+"""How long a leader that stops waits for its followers."""
+
+_SENDS: Final = frozenset((
+    RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
+))  # fmt: skip
+
+
+class HeldSpan(NamedTuple):
+    """A span that is durable here and not yet at every in-sync follower."""
+
+    span: Span
+    tickets: Tickets
+    since: float
+
+
+class CopiedAnswers:
+    """The in-sync set of a leader, and the answers that wait for it.
+
+    Args:
+        store: The log.
+        clock: For the lag of followers.
+        settings: How long a follower may lag, and how many copies a send needs.
+        admission: Refuses sends while too few copies are in sync.
+        release: Makes a span visible and sends its answers.
+        leadership: The leadership under a coordinator, if there is one.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        clock: Clock,
+        settings: ReplicationSettings,
+        admission: Admission,
+        release: Callable[[Span, Tickets], None],
+        leadership: HeldLeadership | None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._admission = admission
+        self._release = release
+        self._leadership = leadership
+        self._awaits = settings.is_sync
+        self.holds_answers = self._awaits or leadership is not None
+        """Whether durable spans come to :meth:`hold`."""
+        self._set = InSyncSet()
+        if leadership is not None:
+            self._set = InSyncSet(leadership.in_sync, leadership.former)
+        self._held: deque[HeldSpan] = deque()
+        self._answered = store.log.end
+        """The end of what was answered. All that a new leader has may have been."""
+        self._began_at = clock.monotonic()
+        self._ends: deque[tuple[float, int]] = deque()
+        """Where the log ended at each of the last moments."""
+        self._recording: asyncio.Task[None] | None = None
+        self._changed: asyncio.Future[None] | None = None
+        """Resolved when a follower has more, or the set has changed."""
+        self._adjust()
+
+    def figures(self) -> dict[str, int]:
+        """The in-sync set, and what waits for it."""
+        return {
+            "followers_in_sync": len(self._set.confirmed),
+            "answers_waiting_for_followers": len(self._held),
+        }
+
+    def copied_to(self, member: str) -> int:
+        """The end of a follower's durable copy; -1 if it is unknown."""
+        return self._set.copied_to(member)
+
+    @property
+    def is_full(self) -> bool:
+        """True if too much waits for the followers."""
+        held = self._held
+        return bool(held) and held[-1].span.end - held[0].span.end > UNSYNCED_BYTES_MAX
+
+    async def opened(self) -> None:
+        """Return when every follower in the set has the log that this leader began with.
+
+        Readers see nothing before: what a single copy has may be lost with it.
+        """
+        if self._awaits:
+            await self._until_copied(self._answered)
+
+    async def settled(self) -> None:
+        """Return when every follower in the set has the whole log, or after a while."""
+        if self.holds_answers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_S):
+                    await self._until_copied(self._store.log.end)
+
+    async def _until_copied(self, end: int) -> None:
+        while not self._set.has_copied(end):
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
+
+    # What the shipper learns
+
+    def note_epoch(self, epoch: int) -> None:
+        """Note that a follower has seen a newer epoch."""
+        if self._leadership is not None:
+            self._leadership.end(f"a follower has seen epoch {epoch}")
+
+    def note_copied(self, member: str, position: int) -> None:
+        """Note that a follower has the log durably up to a position."""
+        answered = self._answered if self._awaits else self._store.checkpoints.published
+        self._set.note_copied(member, position, answered)
+        self._adjust()
+
+    def leave(self, member: str) -> None:
+        """Forget a follower, because its connection is lost."""
+        self._set.leave(member)
+        self._adjust()
+
+    @property
+    def watches(self) -> bool:
+        """Whether :meth:`tick` has to be called."""
+        return bool(self._held) or self._leadership is not None
+
+    def tick(self, connected: Iterable[str]) -> None:
+        """Drop the followers that are late, or did not come back.
+
+        Args:
+            connected: The followers that are connected.
+        """
+        now = self._clock.monotonic()
+        if now - self._began_at >= _CONNECT_S:
+            for member in self._set.present.difference(connected):
+                self._set.leave(member)
+        self._ends.append((now, self._store.log.end))
+        while self._ends[0][0] < now - self._settings.lag_max:
+            _, end = self._ends.popleft()
+            if late := self._set.drop_behind(end):
+                lag = self._settings.lag_max
+                log.warning("not in sync any more, %g s behind: %s", lag, ", ".join(late))
+        self._adjust()
+
+    # The set
+
+    def _adjust(self) -> None:
+        wanted = self._set.next_change()
+        if wanted is not None:
+            if self._leadership is None:
+                self._note_set(wanted)
+            else:
+                self._recording = asyncio.create_task(
+                    self._record(self._leadership, wanted), name="record the in-sync set"
+                )
+        in_sync = 1 + len(self._set.confirmed & self._set.present)
+        if in_sync < self._settings.min_in_sync:
+            self._admission.refuse(
+                _CAUSE,
+                f"{in_sync} of {self._settings.min_in_sync} copies are in sync; nothing was stored",
+            )
+        else:
+            self._admission.lift(_CAUSE)
+        self._release_held()
+        if self._changed is not None:
+            resolve(self._changed, None, None)
+            self._changed = None
+
+    async def _record(self, leadership: HeldLeadership, wanted: frozenset[str]) -> None:
+        confirmed = await leadership.record(wanted)
+        if confirmed is not None:
+            self._note_set(confirmed)
+            self._adjust()
+
+    def _note_set(self, confirmed: frozenset[str]) -> None:
+        self._set.confirm(confirmed)
+        log.info("in sync: %s", ", ".join(sorted(confirmed)) or "no follower")
+
+    # Held answers
+
+    @property
+    def held(self) -> Tickets | None:
+        """The answers of the newest span that is held, or ``None`` if none is."""
+        return self._held[-1].tickets if self._held else None
+
+    def hold(self, span: Span, tickets: Tickets) -> None:
+        """Send a durable span's answers once every in-sync follower has it."""
+        self._held.append(HeldSpan(span, tickets, self._clock.monotonic()))
+        self._release_held()
+
+    def _release_held(self) -> None:
+        while self._held:
+            span, tickets, since = self._held[0]
+            if self._awaits and not self._set.has_copied(span.end):
+                return
+            if self._leadership is not None and not self._leadership.is_certain():
+                return
+            self._held.popleft()
+            self._answered = span.end
+            if self._awaits and not self._set.awaited:
+                is_late = self._clock.monotonic() - since >= self._settings.lag_max
+                _change_codes(tickets, (ReplicaTimeout if is_late else ReplicaUnavailable).code)
+            self._release(span, tickets)
+
+    def close(self) -> None:
+        """Give up: what is held is never answered."""
+        self._held.clear()
+        if self._recording is not None:
+            self._recording.cancel()
+        if self._changed is not None:
+            self._changed.cancel()
+
+
+def _change_codes(tickets: Tickets, code: int) -> None:
+    """Have the answers to sends say that the leader alone has the message."""
+    for requests, answers in tickets.values():
+        for number, request in enumerate(requests):
+            if request.code in _SENDS:
+                answers[number] = _with_code(answers[number], code, request.kind)
+
+
+def _with_code(answer: bytes, code: int, kind: int) -> bytes:
+    (frame,) = FrameReader().feed(answer)
+    found = commands.decode_whole(frame)
+    fields = found.field_map()
+    return commands.encode(
+        code, found.opaque, fields, body=found.body, flag=RESPONSE, remark=found.remark, kind=kind
+    )

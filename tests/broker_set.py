@@ -1,0 +1,128 @@
+"""A broker set as real processes on loopback: members, a name server, and an etcd."""
+
+import json
+import secrets
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+
+from tests.serving import BrokerProcess, ask
+
+GET_CLUSTER = 106
+PATIENCE_S = 30
+
+
+class NameServer(BrokerProcess):
+    def command(self):
+        return [sys.executable, "-m", "txmq", "names", "--listen", self.names]
+
+
+class Member(BrokerProcess):
+    """One member; it is ready when it knows its set, and not only when it leads."""
+
+    def __init__(self, folder, name, names, etcd, settings=()):
+        super().__init__(folder, flush="sync", settings=settings)
+        self.name, self.names, self.etcd = name, names, etcd
+
+    def command(self):
+        where = ["--data", str(self.folder / "data"), "--listen", self.address]
+        elsewhere = ["--names", self.names, "--coordinator", self.etcd, "--member", self.name]
+        chosen = [part for setting in self.settings for part in ("--set", setting)]
+        return [sys.executable, "-m", "txmq", "serve", *where, *elsewhere, *chosen]
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    @property
+    def is_running(self):
+        return self.process is not None and self.process.poll() is None
+
+    def log_bytes(self):
+        """The whole log, as the position of its first byte and what follows."""
+        files = sorted((self.folder / "data/log").glob("*.log"))
+        return (int(files[0].stem) if files else 0), b"".join(path.read_bytes() for path in files)
+
+
+class BrokerSet:
+    """Members of one name at one name server.
+
+    Args:
+        folder: Where each has its directory.
+        etcd: The port of the etcd.
+        settings: Settings of every member.
+    """
+
+    def __init__(self, folder, etcd, settings=(), count=3):
+        self.name = f"set-{secrets.token_hex(4)}"
+        self.names = NameServer(folder / "names")
+        address = f"etcd://127.0.0.1:{etcd}"
+        self.members = {
+            name: Member(
+                folder / name, name, self.names.names, address, (f"name={self.name}", *settings)
+            )
+            for name in (f"m{number}" for number in range(1, count + 1))
+        }
+
+    def __enter__(self):
+        self.names.start()
+        threads = [threading.Thread(target=member.start) for member in self.members.values()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return self
+
+    def __exit__(self, *_):
+        for process in (*self.members.values(), self.names):
+            if process.process is not None and process.process.poll() is None:
+                process.process.send_signal(signal.SIGCONT)
+            process.close()
+
+    # Who leads
+
+    def leader(self):
+        """The member that the name server calls the master; None if there is none."""
+        _, _, body = ask(self.names.names, GET_CLUSTER)
+        brokers = json.loads(body).get("brokerAddrTable", {})
+        addresses = brokers.get(self.name, {}).get("brokerAddrs", {})
+        master = addresses.get("0")
+        return next((one for one in self.members.values() if one.address == master), None)
+
+    def wait_for_leader(self, other_than=None):
+        """The next leader, as soon as the name server shows it."""
+        return self.until(
+            lambda: (found := self.leader()) is not None and found is not other_than and found,
+            "no leader",
+        )
+
+    def figures(self, member):
+        return json.loads(ask(member.address, 28)[2])["table"]
+
+    def wait_in_sync(self, followers):
+        """Return the leader once so many followers are in sync with it."""
+
+        def found():
+            with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
+                leader = self.leader()
+                if leader and self.figures(leader)["followersInSync"] == str(followers):
+                    return leader
+            return None
+
+        return self.until(found, f"never {followers} followers in sync")
+
+    def wait_settled(self):
+        """Return once every follower has the whole log."""
+        leader = self.wait_in_sync(len(self.members) - 1)
+        self.until(lambda: self.figures(leader)["bytesNotCopied"] == "0", "a follower is behind")
+
+    def until(self, found, failure):
+        end = time.monotonic() + PATIENCE_S
+        while not (result := found()):
+            assert time.monotonic() < end, f"{failure}\n{self.told()}"
+            time.sleep(0.02)
+        return result
+
+    def told(self):
+        return "\n".join(f"== {name}\n{one.tail()}" for name, one in self.members.items())

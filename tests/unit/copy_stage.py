@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import wraps
 
 from tests.unit.store.delay_shelf import DelayShelf
@@ -40,7 +41,7 @@ class LeadingShelf(DelayShelf):
 
     def tables(self):
         return CopiedTables(
-            TopicConfigs({}), GroupConfigs({}), ConsumerOffsets(self.offsets), self.floors
+            TopicConfigs({}), GroupConfigs({}), ConsumerOffsets(deepcopy(self.offsets)), self.floors
         )
 
     def spans_at(self, position, most):
@@ -79,8 +80,12 @@ class FollowedShelf:
         is_shared = copy.last in heads if copy.last else copy.end == segments.start
         if not is_shared:
             own = [head for file in copy.heads() for head in reversed(file)]
-            copy.cut_back(next((head for head in own if head in heads), None), leader.tables())
-        copy.take_tables(leader.tables())
+            last = next((head for head in own if head in heads), None)
+            if last is None and copy.start != segments.start:
+                copy.start_over(segments.start, leader.tables())
+            else:
+                copy.cut_back(last, leader.tables())
+        copy.take_tables(leader.tables(), segments.end)
         await copy.sync()
 
     async def follow(self, most=2500, end=None):
@@ -92,7 +97,7 @@ class FollowedShelf:
             await copy.take_spans(spans, file_start, leader.store.log.epoch)
             await copy.drop_files_before(leader.store.log.start)
         await copy.drop_files_before(leader.store.log.start)
-        copy.take_tables(leader.tables())
+        copy.take_tables(leader.tables(), leader.store.log.end)
         await copy.sync()
 
     async def join_and_follow(self, **given):
@@ -110,7 +115,7 @@ def log_of(disk):
         file = disk.open(f"log/{name}")
         found[name] = file.read(0, file.size())
         file.close()
-    return found
+    return {name: data for name, data in found.items() if data}
 
 
 def promoted(disk, sizes):

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 from txmq.errors import (
     BrokerRefused,
     DiskFull,
-    LogTooShort,
     RemoteProtocolError,
     TransportError,
 )
@@ -89,7 +88,7 @@ class Follower:
         self._connection: Connection | None = None
         self._copied = asyncio.Event()
         self._leader = ""
-        self._epoch = 0
+        self._is_following = False
         self._failure = ""
         self._backoff = Backoff(entropy, FIRST_RETRY_S, LAST_RETRY_S)
 
@@ -97,7 +96,7 @@ class Follower:
     def status(self) -> FollowerStatus:
         """How far it is."""
         copy = self._copy
-        return FollowerStatus(copy.end, copy.durable, self._leader, self._epoch, self._failure)
+        return FollowerStatus(copy.end, copy.durable, self._leader, copy.epoch, self._failure)
 
     def look_again(self) -> None:
         """Leave the present leader, and ask for the leader again."""
@@ -108,14 +107,13 @@ class Follower:
         """Follow the leader until cancelled. Afterwards a broker may be started on the directory.
 
         Raises:
-            StoreError: The directory is in use, damaged, belongs to another log, or is too far
-                behind; or a sync failed.
+            StoreError: The directory is in use, damaged, or belongs to another log; or a sync
+                failed.
             OSError: The disk failed.
         """
         try:
             self._copy.lock()
             while True:
-                self._epoch = max(self._epoch, self._copy.epoch)
                 try:
                     await self._follow(*await self._find_leader())
                 except _RETRIED as error:
@@ -136,8 +134,8 @@ class Follower:
     # One leader
 
     async def _follow(self, address: str, epoch: int) -> None:
-        self._epoch = max(self._epoch, epoch)
-        self._leader = address
+        self._copy.note_epoch(epoch)
+        self._leader, self._is_following = address, False
         self._connection = connection = await self._pool.connection(address)
         try:
             answer, tables, _ = await self._ask(connection, self._copy.last)
@@ -148,14 +146,22 @@ class Follower:
                 answer, tables, _ = await self._ask(connection, self._copy.last)
             if not answer.is_shared:
                 await self._cut_back(connection, answer.start, tables or CopiedTables())
-            self._copy.take_tables(tables or CopiedTables())
-            self._failure = ""
-            self._backoff.reset()
-            log.info("following %s from position %d on", address, self._copy.end)
+            if tables is not None:
+                self._copy.take_tables(tables, answer.end)
+            if self._copy.end == answer.end:
+                self._note_following()
             await self._copy_until_lost(connection)
         finally:
             self._connection = None
             connection.abort()
+
+    def _note_following(self) -> None:
+        """Note that the leader's log is copied, and no failure came at once."""
+        if not self._is_following:
+            self._is_following = True
+            self._failure = ""
+            self._backoff.reset()
+            log.info("following %s; this copy ends at position %d", self._leader, self._copy.end)
 
     async def _ask(
         self, connection: Connection, last: SpanHead | None, *, waits: bool = False
@@ -164,7 +170,7 @@ class Follower:
         position = self._copy.end if last is None else last.position + last.size
         header = FollowLog(
             member=self._member,
-            epoch=self._epoch,
+            epoch=self._copy.epoch,
             position=position,
             last_start=NO_SPAN if last is None else last.position,
             last_epoch=0 if last is None else last.epoch,
@@ -173,11 +179,12 @@ class Follower:
         )
         found = await connection.request(RequestCode.FOLLOW_LOG, header, timeout_s=TIMEOUT_S)
         answer = found.read(FollowAnswer)
-        if answer.epoch < self._epoch:
+        if answer.epoch < self._copy.epoch:
             raise BrokerRefused(
-                f"{self._leader} leads in epoch {answer.epoch}, and epoch {self._epoch} has begun"
+                f"{self._leader} leads in epoch {answer.epoch}, and epoch {self._copy.epoch} has "
+                "begun"
             )
-        self._epoch = answer.epoch
+        self._copy.note_epoch(answer.epoch)
         tables, spans = found.body[: answer.tables_bytes], found.body[answer.tables_bytes :]
         return answer, CopiedTables.read(tables) if tables else None, spans
 
@@ -202,9 +209,10 @@ class Follower:
                 raise RemoteProtocolError("the leader has another history than a moment ago")
             if tables is not None:
                 # Before the records that need them.
-                copy.take_tables(tables)
+                copy.take_tables(tables, answer.end)
             if spans:
                 await copy.take_spans(spans, answer.file_start, answer.epoch)
+            self._note_following()
             await copy.drop_files_before(answer.start)
 
     async def _sync_copies(self, connection: Connection) -> None:
@@ -222,11 +230,9 @@ class Follower:
     ) -> None:
         last = await self._last_shared(connection)
         if last is None and self._copy.start != leaders_start:
-            raise LogTooShort(
-                f"the leader has the log from position {leaders_start} on, and this copy ends at "
-                f"{self._copy.end}; move the directory away and start again, to copy everything"
-            )
-        self._copy.cut_back(last, tables)
+            self._copy.start_over(leaders_start, tables)
+        else:
+            self._copy.cut_back(last, tables)
 
     async def _last_shared(self, connection: Connection) -> SpanHead | None:
         """The last span that both logs have; ``None`` if they share nothing."""

@@ -25,7 +25,7 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.topics import Topics
 from txmq_broker.store.checked_file import CheckedFile
 
-__all__ = ["Floors", "Keeper"]
+__all__ = ["Floors", "Keeper", "Leadership"]
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,23 @@ class Floors(Body):
     floors: dict[str, dict[int, int]] = {}
     log_end: int = 0
     """The log's durable end at that time."""
+
+
+class Leadership(Body):
+    """Whether the broker of this directory may lead, and in which epoch."""
+
+    epoch: int = 0
+    """The newest epoch that is known here."""
+    is_copy: bool = False
+    """Whether it follows a leader; it leads only after a promotion."""
+    is_complete: bool = True
+    """Whether the copy once had everything that its leader had."""
+    cut: tuple[int, int] | None = None
+    """A cut of the log that has begun: where its last span begins and ends afterwards."""
+    reason: str = ""
+    """Why it was promoted."""
+    promoted_ms: int = 0
+    """When it was promoted, by the wall clock."""
 
 
 class Keeper:
@@ -67,7 +84,8 @@ class Keeper:
         self._groups = CheckedFile(disk, f"{_FOLDER}/groups.json", is_doubled=True)
         self._offsets = CheckedFile(disk, f"{_FOLDER}/offsets.json")
         self._floors = CheckedFile(disk, f"{_FOLDER}/floors.json", is_doubled=True)
-        self.files = (self._topics, self._groups, self._offsets, self._floors)
+        self._leadership = CheckedFile(disk, f"{_FOLDER}/leadership.json", is_doubled=True)
+        self.files = (self._topics, self._groups, self._offsets, self._floors, self._leadership)
         """All of them."""
         self._loaded: dict[CheckedFile, bytes] = {}
         self._adopted: dict[CheckedFile, Body] = {}
@@ -94,6 +112,15 @@ class Keeper:
         floors = self._load(self._floors, Floors)
         self._log_end = floors.log_end
         return floors
+
+    def leadership(self) -> Leadership:
+        """What is known about the leadership; a broker without copies has no such file.
+
+        Raises:
+            DamagedFile: The file is damaged, and so is its predecessor.
+        """
+        data = self._leadership.load(self.owner)
+        return Leadership() if data is None else Leadership.read(data)
 
     def _load(self, file: CheckedFile, kind: type[B]) -> B:
         if self.is_new is None:
@@ -217,6 +244,10 @@ class Keeper:
         """Save the floors, and return only when they are durable."""
         self._save(self._floors, Floors(floors, log_end))
         self._log_end = log_end
+
+    def save_leadership(self, leadership: Leadership) -> None:
+        """Save what is known about the leadership."""
+        self._save(self._leadership, leadership)
 
     def _save(self, file: CheckedFile, body: Body) -> None:
         self._loaded.pop(file, None)

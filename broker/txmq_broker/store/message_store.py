@@ -18,10 +18,9 @@ from txmq_broker.store.checkpoints import Checkpoints
 from txmq_broker.store.delay_store import Delayed, DelayStore
 from txmq_broker.store.evidence import Evidence, QueueOffsets
 from txmq_broker.store.half_store import Closing, HalfStore, Opening
-from txmq_broker.store.index_file import indexed_segments, path_of
+from txmq_broker.store.index_file import indexed_segments
 from txmq_broker.store.log.commit_log import CommitLog, HighWater, Mark
-from txmq_broker.store.log.identity import log_identity, write_identity
-from txmq_broker.store.log.segments import Segments, cut_folder, keep_aside
+from txmq_broker.store.log.identity import log_identity
 from txmq_broker.store.log.spans import last_head, spans_in
 from txmq_broker.store.queue_store import ConsumeQueue, QueueStore, Staged, key_hash, topic_seed
 from txmq_broker.store.record_restorer import RecordRestorer
@@ -262,43 +261,6 @@ class MessageStore:
         self.log.high_water.settle(Mark(position, position, position, 0))
         self.log.resume()
         self.checkpoints.checkpointed = self.checkpoints.published = position
-
-    def cut_back(self, last: SpanHead | None, position: int, now_ms: int) -> str:
-        """End a taken log that is not open yet at a position; returns the folder of what is cut.
-
-        The indexes of the cut files are removed: what they say about the rest is over. Each step is
-        durable before the next one, and the log is cut last, so a crash in between leaves a
-        directory that can be cut again.
-
-        Args:
-            last: The last span that stays.
-            position: The end of that span, or the beginning of the log if none stays.
-            now_ms: The wall clock, for the folder's name.
-
-        Raises:
-            OSError: The disk refused.
-        """
-        segments = Segments(self._disk, self._settings.segment_size)
-        segments.log_id = self.log.segments.log_id
-        segments.open()
-        try:
-            folder = cut_folder(position, now_ms)
-            write_identity(self._disk, segments.log_id, folder)
-            first = segments.extent_at(position).start
-            for extent in segments.extents():
-                if extent.end > position:
-                    keep_aside(self._disk, extent, max(position, extent.start), folder)
-            for segment in indexed_segments(self._disk):
-                if segment >= first:
-                    self._disk.remove(path_of(segment))
-            mark = self.log.high_water.mark
-            accepted = 0 if mark is None else mark.accepted
-            start, checksum = (position, 0) if last is None else (last.position, last.checksum)
-            self.log.high_water.settle(Mark(segments.start, start, position, checksum, accepted))
-            segments.cut(position)
-        finally:
-            segments.close()
-        return folder
 
     # Reading
 

@@ -2,6 +2,7 @@
 
 import typer
 
+from txmq.cli.cluster_status import copies_of, print_copies
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask
 from txmq.cli.output import print_rows
 from txmq.client import Admin
@@ -24,6 +25,12 @@ def list_(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
     rows = ask(names, _brokers)
     columns = ["cluster", "broker", "replica", "address", "version", "in/s", "out/s", "access"]
     print_rows(rows, columns, [row.values() for row in rows], json=json)
+
+
+@app.command()
+def status(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
+    """Show the leader of each broker, its followers, and how far each of them is behind."""
+    print_copies(ask(names, copies_of), json=json)
 
 
 async def _brokers(admin: Admin) -> list[dict[str, object]]:

@@ -62,6 +62,12 @@ class HeldLeadership:
         self.former = former
         self.ended = asyncio.Event()
 
+    @property
+    def seconds_since_renewal(self) -> float:
+        """The seconds since the request that the store has answered by the present lease."""
+        held = self._leadership
+        return self._clock.monotonic() - (held.certain_until - held.lease_s)
+
     def is_certain(self) -> bool:
         """True if no other member can lead at this moment."""
         held = self._leadership

@@ -5,6 +5,7 @@ import typer
 from txmq.cli.cluster_status import copies_of, print_copies
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask
 from txmq.cli.output import print_rows
+from txmq.cli.set_promotion import promote
 from txmq.client import Admin
 from txmq.client.routes import MASTER
 from txmq.errors import NoPermission, TxmqError
@@ -31,6 +32,9 @@ def list_(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
 def status(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
     """Show the leader of each broker, its followers, and how far each of them is behind."""
     print_copies(ask(names, copies_of), json=json)
+
+
+app.command()(promote)
 
 
 async def _brokers(admin: Admin) -> list[dict[str, object]]:

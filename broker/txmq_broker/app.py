@@ -19,7 +19,7 @@ from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import AcceptedLoss
+from txmq.runtime.coordinator import LossDecision
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
@@ -595,7 +595,7 @@ class Broker:
         return f"{host}:{port}"
 
 
-def _entry_of(loss: AcceptedLoss) -> AuditEntry:
+def _entry_of(loss: LossDecision) -> AuditEntry:
     """The entry about a leadership that an operator made possible."""
     fields = {
         "member": loss.member,

@@ -18,6 +18,7 @@ from txmq.remoting.pool import split_address
 __all__ = ["NAMES", "milliseconds", "percent"]
 
 _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
+_LOOKS_LIKE_MS: Final = 1000
 _SoFar = Callable[[str], Any]
 _Notice = Callable[[str], None]
 
@@ -83,9 +84,6 @@ def _seconds_or_duration(value: object) -> object:
     if _NUMBER.fullmatch(text) and float(text) >= _LOOKS_LIKE_MS:
         raise ValueError("seconds, or a duration with its unit such as 60s or 60000ms")
     return value
-
-
-_LOOKS_LIKE_MS: Final = 1000
 
 
 def _check_interval(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
@@ -290,7 +288,7 @@ _KEPT: Final[dict[str, ForeignName]] = {
     ),
 }
 
-_NO_COPIES: Final = "an answer waits for every follower that keeps up, or for none"
+_NO_COPIES: Final = "copies follow replication.mode and replication.min_in_sync"
 _NO_ACCESS: Final = (
     "the access control of RocketMQ 5 does not exist here; set acl to a file of accounts, as in "
     "RocketMQ's plain_acl.yml"

@@ -59,10 +59,11 @@ ILLUSTRATED = {
 OPERATED = {
     "howto/dead-letters",
     "howto/monitor",
+    "howto/replicate",
     "howto/topics-and-groups",
     "reference/cli",
 }
-"""Pages whose commands are about the topics and groups of a broker at work; they are parsed."""
+"""Pages whose commands are about brokers at work and their topics; they are parsed."""
 
 
 class Program(NamedTuple):

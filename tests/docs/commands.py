@@ -32,6 +32,8 @@ FOREIGN = {
     "cp": "the shell's",
     "du": "the shell's",
     "docker": "Docker's",
+    "export": "the shell's",
+    "etcd": "etcd's; tests/etcd_server.py runs it",
     "git": "Git's",
     "openssl": "OpenSSL's; tests/docs/test_tls_page.py runs it",
     "mv": "the shell's",

@@ -78,7 +78,7 @@ def test_a_leader_that_is_stopped_hands_over_at_once(members):
             leader.signal(signal.SIGTERM)
             members.wait_for_leader(leader)
             assert time.monotonic() - begun < 1
-            leader.stop()
+            assert leader.process.wait(20) == 0
             leader.start()
     clients.check(members.wait_in_sync(2))
     assert_alike(members)

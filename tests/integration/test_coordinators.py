@@ -9,7 +9,7 @@ import pytest
 
 from tests import database_server, etcd_server
 from txmq.errors import ConnectFailed, TransportError
-from txmq.runtime.coordinator import AcceptedLoss, Leader, View
+from txmq.runtime.coordinator import Leader, LossDecision, View
 from txmq.runtime.etcd import EtcdCoordinator
 from txmq.testing import SeededEntropy, World
 from txmq.testing.coordination import SimulatedCoordination
@@ -46,7 +46,7 @@ class RealStore:
         wanted = {"key": as_base64(folder), "range_end": as_base64(folder[:-1] + "0")}
         answer = await self.coordinator("m1")._call("/v3/kv/range", wanted)
         values = [json.loads(base64.b64decode(found["value"])) for found in answer["kvs"]]
-        return [AcceptedLoss(**value | {"former": tuple(value["former"])}) for value in values]
+        return [LossDecision(**value | {"former": tuple(value["former"])}) for value in values]
 
     def restart(self):
         self.server.kill()
@@ -189,7 +189,7 @@ def test_an_operator_gives_a_set_without_a_leader_another_member(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         leadership = await first.lead(M1, await first.view(), 60)
-        loss = AcceptedLoss("m2", "Li Na", "m1 has burnt", 5, ("m1",))
+        loss = LossDecision("m2", "Li Na", "m1 has burnt", 5, ("m1",))
         seen = await second.view()
         assert await second.accept_loss(seen, loss) is None
         await first.resign(leadership)

@@ -14,7 +14,7 @@ from txmq.cli.common import WRONGLY_CALLED, AsJson, fail
 from txmq.cli.output import print_result
 from txmq.errors import ConfigError, IllegalOperation, TransportError, UsageError
 from txmq.runtime.clock import SystemClock
-from txmq.runtime.coordinator import AcceptedLoss, SetCoordinator, View
+from txmq.runtime.coordinator import LossDecision, SetCoordinator, View
 from txmq.runtime.etcd import EtcdCoordinator
 
 __all__ = ["promote"]
@@ -51,7 +51,7 @@ def promote(
         fail("--reason is empty; write why the members in sync do not come back", WRONGLY_CALLED)
     try:
         store = EtcdCoordinator(etcd_endpoints(coordinator), f"{cluster}/{broker}")
-        loss = AcceptedLoss(
+        loss = LossDecision(
             member, operator or getpass.getuser(), reason, SystemClock().wall_ms(), ()
         )
         loss = asyncio.run(_accept(store, loss, broker, allow_data_loss=allow_data_loss))
@@ -68,8 +68,8 @@ def promote(
 
 
 async def _accept(
-    store: SetCoordinator, loss: AcceptedLoss, broker: str, *, allow_data_loss: bool
-) -> AcceptedLoss:
+    store: SetCoordinator, loss: LossDecision, broker: str, *, allow_data_loss: bool
+) -> LossDecision:
     seen = await store.view()
     _check(seen, loss.member, broker)
     in_sync = ", ".join(seen.in_sync)

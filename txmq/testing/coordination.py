@@ -11,7 +11,7 @@ import asyncio
 from typing import Final
 
 from txmq.errors import ConnectionLost
-from txmq.runtime.coordinator import AcceptedLoss, Leader, Leadership, View
+from txmq.runtime.coordinator import Leader, Leadership, LossDecision, View
 from txmq.testing.entropy import SeededEntropy
 
 __all__ = ["SimulatedCoordination", "SimulatedCoordinator"]
@@ -29,7 +29,7 @@ class SimulatedCoordination:
 
     def __init__(self, entropy: SeededEntropy, *, delay: float = _DELAY_S) -> None:
         self.delay = delay
-        self.losses: list[AcceptedLoss] = []
+        self.losses: list[LossDecision] = []
         self._entropy = entropy
         self._view = View(None, 0, (), 0)
         self._lease = 0
@@ -144,7 +144,7 @@ class SimulatedCoordination:
         self._change(now._replace(in_sync=tuple(sorted(members)), version=now.version + 1))
         return self._view
 
-    def accept_loss(self, seen: View, loss: AcceptedLoss) -> View | None:
+    def accept_loss(self, seen: View, loss: LossDecision) -> View | None:
         """Make one member the in-sync set if the state is the seen one and nobody leads."""
         now = self.view()
         if now.leader is not None or now.version != seen.version:
@@ -214,7 +214,7 @@ class SimulatedCoordinator:
         await self._return(life)
         return found
 
-    async def accept_loss(self, seen: View, loss: AcceptedLoss) -> View | None:
+    async def accept_loss(self, seen: View, loss: LossDecision) -> View | None:
         """See :meth:`SetCoordinator.accept_loss`."""
         life = await self._arrive()
         found = self._store.accept_loss(seen, loss)

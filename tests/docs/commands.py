@@ -58,8 +58,10 @@ def understand(words):
     match words:
         case ["txmq", "serve", *more]:
             understood = txmq_command(["serve", *more])
-            places = {key: understood[key] for key in ("data", "listen", "names_listen")}
-            given = [f"{key}={value}" for key, value in places.items() if value]
+            keys = ("name", "data", "listen", "names_listen", "names")
+            found = {key: understood[key] for key in keys}
+            found |= {f"replication.{key}": understood[key] for key in ("coordinator", "member")}
+            given = [f"{key}={value}" for key, value in found.items() if value]
             load(BrokerSettings, arguments=[*understood["set_"], *given])
         case ["txmq", *more]:
             txmq_command(more)

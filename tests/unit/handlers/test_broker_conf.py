@@ -204,6 +204,7 @@ def test_what_a_broker_shows_of_itself_starts_another_like_it(conf):
     settings = conf(
         "brokerName=b",
         "brokerClusterName=c",
+        "brokerRole=SYNC_MASTER",
         "storePathRootDir=/var/lib/txmq",
         "mappedFileSizeCommitLog=33554432",
         "fileReservedTime=48",

@@ -175,6 +175,8 @@ class Broker:
 
     async def _start(self) -> None:
         self._keeper.owner = f"{self.store.take(self.entropy):016x}"
+        if self._leadership is None:
+            self.store.log.epoch = self._keeper.epoch_to_lead()
         self._keeper.accepts_loss = self._accept_loss is not None
         floors = self._keeper.floors()
         self._housekeeping.floors = floors.floors

@@ -230,4 +230,4 @@ async def test_the_newest_epoch_survives_a_restart():
     again = FollowedShelf(leader, disk)
     assert again.copy.epoch == 7
     await again.close()
-    assert Keeper(disk).leadership().is_copy
+    assert Keeper(disk).copy_state().is_copy

@@ -27,7 +27,7 @@ from txmq.runtime.entropy import Entropy
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.topics import queue_counts
-from txmq_broker.services.keeper import Keeper, Leadership
+from txmq_broker.services.keeper import CopyState, Keeper
 from txmq_broker.store.checkpoints import Checkpoint
 from txmq_broker.store.evidence import QueueOffsets
 from txmq_broker.store.log.identity import PATH as IDENTITY
@@ -60,7 +60,7 @@ class LogCopy:
         self._late: list[tuple[int, CopiedTables]] = []
         """Offsets and floors to save once the log is durable up to a position, oldest first."""
         self._floors: dict[str, dict[int, int]] = {}
-        self._leadership = Leadership()
+        self._state = CopyState()
         self._chunk: Checkpoint | None = None
         """A chunk of an index that is written and not confirmed yet."""
         self._syncing = asyncio.Lock()
@@ -69,6 +69,16 @@ class LogCopy:
         self.is_open = False
         self.epoch = 0
         self.last: SpanHead | None = None
+
+    @property
+    def owner(self) -> str:
+        """The identity of the log."""
+        return self._keeper.owner
+
+    @property
+    def last_ms(self) -> int:
+        """The time stamp of the newest record."""
+        return self._store.log.last_ms
 
     @property
     def start(self) -> int:
@@ -118,7 +128,7 @@ class LogCopy:
             raise ForeignFile(IDENTITY, own, log_id)
         if not self._store.log.segments.extents():
             self._store.begin_at(start)
-        self._save_leadership(is_copy=True, epoch=self.epoch, reason="", promoted_ms=0)
+        self._save_state(is_copy=True, epoch=self.epoch, reason="", promoted_ms=0)
 
     def _begin_again(self, log_id: int | None) -> None:
         """Forget what was read from the directory, and read whose it is."""
@@ -129,34 +139,34 @@ class LogCopy:
         self._late.clear()
         self._chunk = self.last = None
         self._keeper.owner = f"{self._store.take(self._entropy, copied=log_id):016x}"
-        self._leadership = self._keeper.leadership()
+        self._state = self._keeper.copy_state()
         self._keeper.floors()
         self._cut()
 
     def _cut(self) -> None:
         """Carry out the cut that has begun, if there is one."""
-        if self._leadership.cut is not None:
-            cut_tail(self._disk, self._store.log, *self._leadership.cut)
-            self._save_leadership(cut=None)
+        if self._state.cut is not None:
+            cut_tail(self._disk, self._store.log, *self._state.cut)
+            self._save_state(cut=None)
 
     @property
     def _must_begin(self) -> bool:
         """Whether nothing was copied yet."""
-        is_complete = self._leadership.is_complete
+        is_complete = self._state.is_complete
         return bool(self._keeper.is_new) or not (is_complete or self._disk.names(LOG_FOLDER))
 
     def _adopt_all(self, tables: CopiedTables) -> None:
         """Begin with all tables of the leader but its offsets, which are ahead of an empty log."""
-        self._save_leadership(is_copy=True, is_complete=False)
+        self._save_state(is_copy=True, is_complete=False)
         self._keeper.adopt(
             CopiedTables(tables.topics, tables.groups, ConsumerOffsets(), tables.floors), 0
         )
 
-    def _save_leadership(self, **changes: object) -> None:
-        changed = replace(self._leadership, **changes)
-        if changed != self._leadership:
-            self._keeper.save_leadership(changed)
-            self._leadership = changed
+    def _save_state(self, **changes: object) -> None:
+        changed = replace(self._state, **changes)
+        if changed != self._state:
+            self._keeper.save_copy_state(changed)
+            self._state = changed
 
     def _open(self) -> None:
         keeper, store = self._keeper, self._store
@@ -175,7 +185,7 @@ class LogCopy:
         self._floors = floors.floors
         self.last = store.last_span()
         newest = 0 if self.last is None else self.last.epoch
-        self.epoch = max(self.epoch, self._leadership.epoch, newest)
+        self.epoch = max(self.epoch, self._state.epoch, newest)
 
     def note_epoch(self, epoch: int) -> None:
         """Keep a newer epoch, durably: an older leader must not be obeyed after a restart.
@@ -185,7 +195,7 @@ class LogCopy:
         """
         self.epoch = max(self.epoch, epoch)
         if self.is_open:
-            self._save_leadership(epoch=self.epoch)
+            self._save_state(epoch=self.epoch)
 
     async def close(self) -> None:
         """Make everything durable, save the indexes, and release the directory."""
@@ -199,6 +209,21 @@ class LogCopy:
         finally:
             self.is_open = False
             self._store.close()
+
+    def promote(self, reason: str) -> None:
+        """Make it a leader's directory, in an epoch that is newer than all that it knows.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self.epoch += 1
+        self._save_state(
+            is_copy=False,
+            is_complete=True,
+            epoch=self.epoch,
+            reason=reason,
+            promoted_ms=self._clock.wall_ms(),
+        )
 
     # Growing
 
@@ -279,7 +304,7 @@ class LogCopy:
             self._keeper.adopt(
                 CopiedTables(offsets=late.offsets, floors=self._floors), self.durable
             )
-            self._save_leadership(is_complete=True)
+            self._save_state(is_complete=True)
 
     async def save_indexes(self) -> None:
         """Save the indexes of everything that was copied.
@@ -342,7 +367,7 @@ class LogCopy:
             position,
         )
         kept = keep_tail(self._disk, self._store.log, position, self._clock.wall_ms())
-        self._save_leadership(cut=(position if last is None else last.position, position))
+        self._save_state(cut=(position if last is None else last.position, position))
         self._cut()
         log.error(
             "%s of this log are not in the leader's and were cut at position %d; %s keeps them",
@@ -361,7 +386,7 @@ class LogCopy:
         """
         end = self.end
         self._begin_again(None)
-        self._save_leadership(is_copy=True, is_complete=False)
+        self._save_state(is_copy=True, is_complete=False)
         # Nothing beside the log may be ahead of what is left of it.
         floors = self._keeper.floors().floors
         self._keeper.adopt(CopiedTables(offsets=ConsumerOffsets(), floors=floors), 0)

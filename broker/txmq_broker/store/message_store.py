@@ -147,7 +147,12 @@ class MessageStore:
             self.checkpoints,
             is_async=self._settings.flush == "async",
         )
-        return start.run(evidence, accept_loss, now_ms)
+        recovery = start.run(evidence, accept_loss, now_ms)
+        last = self.last_span()
+        if last is not None:
+            # Epochs never go back in a log.
+            self.log.epoch = max(self.log.epoch, last.epoch)
+        return recovery
 
     def note_clean_stop(self) -> None:
         """Record durably that the log ends here, for the next start.

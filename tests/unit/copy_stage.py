@@ -79,14 +79,18 @@ class FollowedShelf:
         heads = leader.heads()
         is_shared = copy.last in heads if copy.last else copy.end == segments.start
         if not is_shared:
-            own = [head for file in copy.heads() for head in reversed(file)]
-            last = next((head for head in own if head in heads), None)
+            last = self.last_shared()
             if last is None and copy.start != segments.start:
                 copy.start_over(segments.start, leader.tables())
             else:
                 copy.cut_back(last, leader.tables())
         copy.take_tables(leader.tables(), segments.end)
         await copy.sync()
+
+    def last_shared(self):
+        heads = self.leader.heads()
+        own = (self.copy.head_at(at) for file in self.copy.span_starts() for at in file[::-1])
+        return next((head for head in own if head in heads), None)
 
     async def follow(self, most=2500, end=None):
         """Copy the leader's log, up to a position or to its end."""

@@ -237,20 +237,21 @@ class Follower:
     async def _last_shared(self, connection: Connection) -> SpanHead | None:
         """The last span that both logs have; ``None`` if they share nothing."""
 
-        async def is_shared(head: SpanHead) -> bool:
+        async def shared_at(start: int) -> SpanHead | None:
+            head = self._copy.head_at(start)
             answer, _, _ = await self._ask(connection, head)
-            return answer.is_shared
+            return head if answer.is_shared else None
 
-        for heads in self._copy.heads():
-            if not heads or not await is_shared(heads[0]):
+        for starts in self._copy.span_starts():
+            if not starts or (last := await shared_at(starts[0])) is None:
                 continue
             # What is shared is a beginning of the log.
-            low, high = 1, len(heads)
+            low, high = 1, len(starts)
             while low < high:
                 middle = (low + high) // 2
-                if await is_shared(heads[middle]):
-                    low = middle + 1
-                else:
+                if (later := await shared_at(starts[middle])) is None:
                     high = middle
-            return heads[low - 1]
+                else:
+                    last, low = later, middle + 1
+            return last
         return None

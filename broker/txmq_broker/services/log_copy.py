@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from txmq.errors import CorruptRecord, ForeignFile, SyncFailed
 from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.copies import CopiedTables
 from txmq.protocol.span import FOLDER as LOG_FOLDER
-from txmq.protocol.span import SpanHead
+from txmq.protocol.span import HEAD_BYTES, SpanHead, read_head
 from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk, File
@@ -335,11 +336,18 @@ class LogCopy:
 
     # Cutting back
 
-    def heads(self) -> Iterator[Sequence[SpanHead]]:
-        """The heads of the spans of each file, newest file first."""
+    def span_starts(self) -> Iterator[Sequence[int]]:
+        """Where the spans of each file begin, newest file first."""
         segments = self._store.log.segments
         for extent in reversed(segments.extents()):
-            yield list(heads_of(segments, extent))
+            # A file may hold a million spans.
+            yield array("q", [head.position for head in heads_of(segments, extent)])
+
+    def head_at(self, start: int) -> SpanHead:
+        """The head of the span that begins at a position."""
+        head = read_head(self._store.log.read(start, HEAD_BYTES), 0, start)
+        assert head is not None, "it was found before"
+        return head
 
     def cut_back(self, last: SpanHead | None, tables: CopiedTables) -> None:
         """End the log behind a span, and say where the rest is kept.
@@ -384,7 +392,7 @@ class LogCopy:
             StoreError: The directory is damaged.
             OSError: The disk refused.
         """
-        end = self.end
+        size, end = self.end - self.start, self.end
         self._begin_again(None)
         self._save_state(is_copy=True, is_complete=False)
         # Nothing beside the log may be ahead of what is left of it.
@@ -392,13 +400,14 @@ class LogCopy:
         self._keeper.adopt(CopiedTables(offsets=ConsumerOffsets(), floors=floors), 0)
         kept = set_aside(self._disk, self._store.log, self._clock.wall_ms())
         self._adopt_all(tables)
-        log.error(
-            "the leader's log begins at position %d and has nothing in common with this one, which "
-            "ended at %d: everything is copied again; %s keeps the old log",
-            start,
-            end,
-            kept,
-        )
+        if size:
+            log.error(
+                "the leader's log begins at position %d and has nothing in common with this one, which "
+                "ended at %d: everything is copied again; %s keeps the old log",
+                start,
+                end,
+                kept,
+            )
         self._open()
         self._store.begin_at(start)
 

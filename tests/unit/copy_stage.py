@@ -61,7 +61,8 @@ class LeadingShelf(DelayShelf):
 class FollowedShelf:
     """The copy of a leading shelf's log."""
 
-    def __init__(self, leader, disk=None):
+    def __init__(self, leader, disk=None, *, is_lazy=False):
+        self.is_lazy = is_lazy
         self.leader = leader
         self.disk = MemoryDisk() if disk is None else disk
         self.copy = LogCopy(self.disk, leader.sizes, SystemClock(), SeededEntropy(2))
@@ -98,7 +99,9 @@ class FollowedShelf:
         end = leader.store.log.end if end is None else end
         while copy.end < end:
             spans, file_start = leader.spans_at(copy.end, min(most, end - copy.end))
-            await copy.take_spans(spans, file_start, leader.store.log.epoch)
+            copy.take_spans(spans, file_start, leader.store.log.epoch)
+            if not self.is_lazy:
+                await copy.index()
             await copy.drop_files_before(leader.store.log.start)
         await copy.drop_files_before(leader.store.log.start)
         copy.take_tables(leader.tables(), leader.store.log.end)

@@ -125,20 +125,18 @@ class Keeper:
         data = self._copy_state.load(self.owner)
         return CopyState() if data is None else CopyState.read(data)
 
-    def epoch_to_lead(self) -> int:
-        """The epoch in which a leader leads that no coordinator elected.
+    def refuse_copy(self) -> None:
+        """Refuse to lead without a coordinator with a follower's directory that was not promoted.
 
         Raises:
-            DirectoryIsCopy: It is a copy, and was not promoted.
+            DirectoryIsCopy: It is one.
             DamagedFile: The file that says so is damaged.
         """
-        state = self.copy_state()
-        if state.is_copy:
+        if self.copy_state().is_copy:
             raise DirectoryIsCopy(
                 "this is the directory of a follower; to lead with it, stop its leader for good "
                 f"and run: {PROMOTE_COMMAND}"
             )
-        return state.epoch
 
     def _load(self, file: CheckedFile, kind: type[B]) -> B:
         if self.is_new is None:

@@ -1,8 +1,9 @@
 """A follower's directory: a copy of a leader's log, and of the tables beside it.
 
-The log grows by whole spans. Topics and groups are saved as they arrive. Committed offsets and
-floors are saved once the copy has durably reached the end of the leader's log at their time: they
-must never be ahead of it.
+The log grows by whole spans. Their records are indexed afterwards, because that takes longer than
+to copy them; what is not indexed at the end, the next start indexes. Topics and groups are saved as
+they arrive. Committed offsets and floors are saved once the copy has durably reached the end of the
+leader's log at their time: they must never be ahead of it.
 
 The directory is that of a broker: started as a leader, it goes on where the copy ends.
 """
@@ -13,10 +14,11 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
-from txmq.errors import CorruptRecord, ForeignFile, SyncFailed
+from txmq.errors import CorruptRecord, ForeignFile, StoreError, SyncFailed
 from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.copies import CopiedTables
 from txmq.protocol.span import FOLDER as LOG_FOLDER
@@ -40,6 +42,11 @@ from txmq_broker.store.message_store import MessageStore
 __all__ = ["LogCopy"]
 
 log = logging.getLogger(__name__)
+
+_INDEXED_AT_ONCE: Final = 64 * 1024
+"""A few milliseconds."""
+
+_INDEXED_AT_THE_END: Final = 4 * 1024 * 1024
 
 
 class LogCopy:
@@ -65,6 +72,7 @@ class LogCopy:
         self._chunk: Checkpoint | None = None
         """A chunk of an index that is written and not confirmed yet."""
         self._syncing = asyncio.Lock()
+        self._indexing = asyncio.Lock()
         self._is_broken = False
         """Whether the files or the indexes are not what they should be."""
         self.is_open = False
@@ -180,6 +188,7 @@ class LogCopy:
             floors_end=floors.log_end,
             committed=offsets.highest(),
             topics=queue_counts(topics),
+            is_copy=self._state.is_copy,
             now_ms=self._clock.wall_ms(),
         )
         self.is_open = True
@@ -203,9 +212,13 @@ class LogCopy:
         try:
             if self.is_open and not self._is_broken:
                 await self.sync()
-                await self.save_indexes()
+                if self.unindexed <= _INDEXED_AT_THE_END:
+                    # A start reads the rest; whoever waits for this end must not wait longer.
+                    await self.index()
+                async with self._indexing:
+                    await self._save_indexes()
                 self._store.note_clean_stop()
-        except (OSError, SyncFailed) as error:
+        except (OSError, StoreError) as error:
             log.warning("the copy was closed without being saved whole: %s", error)
         finally:
             self.is_open = False
@@ -245,8 +258,8 @@ class LogCopy:
             # The oldest is reached first, and the newest is worth most.
             del self._late[1:-1]
 
-    async def take_spans(self, spans: bytes, file_start: int, epoch: int) -> None:
-        """Append spans at the end of the log.
+    def take_spans(self, spans: bytes, file_start: int, epoch: int) -> None:
+        """Append spans at the end of the log; :meth:`index` makes their records known.
 
         Args:
             spans: Whole spans of one file.
@@ -255,36 +268,61 @@ class LogCopy:
 
         Raises:
             RemoteProtocolError: They do not follow the log.
-            StoreError: A record in them is broken, or the disk refused.
+            StoreError: The disk refused.
+        """
+        self.last = self._store.copy(spans, file_start, self.last, epoch)
+
+    @property
+    def unindexed(self) -> int:
+        """The number of bytes at the end of the log whose records are not indexed."""
+        return self.end - self._store.checkpoints.published
+
+    async def index(self, most: int | None = None) -> None:
+        """Index records that were copied.
+
+        Args:
+            most: About how many bytes of the log; all if left out.
+
+        Raises:
+            StoreError: A record is broken, its writer stored it so; or a sync failed.
             OSError: An index cannot be saved.
         """
-        if file_start == self.end:
-            # A chunk of an index covers one file, and queues may jump in the next one.
-            await self.save_indexes()
-        try:
-            self.last = self._store.copy(spans, file_start, self.last, epoch)
-        except CorruptRecord:
-            self._is_broken = True
-            raise
-        if self._store.checkpoints.is_due():
-            await self.save_indexes()
+        store, checkpoints = self._store, self._store.checkpoints
+        async with self._indexing:
+            end = self.end if most is None else min(self.end, checkpoints.published + most)
+            while checkpoints.published < end:
+                if checkpoints.published in store.log.segments.starts:
+                    # A chunk covers one file, and queues may jump in the next one.
+                    await self._save_indexes()
+                try:
+                    store.index_copied(_INDEXED_AT_ONCE)
+                except CorruptRecord:
+                    self._is_broken = True
+                    raise
+                if (
+                    checkpoints.published - checkpoints.checkpointed
+                    >= self._settings.checkpoint_every
+                ):
+                    await self._save_indexes()
 
     async def drop_files_before(self, position: int) -> None:
         """Delete the files that the leader has deleted.
 
         Raises:
             OSError: The disk refuses.
-            SyncFailed: A sync failed.
+            StoreError: A sync failed, or a record is broken.
         """
         extents = self._store.log.segments.extents()
         files = sum(extent.end <= position for extent in extents[:-1])
         if not files:
             return
-        await self.save_indexes()
-        self._floors = _highest(self._floors, self._store.floors_after(files))
-        self._keeper.save_floors(self._floors, self.durable)
-        for _ in range(files):
-            self._store.drop_first_file()
+        await self.index(extents[files].start - self._store.checkpoints.published)
+        async with self._indexing:
+            await self._save_indexes()
+            self._floors = _highest(self._floors, self._store.floors_after(files))
+            self._keeper.save_floors(self._floors, self.durable)
+            for _ in range(files):
+                self._store.drop_first_file()
 
     async def sync(self) -> None:
         """Make the log durable, and save the offsets and floors that it has reached.
@@ -307,13 +345,7 @@ class LogCopy:
             )
             self._save_state(is_complete=True)
 
-    async def save_indexes(self) -> None:
-        """Save the indexes of everything that was copied.
-
-        Raises:
-            SyncFailed: A sync failed.
-            OSError: An index cannot be written.
-        """
+    async def _save_indexes(self) -> None:
         await self.sync()
         checkpoints = self._store.checkpoints
         while True:
@@ -402,8 +434,8 @@ class LogCopy:
         self._adopt_all(tables)
         if size:
             log.error(
-                "the leader's log begins at position %d and has nothing in common with this one, which "
-                "ended at %d: everything is copied again; %s keeps the old log",
+                "the leader's log begins at position %d and has nothing in common with this one, "
+                "which ended at %d: everything is copied again; %s keeps the old log",
                 start,
                 end,
                 kept,

@@ -61,7 +61,8 @@ class LeadingShelf(DelayShelf):
 class FollowedShelf:
     """The copy of a leading shelf's log."""
 
-    def __init__(self, leader, disk=None):
+    def __init__(self, leader, disk=None, *, is_lazy=False):
+        self.is_lazy = is_lazy
         self.leader = leader
         self.disk = MemoryDisk() if disk is None else disk
         self.copy = LogCopy(self.disk, leader.sizes, SystemClock(), SeededEntropy(2))
@@ -79,8 +80,7 @@ class FollowedShelf:
         heads = leader.heads()
         is_shared = copy.last in heads if copy.last else copy.end == segments.start
         if not is_shared:
-            own = [head for file in copy.heads() for head in reversed(file)]
-            last = next((head for head in own if head in heads), None)
+            last = self.last_shared()
             if last is None and copy.start != segments.start:
                 copy.start_over(segments.start, leader.tables())
             else:
@@ -88,13 +88,20 @@ class FollowedShelf:
         copy.take_tables(leader.tables(), segments.end)
         await copy.sync()
 
+    def last_shared(self):
+        heads = self.leader.heads()
+        own = (self.copy.head_at(at) for file in self.copy.span_starts() for at in file[::-1])
+        return next((head for head in own if head in heads), None)
+
     async def follow(self, most=2500, end=None):
         """Copy the leader's log, up to a position or to its end."""
         leader, copy = self.leader, self.copy
         end = leader.store.log.end if end is None else end
         while copy.end < end:
             spans, file_start = leader.spans_at(copy.end, min(most, end - copy.end))
-            await copy.take_spans(spans, file_start, leader.store.log.epoch)
+            copy.take_spans(spans, file_start, leader.store.log.epoch)
+            if not self.is_lazy:
+                await copy.index()
             await copy.drop_files_before(leader.store.log.start)
         await copy.drop_files_before(leader.store.log.start)
         copy.take_tables(leader.tables(), leader.store.log.end)

@@ -53,11 +53,12 @@ def assert_equal(leader, shelf):
         assert shelf.found_by_key(f"k{number}") == leader.found_by_key(f"k{number}")
 
 
+@pytest.mark.parametrize("is_lazy", [False, True])
 @pytest.mark.parametrize("most", [1, 700, 1 << 20])
 @in_virtual_time
-async def test_a_copy_has_the_same_files_and_a_promoted_one_all_that_the_leader_had(most):
+async def test_a_copy_has_the_same_files_and_a_promoted_one_all_that_the_leader_had(most, is_lazy):
     leader = LeadingShelf()
-    copy = FollowedShelf(leader)
+    copy = FollowedShelf(leader, is_lazy=is_lazy)
     await copy.join()
     for part in range(3):
         busy(leader, 10 * part, 10)

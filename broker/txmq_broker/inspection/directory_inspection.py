@@ -172,7 +172,7 @@ class Inspection:
     def _config_files(self) -> Iterator[Finding]:
         keeper = Keeper(self._disk)
         keeper.owner = f"{self.log_id:016x}" if self.log_id else ""
-        topics, groups, offsets, floors, leadership = keeper.files
+        topics, groups, offsets, floors, copy_state = keeper.files
 
         def load_topics() -> None:
             self._topics = queue_counts(keeper.topics())
@@ -192,7 +192,7 @@ class Inspection:
             (groups, keeper.groups),
             (offsets, load_offsets),
             (floors, load_floors),
-            (leadership, keeper.leadership),
+            (copy_state, keeper.copy_state),
         ]
         for path in NAMES_FILES:
             file = CheckedFile(self._disk, path, is_doubled=True)

@@ -254,8 +254,17 @@ class Segments:
             self.files[-1].truncate(self.end - self.starts[-1])
         self._is_tidy = True
 
-    def cut(self, position: int) -> None:
-        """End the log at a position."""
+    def cut(self, position: int, *, is_last: bool = False) -> None:
+        """End the log at a position.
+
+        Args:
+            position: The end.
+            is_last: True if nothing will be written here. Otherwise a cut that a full disk refuses
+                is carried out before the next write.
+
+        Raises:
+            OSError: The disk refused.
+        """
         at = bisect_right(self.starts, position) - 1
         inside = position - self.starts[at]
         for extra in range(len(self.files) - 1, at, -1):
@@ -267,7 +276,7 @@ class Segments:
             self.files[at].truncate(inside)
             self.files[at].sync()
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if is_last or error.errno not in NO_ROOM:
                 raise
             self._is_tidy = False
 

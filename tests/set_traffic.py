@@ -83,7 +83,16 @@ class Traffic:
         wanted, end = len(self.acknowledged) + count, time.monotonic() + PATIENCE_S
         while len(self.acknowledged) < wanted:
             assert time.monotonic() < end, f"nothing is acknowledged any more: {self.refusals}"
-            time.sleep(0.01)
+            threading.Event().wait(0.01)
+
+    def wait_for_silence(self, within, lasting):
+        """Return when nothing is acknowledged any more, and was not for a time."""
+        count, since, end = len(self.acknowledged), time.monotonic(), time.monotonic() + within
+        while time.monotonic() < since + lasting:
+            if len(self.acknowledged) != count:
+                count, since = len(self.acknowledged), time.monotonic()
+                assert since < end, "messages are still acknowledged"
+            threading.Event().wait(0.01)
 
     async def _run(self):
         async with Client(self.names, SHORT_TIMERS) as client:

@@ -117,15 +117,13 @@ _ROLES: Final[Mapping[str, Mapping[str, object]]] = {
 }
 
 
-def _role(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
-    del so_far, notice
+def _role(value: object, *_: object) -> Mapping[str, object]:
     if str(value).strip() not in _ROLES:
         raise ValueError(" or ".join(_ROLES))
     return _ROLES[str(value).strip()]
 
 
-def _member(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
-    del so_far, notice
+def _member(value: object, *_: object) -> Mapping[str, object]:
     number = _whole(value, "as the number of a replica", 0)
     return {"replication.member": str(number)} if number else {}
 
@@ -226,9 +224,7 @@ _KEPT: Final[dict[str, ForeignName]] = {
     "brokerRole": Derived(
         ("replication.role", "replication.mode"), _role, "`ASYNC_MASTER`, `SYNC_MASTER` or `SLAVE`"
     ),
-    "brokerId": Derived(
-        ("replication.member",), _member, "from 1 the name of a follower; 0 sets nothing"
-    ),
+    "brokerId": Derived(("replication.member",), _member, "from 1 on the name of a follower"),
     "flushDiskType": Alias("store.flush", _flush, "`SYNC_FLUSH` or `ASYNC_FLUSH`"),
     "flushIntervalCommitLog": Alias("store.flush_interval", milliseconds, "milliseconds"),
     "mappedFileSizeCommitLog": Alias("store.segment_size", text="bytes"),

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from tests import database_server, etcd_server
 from tests.broker_set import BrokerSet
 from tests.set_traffic import QUEUES, Traffic
 from tests.soak import count
@@ -19,12 +18,6 @@ SETTINGS = (
     "transaction.check_interval=1s",
 )
 FAIL_OVER_S = LEASE_S + 2
-
-
-@pytest.fixture(scope="module")
-def etcd():
-    with database_server.wanted(etcd_server.etcd_server) as server:
-        yield server
 
 
 @pytest.fixture

@@ -110,17 +110,18 @@ def _flush(value: object) -> object:
     return modes[str(value).strip()]
 
 
+_ROLES: Final[Mapping[str, Mapping[str, object]]] = {
+    "ASYNC_MASTER": {"replication.role": "leader"},
+    "SYNC_MASTER": {"replication.role": "leader", "replication.mode": "sync"},
+    "SLAVE": {"replication.role": "follower"},
+}
+
+
 def _role(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
     del so_far, notice
-    roles = {
-        "ASYNC_MASTER": ("leader", "async"),
-        "SYNC_MASTER": ("leader", "sync"),
-        "SLAVE": ("follower", ""),
-    }
-    if str(value).strip() not in roles:
-        raise ValueError(" or ".join(roles))
-    role, mode = roles[str(value).strip()]
-    return {"replication.role": role, "replication.mode": mode}
+    if str(value).strip() not in _ROLES:
+        raise ValueError(" or ".join(_ROLES))
+    return _ROLES[str(value).strip()]
 
 
 def _member(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:

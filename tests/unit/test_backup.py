@@ -17,6 +17,7 @@ from txmq_broker.inspection.directory_inspection import Inspection
 
 TABLES = ("topics", "groups", "offsets", "floors")
 BIG = b"x" * 700
+TOPIC_T = b'{"topicConfigTable":{"T":{"topicName":"T","readQueueNums":1,"writeQueueNums":1}}}'
 
 
 def save_table(disk, name, text=b"{}"):
@@ -185,6 +186,22 @@ def test_a_topic_that_is_deleted_meanwhile_is_deleted_in_the_backup():
     manifest, _ = create(shelf.disk, folder)
 
     assert "counter" in manifest.tables["config/topics.json"]
+
+
+def test_offsets_that_are_committed_meanwhile_are_not_ahead_of_the_log():
+    shelf, folder = filled(), MemoryDisk()
+    save_table(shelf.disk, "topics", TOPIC_T)
+
+    def consume(event):
+        if event.kind == "sync":
+            add(shelf, 1)
+            reached = shelf.store.queue("T", 0).max_offset
+            save_table(shelf.disk, "offsets", b'{"offsetTable":{"T@G":{"0":%d}}}' % reached)
+
+    folder.on_write = consume
+    create(shelf.disk, folder)
+
+    assert hard(folder) == []
 
 
 def test_a_directory_that_never_stops_changing_is_refused():

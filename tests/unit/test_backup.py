@@ -241,6 +241,48 @@ def test_the_record_of_operators_is_copied_up_to_its_last_whole_line():
     assert target.open("audit/000000.jsonl").read(0, 99) == b"one\ntwo\nthree\n"
 
 
+def test_a_restored_broker_reads_only_what_has_no_index_yet():
+    shelf, folder = filled(20), MemoryDisk()
+    shelf.checkpoint()
+
+    create(shelf.disk, folder)
+    add(shelf, 9)
+    shelf.checkpoint()
+    add(shelf, 9)
+    create(shelf.disk, folder)
+    again = Shelf(restored(folder))
+
+    *complete, _ = shelf.disk.names("index")
+    assert folder.names("index") == complete
+    assert again.recovery.scanned_bytes < again.store.log.end / 2
+    assert again.transactions() == shelf.transactions()
+
+
+def test_a_damaged_index_is_left_out():
+    shelf, folder = filled(20), MemoryDisk()
+    shelf.checkpoint()
+    name = shelf.disk.names("index")[1]
+    shelf.disk.flip_bit(f"index/{name}", 30)
+
+    create(shelf.disk, folder)
+
+    assert name not in folder.names("index")
+    assert log_bytes(restored(folder)) == log_bytes(shelf.disk)
+
+
+def test_the_brokers_directory_is_only_read():
+    shelf, folder = filled(20), MemoryDisk()
+    changed = []
+    shelf.disk.on_write = changed.append
+
+    create(shelf.disk, folder)
+    shelf.checkpoint()
+    del changed[:]
+    create(shelf.disk, folder)
+
+    assert {event.kind for event in changed} <= {"sync"}
+
+
 # --- refusals ---
 
 

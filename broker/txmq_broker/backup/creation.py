@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from txmq.errors import CorruptRecord, DiskFull, WriteFailed
+from txmq.errors import CorruptRecord, DiskFull, ForeignFile, WriteFailed
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import FOLDER, HEAD_BYTES, SpanHead, read_head
 from txmq.runtime.disk import NO_ROOM, Disk, File
@@ -24,6 +24,9 @@ from txmq_broker.backup.manifest import (
     ManifestFile,
     table_files,
 )
+from txmq_broker.store.index_file import FOLDER as INDEX_FOLDER
+from txmq_broker.store.index_file import IndexFile, indexed_segments
+from txmq_broker.store.index_file import path_of as index_path_of
 from txmq_broker.store.log.commit_log import HighWater, Mark
 from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.segments import Extent, Segments, path_of
@@ -283,6 +286,8 @@ class Creation:
             if end < extent.end:
                 self._check_tail(end)
                 break
+            if is_complete:
+                files += self._copy_index(extent)
         return files, end
 
     def _reusable(self, path: str) -> int:
@@ -376,6 +381,42 @@ class Creation:
         finally:
             target.close()
 
+    def _copy_index(self, extent: Extent) -> list[CopiedFile]:
+        """Copy the index of a complete file of the log, so that a restored broker starts quickly.
+
+        The broker builds an index again that is missing, so one that is damaged or does not cover
+        the whole file yet is left out.
+        """
+        path = index_path_of(extent.start)
+        if path in self._known:
+            return [self._known[path]]
+        if extent.start not in indexed_segments(self._source):
+            return []
+        try:
+            index = IndexFile(self._source, extent.start, self._log_id)
+            try:
+                file = self._copy_chunks(path, index, extent)
+            finally:
+                index.file.close()
+        except (OSError, ForeignFile):
+            return []
+        if file is None:
+            return []
+        self._known[path] = file
+        return [file]
+
+    def _copy_chunks(self, path: str, index: IndexFile, extent: Extent) -> CopiedFile | None:
+        chunks = index.load(extent.end)
+        if not chunks or chunks[-1].part.end != extent.end or not all(map(index.is_whole, chunks)):
+            return None
+        size, checksum = 0, 0
+        with self._continued(CopiedFile(path=path, size=0, checksum=0)) as target:
+            while data := index.file.read(size, min(_SYNCED_AT_ONCE, index.size - size)):
+                with _writing(path):
+                    target.write(size, data)
+                size, checksum = size + len(data), crc32(data, checksum)
+        return CopiedFile(path=path, size=size, checksum=checksum) if size == index.size else None
+
     def _check_tail(self, end: int) -> None:
         """Make sure that only a torn write, or one in progress, follows the last intact span.
 
@@ -432,7 +473,7 @@ class Creation:
     def _tidy(self, manifest: BackupManifest | None) -> None:
         """Delete the files that a manifest does not name, and the bytes after its own."""
         kept = {} if manifest is None else {file.place: file for file in manifest.files}
-        for folder in (FOLDER, AUDIT_FOLDER, f"{LINKED_FOLDER}/{FOLDER}"):
+        for folder in (FOLDER, INDEX_FOLDER, AUDIT_FOLDER, f"{LINKED_FOLDER}/{FOLDER}"):
             for name in self._folder.names(folder):
                 file = kept.get(f"{folder}/{name}")
                 if file is None:

@@ -381,7 +381,7 @@ def test_a_backup_that_was_cut_is_not_continued():
     file.truncate(file.size() - 1)
     add(shelf, 1)
 
-    with pytest.raises(BackupRefused, match="the backup is damaged"):
+    with pytest.raises(DamagedFile, match="the backup is damaged"):
         create(shelf.disk, folder)
 
 

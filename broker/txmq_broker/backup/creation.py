@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from txmq.errors import CorruptRecord, DiskFull, ForeignFile, WriteFailed
+from txmq.errors import CorruptRecord, DamagedFile, DiskFull, ForeignFile, WriteFailed
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import FOLDER, HEAD_BYTES, SpanHead, read_head
 from txmq.runtime.disk import NO_ROOM, Disk, File
@@ -40,8 +40,10 @@ _PASSES_MAX: Final = 12
 _RECENT_BYTES: Final = 32 * 1024 * 1024
 """A pass that copies more takes so long that another one reads the tables again."""
 
-_SYNCED_AT_ONCE: Final = 16 * 1024 * 1024
-"""A broker on the same disk waits for its own sync while so many bytes of ours are written."""
+_SYNCED_AT_ONCE: Final = 4 * 1024 * 1024
+"""Small, because a broker on the same disk waits with its own sync until these are written: the
+99th percentile of its sends was 7 ms beside a copy with 4 MiB, and 97 ms with whole files.
+"""
 
 _LOOKS_MAX: Final = 5
 """A broker deletes files only a few times an hour."""
@@ -160,6 +162,7 @@ class Creation:
         Raises:
             BackupRefused: The directory changes faster than it can be copied.
             CorruptRecord: The log is damaged.
+            DamagedFile: A small table, or the earlier backup, is damaged.
             DiskFull: The backup's disk is full.
             WriteFailed: The backup's disk refused a write.
             OSError: The broker's directory cannot be read.
@@ -370,10 +373,10 @@ class Creation:
                 raise
         try:
             if size < known.size:
-                raise BackupRefused(
-                    f"{known.place} has {size} bytes, and the manifest says {known.size}: the "
-                    "backup is damaged. See what is left with txmq backup verify, and use another "
-                    "folder"
+                raise DamagedFile(
+                    known.place,
+                    f"it has {size} bytes, and the manifest says {known.size}: the backup is "
+                    "damaged. See what is left with txmq backup verify, and use another folder",
                 )
             yield target
             with _writing(known.place):

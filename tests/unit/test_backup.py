@@ -14,6 +14,7 @@ from txmq_broker.backup.manifest import BackupRefused, ManifestFile
 from txmq_broker.backup.restoration import restore
 from txmq_broker.backup.verification import Verification
 from txmq_broker.inspection.directory_inspection import Inspection
+from txmq_broker.services.keeper import Floors
 
 TABLES = ("topics", "groups", "offsets", "floors")
 BIG = b"x" * 700
@@ -258,6 +259,34 @@ def test_a_restored_broker_reads_only_what_has_no_index_yet():
     assert again.transactions() == shelf.transactions()
 
 
+def test_an_accepted_loss_stays_accepted():
+    shelf, folder = filled(20), MemoryDisk()
+    end = shelf.store.log.end
+    shelf.close()
+    disk = shelf.disk
+    disk.remove(f"log/{disk.names('log')[-1]}")
+    save_table(disk, "floors", Floors({}, end).write())
+    shelf = Shelf(disk, accept_loss="a test", floors_end=end)
+    assert shelf.recovery.lost
+    assert shelf.store.log.end < end
+
+    manifest, _ = create(disk, folder)
+
+    assert manifest.accepted == end
+    assert Shelf(restored(folder), floors_end=end).recovery.lost == ""
+
+
+def test_the_tables_of_a_name_server_are_in_the_backup():
+    shelf, folder = filled(), MemoryDisk()
+    text = pack("kv.json", f"{LOG:016x}", b'{"texts":{}}')
+    rewrite(shelf.disk, "config/kv.json", text)
+
+    create(shelf.disk, folder)
+    target = restored(folder)
+
+    assert target.open("config/kv.json").read(0, 999) == text
+
+
 def test_a_damaged_index_is_left_out():
     shelf, folder = filled(20), MemoryDisk()
     shelf.checkpoint()
@@ -433,23 +462,30 @@ def test_a_crash_at_any_point_leaves_the_earlier_backup_or_the_new_one(is_first)
     assert outcomes == ({None, 2} if is_first else {1, 2})
 
 
-def test_a_crash_during_a_restore_leaves_a_directory_that_does_not_start():
-    shelf, folder = filled(4), MemoryDisk()
+@pytest.mark.parametrize("count", [0, 4])
+def test_a_crash_during_a_restore_leaves_a_directory_that_does_not_start(count):
+    shelf, folder = filled(count), MemoryDisk()
     manifest, _ = create(shelf.disk, folder)
-    finished = 0
+    finished = []
 
     for event, disk in power_cuts(MemoryDisk(), lambda disk: restore(folder, manifest, disk)):
-        disk.crash(SeededEntropy(7))
-        findings = [each for each in Inspection(disk).findings() if each.severity != "note"]
-        if not disk.names("config") and not disk.names("log"):
-            continue  # Nothing that could be taken for a broker's directory.
-        if any(each.refuses_start for each in findings):
-            continue
-        finished += 1
-        assert log_bytes(disk) == log_bytes(shelf.disk), event
-        assert disk.names("config")[-1] == "topics.json.old", event
+        for seed in range(3):
+            cut = disk.clone()
+            cut.crash(SeededEntropy(seed))
+            is_refused = any(each.refuses_start for each in Inspection(cut).findings())
+            if not is_refused and files_of(cut):
+                finished.append(event)
+                assert log_bytes(cut) == log_bytes(shelf.disk), event
+                assert {f"config/{name}.json" for name in TABLES} <= files_of(cut), event
 
-    assert finished
+    assert None in finished
+
+
+def files_of(disk):
+    """The files that a start looks at."""
+    inside = [f"{folder}/{name}" for folder in ("config", "log") for name in disk.names(folder)]
+    beside = [name for name in ("identity", "high-water") if name in disk.names("")]
+    return {path for path in (*inside, *beside) if not path.endswith(".new")}
 
 
 # --- damage ---

@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 
 from txmq.runtime.disk import Disk, File, Lock, Space
-from txmq_broker.backup.manifest import BackupManifest, CopiedFile, name_log, save_tables
+from txmq_broker.backup.manifest import BackupManifest, CopiedFile, save_beginning, save_tables
 
 __all__ = ["BackupContents"]
 
@@ -21,7 +21,7 @@ class BackupContents:
         self._folder = folder
         self._copied = {file.path: file for file in manifest.files if _exists(folder, file)}
         self._small: dict[str, bytearray] = {}
-        name_log(self, manifest)
+        save_beginning(self, manifest)
         save_tables(self, manifest)
 
     def open(self, path: str, *, create: bool = False) -> File:

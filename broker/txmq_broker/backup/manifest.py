@@ -24,7 +24,7 @@ __all__ = [
     "BackupRefused",
     "CopiedFile",
     "ManifestFile",
-    "name_log",
+    "save_beginning",
     "save_tables",
     "table_files",
 ]
@@ -142,19 +142,24 @@ class ManifestFile:
 
 
 def table_files(disk: Disk) -> tuple[tuple[CheckedFile, ...], tuple[CheckedFile, ...]]:
-    """The files of small tables: those that every broker has, and those of its name server."""
+    """The files of small tables: those that every broker has, the floors last, and those of its
+    name server.
+    """
     of_names = tuple(CheckedFile(disk, path, is_doubled=True) for path in NAMES_FILES)
     return Keeper(disk).files, of_names
 
 
-def name_log(disk: Disk, manifest: BackupManifest) -> None:
-    """Write the identity and the high-water mark of the copied log.
+def save_beginning(disk: Disk, manifest: BackupManifest) -> None:
+    """Write the floors, the identity and the high-water mark of the copied log.
 
-    A restore writes them first: a start then refuses a log that is not complete yet.
+    Of a directory with these files a start wants the log and the other tables, too. So it refuses
+    one that a restore has not completed.
 
     Raises:
         OSError: The disk refuses.
     """
+    always, _ = table_files(disk)
+    _save(manifest, always[-1:])
     write_identity(disk, manifest.log_id)
     if manifest.mark is not None:
         high_water = HighWater(disk, manifest.log_id)
@@ -165,12 +170,16 @@ def name_log(disk: Disk, manifest: BackupManifest) -> None:
 
 
 def save_tables(disk: Disk, manifest: BackupManifest) -> None:
-    """Write the small tables; a broker does not start before all of them exist.
+    """Write the other small tables; the directory is complete with the last of them.
 
     Raises:
         OSError: The disk refuses.
     """
     always, of_names = table_files(disk)
-    for file in (*of_names, *always):
+    _save(manifest, (*of_names, *always[:-1]))
+
+
+def _save(manifest: BackupManifest, files: tuple[CheckedFile, ...]) -> None:
+    for file in files:
         if file.path in manifest.tables:
             file.save(manifest.log, manifest.tables[file.path].encode())

@@ -1,7 +1,7 @@
 """The restoration of a backup into an empty directory.
 
-An interrupted one leaves a directory that no broker starts in: the high-water mark is written
-before the log, and the small tables after it.
+An interrupted one leaves a directory that no broker starts in: the floors and the high-water mark
+are written before the log, and the other small tables after it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from txmq.errors import DamagedFile
 from txmq.protocol.checksum import crc32
 from txmq.runtime.disk import Disk
-from txmq_broker.backup.manifest import BackupManifest, CopiedFile, name_log, save_tables
+from txmq_broker.backup.manifest import BackupManifest, CopiedFile, save_beginning, save_tables
 
 __all__ = ["restore"]
 
@@ -37,7 +37,7 @@ def restore(
         DamagedFile: A file changed since it was verified.
         OSError: One of the disks failed.
     """
-    name_log(target, manifest)
+    save_beginning(target, manifest)
     for file in manifest.files:
         _copy(folder, file, target, progress)
     save_tables(target, manifest)

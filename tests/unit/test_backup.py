@@ -523,6 +523,49 @@ def test_a_file_that_is_missing_or_cut_is_found():
             assert [each for each in hard(damaged) if each.severity == "loss"], (name, size)
 
 
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_a_damaged_index_is_named_and_does_not_prevent_a_restore(is_missing):
+    shelf, folder = filled(20), MemoryDisk()
+    shelf.checkpoint()
+    create(shelf.disk, folder)
+    path = f"index/{folder.names('index')[0]}"
+    if is_missing:
+        folder.remove(path)
+    else:
+        folder.flip_bit(path, 50)
+    folder.flip_bit("manifest.json", 50)
+    target = MemoryDisk()
+
+    verification = Verification(folder)
+    found = [each for each in verification.findings() if each.severity != "note"]
+    restore(folder, verification.manifest, target, damaged=verification.damaged)
+
+    assert {each.file for each in found} == {path, "manifest.json"}
+    assert verification.is_restorable
+    assert path.removeprefix("index/") not in target.names("index")
+    assert list(Inspection(target).findings()) == []
+    assert Shelf(target).store.log.end == shelf.store.log.end
+
+
+@pytest.mark.parametrize("size", [None, 0, 500])
+def test_what_is_left_of_a_damaged_backup_can_be_restored(size):
+    folder, target = MemoryDisk(), MemoryDisk()
+    create(filled(20).disk, folder)
+    name = folder.names("log")[-2]
+    if size is None:
+        folder.remove(f"log/{name}")
+    else:
+        folder.open(f"log/{name}").truncate(size)
+
+    verification = Verification(folder)
+    assert list(verification.findings())
+    assert not verification.is_restorable
+    restore(folder, verification.manifest, target, damaged=verification.damaged)
+
+    assert any(each.refuses_start for each in Inspection(target).findings())
+    assert len(target.names("log")) == len(folder.names("log"))
+
+
 def test_two_damaged_manifests_are_an_error_and_not_an_empty_folder():
     folder = MemoryDisk()
     shelf = filled()

@@ -122,12 +122,18 @@ def restore(
         Path,
         typer.Option("--data", metavar="DIR", help="The directory to fill; empty or missing."),
     ],
+    damaged: Annotated[
+        bool,
+        typer.Option(
+            "--damaged", help="Restore what is left of a damaged backup, to repair it there."
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Verify a backup, and write it into an empty directory, which txmq serve then starts with.
 
-    A damaged backup is not restored. Messages and decisions since the backup are missing, and
-    consumers receive some messages again.
+    A backup that lost something is not restored without --damaged. Messages and decisions since
+    the backup are missing, and consumers receive some messages again.
     """
     _refuse_nesting(data, folder)
     if data.exists() and not data.is_dir():
@@ -141,9 +147,12 @@ def restore(
         )
     with _open_folder(folder) as disk:
         verification = _verify(disk, json=json)
-        if verification.summary.damages or verification.summary.losses:
-            fail(f"the backup in {folder} is damaged, and nothing was restored")
-        _restore(disk, verification.manifest, data)
+        if not (verification.is_restorable or damaged):
+            fail(
+                f"the backup in {folder} is damaged, and nothing was restored; to restore what is "
+                "left of it, add --damaged"
+            )
+        _restore(disk, verification, data)
     manifest = verification.manifest
     if json:
         as_json(_manifest_fields(manifest) | {"kind": "restored", "data": str(data)})
@@ -154,19 +163,23 @@ def restore(
         f"messages and decisions since {moment} are missing; groups continue at their offsets of "
         "then, so consumers receive some messages again"
     )
-    say(f"start it with: txmq serve --data {data}")
+    if verification.is_restorable:
+        say(f"start it with: txmq serve --data {data}")
+    else:
+        say(f"the backup is damaged; repair it with: txmq log verify --data {data} --repair")
 
 
-def _restore(disk: LocalDisk, manifest: "BackupManifest", data: Path) -> None:
+def _restore(disk: LocalDisk, verification: "Verification", data: Path) -> None:
     from txmq_broker.backup.restoration import restore as restore_to
 
+    manifest = verification.manifest
     size = sum(file.size for file in manifest.files)
     target = LocalDisk(data)
     lock: Lock | None = None
     try:
         lock = target.lock()
         with progress_bar(size) as bar:
-            restore_to(disk, manifest, target, bar.advance)
+            restore_to(disk, manifest, target, bar.advance, damaged=verification.damaged)
     except (OSError, StoreError) as error:
         fail(f"{data} is not restored completely: {error}; delete it before you restore again")
     finally:

@@ -6,13 +6,15 @@ are written before the log, and the other small tables after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Final
 
 from txmq.errors import DamagedFile
 from txmq.protocol.checksum import crc32
 from txmq.runtime.disk import Disk
 from txmq_broker.backup.manifest import BackupManifest, CopiedFile, save_beginning, save_tables
+from txmq_broker.store.index_file import FOLDER as INDEX_FOLDER
 
 __all__ = ["restore"]
 
@@ -24,6 +26,8 @@ def restore(
     manifest: BackupManifest,
     target: Disk,
     progress: Callable[[int], None] = lambda _: None,
+    *,
+    damaged: Collection[str] = (),
 ) -> None:
     """Copy a verified backup into an empty directory, durably.
 
@@ -32,6 +36,8 @@ def restore(
         manifest: Its manifest.
         target: The directory, locked by the caller.
         progress: Called with the number of bytes that were copied.
+        damaged: The paths of damaged files. An index among them is left out; of the others
+            everything is copied that can be read.
 
     Raises:
         DamagedFile: A file changed since it was verified.
@@ -39,20 +45,26 @@ def restore(
     """
     save_beginning(target, manifest)
     for file in manifest.files:
-        _copy(folder, file, target, progress)
+        if file.path not in damaged:
+            found = _copy(folder, file, target, progress)
+            if found != (file.size, file.checksum):
+                raise DamagedFile(file.place, "it changed since it was verified")
+        elif not file.path.startswith(f"{INDEX_FOLDER}/"):
+            with suppress(FileNotFoundError):
+                _copy(folder, file, target, progress)
     save_tables(target, manifest)
 
 
-def _copy(folder: Disk, file: CopiedFile, target: Disk, progress: Callable[[int], None]) -> None:
+def _copy(
+    folder: Disk, file: CopiedFile, target: Disk, progress: Callable[[int], None]
+) -> tuple[int, int]:
+    """Copy a file; return the number of bytes and their checksum."""
     source = folder.open(file.place)
     try:
         copy = target.open(file.path, create=True)
         try:
             done, checksum = 0, 0
-            while done < file.size:
-                data = source.read(done, min(_COPIED_AT_ONCE, file.size - done))
-                if not data:
-                    break
+            while data := source.read(done, min(_COPIED_AT_ONCE, file.size - done)):
                 copy.write(done, data)
                 done, checksum = done + len(data), crc32(data, checksum)
                 progress(len(data))
@@ -61,5 +73,4 @@ def _copy(folder: Disk, file: CopiedFile, target: Disk, progress: Callable[[int]
             copy.close()
     finally:
         source.close()
-    if (done, checksum) != (file.size, file.checksum):
-        raise DamagedFile(file.place, "it changed since it was verified")
+    return done, checksum

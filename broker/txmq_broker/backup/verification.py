@@ -11,6 +11,7 @@ from txmq_broker.backup.contents import BackupContents
 from txmq_broker.backup.manifest import BackupManifest, BackupRefused, CopiedFile, ManifestFile
 from txmq_broker.inspection.directory_inspection import Inspection
 from txmq_broker.inspection.findings import Finding, InspectionSummary, Severity
+from txmq_broker.store.index_file import FOLDER as INDEX_FOLDER
 
 __all__ = ["Verification"]
 
@@ -28,6 +29,7 @@ class Verification:
         manifest: The manifest of the backup.
         summary: The totals, once all findings were read.
         bytes_to_read: The number of bytes that the progress adds up to.
+        damaged: The files with damage or loss, by their paths in the broker's directory.
     """
 
     def __init__(self, folder: Disk, progress: Callable[[int], None] = lambda _: None) -> None:
@@ -36,6 +38,7 @@ class Verification:
         self._file = ManifestFile(folder)
         self.manifest = self._load()
         self.summary = InspectionSummary()
+        self.damaged: set[str] = set()
         self.bytes_to_read = sum(file.size for file in self.manifest.files) + (
             self.manifest.end - self.manifest.start
         )
@@ -59,17 +62,23 @@ class Verification:
         """
         inspection = Inspection(BackupContents(self._folder, self.manifest), self._progress)
         self.summary = inspection.summary
-        damaged: set[str] = set()
         for finding in inspection.findings():
             if finding.severity is not Severity.NOTE:
-                damaged.add(finding.file)
+                self.damaged.add(finding.file)
             yield finding
-        for finding in self._copies(damaged):
+        for finding in self._copies():
             self.summary.damages += finding.severity is Severity.DAMAGE
             self.summary.losses += finding.severity is Severity.LOSS
             yield finding
 
-    def _copies(self, damaged: set[str]) -> Iterator[Finding]:
+    @property
+    def is_restorable(self) -> bool:
+        """True if nothing is lost: a broker builds an index again, and the manifest has two
+        copies.
+        """
+        return all(path.startswith(f"{INDEX_FOLDER}/") for path in self.damaged)
+
+    def _copies(self) -> Iterator[Finding]:
         for path, fault in self._file.find_faults(self.manifest):
             yield Finding(
                 kind="manifest-damaged",
@@ -79,9 +88,9 @@ class Verification:
                 "the next txmq backup create writes both",
             )
         for file in self.manifest.files:
-            finding = self._copy(file)
-            # The inspection names the place, and the messages.
-            if finding is not None and file.path not in damaged:
+            # The inspection of a damaged file names the place, and the messages.
+            if file.path not in self.damaged and (finding := self._copy(file)) is not None:
+                self.damaged.add(file.path)
                 yield finding
 
     def _copy(self, file: CopiedFile) -> Finding | None:
@@ -90,7 +99,7 @@ class Verification:
         except FileNotFoundError:
             return Finding(
                 kind="file-missing",
-                severity=Severity.LOSS,
+                severity=_severity(file),
                 file=file.place,
                 text="the manifest names this file, and it does not exist",
             )
@@ -104,7 +113,7 @@ class Verification:
         if size < file.size:
             return Finding(
                 kind="file-cut",
-                severity=Severity.LOSS,
+                severity=_severity(file),
                 file=file.place,
                 offset=size,
                 size=file.size - size,
@@ -134,3 +143,8 @@ class Verification:
         finally:
             opened.close()
         return done, checksum
+
+
+def _severity(file: CopiedFile) -> Severity:
+    """How bad it is that bytes of a file are missing."""
+    return Severity.DAMAGE if file.path.startswith(f"{INDEX_FOLDER}/") else Severity.LOSS

@@ -325,6 +325,13 @@ def test_a_damaged_backup_is_named_and_not_restored(txmq, data, tmp_path):
     assert "is damaged, and nothing was restored" in restored.stderr
     assert not (tmp_path / "r").exists()
 
+    anyway = txmq("backup", "restore", tmp_path / "b", "--data", tmp_path / "r", "--damaged")
+
+    assert anyway.exit_code == 0, anyway.output
+    assert f"txmq log verify --data {tmp_path / 'r'} --repair" in anyway.stdout
+    found = txmq("log", "verify", "--data", tmp_path / "r").stdout
+    assert found.splitlines()[0] == verified.stdout.splitlines()[0]
+
 
 @pytest.mark.parametrize(
     ("words", "text"),

@@ -1,11 +1,12 @@
 """Backups of a store on a simulated disk: what they hold, and what interrupts them."""
 
+import errno
 import random
 
 import pytest
 
 from tests.unit.store.shelf import LOG, Shelf, rewrite
-from txmq.errors import CorruptRecord, DamagedFile, DiskFull, StoreError
+from txmq.errors import CorruptRecord, DamagedFile, DiskFull, StoreError, WriteFailed
 from txmq.protocol.checked_body import pack
 from txmq.protocol.span import DecisionKind
 from txmq.testing import MemoryDisk, SeededEntropy, power_cuts
@@ -424,6 +425,23 @@ def test_a_manifest_of_a_newer_version_is_refused():
 
     with pytest.raises(BackupRefused, match="a newer version of txmq"):
         Verification(folder)
+
+
+@pytest.mark.parametrize("path", ["manifest.json", "manifest.json.old"])
+def test_a_manifest_that_may_or_may_not_be_durable_keeps_all_that_it_names(path):
+    shelf, folder = filled(), MemoryDisk()
+    create(shelf.disk, folder)
+    add(shelf, 8)
+
+    def fail(event):
+        if (event.kind, event.path) == ("sync folder", path):
+            raise OSError(errno.EIO, "Input/output error")
+
+    folder.on_write = fail
+    with pytest.raises(WriteFailed, match="the manifest cannot be written"):
+        create(shelf.disk, folder)
+
+    assert hard(folder) == []
 
 
 # --- crashes ---

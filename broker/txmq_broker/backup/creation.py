@@ -169,13 +169,14 @@ class Creation:
         """
         try:
             manifest = self._copy(source, now_ms)
-            with _writing("the manifest"):
-                self._manifest_file.save(manifest)
         except (DiskFull, WriteFailed):
             # What this run copied would only take room.
             with suppress(OSError):
                 self._tidy(self.before)
             raise
+        with _writing("the manifest"):
+            # If this fails, the new manifest may count all the same, so its files stay.
+            self._manifest_file.save(manifest)
         with _writing("the folder"):
             self._tidy(manifest)
         return manifest

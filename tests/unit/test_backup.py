@@ -105,6 +105,19 @@ def test_the_broker_goes_on_and_the_next_backup_copies_only_what_is_new():
     assert create(shelf.disk, folder)[1] == 0
 
 
+def test_a_restored_broker_goes_on_with_the_same_folder():
+    shelf, folder = filled(), MemoryDisk()
+    before, _ = create(shelf.disk, folder)
+    add(shelf, 3)  # Lost with the disk.
+    again = Shelf(restored(folder))
+    add(again, 5)
+
+    manifest, copied = create(again.disk, folder)
+
+    assert copied == manifest.end - before.end > 0
+    assert log_bytes(restored(folder)) == log_bytes(again.disk)
+
+
 def test_a_write_in_progress_is_left_out():
     shelf, folder = filled(), MemoryDisk()
     end = shelf.store.log.end

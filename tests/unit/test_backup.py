@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tests.soak import count
 from tests.unit.store.shelf import LOG, Shelf, rewrite
 from txmq.errors import CorruptRecord, DamagedFile, DiskFull, StoreError, WriteFailed
 from txmq.protocol.checked_body import pack
@@ -27,17 +28,17 @@ def save_table(disk, name, text=b"{}"):
         rewrite(disk, path, pack(f"{name}.json", f"{LOG:016x}", text))
 
 
-def filled(count=8):
+def filled(steps=8):
     """A store with several files of the log, and the tables of a broker."""
     shelf = Shelf()
     for name in TABLES:
         save_table(shelf.disk, name)
-    add(shelf, count)
+    add(shelf, steps)
     return shelf
 
 
-def add(shelf, count):
-    for number in range(count):
+def add(shelf, steps):
+    for number in range(steps):
         shelf.put(b"%d" % number + BIG, keys=f"k{number}", unique=f"u{number}")
         shelf.flush()
         unique = f"h{shelf.store.log.end}"
@@ -158,7 +159,7 @@ def test_an_empty_log_can_be_backed_up():
 def test_files_that_the_broker_deleted_leave_the_backup():
     shelf, folder = filled(), MemoryDisk()
     create(shelf.disk, folder)
-    count = len(folder.names("log"))
+    before = len(folder.names("log"))
     shelf.checkpoint()
     for _ in range(2):
         shelf.store.drop_first_file()
@@ -167,7 +168,7 @@ def test_files_that_the_broker_deleted_leave_the_backup():
 
     assert copied == 0
     assert manifest.start == shelf.store.log.start > 0
-    assert len(folder.names("log")) == count - 2
+    assert len(folder.names("log")) == before - 2
     assert Shelf(restored(folder), floors=shelf.store.floors_after(0)).store.log.start > 0
 
 
@@ -324,6 +325,101 @@ def test_the_brokers_directory_is_only_read():
     create(shelf.disk, folder)
 
     assert {event.kind for event in changed} <= {"sync"}
+
+
+class BusyBroker:
+    """Does something by lot whenever the backup touches its folder."""
+
+    def __init__(self, seed):
+        self._chance = random.Random(seed)
+        self._steps = 0
+        self.shelf = filled(0)
+        self.acknowledged, self.open = [], []
+        save_table(self.shelf.disk, "topics", TOPIC_T)
+
+    def watch(self, folder):
+        folder.on_write = self.act
+
+    def act(self, _):
+        if self._steps and self._chance.random() < 0.3:
+            self._steps -= 1
+            self.step()
+
+    def begin(self):
+        """From now on it does a few things."""
+        self._steps = self._chance.randrange(10)
+
+    def step(self):
+        self._chance.choice(
+            [self._send, self._send, self._transact, self._consume, self._delete, self._write]
+        )()
+
+    def _send(self):
+        placed = [self.shelf.put(BIG * self._chance.randrange(1, 4)) for _ in range(2)]
+        self.shelf.flush()
+        self.acknowledged += placed
+
+    def _transact(self):
+        """Open a transaction, or commit the oldest."""
+        if len(self.open) < 2:
+            self.open.append(f"h{self.shelf.store.log.end}")
+            self.shelf.prepare(b"half", unique=self.open[-1])
+        else:
+            self.shelf.decide(self.open.pop(0), DecisionKind.COMMITTED)
+        self.shelf.flush()
+
+    def _write(self):
+        """A span that is not synced yet: a later sync or the backup makes it durable."""
+        self.shelf.put(BIG)
+        self.shelf.store.publish(self.shelf.store.write())
+
+    def _consume(self):
+        reached = self.shelf.store.queue("T", 0).max_offset
+        text = b'{"offsetTable":{"T@G":{"0":%d}}}' % self._chance.randrange(reached + 1)
+        save_table(self.shelf.disk, "offsets", text)
+
+    def _delete(self):
+        store = self.shelf.store
+        self.shelf.sync()
+        self.shelf.checkpoint()
+        count = min(len(store.checkpoints.completed_files()), self._chance.randrange(3))
+        pinned = store.pinned()
+        while count and pinned is not None and store.log.segments.extents()[count].start > pinned:
+            count -= 1
+        if count:
+            floors = Floors(store.floors_after(count), store.log.durable)
+            save_table(self.shelf.disk, "floors", floors.write())
+            for _ in range(count):
+                store.drop_first_file()
+
+    def check(self, folder, acknowledged):
+        """A broker starts on the restored backup and has what was acknowledged and not deleted."""
+        target = restored(folder)
+        floors = Floors.read(tables_of(target, "floors"))
+        again = Shelf(target, floors=floors.floors, floors_end=floors.log_end)
+        assert again.recovery.lost == ""
+        queue = again.store.queue("T", 0)
+        kept = [placed for placed in acknowledged if placed.offset >= queue.min_offset]
+        for placed in kept:
+            (entry,) = queue.read(placed.offset, 1)
+            assert entry[0] == placed.position
+
+
+def tables_of(disk, name):
+    return disk.open(f"config/{name}.json").read(0, 1 << 20).partition(b"\n")[2]
+
+
+@pytest.mark.parametrize("seed", range(count(30, 1000)))
+def test_backups_of_a_busy_broker_are_whole(seed):
+    busy, folder = BusyBroker(seed), MemoryDisk()
+    busy.watch(folder)
+    for number in range(5):
+        for _ in range(8):
+            busy.step()
+        busy.begin()
+        acknowledged = list(busy.acknowledged)
+        create(busy.shelf.disk, folder, now_ms=number + 1)
+        busy.check(folder, acknowledged)
 
 
 # --- refusals ---
@@ -493,9 +589,9 @@ def test_a_crash_at_any_point_leaves_the_earlier_backup_or_the_new_one(is_first)
     assert outcomes == ({None, 2} if is_first else {1, 2})
 
 
-@pytest.mark.parametrize("count", [0, 4])
-def test_a_crash_during_a_restore_leaves_a_directory_that_does_not_start(count):
-    shelf, folder = filled(count), MemoryDisk()
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_crash_during_a_restore_leaves_a_directory_that_does_not_start(steps):
+    shelf, folder = filled(steps), MemoryDisk()
     manifest, _ = create(shelf.disk, folder)
     finished = []
 

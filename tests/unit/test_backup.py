@@ -1,6 +1,7 @@
 """Backups of a store on a simulated disk: what they hold, and what interrupts them."""
 
 import errno
+import json
 import random
 
 import pytest
@@ -20,7 +21,13 @@ from txmq_broker.services.keeper import Floors
 
 TABLES = ("topics", "groups", "offsets", "floors")
 BIG = b"x" * 700
-TOPIC_T = b'{"topicConfigTable":{"T":{"topicName":"T","readQueueNums":1,"writeQueueNums":1}}}'
+TOPICS = json.dumps(
+    {
+        "topicConfigTable": {
+            name: {"topicName": name, "readQueueNums": 1, "writeQueueNums": 1} for name in "TU"
+        }
+    }
+).encode()
 
 
 def save_table(disk, name, text=b"{}"):
@@ -190,6 +197,34 @@ def test_a_file_that_is_deleted_meanwhile_does_not_fail_the_backup():
     assert hard(folder) == []
 
 
+def test_floors_are_as_new_as_the_beginning_of_the_log():
+    """A queue whose messages were all deleted goes on above its floor."""
+    shelf, folder = filled(0), MemoryDisk()
+    save_table(shelf.disk, "topics", TOPICS)
+    save_table(shelf.disk, "offsets", b'{"offsetTable":{"U@G":{"0":1}}}')
+    shelf.put(BIG, "U")
+    for _ in range(10):
+        shelf.put(BIG)
+        shelf.flush()
+    shelf.checkpoint()
+    creation = Creation(shelf.disk, folder)
+    creation.open("here")
+    look = creation._listing
+
+    def delete_and_look():
+        if shelf.store.log.start == 0:
+            floors = Floors(shelf.store.floors_after(1), shelf.store.log.durable)
+            save_table(shelf.disk, "floors", floors.write())
+            shelf.store.drop_first_file()
+        return look()
+
+    creation._listing = delete_and_look
+    manifest = creation.run("here", lambda: 1)
+
+    assert manifest.start == shelf.store.log.start > 0
+    assert hard(folder) == []
+
+
 def test_a_topic_that_is_deleted_meanwhile_is_deleted_in_the_backup():
     shelf, folder = filled(), MemoryDisk()
     saved = []
@@ -206,7 +241,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_deleted_in_the_backup():
 
 def test_offsets_that_are_committed_meanwhile_are_not_ahead_of_the_log():
     shelf, folder = filled(), MemoryDisk()
-    save_table(shelf.disk, "topics", TOPIC_T)
+    save_table(shelf.disk, "topics", TOPICS)
 
     def consume(event):
         if event.kind == "sync":
@@ -328,20 +363,26 @@ def test_the_brokers_directory_is_only_read():
 
 
 class BusyBroker:
-    """Does something by lot whenever the backup touches its folder."""
+    """Does something by lot at the steps of a backup. Messages of the topic U are rare, so at times
+    all of them are deleted.
+    """
 
     def __init__(self, seed):
         self._chance = random.Random(seed)
-        self._steps = 0
+        self._steps = self._dropped = 0
         self.shelf = filled(0)
         self.acknowledged, self.open = [], []
-        save_table(self.shelf.disk, "topics", TOPIC_T)
+        save_table(self.shelf.disk, "topics", TOPICS)
 
-    def watch(self, folder):
+    def watch(self, creation, folder):
+        """Act before each change of the folder, and before each look at the broker's directory."""
         folder.on_write = self.act
+        for name in ("_tables", "_listing"):
+            look = getattr(creation, name)
+            setattr(creation, name, lambda look=look: self.act() or look())
 
-    def act(self, _):
-        if self._steps and self._chance.random() < 0.3:
+    def act(self, _=None):
+        while self._steps and self._chance.random() < 0.4:
             self._steps -= 1
             self.step()
 
@@ -355,9 +396,10 @@ class BusyBroker:
         )()
 
     def _send(self):
-        placed = [self.shelf.put(BIG * self._chance.randrange(1, 4)) for _ in range(2)]
+        for topic in "TT" if self._chance.randrange(6) else "TU":
+            body = BIG * self._chance.randrange(1, 4)
+            self.acknowledged.append(self.shelf.put(body, topic))
         self.shelf.flush()
-        self.acknowledged += placed
 
     def _transact(self):
         """Open a transaction, or commit the oldest."""
@@ -374,12 +416,18 @@ class BusyBroker:
         self.shelf.store.publish(self.shelf.store.write())
 
     def _consume(self):
-        reached = self.shelf.store.queue("T", 0).max_offset
-        text = b'{"offsetTable":{"T@G":{"0":%d}}}' % self._chance.randrange(reached + 1)
-        save_table(self.shelf.disk, "offsets", text)
+        reached = {topic: self.shelf.store.queue(topic, 0).max_offset for topic in "TU"}
+        table = {f"{topic}@G": {"0": offset} for topic, offset in reached.items()}
+        save_table(self.shelf.disk, "offsets", json.dumps({"offsetTable": table}).encode())
 
     def _delete(self):
+        """Save the floors; delete the files in a later step."""
         store = self.shelf.store
+        for _ in range(self._dropped):
+            store.drop_first_file()
+        if self._dropped:
+            self._dropped = 0
+            return
         self.shelf.sync()
         self.shelf.checkpoint()
         count = min(len(store.checkpoints.completed_files()), self._chance.randrange(3))
@@ -389,8 +437,7 @@ class BusyBroker:
         if count:
             floors = Floors(store.floors_after(count), store.log.durable)
             save_table(self.shelf.disk, "floors", floors.write())
-            for _ in range(count):
-                store.drop_first_file()
+            self._dropped = count
 
     def check(self, folder, acknowledged):
         """A broker starts on the restored backup and has what was acknowledged and not deleted."""
@@ -398,27 +445,29 @@ class BusyBroker:
         floors = Floors.read(tables_of(target, "floors"))
         again = Shelf(target, floors=floors.floors, floors_end=floors.log_end)
         assert again.recovery.lost == ""
-        queue = again.store.queue("T", 0)
-        kept = [placed for placed in acknowledged if placed.offset >= queue.min_offset]
-        for placed in kept:
-            (entry,) = queue.read(placed.offset, 1)
-            assert entry[0] == placed.position
+        for placed in acknowledged:
+            queue = again.store.queue(placed.topic, 0)
+            if placed.offset >= queue.min_offset:
+                (entry,) = queue.read(placed.offset, 1)
+                assert entry[0] == placed.position
 
 
 def tables_of(disk, name):
     return disk.open(f"config/{name}.json").read(0, 1 << 20).partition(b"\n")[2]
 
 
-@pytest.mark.parametrize("seed", range(count(30, 1000)))
+@pytest.mark.parametrize("seed", range(count(25, 1000)))
 def test_backups_of_a_busy_broker_are_whole(seed):
     busy, folder = BusyBroker(seed), MemoryDisk()
-    busy.watch(folder)
     for number in range(5):
         for _ in range(8):
             busy.step()
-        busy.begin()
         acknowledged = list(busy.acknowledged)
-        create(busy.shelf.disk, folder, now_ms=number + 1)
+        creation = Creation(busy.shelf.disk, folder)
+        creation.open("here")
+        busy.watch(creation, folder)
+        busy.begin()
+        creation.run("here", lambda number=number: number + 1)
         busy.check(folder, acknowledged)
 
 

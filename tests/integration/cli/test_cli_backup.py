@@ -31,7 +31,7 @@ from txmq_broker.store.log.reader import LogReader
 from txmq_broker.testing import settings_for_test
 
 DELETE_OLD_FILES = 329
-BACKUPS = 4
+BACKUPS = 3
 SENDERS = 6
 TOPIC = "Orders"
 BIG = b"x" * 700

@@ -27,8 +27,10 @@ from txmq_broker.store.message_store import MessageStore
 __all__ = ["LogShipper"]
 
 _TICK_S: Final = 0.25
-_HOLD_S: Final = 1.0
-"""How long a request of a follower stays open; its answer has the committed offsets."""
+_HOLD_S: Final = 0.5
+"""After how long an open request of a follower is answered with the committed offsets: those of a
+new leader are at most a second old.
+"""
 
 _SHIPPED_AT_ONCE: Final = 1024 * 1024
 
@@ -40,8 +42,8 @@ class FollowerLink:
     connection: Connection
     is_shared: bool = False
     """Whether its log is the beginning of ours."""
-    open: tuple[Command, FollowLog, float] | None = None
-    """Its open request, and when it came."""
+    open: tuple[Command, FollowLog] | None = None
+    """Its open request."""
     versions: tuple[DataVersion, DataVersion] | None = None
     """The versions of the topics and groups that it has."""
     offsets_at: float = field(default=float("-inf"))
@@ -100,7 +102,7 @@ class LogShipper:
                 f"{self._store.log.epoch}; it leads no more"
             )
         link = self._links.get(wanted.member)
-        if link is None or link.connection is not connection or not wanted.waits:
+        if link is None or link.connection is not connection:
             if link is not None:
                 self._lose(wanted.member)
             link = self._links[wanted.member] = FollowerLink(connection)
@@ -108,7 +110,7 @@ class LogShipper:
         self.watch()
         if not (wanted.waits and is_shared) or wanted.position < self._store.log.end:
             return self._answer(request, wanted, link, is_shared=is_shared)
-        link.open = request, wanted, self._clock.monotonic()
+        link.open = request, wanted
         return None
 
     def note_copied(self, connection: Connection, request: Command) -> None:
@@ -148,7 +150,7 @@ class LogShipper:
 
     def _answer_open(self, link: FollowerLink) -> None:
         if link.open is not None:
-            request, wanted, _ = link.open
+            request, wanted = link.open
             link.open = None
             link.connection.send(self._answer(request, wanted, link, is_shared=True))
 
@@ -160,8 +162,11 @@ class LogShipper:
         # A log without a record has no file yet.
         file_start = segments.extent_at(wanted.position).start if segments.starts else 0
         spans = self._spans(wanted.position) if has_spans else b""
-        is_end = not wanted.waits or wanted.position + len(spans) == segments.end
-        tables = self._news(link, is_end=is_end)
+        if wanted.waits:
+            tables = self._news(link, is_end=wanted.position + len(spans) == segments.end)
+        else:
+            # A follower that compares the histories may not take them yet.
+            tables = self._tables().write()
         header = FollowAnswer(
             log=f"{segments.log_id:016x}",
             epoch=self._store.log.epoch,
@@ -218,7 +223,7 @@ class LogShipper:
         for member, link in list(self._links.items()):
             if not link.connection.is_open:
                 self._lose(member)
-            elif link.open is not None and now - link.open[2] >= _HOLD_S:
+            elif now - link.offsets_at >= _HOLD_S:
                 self._answer_open(link)
         self._answers.tick(self._links.keys())
         if self._links or self._answers.watches:

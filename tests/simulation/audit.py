@@ -161,24 +161,33 @@ class Auditor:
         finally:
             await pool.close()
 
-    async def look_up(self, acknowledged: Iterable[Acknowledged]) -> None:
-        """Look for some acknowledged messages by offset id and by key."""
+    async def look_up(self, acknowledged: Iterable[Acknowledged], *, by_id: bool = True) -> None:
+        """Look for some acknowledged messages by key, and by offset id.
+
+        Args:
+            acknowledged: The messages.
+            by_id: Whether the broker that an offset id names has them.
+        """
         machine = self._machine
         async with Session(
             self._names, machine.network, machine.clock, machine.entropy, answer_s=ANSWER_S
         ) as session:
             for each in acknowledged:
-                await self._look_up(session, each)
+                name = mark(each.send, each.attempt, 0)
+                if by_id:
+                    await self._view(session, each, name)
+                await self._look_up(session, each, name)
 
-    async def _look_up(self, session: Session, each: Acknowledged) -> None:
-        admin = Admin(session)
-        name = mark(each.send, each.attempt, 0)
+    async def _view(self, session: Session, each: Acknowledged, name: str) -> None:
         offset_id = each.offset_ids[0]
         viewed = None
         with suppress(NotFound):
-            viewed = copy_of(await admin.view(offset_id))
+            viewed = copy_of(await Admin(session).view(offset_id))
         now = self._world.now()
         self._history.add(Found(now, "offset id", name, offset_id, viewed))
+
+    async def _look_up(self, session: Session, each: Acknowledged, name: str) -> None:
+        offset_id = each.offset_ids[0]
         by_key = await self._find(session, each, name)
         self._history.add(Found(self._world.now(), "key", name, offset_id, by_key))
 

@@ -28,9 +28,10 @@ SLACK_S = 0.3
 class _Place:
     """What a group said about one queue."""
 
-    committed: list[tuple[float, int]] = field(default_factory=list)
-    trying: int | None = None
-    """What it said last; the leader may have taken it or not."""
+    committed: list[tuple[float, float, int]] = field(default_factory=list)
+    """When it was said, when the answer came, and the offset."""
+    trying: tuple[float, int] | None = None
+    """What it said last, and when; the leader may have taken it or not."""
 
 
 class _Offsets:
@@ -59,9 +60,11 @@ class _Offsets:
                     self._lost_at = None
                 self._leader = event.leader
             case Committing():
-                self._place(event).trying = event.offset
+                self._place(event).trying = event.at, event.offset
             case Committed():
-                self._place(event).committed.append((event.at, event.offset))
+                place = self._place(event)
+                if place.trying is not None:
+                    place.committed.append((place.trying[0], event.at, event.offset))
             case Began():
                 self._judge(event)
             case _:
@@ -78,24 +81,22 @@ class _Offsets:
 
     def _judge(self, event: Began) -> None:
         place = self._place(event)
-        known = [offset for at, offset in place.committed if self._is_known(at)]
-        later = [offset for at, offset in place.committed if not self._is_known(at)]
+        known = [offset for *times, offset in place.committed if self._is_known(*times)]
+        later = [offset for *times, offset in place.committed if not self._is_known(*times)]
         if place.trying is not None:
-            later.append(place.trying)
+            later.append(place.trying[1])
         if known and event.offset < min(known[-1], *later):
             self.complaints.append(
                 f"{event.group} begins at {event.offset} of {event.queue} at {event.at:.6f}, and "
                 f"{known[-1]} was committed long before its leader was lost"
             )
 
-    def _is_known(self, at: float) -> bool:
+    def _is_known(self, asked: float, at: float) -> bool:
         """Whether every leader after the one that took it has to know it."""
-        for lost in self._lost:
-            if at > lost:
-                continue
-            if at > lost - AGE_S - SLACK_S or self._was_disturbed(at, lost):
-                return False
-        return self._lost_at is None or at > self._lost_at
+        later = [lost for lost in self._lost if asked <= lost]
+        return bool(later) and not any(
+            at > lost - AGE_S - SLACK_S or self._was_disturbed(at, lost) for lost in later
+        )
 
     def _was_disturbed(self, begin: float, end: float) -> bool:
         return any(start < end and begin < stop for start, stop in self._spans())

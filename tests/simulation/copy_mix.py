@@ -14,7 +14,16 @@ from txmq_broker.config import BrokerSettings, ReplicationMode, ReplicationSetti
 
 __all__ = ["COPY_HARDSHIPS", "COPY_LOSSES", "CopyMix"]
 
-COPY_LOSSES = ("kill", "power cut", "power cut at an event", "pause", "wipe", "hand-over")
+COPY_LOSSES = (
+    "kill",
+    "kill ahead",
+    "kill twice",
+    "power cut",
+    "power cut at an event",
+    "pause",
+    "wipe",
+    "hand-over",
+)
 """What takes a member away; one of them at a time."""
 
 COPY_HARDSHIPS = (

@@ -28,6 +28,9 @@ CUT_S = 3.0
 
 LOOK_S = 0.03
 
+UNFAIR = ("kill ahead", "kill twice")
+"""Losses with something else beside them that keeps copies late."""
+
 
 class CopyNemesis:
     """Does what the mix has faults for."""
@@ -56,10 +59,11 @@ class CopyNemesis:
                 return
             fault = chosen[draw.below(len(chosen))]
             self._world.trace.record("fault", fault)
-            if fault in COPY_HARDSHIPS:
+            is_loss = fault in COPY_LOSSES and fault not in UNFAIR
+            if not is_loss:
                 self._stage.disturb(fault, begins=True)
             await self._deeds[fault](self, draw)
-            if fault in COPY_HARDSHIPS:
+            if not is_loss:
                 self._stage.disturb(fault, begins=False)
 
     def _node(self, draw: SeededEntropy) -> MemberNode:
@@ -90,6 +94,50 @@ class CopyNemesis:
         self._stage.lose(node, "kill")
         await node.kill()
         await self._come_back(node, draw)
+
+    async def _kill_ahead(self, draw: SeededEntropy) -> None:
+        """The leader dies while one of its followers is behind, perhaps no longer in sync."""
+        leader = self._stage.set.leader
+        if leader is None:
+            return
+        follower = self._other(draw, leader)
+        self._network.partition(leader.name, follower.name, one_way=draw.chance(0.5))
+        await asyncio.sleep(0.2 + (0.5, 1.5 * self._stage.mix.lag_max)[draw.below(2)])
+        self._stage.lose(leader, "kill")
+        await leader.kill()
+        self._network.heal(leader.name, follower.name)
+        await self._come_back(leader, draw)
+
+    async def _kill_twice(self, draw: SeededEntropy) -> None:
+        """The leader dies while a follower is behind, and so does the next leader.
+
+        The first one is up again by then.
+        """
+        whole, first = self._stage.set, self._stage.set.leader
+        if first is None:
+            return
+        behind = self._other(draw, first)
+        others = [node.name for node in self._stage.members if node is not first]
+        self._network.partition(first.name, behind.name)
+        self._network.slow(*others[:2], extra_s=0.3)
+        await asyncio.sleep(0.2 + 0.5 * draw.fraction())
+        self._stage.lose(first, "kill")
+        await first.kill()
+        self._network.heal(first.name, behind.name)
+        first.start()
+        await self._wait_for(lambda: whole.is_serving and whole.leader is not first, 10.0)
+        await asyncio.sleep(0.5 * draw.fraction())
+        second = whole.leader
+        if second is not None:
+            self._stage.lose(second, "kill")
+            await second.kill()
+        self._network.slow(*others[:2], extra_s=0.0)
+        if second is not None:
+            await self._come_back(second, draw)
+
+    def _other(self, draw: SeededEntropy, node: MemberNode) -> MemberNode:
+        others = [other for other in self._stage.members if other is not node]
+        return others[draw.below(len(others))]
 
     async def _power_cut(self, draw: SeededEntropy) -> None:
         node = self._node(draw)
@@ -236,6 +284,8 @@ class CopyNemesis:
 
     _deeds: dict[str, Callable[[CopyNemesis, SeededEntropy], Awaitable[None]]] = {
         "kill": _kill,
+        "kill ahead": _kill_ahead,
+        "kill twice": _kill_twice,
         "power cut": _power_cut,
         "power cut at an event": _power_cut_at_an_event,
         "pause": _pause,

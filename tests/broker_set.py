@@ -1,12 +1,14 @@
 """A broker set as real processes on loopback: members, a name server, and an etcd."""
 
+import json
+import secrets
 import signal
 import sys
 import threading
 import time
 from contextlib import suppress
 
-from tests.serving import BrokerProcess, ask, free_port
+from tests.serving import BrokerProcess, ask
 
 GET_CLUSTER = 106
 PATIENCE_S = 30
@@ -53,11 +55,13 @@ class BrokerSet:
     """
 
     def __init__(self, folder, etcd, settings=(), count=3):
+        self.name = f"set-{secrets.token_hex(4)}"
         self.names = NameServer(folder / "names")
-        self.settings = settings
         address = f"etcd://127.0.0.1:{etcd}"
         self.members = {
-            name: Member(folder / name, name, self.names.names, address, settings)
+            name: Member(
+                folder / name, name, self.names.names, address, (f"name={self.name}", *settings)
+            )
             for name in (f"m{number}" for number in range(1, count + 1))
         }
 
@@ -73,18 +77,16 @@ class BrokerSet:
     def __exit__(self, *_):
         for process in (*self.members.values(), self.names):
             if process.process is not None and process.process.poll() is None:
-                process.signal_all = process.process.send_signal(signal.SIGCONT)
+                process.process.send_signal(signal.SIGCONT)
             process.close()
 
     # Who leads
 
     def leader(self):
         """The member that the name server calls the master; None if there is none."""
-        import json
-
         _, _, body = ask(self.names.names, GET_CLUSTER)
         brokers = json.loads(body).get("brokerAddrTable", {})
-        addresses = brokers.get("broker-a", {}).get("brokerAddrs", {})
+        addresses = brokers.get(self.name, {}).get("brokerAddrs", {})
         master = addresses.get("0")
         return next((one for one in self.members.values() if one.address == master), None)
 
@@ -96,8 +98,6 @@ class BrokerSet:
         )
 
     def figures(self, member):
-        import json
-
         return json.loads(ask(member.address, 28)[2])["table"]
 
     def wait_in_sync(self, followers):
@@ -111,6 +111,11 @@ class BrokerSet:
             return None
 
         return self.until(found, f"never {followers} followers in sync")
+
+    def wait_settled(self):
+        """Return once every follower has the whole log."""
+        leader = self.wait_in_sync(len(self.members) - 1)
+        self.until(lambda: self.figures(leader)["bytesNotCopied"] == "0", "a follower is behind")
 
     def until(self, found, failure):
         end = time.monotonic() + PATIENCE_S

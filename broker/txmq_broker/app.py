@@ -437,6 +437,7 @@ class Broker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 await self._flusher.drain()
+                await self._copies.settled()
         if self.failure is None:
             try:
                 self._housekeeping.save_tables()

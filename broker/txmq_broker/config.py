@@ -142,6 +142,9 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
     member: str = ""
     """The name of this member, different for each member of a broker set."""
 
+    address: str = ""
+    """Where the members of the set reach this one, if that is not where clients do."""
+
     role: ReplicationRole = "leader"
     """Without a coordinator: "leader" takes sends; "follower" copies the log of the leader of its
     name, and serves no client.
@@ -450,6 +453,8 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
                 "globalWhiteRemoteAddresses in the file of accounts"
             )
         self._check_set()
+        if self.replication.address:
+            _address("replication.address", self.replication.address, port_min=1)
         _address("names_listen", self.names_listen)
         host, _ = _address("listen", self.listen)
         if self.advertise:

@@ -1,4 +1,4 @@
-"""Runs a follower until it is stopped."""
+"""Runs the follower of a leader that name servers know, until it is stopped."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from typing import Final
 
 from txmq.credentials import load_credentials
+from txmq.errors import BrokerRefused, TransportError, TxmqError
+from txmq.protocol.bodies import ClusterView
+from txmq.protocol.codes import RequestCode
 from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
@@ -20,6 +24,9 @@ from txmq_broker.services.follower import Follower
 __all__ = ["run"]
 
 log = logging.getLogger(__name__)
+
+TIMEOUT_S: Final = 5.0
+_MASTER: Final = 0
 
 
 def run(settings: BrokerSettings, *, ready: Callable[[], None]) -> int:
@@ -45,20 +52,11 @@ async def _run(settings: BrokerSettings, ready: Callable[[], None]) -> int:
         SystemNetwork(), clock, credentials=load_credentials(), tls=client_context(load_tls())
     )
 
-    async def find() -> tuple[str, int]:
-        from txmq.errors import BrokerRefused
-        from txmq.protocol.bodies import ClusterView
-        from txmq.protocol.codes import RequestCode
+    async def find_leader() -> tuple[str, int]:
+        return await _find_leader(settings, pool), 0
 
-        for server in settings.names.split(";"):
-            connection = await pool.connection(server.strip())
-            found = await connection.request(RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=5)
-            broker = ClusterView.read(found.body).broker_addr_table.get(settings.name)
-            if broker is not None and 0 in broker.broker_addrs:
-                return broker.broker_addrs[0], 0
-        raise BrokerRefused("no")
-
-    follower = Follower(settings, pool, LocalDisk(settings.data), clock, SystemEntropy(), find)
+    disk, entropy = LocalDisk(settings.data), SystemEntropy()
+    follower = Follower(settings, pool, disk, clock, entropy, find_leader)
     following = asyncio.create_task(follower.run(), name="follower")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -71,3 +69,21 @@ async def _run(settings: BrokerSettings, ready: Callable[[], None]) -> int:
     finally:
         await pool.close()
     return 0
+
+
+async def _find_leader(settings: BrokerSettings, pool: ConnectionPool) -> str:
+    """The address of the leader, from the first name server that knows one."""
+    failure: TxmqError | None = None
+    for server in settings.names.split(";"):
+        try:
+            connection = await pool.connection(server.strip())
+            found = await connection.request(
+                RequestCode.GET_BROKER_CLUSTER_INFO, timeout_s=TIMEOUT_S
+            )
+        except (TransportError, BrokerRefused) as error:
+            failure = error
+            continue
+        broker = ClusterView.read(found.body).broker_addr_table.get(settings.name)
+        if broker is not None and _MASTER in broker.broker_addrs:
+            return broker.broker_addrs[_MASTER]
+    raise failure or BrokerRefused(f"no name server knows a leader of {settings.name}")

@@ -174,7 +174,7 @@ class Member:
 
     async def _try_to_lead(self, view: View) -> None:
         copies = self._settings.replication
-        address = self._settings.advertise or self._settings.listen
+        address = copies.address or self._settings.advertise or self._settings.listen
         try:
             leadership = await self._coordinator.lead(
                 Leader(self.name, address), view, copies.lease

@@ -85,6 +85,15 @@ class Link:
                     return header, length - 4 - header_size
             self._receive()
 
+    def body(self):
+        """The body of the next answer, which is JSON."""
+        while self.held < 4 or self.held < 4 + LENGTH.unpack_from(self.buffer)[0]:
+            self._receive()
+        length, header_size = WORDS.unpack_from(self.buffer)
+        body = json.loads(self.view[8 + header_size : 4 + length].tobytes())
+        self._drop(4 + length)
+        return body
+
 
 class Drive:
     """What one drive measured. Latencies are noted once for all answers that arrived together."""
@@ -190,6 +199,16 @@ def measured_sends(server, frames, seconds, shape=bursts, *, warm_up_s, context=
         "server_busy": round(used / drive.elapsed, 2),
         "messages": messages,
     }
+
+
+def figures(port):
+    """What a broker tells about itself."""
+    link = Link(port)
+    try:
+        link.send(bench_frames.figures())
+        return link.body()["table"]
+    finally:
+        link.close()
 
 
 def fill(link, frames, count):

@@ -18,6 +18,7 @@ QUEUES = 4
 SEND_MESSAGE_V2 = 310
 END_TRANSACTION = 37
 PREPARED = 4
+GET_FIGURES = 28
 PULL_MESSAGE = 11
 HEART_BEAT = 34
 GET_MAX_OFFSET = 30
@@ -79,6 +80,11 @@ def signed(fields, body, access_key, secret_key):
     content = "".join(fields[name] for name in sorted(fields)).encode() + body
     signature = hmac.digest(secret_key.encode(), content, "sha1")
     return {**fields, "Signature": base64.b64encode(signature).decode()}
+
+
+def figures():
+    """The question for what a broker tells about itself."""
+    return frame(GET_FIGURES, 0, {})
 
 
 def pull(queue, offset):

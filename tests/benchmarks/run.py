@@ -20,6 +20,7 @@ from bench_access import access
 from bench_bank import bank
 from bench_checks import checks
 from bench_consumer import consumer, soak
+from bench_copies import copies
 from bench_decorated import decorated
 from bench_delays import delays
 from bench_disk import disk
@@ -45,6 +46,7 @@ SECTIONS = {
     "ratios": ratios,
     "access": access,
     "tls": tls,
+    "copies": copies,
     "drain": drain,
     "filters": filters,
     "transactions": transactions,

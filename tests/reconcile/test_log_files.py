@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.old_spans import in_old_form
 from tests.reconcile.log_stage import DeletingClock, Taken, dump, order, read_log
 from tests.unit.store.shelf import LOG, START_MS, Shelf, Sizes
 from txmq.errors import ReconcileRefused
@@ -75,6 +76,18 @@ def test_a_log_of_many_files(data, tmp_path, open_shelf):
     ]
 
 
+def test_a_log_from_before_spans_had_epochs_is_read_like_any_other(data, tmp_path, open_shelf):
+    shelf = open_shelf(Sizes(segment_size=2000))
+    fill(shelf)
+    new = Taken(data, tmp_path / "new")
+    for path in files(data)[:-1]:
+        path.write_bytes(in_old_form(path.read_bytes(), int(path.stem)))
+
+    old = Taken(data, tmp_path / "old", stretch_bytes=500)
+
+    assert old.messages == new.messages
+
+
 def test_files_from_before_the_day_are_not_read(data, tmp_path, open_shelf):
     fill(open_shelf(Sizes(segment_size=2000)))
     before = files(data)[2]
@@ -108,9 +121,9 @@ def test_a_file_may_begin_with_an_accepted_loss(data):
     (data / "log").mkdir()
     loss = AcceptedLoss(START_MS, 900, "a disk was lost", {"Transfers": {0: 7}}).pack()
     path = data / "log" / f"{name_of(1000)}.log"
-    path.write_bytes(head(LOG, 1000, 0, loss, 1) + loss)
+    path.write_bytes(head(LOG, 1000, 0, loss, 0) + loss)
     at = 1000 + path.stat().st_size
-    path.write_bytes(path.read_bytes() + head(LOG, at, 0, loss, 1) + loss)
+    path.write_bytes(path.read_bytes() + head(LOG, at, 0, loss, 0) + loss)
 
     with open_log(data, START_MS + 1) as log:
         assert [opened.file.first_ms for opened in log.opened] == [START_MS]
@@ -300,7 +313,7 @@ def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
     shelf = open_shelf(ROOM)
     fill(shelf)
     at = shelf.store.log.next_position + 88
-    forged = head(LOG, at, 0, b"x" * 50, 1) + b"x" * 50
+    forged = head(LOG, at, 0, b"x" * 50, 0) + b"x" * 50
     shelf.put(forged, "Transfers", unique="forged")
     shelf.flush()
     fill(shelf, COUNT, COUNT)
@@ -320,7 +333,7 @@ def test_a_torn_body_that_holds_a_span_is_no_damage(data, tmp_path, open_shelf):
     fill(shelf)
     (file,) = files(data)
     end, at = file.stat().st_size, shelf.store.log.next_position + 88
-    forged = head(LOG, at, end, b"x", 1)
+    forged = head(LOG, at, end, b"x", 0)
     shelf.put(forged + b"x" * 1000, "Transfers", unique="forged")
     shelf.flush()
     file.write_bytes(file.read_bytes()[:-10])

@@ -219,7 +219,7 @@ def test_a_decision_that_names_no_half_message_is_named():
     marker = Decision(
         DecisionKind.COMMITTED, DecisionSource.PRODUCER, 0, HEAD_BYTES, 0, 7, NOW_MS
     ).pack()
-    data = shelf.contents(path) + head(LOG, end, end, marker, 1) + marker
+    data = shelf.contents(path) + head(LOG, end, end, marker, 0) + marker
     rewrite(disk, path, data)
 
     found = next(f for f in inspect(disk)[0] if f.kind == "decision-without-half")
@@ -240,7 +240,7 @@ def test_a_transaction_that_was_decided_twice_is_named():
     marker = Decision(
         DecisionKind.ROLLED_BACK, DecisionSource.OPERATOR, 1, HEAD_BYTES, 0, -1, NOW_MS
     ).pack()
-    rewrite(disk, path, shelf.contents(path) + head(LOG, end, end, marker, 1) + marker)
+    rewrite(disk, path, shelf.contents(path) + head(LOG, end, end, marker, 0) + marker)
 
     found = only(inspect(disk)[0])
 
@@ -271,7 +271,7 @@ def test_a_record_that_cannot_be_read_in_a_whole_span_is_named():
     rewrite(
         disk,
         path,
-        shelf.contents(path) + head(LOG, end, end, b"nonsense" * 20, 1) + b"nonsense" * 20,
+        shelf.contents(path) + head(LOG, end, end, b"nonsense" * 20, 0) + b"nonsense" * 20,
     )
 
     found = only(inspect(disk)[0])

@@ -39,6 +39,8 @@ def record_line(found: LogRecord, *, with_body: bool) -> str:
     if found.unique:
         is_transaction = found.kind in ("half", "decision")
         parts.append(f"{'xid' if is_transaction else 'id'}={found.unique}")
+    if found.epoch:
+        parts.append(f"epoch={found.epoch}")
     if found.record is not None and found.decision is None:
         parts.append(f"body={len(found.record.body)}B")
         if with_body:
@@ -87,6 +89,7 @@ def record_fields(found: LogRecord, form: BodyForm) -> dict[str, object]:
         "kind": found.kind,
         "position": found.position,
         "size": found.size,
+        "epoch": found.epoch,
         "topic": found.topic,
         "queue": found.queue,
         "offset": found.offset if found.offset >= 0 else None,

@@ -16,7 +16,7 @@ class FollowLog(Header):
 
     member: str
     epoch: Int64
-    """The newest epoch that the follower has seen; an older leader refuses, and is one no longer."""
+    """The newest epoch that the follower knows."""
     position: Int64
     last_start: Int64
     """Where the follower's last span begins; with its epoch it identifies the history."""
@@ -46,12 +46,10 @@ class FollowAnswer(Header):
 class CopiedTables(Body):
     """The tables beside the log."""
 
-    topics: TopicConfigs
-    groups: GroupConfigs
+    topics: TopicConfigs | None = None
+    groups: GroupConfigs | None = None
     offsets: ConsumerOffsets | None = None
-    """Only together with the end of the log, because they are ahead of everything before it."""
     floors: dict[str, dict[int, int]] | None = None
-    """Likewise."""
 
 
 class NoteCopied(Header):

@@ -6,7 +6,9 @@ full. The span's head also states how much of the log was durable at that time. 
 distinguish a tail torn by a crash, which it may cut, from damage to acknowledged records, which it
 may not: a bad span that a later head declares durable is damage.
 
-Every head carries the random number of its log, so recovery recognizes files of another broker.
+Every head carries the random number of its log, so recovery recognizes files of another broker,
+and the epoch of the leadership that wrote it. Heads from before there were epochs hold a count in
+that place, under another magic number; their epoch is 0.
 
 Beside messages a span holds markers, each with the decision about a half message, and the records
 of losses that an operator accepted. RocketMQ writes a committed message a second time and an op
@@ -217,8 +219,13 @@ FOLDER: Final = "log"
 
 SUFFIX: Final = ".log"
 
-MAGIC: Final = 0x7478_6D71
-"""``txmq``; no record of RocketMQ's starts like this."""
+MAGIC: Final = 0x7478_6D65
+"""``txme``; no record of RocketMQ's starts like this."""
+
+_OLD_MAGIC: Final = 0x7478_6D71
+"""``txmq``, in heads from before there were epochs."""
+
+_MAGICS: Final = (MAGIC, _OLD_MAGIC)
 
 _FIELDS: Final = Struct(">IIQqqII")
 _PLACE: Final = Struct(">IIQq")
@@ -227,7 +234,8 @@ HEAD_BYTES: Final = _FIELDS.size + _CHECK.size
 CHECKSUM_AT: Final = 32
 """Where a head holds the payload's checksum, in four bytes."""
 
-_MAGIC_BYTES: Final = MAGIC.to_bytes(4, "big")
+_MAGIC_PREFIX: Final = MAGIC.to_bytes(4, "big")[:3]
+"""Both magic numbers begin with it."""
 
 Found: TypeAlias = Record | Decision | AcceptedLoss
 """A record in a span."""
@@ -242,7 +250,8 @@ class SpanHead(NamedTuple):
     position: int
     durable: int
     checksum: int
-    records: int
+    epoch: int
+    """The epoch of the leadership that wrote it; 0 for a broker without copies."""
 
 
 def name_of(start: int) -> str:
@@ -258,10 +267,10 @@ def start_in(name: str) -> int | None:
     return int(digits)
 
 
-def head(log: int, position: int, durable: int, payload: bytes, records: int) -> bytes:
+def head(log: int, position: int, durable: int, payload: bytes, epoch: int) -> bytes:
     """Encode the head of a payload."""
     fields = _FIELDS.pack(
-        HEAD_BYTES + len(payload), MAGIC, log, position, durable, crc32(payload), records
+        HEAD_BYTES + len(payload), MAGIC, log, position, durable, crc32(payload), epoch
     )
     return fields + _CHECK.pack(crc32(fields))
 
@@ -276,13 +285,13 @@ def read_head(data: bytes, at: int, position: int) -> SpanHead | None:
     """
     if at + HEAD_BYTES > len(data):
         return None
-    size, magic, log, where, durable, checksum, records = _FIELDS.unpack_from(data, at)
-    if magic != MAGIC or where != position or size < HEAD_BYTES:
+    size, magic, log, where, durable, checksum, epoch = _FIELDS.unpack_from(data, at)
+    if magic not in _MAGICS or where != position or size < HEAD_BYTES:
         return None
     (check,) = _CHECK.unpack_from(data, at + _FIELDS.size)
     if crc32(data[at : at + _FIELDS.size]) != check:
         return None
-    return SpanHead(size, log, where, durable, checksum, records)
+    return SpanHead(size, log, where, durable, checksum, epoch if magic == MAGIC else 0)
 
 
 def ends_in(data: bytes, position: int) -> Iterator[int]:
@@ -293,7 +302,7 @@ def ends_in(data: bytes, position: int) -> Iterator[int]:
     here = 0
     while here + HEAD_BYTES <= len(data):
         size, magic, _, where = _PLACE.unpack_from(data, here)
-        if magic != MAGIC or where != position + here or size < HEAD_BYTES:
+        if magic not in _MAGICS or where != position + here or size < HEAD_BYTES:
             return
         here += size
         yield position + here
@@ -301,13 +310,13 @@ def ends_in(data: bytes, position: int) -> Iterator[int]:
 
 def heads_in(data: bytes, position: int) -> Iterator[SpanHead]:
     """All valid heads in a piece of the log that begins at a position."""
-    here = data.find(_MAGIC_BYTES, 4)
+    here = data.find(_MAGIC_PREFIX, 4)
     while here >= 0:
         # The magic number comes after the head's first word.
         found = read_head(data, here - 4, position + here - 4)
         if found is not None:
             yield found
-        here = data.find(_MAGIC_BYTES, here + 1)
+        here = data.find(_MAGIC_PREFIX, here + 1)
 
 
 def found_in(payload: bytes, position: int) -> Iterator[tuple[Found, int, bytes]]:

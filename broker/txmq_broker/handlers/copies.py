@@ -38,6 +38,7 @@ class CopyHandlers:
             self._answers,
         )
         self.opened = self._answers.opened
+        self.settled = self._answers.settled
         self.close = self._shipper.close
         if self._answers.holds_answers:
             self._ship()

@@ -187,10 +187,8 @@ class FileInspection:
         records.count_span(span)
         findings: list[Finding] = []
         is_covered = self._next < len(self._chunks)
-        count = 0
         try:
             for found, position, data in span.found():
-                count += 1
                 findings += records.take(found, position, span)
                 if is_covered:
                     self._entries.note(found, position)
@@ -200,10 +198,6 @@ class FileInspection:
                         self._entries.add(entry)
         except CorruptRecord as error:
             findings.append(self._broken_record(span, error.position, error.reason))
-        else:
-            if count != span.records:
-                reason = f"the span declares {span.records} records and holds {count}"
-                findings.append(self._broken_record(span, span.position, reason))
         for finding in findings:
             if finding.cut_at is not None and finding.cut_at >= self._indexed_to:
                 finding.refuses_start = True

@@ -69,6 +69,8 @@ class InspectionSummary(msgspec.Struct, kw_only=True):
 
     start: int = 0
     end: int = 0
+    epoch: int = 0
+    """The newest epoch of the spans."""
     files: int = 0
     spans: int = 0
     messages: int = 0

@@ -57,6 +57,8 @@ class LogRecord(NamedTuple):
     """The message; for a decision its half message, if readable."""
     decision: Decision | None
     loss: AcceptedLoss | None = None
+    epoch: int = 0
+    """The epoch of the leadership that wrote it."""
 
     @property
     def unique(self) -> str:
@@ -162,7 +164,7 @@ def _items(log: LogReader, piece: Piece, selection: Selection) -> Iterator[Item]
         return
     try:
         for found, position, data in piece.found():
-            item = _log_record(log, found, position, len(data))
+            item = _log_record(log, found, position, len(data))._replace(epoch=piece.epoch)
             if selection.wants(item):
                 yield item
     except CorruptRecord as error:

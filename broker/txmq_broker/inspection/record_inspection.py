@@ -211,6 +211,7 @@ class RecordInspection:
     def count_span(self, span: WholeSpan) -> None:
         """Count a span that was read."""
         self.summary.spans += 1
+        self.summary.epoch = max(self.summary.epoch, span.epoch)
         self._progress(span.end - span.position)
 
     def skip(self, size: int) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from txmq.errors import ReplicaTimeout, ReplicaUnavailable
@@ -18,6 +19,7 @@ from txmq.protocol import command as commands
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import RESPONSE, FrameReader
 from txmq.runtime.clock import Clock
+from txmq.runtime.tasks import resolve
 from txmq_broker.config import ReplicationSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.core.in_sync import InSyncSet
@@ -32,6 +34,9 @@ log = logging.getLogger(__name__)
 _CAUSE: Final = "copies"
 _CONNECT_S: Final = 1.0
 """How long a new leader waits for the members of its set to connect."""
+
+_SETTLE_S: Final = 2.0
+"""How long a leader that stops waits for its followers."""
 
 _SENDS: Final = frozenset((
     RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
@@ -86,7 +91,8 @@ class CopiedAnswers:
         self._ends: deque[tuple[float, int]] = deque()
         """Where the log ended at each of the last moments."""
         self._recording: asyncio.Task[None] | None = None
-        self._opening: asyncio.Future[None] | None = None
+        self._changed: asyncio.Future[None] | None = None
+        """Resolved when a follower has more, or the set has changed."""
         self._adjust()
 
     def figures(self) -> dict[str, int]:
@@ -111,9 +117,20 @@ class CopiedAnswers:
 
         Readers see nothing before: what a single copy has may be lost with it.
         """
-        if self._awaits and not self._set.has_copied(self._answered):
-            self._opening = asyncio.get_running_loop().create_future()
-            await self._opening
+        if self._awaits:
+            await self._until_copied(self._answered)
+
+    async def settled(self) -> None:
+        """Return when every follower in the set has the whole log, or after a while."""
+        if self.holds_answers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_S):
+                    await self._until_copied(self._store.log.end)
+
+    async def _until_copied(self, end: int) -> None:
+        while not self._set.has_copied(end):
+            self._changed = asyncio.get_running_loop().create_future()
+            await self._changed
 
     # What the shipper learns
 
@@ -176,6 +193,9 @@ class CopiedAnswers:
         else:
             self._admission.lift(_CAUSE)
         self._release_held()
+        if self._changed is not None:
+            resolve(self._changed, None, None)
+            self._changed = None
 
     async def _record(self, leadership: HeldLeadership, wanted: frozenset[str]) -> None:
         confirmed = await leadership.record(wanted)
@@ -200,9 +220,6 @@ class CopiedAnswers:
         self._release_held()
 
     def _release_held(self) -> None:
-        if self._opening is not None and self._set.has_copied(self._answered):
-            self._opening.set_result(None)
-            self._opening = None
         while self._held:
             span, tickets, since = self._held[0]
             if self._awaits and not self._set.has_copied(span.end):
@@ -221,8 +238,8 @@ class CopiedAnswers:
         self._held.clear()
         if self._recording is not None:
             self._recording.cancel()
-        if self._opening is not None:
-            self._opening.cancel()
+        if self._changed is not None:
+            self._changed.cancel()
 
 
 def _change_codes(tickets: Tickets, code: int) -> None:

@@ -1,65 +1,77 @@
 """A follower: it copies the log of its leader, byte for byte, into a directory of its own.
 
-The follower finds the leader at the name servers. It compares the histories first: a part of its
-log that the leader does not have was never acknowledged by both, and goes to a side folder. Then it
-asks for the log from its own end on, again and again, and syncs while the next answer is on its
-way. Beside the log it saves the leader's tables, each when its copy of the log has reached them.
+The follower compares the histories first: a part of its log that the leader does not have was never
+acknowledged by both, and goes to a side folder. Then it asks for the log from its own end on, again
+and again, and syncs while the next answer is on its way.
 
-The directory is that of a broker: started as a leader, it goes on where the copy ends.
+It obeys the newest epoch that it knows: an answer or a span of an older one is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from txmq.errors import (
     BrokerRefused,
     DiskFull,
-    ForeignFile,
     LogTooShort,
     RemoteProtocolError,
     TransportError,
-    TxmqError,
 )
-from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import NO_SPAN, CopiedTables, FollowAnswer, FollowLog, NoteCopied
-from txmq.protocol.span import HEAD_BYTES, SpanHead, read_head
-from txmq.quantity import quantity
+from txmq.protocol.span import SpanHead
 from txmq.remoting.connection import Connection
 from txmq.remoting.pool import ConnectionPool
+from txmq.runtime.backoff import Backoff
 from txmq.runtime.clock import Clock
-from txmq.runtime.disk import Disk
+from txmq.runtime.disk import NO_ROOM, Disk
 from txmq.runtime.entropy import Entropy
 from txmq_broker.config import BrokerSettings
-from txmq_broker.core.offsets import Offsets
-from txmq_broker.core.topics import queue_counts
-from txmq_broker.services.keeper import Keeper
-from txmq_broker.store.log.identity import PATH as IDENTITY
-from txmq_broker.store.log.spans import heads_of
-from txmq_broker.store.message_store import MessageStore
+from txmq_broker.services.log_copy import LogCopy
 
-__all__ = ["Follower"]
+__all__ = ["Follower", "FollowerStatus"]
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 1.0
+FIRST_RETRY_S: Final = 0.1
+"""A new leader's port opens about this long after its election."""
+
+LAST_RETRY_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
-_MASTER: Final = 0
 _RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull)
 
-LastSpan = tuple[int, int]
-"""Where a span begins, and its checksum."""
 
-_NONE: Final[LastSpan] = (NO_SPAN, 0)
+class FollowerStatus(NamedTuple):
+    """How far a follower is."""
+
+    position: int
+    """The end of its log."""
+    durable: int
+    """The position before which its log is durable."""
+    leader: str
+    """The address of the leader that it follows or tries to; empty before it knows one."""
+    epoch: int
+    """The newest epoch that it knows."""
+    failure: str
+    """Why it does not follow; empty while it follows."""
 
 
 class Follower:
-    """One follower; it owns its directory."""
+    """One follower; while it runs, it owns its directory.
+
+    Args:
+        settings: The settings of the broker.
+        pool: The connections to leaders.
+        disk: The directory.
+        clock: The clocks.
+        entropy: For names that must be unique.
+        find_leader: Returns the address and the epoch of the present leader. It waits for one, or
+            raises :class:`TransportError` or :class:`BrokerRefused`.
+    """
 
     def __init__(
         self,
@@ -70,266 +82,169 @@ class Follower:
         entropy: Entropy,
         find_leader: Callable[[], Awaitable[tuple[str, int]]],
     ) -> None:
-        self._settings = settings
+        self._member = settings.replication.member
         self._pool = pool
-        self._disk = disk
-        self._clock = clock
-        self._entropy = entropy
-        self._find = find_leader
-        self._keeper = Keeper(disk)
-        self._store = MessageStore(disk, settings.store)
-        self._is_open = False
-        self._last = _NONE
-        self._epoch = 0
-        self._late: tuple[int, CopiedTables] | None = None
-        """Tables to save once the log is durable up to a position."""
+        self._find_leader = find_leader
+        self._copy = LogCopy(disk, settings.store, clock, entropy)
+        self._connection: Connection | None = None
         self._copied = asyncio.Event()
-        self._syncing = asyncio.Lock()
+        self._leader = ""
+        self._epoch = 0
         self._failure = ""
+        self._backoff = Backoff(entropy, FIRST_RETRY_S, LAST_RETRY_S)
+
+    @property
+    def status(self) -> FollowerStatus:
+        """How far it is."""
+        copy = self._copy
+        return FollowerStatus(copy.end, copy.durable, self._leader, self._epoch, self._failure)
+
+    def look_again(self) -> None:
+        """Leave the present leader, and ask for the leader again."""
+        if self._connection is not None:
+            self._connection.abort()
 
     async def run(self) -> None:
-        """Follow the leader until cancelled.
+        """Follow the leader until cancelled. Afterwards a broker may be started on the directory.
 
         Raises:
-            StoreError: The directory is damaged, belongs to another log, or is too far behind.
+            StoreError: The directory is in use, damaged, belongs to another log, or is too far
+                behind; or a sync failed.
             OSError: The disk failed.
         """
         try:
+            self._copy.lock()
             while True:
+                self._epoch = max(self._epoch, self._copy.epoch)
                 try:
-                    leader, self._epoch = await self._find()
-                    await self._follow(leader)
+                    await self._follow(*await self._find_leader())
                 except _RETRIED as error:
                     self._report(error)
-                await asyncio.sleep(RETRY_S)
+                except OSError as error:
+                    if error.errno not in NO_ROOM:
+                        raise
+                    self._report(error)
+                await asyncio.sleep(self._backoff.next_pause())
         finally:
-            if self._is_open:
-                self._store.close()
+            await self._copy.close()
 
-    def _report(self, error: TxmqError) -> None:
+    def _report(self, error: Exception) -> None:
         if str(error) != self._failure:
             self._failure = str(error)
             log.warning("not following: %s; trying again", error)
 
-    async def _follow(self, leader: str) -> None:
-        connection = await self._pool.connection(leader)
+    # One leader
+
+    async def _follow(self, address: str, epoch: int) -> None:
+        self._epoch = max(self._epoch, epoch)
+        self._leader = address
+        self._connection = connection = await self._pool.connection(address)
         try:
-            answer, body = await self._ask(connection, self._store.log.end, self._last)
-            if not self._is_open:
-                self._open(answer, body)
-                end = self._store.log.end
-                answer, body = await self._ask(connection, end, self._last)
+            answer, tables, _ = await self._ask(connection, self._copy.last)
+            if tables is None:
+                raise RemoteProtocolError(f"{address} sent no tables")
+            self._copy.open_as(int(answer.log, 16), answer.start, tables)
             if not answer.is_shared:
-                await self._cut_back(connection, answer.start)
-            log.info("following %s from position %d on", leader, self._store.log.end)
+                answer, tables, _ = await self._ask(connection, self._copy.last)
+            if not answer.is_shared:
+                await self._cut_back(connection, answer.start, tables or CopiedTables())
+            self._copy.take_tables(tables or CopiedTables())
             self._failure = ""
+            self._backoff.reset()
+            log.info("following %s from position %d on", address, self._copy.end)
             await self._copy_until_lost(connection)
         finally:
+            self._connection = None
             connection.abort()
 
+    async def _ask(
+        self, connection: Connection, last: SpanHead | None, *, waits: bool = False
+    ) -> tuple[FollowAnswer, CopiedTables | None, bytes]:
+        """Ask for what follows a span: the answer, the tables in it, and the spans."""
+        position = self._copy.end if last is None else last.position + last.size
+        header = FollowLog(
+            member=self._member,
+            epoch=self._epoch,
+            position=position,
+            last_start=NO_SPAN if last is None else last.position,
+            last_epoch=0 if last is None else last.epoch,
+            last_checksum=0 if last is None else last.checksum,
+            waits=waits,
+        )
+        found = await connection.request(RequestCode.FOLLOW_LOG, header, timeout_s=TIMEOUT_S)
+        answer = found.read(FollowAnswer)
+        if answer.epoch < self._epoch:
+            raise BrokerRefused(
+                f"{self._leader} leads in epoch {answer.epoch}, and epoch {self._epoch} has begun"
+            )
+        self._epoch = answer.epoch
+        tables, spans = found.body[: answer.tables_bytes], found.body[answer.tables_bytes :]
+        return answer, CopiedTables.read(tables) if tables else None, spans
+
     async def _copy_until_lost(self, connection: Connection) -> None:
-        copying = asyncio.create_task(self._copy(connection), name="copy")
+        copying = asyncio.create_task(self._take_spans(connection), name="copy")
         syncing = asyncio.create_task(self._sync_copies(connection), name="sync copies")
         try:
             ended, _ = await asyncio.wait((copying, syncing), return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()
         finally:
-            # Without a connection the copying ends by itself. It is not cancelled: a chunk of an
-            # index that is written and not confirmed would be written twice.
-            connection.abort()
+            copying.cancel()
             syncing.cancel()
             await asyncio.gather(copying, syncing, return_exceptions=True)
 
-    async def _ask(
-        self, connection: Connection, position: int, last: LastSpan, *, waits: bool = False
-    ) -> tuple[FollowAnswer, bytes]:
-        header = FollowLog(
-            member=self._settings.replication.member,
-            epoch=self._epoch,
-            position=position,
-            last_start=last[0],
-            last_epoch=0,
-            last_checksum=last[1],
-            waits=waits,
-        )
-        found = await connection.request(RequestCode.FOLLOW_LOG, header, timeout_s=TIMEOUT_S)
-        return found.read(FollowAnswer), found.body
-
-    # Opening
-
-    def _open(self, answer: FollowAnswer, body: bytes) -> None:
-        keeper, store, leaders = self._keeper, self._store, int(answer.log, 16)
-        log_id = store.take(self._entropy, copied=leaders)
-        self._is_open = True
-        if log_id != leaders:
-            raise ForeignFile(IDENTITY, log_id, leaders)
-        keeper.owner = answer.log
-        floors, topics = keeper.floors(), keeper.topics()
-        keeper.groups()
-        offsets = Offsets()
-        offsets.load(keeper.offsets())
-        if keeper.is_new:
-            tables = CopiedTables.read(body[: answer.tables_bytes])
-            # The leader's offsets are ahead of a log that is empty here.
-            tables = CopiedTables(tables.topics, tables.groups, ConsumerOffsets(), tables.floors)
-            keeper.adopt(tables, 0)
-            floors = keeper.floors()
-        store.open(
-            floors.floors,
-            floors_end=floors.log_end,
-            committed=offsets.highest(),
-            topics=queue_counts(topics),
-            now_ms=self._clock.wall_ms(),
-        )
-        if not store.log.segments.extents():
-            store.begin_at(answer.start)
-        self._last = self._last_span()
-
-    def _last_span(self) -> LastSpan:
-        segments = self._store.log.segments
-        last = _NONE
-        for extent in reversed(segments.extents()):
-            for head in heads_of(segments, extent):
-                last = _identity(head)
-            if last != _NONE:
-                break
-        return last
-
-    # Cutting back
-
-    async def _cut_back(self, connection: Connection, leaders_start: int) -> None:
-        end = self._store.log.end
-        found = await self._last_shared(connection)
-        segments = self._store.log.segments
-        if found is None and segments.start != leaders_start:
-            raise LogTooShort(
-                f"the leader has the log from position {leaders_start} on, and this copy ends at "
-                f"{end}; move the directory away and start again, to copy everything"
-            )
-        last, position = (_NONE, segments.start) if found is None else found
-        floors = self._keeper.floors()
-        tables = CopiedTables(
-            self._keeper.topics(), self._keeper.groups(), ConsumerOffsets(), floors.floors
-        )
-        self._store.close()
-        self._is_open = False
-        self._keeper = Keeper(self._disk)
-        self._store = MessageStore(self._disk, self._settings.store)
-        self._late = None
-        self._keeper.owner = f"{self._store.take(self._entropy):016x}"
-        self._is_open = True
-        self._keeper.adopt(tables, position)
-        start = position if last == _NONE else last[0]
-        kept = self._store.cut_back(start, position, self._clock.wall_ms())
-        log.error(
-            "%s of this log are not in the leader's and were cut at position %d; %s keeps them",
-            quantity(end - position, "byte"),
-            position,
-            kept,
-        )
-        self._store.open(
-            floors.floors, topics=queue_counts(tables.topics), now_ms=self._clock.wall_ms()
-        )
-        self._last = last
-
-    async def _last_shared(self, connection: Connection) -> tuple[LastSpan, int] | None:
-        """The last span that both logs have, and its end; ``None`` if there is none."""
-        segments = self._store.log.segments
-
-        async def shared_at(position: int) -> tuple[LastSpan, int] | None:
-            head = read_head(segments.read(position, HEAD_BYTES), 0, position)
-            assert head is not None, "it was found before"
-            last, end = _identity(head), head.position + head.size
-            answer, _ = await self._ask(connection, end, last)
-            return (last, end) if answer.is_shared else None
-
-        for extent in reversed(segments.extents()):
-            starts = array("q", [head.position for head in heads_of(segments, extent)])
-            if not starts or (found := await shared_at(starts[0])) is None:
-                continue
-            # What is shared is a beginning of the log.
-            low, high = 1, len(starts)
-            while low < high:
-                middle = (low + high) // 2
-                if (later := await shared_at(starts[middle])) is None:
-                    high = middle
-                else:
-                    found, low = later, middle + 1
-            return found
-        return None
-
-    # Copying
-
-    async def _copy(self, connection: Connection) -> None:
-        self._copied.set()
+    async def _take_spans(self, connection: Connection) -> None:
+        copy = self._copy
         while True:
-            end = self._store.log.end
-            answer, body = await self._ask(connection, end, self._last, waits=True)
+            self._copied.set()
+            answer, tables, spans = await self._ask(connection, copy.last, waits=True)
             if not answer.is_shared:
                 raise RemoteProtocolError("the leader has another history than a moment ago")
-            tables, spans = body[: answer.tables_bytes], body[answer.tables_bytes :]
-            await self._take(answer, CopiedTables.read(tables) if tables else None, spans)
-
-    async def _take(self, answer: FollowAnswer, tables: CopiedTables | None, spans: bytes) -> None:
-        store = self._store
-        if tables is not None:
-            # Before the records that need them.
-            self._keeper.adopt(CopiedTables(tables.topics, tables.groups), store.log.durable)
-        if spans:
-            checkpoints = store.checkpoints
-            if answer.file_start == store.log.end:
-                # A chunk of an index never covers a part of what was indexed.
-                await self._checkpoint()
-            self._last = _identity(store.copy(spans, answer.file_start))
-            self._copied.set()
-            if checkpoints.is_due():
-                await self._checkpoint()
-        if tables is not None and tables.offsets is not None:
-            self._late = store.log.end, tables
-            self._adopt_late()
-        self._drop_files_before(answer.start)
-
-    def _adopt_late(self) -> None:
-        durable = self._store.log.durable
-        if self._late is not None and durable >= self._late[0]:
-            self._keeper.adopt(self._late[1], durable)
-            self._late = None
+            if tables is not None:
+                # Before the records that need them.
+                copy.take_tables(tables)
+            if spans:
+                await copy.take_spans(spans, answer.file_start, answer.epoch)
+            await copy.drop_files_before(answer.start)
 
     async def _sync_copies(self, connection: Connection) -> None:
         while True:
             await self._copied.wait()
             self._copied.clear()
-            await self._sync()
-            copied = NoteCopied(self._settings.replication.member, self._store.log.durable)
+            await self._copy.sync()
+            copied = NoteCopied(self._member, self._copy.durable)
             connection.oneway(RequestCode.NOTE_COPIED, copied)
-            self._adopt_late()
 
-    async def _sync(self) -> None:
-        async with self._syncing:
-            point = self._store.log.sync_point()
-            if point.end > self._store.log.durable:
-                await self._disk.sync_soon(point.files)
-                self._store.log.synced(point)
+    # Cutting back
 
-    async def _checkpoint(self) -> None:
-        await self._sync()
-        checkpoints = self._store.checkpoints
-        while (part := checkpoints.next_range()) is not None:
-            written = checkpoints.begin(part)
-            await self._disk.sync_soon([written.file.file])
-            checkpoints.confirm(written)
+    async def _cut_back(
+        self, connection: Connection, leaders_start: int, tables: CopiedTables
+    ) -> None:
+        last = await self._last_shared(connection)
+        if last is None and self._copy.start != leaders_start:
+            raise LogTooShort(
+                f"the leader has the log from position {leaders_start} on, and this copy ends at "
+                f"{self._copy.end}; move the directory away and start again, to copy everything"
+            )
+        self._copy.cut_back(last, tables)
 
-    def _drop_files_before(self, position: int) -> None:
-        """Delete the files that the leader has deleted."""
-        extents = self._store.log.segments.extents()
-        files = sum(extent.end <= position for extent in extents[:-1])
-        if files:
-            floors = self._store.floors_after(files)
-            self._keeper.save_floors(floors, self._store.log.durable)
-            for _ in range(files):
-                self._store.drop_first_file()
+    async def _last_shared(self, connection: Connection) -> SpanHead | None:
+        """The last span that both logs have; ``None`` if they share nothing."""
 
+        async def is_shared(head: SpanHead) -> bool:
+            answer, _, _ = await self._ask(connection, head)
+            return answer.is_shared
 
-def _identity(head: SpanHead) -> LastSpan:
-    return head.position, head.checksum
+        for heads in self._copy.heads():
+            if not heads or not await is_shared(heads[0]):
+                continue
+            # What is shared is a beginning of the log.
+            low, high = 1, len(heads)
+            while low < high:
+                middle = (low + high) // 2
+                if await is_shared(heads[middle]):
+                    low = middle + 1
+                else:
+                    high = middle
+            return heads[low - 1]
+        return None

@@ -102,9 +102,8 @@ class LogShipper:
                 f"{self._store.log.epoch}; it leads no more"
             )
         link = self._links.get(wanted.member)
-        if link is None or link.connection is not connection:
-            if link is not None:
-                self._lose(wanted.member)
+        if link is None or link.connection is not connection or not wanted.waits:
+            # What it confirmed before, it still has.
             link = self._links[wanted.member] = FollowerLink(connection)
         link.is_shared = is_shared = self._is_shared(wanted)
         self.watch()
@@ -138,8 +137,8 @@ class LogShipper:
             return False
         data = segments.read(wanted.last_start, HEAD_BYTES)
         head = read_head(data, 0, wanted.last_start)
-        known = (wanted.position, wanted.last_checksum)
-        return head is not None and (head.position + head.size, head.checksum) == known
+        known = (wanted.position, wanted.last_epoch, wanted.last_checksum)
+        return head is not None and (head.position + head.size, head.epoch, head.checksum) == known
 
     # Answers to followers
 
@@ -165,7 +164,7 @@ class LogShipper:
         if wanted.waits:
             tables = self._news(link, is_end=wanted.position + len(spans) == segments.end)
         else:
-            # A follower that compares the histories may not take them yet.
+            # Its copy may end before these offsets; the first answer at the end has them again.
             tables = self._tables().write()
         header = FollowAnswer(
             log=f"{segments.log_id:016x}",
@@ -204,11 +203,7 @@ class LogShipper:
         if has_offsets:
             link.offsets_at = now
             return tables.write()
-        return CopiedTables(tables.topics, tables.groups).write()
-
-    def _lose(self, member: str) -> None:
-        self._links.pop(member, None)
-        self._answers.leave(member)
+        return CopiedTables(tables.topics, tables.groups, None, tables.floors).write()
 
     # Time
 
@@ -222,7 +217,8 @@ class LogShipper:
         now = self._clock.monotonic()
         for member, link in list(self._links.items()):
             if not link.connection.is_open:
-                self._lose(member)
+                del self._links[member]
+                self._answers.leave(member)
             elif now - link.offsets_at >= _HOLD_S:
                 self._answer_open(link)
         self._answers.tick(self._links.keys())

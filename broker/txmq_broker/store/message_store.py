@@ -10,7 +10,7 @@ from txmq.errors import CorruptRecord, DirectoryInUse, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
-from txmq.protocol.span import HEAD_BYTES, SpanHead, found_in, read_head
+from txmq.protocol.span import HEAD_BYTES, SpanHead, found_in
 from txmq.runtime.disk import Disk, Lock
 from txmq.runtime.entropy import Entropy
 from txmq_broker.config import StoreSettings
@@ -22,7 +22,7 @@ from txmq_broker.store.index_file import indexed_segments, path_of
 from txmq_broker.store.log.commit_log import CommitLog, HighWater, Mark
 from txmq_broker.store.log.identity import log_identity, write_identity
 from txmq_broker.store.log.segments import Segments, cut_folder, keep_aside
-from txmq_broker.store.log.spans import spans_in
+from txmq_broker.store.log.spans import last_head, spans_in
 from txmq_broker.store.queue_store import ConsumeQueue, QueueStore, Staged, key_hash, topic_seed
 from txmq_broker.store.record_restorer import RecordRestorer
 from txmq_broker.store.start import Recovery, Start
@@ -74,6 +74,19 @@ class MessageStore:
 
     # Opening and closing
 
+    def lock(self) -> None:
+        """Lock the directory for this process; harmless when repeated.
+
+        Raises:
+            DirectoryInUse: Another broker has it open.
+        """
+        if self._lock is not None:
+            return
+        try:
+            self._lock = self._disk.lock()
+        except BlockingIOError as error:
+            raise DirectoryInUse("another broker has this data directory open") from error
+
     def take(self, entropy: Entropy, copied: int | None = None) -> int:
         """Lock the directory for this process, and return the identity of its log.
 
@@ -86,10 +99,7 @@ class MessageStore:
             ForeignFile: Its files belong to different logs.
             CorruptRecord: Its files do not name the log they belong to.
         """
-        try:
-            self._lock = self._disk.lock()
-        except BlockingIOError as error:
-            raise DirectoryInUse("another broker has this data directory open") from error
+        self.lock()
         has_indexes = bool(indexed_segments(self._disk))
         log_id = log_identity(self._disk, entropy, has_indexes=has_indexes, copied=copied)
         self.log.segments.log_id = log_id
@@ -200,7 +210,7 @@ class MessageStore:
 
     # Copying
 
-    def copy(self, data: bytes, file_start: int) -> SpanHead:
+    def copy(self, data: bytes, file_start: int, last: SpanHead | None, epoch: int) -> SpanHead:
         """Append whole spans of another copy of this log at its end, and index their records.
 
         Returns the head of the last one. Clients read none of them: a follower serves no client.
@@ -208,20 +218,37 @@ class MessageStore:
         Args:
             data: The spans; they lie in one file.
             file_start: The start of that file in the other copy, and so in this one.
+            last: The head of the last span in this copy.
+            epoch: The epoch of the leader that sent them.
 
         Raises:
-            CorruptRecord: They are not intact spans of this log that follow its end.
+            RemoteProtocolError: They are not intact spans of this log that follow its end.
+            CorruptRecord: A record in them is broken; its writer stored it so.
             DiskFull: The disk is full.
             WriteFailed: The disk refused.
         """
-        spans = spans_in(data, self.log.end, self.log.segments.log_id)
+        oldest = 0 if last is None else last.epoch
+        spans = spans_in(data, self.log.end, self.log.segments.log_id, oldest, epoch)
+        records = [
+            found
+            for head, payload in spans
+            for found in found_in(payload, head.position + HEAD_BYTES)
+        ]
         self.log.copy(data, spans[-1][0], file_start)
-        for head, payload in spans:
-            for record, position, piece in found_in(payload, head.position + HEAD_BYTES):
-                self._restorer.restore(record, position, piece)
+        for record, position, piece in records:
+            self._restorer.restore(record, position, piece)
         self.checkpoints.published = self.log.end
         self.checkpoints.file_ms[file_start] = self.log.last_ms
         return spans[-1][0]
+
+    def last_span(self) -> SpanHead | None:
+        """The head of the newest span in the files; ``None`` if there is none.
+
+        Raises:
+            CorruptRecord: The log is damaged.
+        """
+        mark = self.log.high_water.mark
+        return last_head(self.log.segments, 0 if mark is None else mark.start)
 
     def begin_at(self, position: int) -> None:
         """Have an empty log begin at the position at which another copy of it begins.
@@ -236,7 +263,7 @@ class MessageStore:
         self.log.resume()
         self.checkpoints.checkpointed = self.checkpoints.published = position
 
-    def cut_back(self, span_start: int, position: int, now_ms: int) -> str:
+    def cut_back(self, last: SpanHead | None, position: int, now_ms: int) -> str:
         """End a taken log that is not open yet at a position; returns the folder of what is cut.
 
         The indexes of the cut files are removed: what they say about the rest is over. Each step is
@@ -244,8 +271,8 @@ class MessageStore:
         directory that can be cut again.
 
         Args:
-            span_start: The start of the last span that stays; ``position`` if none stays.
-            position: The end of that span.
+            last: The last span that stays.
+            position: The end of that span, or the beginning of the log if none stays.
             now_ms: The wall clock, for the folder's name.
 
         Raises:
@@ -264,13 +291,10 @@ class MessageStore:
             for segment in indexed_segments(self._disk):
                 if segment >= first:
                     self._disk.remove(path_of(segment))
-            head = read_head(segments.read(span_start, HEAD_BYTES), 0, span_start)
-            checksum = head.checksum if head is not None and span_start < position else 0
             mark = self.log.high_water.mark
             accepted = 0 if mark is None else mark.accepted
-            self.log.high_water.settle(
-                Mark(segments.start, span_start, position, checksum, accepted)
-            )
+            start, checksum = (position, 0) if last is None else (last.position, last.checksum)
+            self.log.high_water.settle(Mark(segments.start, start, position, checksum, accepted))
             segments.cut(position)
         finally:
             segments.close()

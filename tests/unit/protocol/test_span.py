@@ -64,7 +64,7 @@ def test_heads_are_found_wherever_they_are():
 
 
 def test_ends_of_spans_are_known_as_far_as_one_follows_the_other():
-    second = head(7, 1000 + len(WRITTEN + PAYLOAD), 900, b"x" * 60, 1)
+    second = head(7, 1000 + len(WRITTEN + PAYLOAD), 900, b"x" * 60, 0)
     data = WRITTEN + PAYLOAD + second
     ends = [1000 + len(WRITTEN + PAYLOAD), 1000 + len(data) + 60]
 

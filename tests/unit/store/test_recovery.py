@@ -273,7 +273,7 @@ def log_of(*records_of_spans):
     """A disk with a log that some other hand wrote."""
     disk, data = MemoryDisk(), b""
     for payload in records_of_spans:
-        data += head(LOG, len(data), 0, payload, 1) + payload
+        data += head(LOG, len(data), 0, payload, 0) + payload
     rewrite(disk, f"log/{0:020d}.log", data)
     return disk
 

@@ -15,7 +15,7 @@ import logging
 from struct import Struct
 from typing import Final, NamedTuple
 
-from txmq.errors import ForeignFile
+from txmq.errors import ForeignFile, RemoteProtocolError
 from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
 from txmq.protocol.checksum import crc32
@@ -235,7 +235,6 @@ class CommitLog:
         """The position and the head of the newest span."""
         self._marked = 0
         self.staged: list[bytes] = []
-        self._records = 0
         self.unsynced: list[File] = []
         self.read = self.segments.read
         self.resume()
@@ -244,7 +243,6 @@ class CommitLog:
         """Continue at the end of the files, which are durable up to there."""
         self._last_span = 0, b""
         self.staged.clear()
-        self._records = 0
         self.unsynced = []
         self.durable = self.segments.end
         self.next_position = self.segments.end + HEAD_BYTES
@@ -275,7 +273,6 @@ class CommitLog:
     def stage(self, pieces: tuple[bytes, ...], size: int) -> None:
         """Stage a record; its bytes must name :attr:`next_position` as its position."""
         self.staged += pieces
-        self._records += 1
         self.next_position += size
 
     def write(self, *, stay: bool = False) -> int:
@@ -289,12 +286,11 @@ class CommitLog:
             WriteFailed: The disk refused. Nothing of the span is part of the log.
         """
         payload = b"".join(self.staged)
-        count, self._records = self._records, 0
         self.staged.clear()
         segments = self.segments
         start, tail = segments.end, segments.files[-1:]
         try:
-            span_head = head(segments.log_id, start, self.durable, payload, count)
+            span_head = head(segments.log_id, start, self.durable, payload, self.epoch)
             segments.append(span_head + payload, stay=stay)
         finally:
             self.next_position = segments.end + HEAD_BYTES
@@ -313,11 +309,16 @@ class CommitLog:
             file_start: The start of their file. It is the end of the log if a new file begins.
 
         Raises:
+            RemoteProtocolError: This copy has another file there.
             DiskFull: The disk is full. Nothing of the spans is part of the log.
             WriteFailed: The disk refused. Nothing of the spans is part of the log.
         """
         segments = self.segments
         start, tail = segments.end, segments.files[-1:]
+        if file_start != start and file_start != segments.starts[-1]:
+            raise RemoteProtocolError(
+                f"position {start} lies in the file {file_start}, and here in {segments.starts[-1]}"
+            )
         segments.append(data, stay=True, begin=file_start == start)
         if tail != segments.files[-1:] and self.durable < start:
             self.unsynced += tail

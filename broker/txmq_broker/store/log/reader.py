@@ -37,8 +37,8 @@ class WholeSpan(NamedTuple):
 
     position: int
     end: int
-    records: int
-    """The number of records, from its head."""
+    epoch: int
+    """The epoch of the leadership that wrote it."""
     payload: bytes
 
     def found(self) -> Iterator[tuple[Found, int, bytes]]:
@@ -149,7 +149,7 @@ class LogReader:
         with suppress(CorruptRecord):
             if (span := span_at(self._segments, at, extent.end)) is not None:
                 head, payload = span
-                return WholeSpan(at, at + head.size, head.records, payload)
+                return WholeSpan(at, at + head.size, head.epoch, payload)
         end, proof, is_torn, foreign = extent.end, None, False, None
         with suppress(CorruptRecord):
             foreign = self._foreign_at(at)

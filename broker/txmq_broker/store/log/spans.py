@@ -7,10 +7,11 @@ and not on the size of the log.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from txmq.errors import CorruptRecord
+from txmq.errors import CorruptRecord, RemoteProtocolError
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import HEAD_BYTES, Found, SpanHead, found_in, heads_in, read_head
 from txmq_broker.store.log.segments import Extent, Segments
@@ -20,6 +21,7 @@ __all__ = [
     "Scan",
     "durable_behind",
     "heads_of",
+    "last_head",
     "scan",
     "span_at",
     "spans_in",
@@ -93,35 +95,74 @@ def span_at(segments: Segments, at: int, end: int) -> tuple[SpanHead, bytes] | N
     return head, payload
 
 
-def spans_in(data: bytes, position: int, log_id: int) -> list[tuple[SpanHead, bytes]]:
+def spans_in(
+    data: bytes, position: int, log_id: int, oldest: int, newest: int
+) -> list[tuple[SpanHead, bytes]]:
     """The heads and payloads of whole spans that came from another copy of the log.
 
+    Args:
+        data: The spans.
+        position: Where the first one begins.
+        log_id: The log they belong to.
+        oldest: The epoch of the span before them.
+        newest: The epoch of the leader that sent them.
+
     Raises:
-        CorruptRecord: They are not intact spans of this log, one behind the other.
+        RemoteProtocolError: They are not intact spans of this log, one behind the other, or their
+            epochs go back.
     """
     spans: list[tuple[SpanHead, bytes]] = []
     at = 0
     while at < len(data):
         head = read_head(data, at, position + at)
         if head is None or head.log != log_id or at + head.size > len(data):
-            raise CorruptRecord(position + at, "the copied bytes are not a span of this log")
+            raise RemoteProtocolError(f"no span of this log begins at {position + at}")
+        if not oldest <= head.epoch <= newest:
+            raise RemoteProtocolError(
+                f"the span at {head.position} has the epoch {head.epoch}, the one before it "
+                f"{oldest}, and its sender {newest}"
+            )
         payload = data[at + HEAD_BYTES : at + head.size]
         if crc32(payload) != head.checksum:
-            raise CorruptRecord(position + at, "a copied span differs from its checksum")
+            raise RemoteProtocolError(f"the span at {head.position} differs from its checksum")
         spans.append((head, payload))
+        oldest = head.epoch
         at += head.size
     return spans
 
 
-def heads_of(segments: Segments, extent: Extent) -> Iterator[SpanHead]:
-    """The heads of the spans of an intact file, in order."""
-    at = extent.start
+def heads_of(segments: Segments, extent: Extent, start: int | None = None) -> Iterator[SpanHead]:
+    """The heads of the spans of an intact file, in order, from the one at ``start`` on.
+
+    Raises:
+        CorruptRecord: No span begins where the one before it ends.
+    """
+    at = extent.start if start is None else start
     while at < extent.end:
-        head = read_head(segments.read(at, HEAD_BYTES), 0, at)
-        if head is None:
+        first, window = at, segments.read(at, _WINDOW)
+        while at < extent.end and (head := read_head(window, at - first, at)) is not None:
+            yield head
+            at += head.size
+        if at == first:
             raise CorruptRecord(at, "no span begins there")
-        yield head
-        at += head.size
+
+
+def last_head(segments: Segments, known: int) -> SpanHead | None:
+    """The head of the last span of an intact log; ``None`` if it has none.
+
+    Args:
+        segments: The log.
+        known: The start of a span near its end; a wrong one only costs time.
+    """
+    for extent in reversed(segments.extents()):
+        start = None
+        if extent.start < known < extent.end:
+            near = read_head(segments.read(known, HEAD_BYTES), 0, known)
+            start = known if near is not None and near.log == segments.log_id else None
+        newest = deque(heads_of(segments, extent, start), maxlen=1)
+        if newest:
+            return newest[0]
+    return None
 
 
 def durable_behind(segments: Segments, bad: int) -> int | None:

@@ -1,0 +1,130 @@
+"""Broker sets as real processes with a real etcd: who leads dies, and nothing else is lost."""
+
+import shutil
+import signal
+import time
+
+import pytest
+
+from tests import database_server, etcd_server
+from tests.broker_set import BrokerSet
+from tests.set_traffic import QUEUES, Traffic
+from tests.soak import count
+
+LEASE_S = 2
+SETTINGS = (
+    f"replication.lease={LEASE_S}",
+    "transaction.timeout=1s",
+    "transaction.check_interval=1s",
+)
+FAIL_OVER_S = LEASE_S + 2
+
+
+@pytest.fixture(scope="module")
+def etcd():
+    with database_server.wanted(etcd_server.etcd_server) as server:
+        yield server
+
+
+@pytest.fixture
+def members(tmp_path, etcd):
+    with BrokerSet(tmp_path, etcd.port, SETTINGS) as found:
+        yield found
+
+
+def traffic(members):
+    topic = f"topic-{members.name}"
+    members.wait_in_sync(2).create_topic(topic, QUEUES)
+    return Traffic(members.names.names, topic)
+
+
+def assert_alike(members):
+    """All logs are equal, from where the shortest of them begins."""
+    members.wait_settled()
+    logs = {name: member.log_bytes() for name, member in members.members.items()}
+    (start, first), *others = logs.values()
+    for begin, log in others:
+        at = max(start, begin)
+        assert first[at - start :] == log[at - begin :], f"logs differ\n{members.told()}"
+
+
+def test_a_leader_that_dies_or_stands_still_loses_nothing(members):
+    with traffic(members) as clients:
+        for number in range(count(4, 20)):
+            clients.wait_for_more()
+            leader, end = members.wait_in_sync(2), (signal.SIGKILL, signal.SIGSTOP)[number % 2]
+            leader.signal(end)
+            begun = time.monotonic()
+            members.wait_for_leader(leader)
+            took = time.monotonic() - begun
+            assert took < FAIL_OVER_S, f"{took:.1f} s without a leader\n{members.told()}"
+            clients.wait_for_more()
+            if end is signal.SIGSTOP:
+                leader.signal(signal.SIGCONT)
+            else:
+                leader.process.wait()
+                leader.start()
+    leader = members.wait_in_sync(2)
+    clients.check(leader)
+    assert_alike(members)
+
+
+def test_a_leader_that_is_stopped_hands_over_at_once(members):
+    with traffic(members) as clients:
+        for _ in range(count(2, 10)):
+            clients.wait_for_more()
+            leader = members.wait_in_sync(2)
+            begun = time.monotonic()
+            leader.signal(signal.SIGTERM)
+            members.wait_for_leader(leader)
+            assert time.monotonic() - begun < 1
+            leader.stop()
+            leader.start()
+    clients.check(members.wait_in_sync(2))
+    assert_alike(members)
+
+
+def test_a_member_that_lost_its_directory_joins_again_and_never_leads_before(members):
+    with traffic(members) as clients:
+        clients.wait_for_more()
+        leader = members.wait_in_sync(2)
+        wiped, other = (one for one in members.members.values() if one is not leader)
+        wiped.kill()
+        shutil.rmtree(wiped.folder / "data")
+        other.kill()
+        leader.kill()
+        wiped.start()
+        time.sleep(2 * LEASE_S)
+        assert members.leader() is None, "a member without the log leads"
+        other.start()
+        assert members.wait_for_leader() is other
+        leader.start()
+        clients.wait_for_more()
+    clients.check(members.wait_in_sync(2))
+    assert_alike(members)
+
+
+def test_without_etcd_nobody_is_answered_and_with_it_the_set_goes_on(members, etcd):
+    with traffic(members) as clients:
+        clients.wait_for_more()
+        members.wait_in_sync(2)
+        etcd.kill()
+        time.sleep(LEASE_S + 0.5)
+        acknowledged = len(clients.acknowledged)
+        time.sleep(LEASE_S)
+        assert len(clients.acknowledged) == acknowledged
+        assert etcd.start()
+        clients.wait_for_more()
+    clients.check(members.wait_in_sync(2))
+    assert_alike(members)
+
+
+def test_a_restart_of_etcd_is_not_noticed(members, etcd):
+    with traffic(members) as clients:
+        clients.wait_for_more()
+        leader = members.wait_in_sync(2)
+        etcd.kill()
+        assert etcd.start()
+        clients.wait_for_more(400)
+        assert members.leader() is leader
+    clients.check(members.wait_in_sync(2))

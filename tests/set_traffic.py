@@ -1,0 +1,180 @@
+"""Traffic at a broker set by our own client, and what has to be true of it afterwards.
+
+Everything runs in a thread with a loop of its own, until it is stopped. A sender offers each
+message until it is acknowledged. A message that was offered twice may be stored twice.
+"""
+
+import asyncio
+import threading
+import time
+from collections import Counter, defaultdict
+from contextlib import suppress
+
+from txmq import (
+    LocalTransactionState,
+    Message,
+    Producer,
+    ProducerSettings,
+    TransactionProducer,
+    TransactionSettings,
+)
+from txmq.client.client import Client
+from txmq.client.consume import PushConsumer
+from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
+from txmq.errors import TxmqError
+
+QUEUES = 4
+SHORT_TIMERS = ClientSettings(heartbeat_s=1.0, route_refresh_s=1.0)
+PATIENCE_S = 40
+PAUSE_S = 0.005
+
+
+class EveryOther:
+    """A local transaction that commits if its number is even, and says so when it is asked."""
+
+    def execute_local_transaction(self, message, arg):
+        return self._state(message)
+
+    def check_local_transaction(self, message):
+        return self._state(message)
+
+    @staticmethod
+    def _state(message):
+        number = int(message.body.decode().rsplit(" ", 1)[1])
+        return LocalTransactionState.COMMIT if number % 2 == 0 else LocalTransactionState.ROLLBACK
+
+
+class Traffic:
+    """A sender, a producer of transactions, and a consumer, at one topic.
+
+    Attributes:
+        acknowledged: The place of each acknowledged message by its text: queue and offset.
+        halves: The texts of the half messages that are stored.
+        handled: The offset and text of each handled message, by queue, in the order of handling.
+    """
+
+    def __init__(self, names, topic, *, has_transactions=True):
+        self.names = names
+        self.topic = topic
+        self.has_transactions = has_transactions
+        self.acknowledged = {}
+        self.halves = set()
+        self.handled = defaultdict(list)
+        self.refusals = Counter()
+        self._leaving = threading.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self._ready.wait(PATIENCE_S), "the clients did not start"
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def stop(self):
+        self._leaving.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the clients did not stop"
+
+    def wait_for_more(self, count=20):
+        """Return once so many further messages are acknowledged."""
+        wanted, end = len(self.acknowledged) + count, time.monotonic() + PATIENCE_S
+        while len(self.acknowledged) < wanted:
+            assert time.monotonic() < end, f"nothing is acknowledged any more: {self.refusals}"
+            time.sleep(0.01)
+
+    async def _run(self):
+        async with Client(self.names, SHORT_TIMERS) as client:
+            consumer = PushConsumer(
+                f"{self.topic}-readers",
+                client,
+                ConsumerSettings(start=StartFrom.FIRST, rebalance_s=1.0, commit_s=0.3),
+            )
+
+            @consumer.on(self.topic)
+            async def handle(message):
+                self.handled[message.queue.number].append((message.offset, message.body.decode()))
+
+            async with consumer:
+                works = [self._send(client)]
+                if self.has_transactions:
+                    works.append(self._transact(client))
+                self._ready.set()
+                await asyncio.gather(*works)
+                await self._until_handled()
+
+    async def _send(self, client):
+        number = 0
+        async with Producer(f"{self.topic}-plain", client, ProducerSettings(timeout_s=2)) as sender:
+            while not self._leaving.is_set():
+                text = f"plain {number}"
+                number += 1
+                sent = await self._offered(sender, text)
+                if sent is not None:
+                    self.acknowledged[text] = sent.queue.number, sent.offset
+                await asyncio.sleep(PAUSE_S)
+
+    async def _transact(self, client):
+        number = 0
+        settings = TransactionSettings(timeout_s=2)
+        async with TransactionProducer(
+            f"{self.topic}-bank", client, EveryOther(), settings
+        ) as producer:
+            while not self._leaving.is_set():
+                text = f"half {number}"
+                number += 1
+                with suppress(TxmqError):
+                    await producer.send_in_transaction(self._message(text))
+                    self.halves.add(text)
+                await asyncio.sleep(10 * PAUSE_S)
+
+    async def _offered(self, sender, text):
+        while not self._leaving.is_set():
+            try:
+                return await sender.send(self._message(text))
+            except TxmqError as error:
+                self.refusals[type(error).__name__] += 1
+                await asyncio.sleep(0.05)
+        return None
+
+    async def _until_handled(self):
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            texts = {text for messages in self.handled.values() for _, text in messages}
+            if set(self.acknowledged) <= texts:
+                return
+            await asyncio.sleep(0.05)
+
+    def _message(self, text):
+        return Message(topic=self.topic, body=text.encode(), keys=(text.replace(" ", "-"),))
+
+    # Afterwards
+
+    def check(self, leader):
+        """What has to be true of the log of the last leader, and of what the consumer saw."""
+        stored = {queue: self._all_of(leader, queue) for queue in range(QUEUES)}
+        for text, (queue, offset) in self.acknowledged.items():
+            assert stored[queue].get(offset) == text, f"{text} is not at {queue}/{offset}"
+        texts = Counter(text for messages in stored.values() for text in messages.values())
+        for text in self.halves:
+            is_committed = int(text.rsplit(" ", 1)[1]) % 2 == 0
+            assert texts[text] == int(is_committed), f"{text} is visible {texts[text]} times"
+        for queue, messages in self.handled.items():
+            highest = -1
+            for offset, text in messages:
+                assert stored[queue].get(offset) == text, f"{text} was at {queue}/{offset}"
+                # A redelivery goes back to the last committed offset; what is new comes in order.
+                assert offset <= highest + 1, f"{queue}/{highest + 1} was passed over"
+                highest = max(highest, offset)
+        seen = {text for messages in self.handled.values() for _, text in messages}
+        assert set(self.acknowledged) <= seen, "the consumer missed some"
+
+    def _all_of(self, leader, queue):
+        found, offset, end = {}, 0, leader.max_offset(self.topic, queue)
+        while offset < end:
+            records = leader.records(self.topic, queue, offset)
+            found |= {record.offset: record.body.decode() for record in records}
+            offset = records[-1].offset + 1
+        return found

@@ -1,0 +1,124 @@
+"""A shelf as a leader, and a copy of its log; the requests between the two are plain calls."""
+
+from __future__ import annotations
+
+from functools import wraps
+
+from tests.unit.store.delay_shelf import DelayShelf
+from txmq.protocol.bodies import ConsumerOffsets, GroupConfigs, TopicConfigs
+from txmq.protocol.copies import CopiedTables
+from txmq.protocol.span import ends_in
+from txmq.runtime.clock import SystemClock
+from txmq.testing import MemoryDisk, SeededEntropy, simulate
+from txmq_broker.core.offsets import Offsets
+from txmq_broker.services.keeper import Keeper
+from txmq_broker.services.log_copy import LogCopy
+from txmq_broker.store.log.spans import heads_of
+
+__all__ = ["FollowedShelf", "LeadingShelf", "in_virtual_time", "log_of", "promoted"]
+
+
+def in_virtual_time(scenario):
+    """Run a test that is a coroutine, in a world of its own."""
+
+    @wraps(scenario)
+    def test(**given):
+        async def run(world):
+            await scenario(**given)
+
+        simulate(run, 0, timeout=600.0)
+
+    return test
+
+
+class LeadingShelf(DelayShelf):
+    """A leader's store. The shelf keeps its floors, and tests set its committed offsets."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.offsets = {}
+
+    def tables(self):
+        return CopiedTables(
+            TopicConfigs({}), GroupConfigs({}), ConsumerOffsets(self.offsets), self.floors
+        )
+
+    def spans_at(self, position, most):
+        """What a leader sends from a position on, and where its file begins."""
+        segments = self.store.log.segments
+        extent = segments.extent_at(position)
+        data = segments.read(position, extent.end - position)
+        ends = list(ends_in(data, position))
+        end = max([end for end in ends if end - position <= most], default=ends[0])
+        return data[: end - position], extent.start
+
+    def heads(self):
+        segments = self.store.log.segments
+        return [head for extent in segments.extents() for head in heads_of(segments, extent)]
+
+
+class FollowedShelf:
+    """The copy of a leading shelf's log."""
+
+    def __init__(self, leader, disk=None):
+        self.leader = leader
+        self.disk = MemoryDisk() if disk is None else disk
+        self.copy = LogCopy(self.disk, leader.sizes, SystemClock(), SeededEntropy(2))
+        try:
+            self.copy.lock()
+        except BaseException:
+            self.copy._store.close()
+            raise
+
+    async def join(self):
+        """Compare the histories as a follower does, and cut what the leader does not have."""
+        leader, copy = self.leader, self.copy
+        segments = leader.store.log.segments
+        copy.open_as(segments.log_id, segments.start, leader.tables())
+        heads = leader.heads()
+        is_shared = copy.last in heads if copy.last else copy.end == segments.start
+        if not is_shared:
+            own = [head for file in copy.heads() for head in reversed(file)]
+            copy.cut_back(next((head for head in own if head in heads), None), leader.tables())
+        copy.take_tables(leader.tables())
+        await copy.sync()
+
+    async def follow(self, most=2500, end=None):
+        """Copy the leader's log, up to a position or to its end."""
+        leader, copy = self.leader, self.copy
+        end = leader.store.log.end if end is None else end
+        while copy.end < end:
+            spans, file_start = leader.spans_at(copy.end, min(most, end - copy.end))
+            await copy.take_spans(spans, file_start, leader.store.log.epoch)
+            await copy.drop_files_before(leader.store.log.start)
+        await copy.drop_files_before(leader.store.log.start)
+        copy.take_tables(leader.tables())
+        await copy.sync()
+
+    async def join_and_follow(self, **given):
+        await self.join()
+        await self.follow(**given)
+
+    async def close(self):
+        await self.copy.close()
+
+
+def log_of(disk):
+    """The files of the log on a disk, without an empty newest one."""
+    found = {}
+    for name in disk.names("log"):
+        file = disk.open(f"log/{name}")
+        found[name] = file.read(0, file.size())
+        file.close()
+    return found
+
+
+def promoted(disk, sizes):
+    """A leader's store on a directory that a follower has left."""
+    keeper = Keeper(disk)
+    floors = keeper.floors()
+    offsets = Offsets()
+    offsets.load(keeper.offsets())
+    return LeadingShelf(
+        disk, sizes, floors.floors, floors_end=floors.log_end, committed=offsets.highest()
+    )

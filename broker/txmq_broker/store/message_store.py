@@ -226,6 +226,7 @@ class MessageStore:
             CorruptRecord: A record in them is broken; its writer stored it so.
             DiskFull: The disk is full.
             WriteFailed: The disk refused.
+            OSError: An empty file of this log cannot be deleted.
         """
         oldest = 0 if last is None else last.epoch
         spans = spans_in(data, self.log.end, self.log.segments.log_id, oldest, epoch)
@@ -234,6 +235,13 @@ class MessageStore:
             for head, payload in spans
             for found in found_in(payload, head.position + HEAD_BYTES)
         ]
+        newest = self.log.segments.starts[-1]
+        if file_start < newest == self.log.end:
+            # A write failed here, or was cut, and the other copy went on in the file before.
+            if newest in self.checkpoints.indexes:
+                self.checkpoints.remove_index(newest)
+            self.checkpoints.drop_index(newest)
+            self.log.segments.drop_empty()
         self.log.copy(data, spans[-1][0], file_start)
         for record, position, piece in records:
             self._restorer.restore(record, position, piece)

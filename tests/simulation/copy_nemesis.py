@@ -106,6 +106,7 @@ class CopyNemesis:
         self._stage.lose(leader, "kill")
         await leader.kill()
         self._network.heal(leader.name, follower.name)
+        await self._until_another_leads(leader)
         await self._come_back(leader, draw)
 
     async def _kill_twice(self, draw: SeededEntropy) -> None:
@@ -124,8 +125,8 @@ class CopyNemesis:
         self._stage.lose(first, "kill")
         await first.kill()
         self._network.heal(first.name, behind.name)
+        await self._until_another_leads(first)
         first.start()
-        await self._wait_for(lambda: whole.is_serving and whole.leader is not first, 10.0)
         await asyncio.sleep(0.5 * draw.fraction())
         second = whole.leader
         if second is not None:
@@ -134,6 +135,11 @@ class CopyNemesis:
         self._network.slow(*others[:2], extra_s=0.0)
         if second is not None:
             await self._come_back(second, draw)
+
+    async def _until_another_leads(self, node: MemberNode) -> None:
+        whole = self._stage.set
+        patience_s = self._stage.mix.bound_s()
+        await self._wait_for(lambda: whole.is_serving and whole.leader is not node, patience_s)
 
     def _other(self, draw: SeededEntropy, node: MemberNode) -> MemberNode:
         others = [other for other in self._stage.members if other is not node]

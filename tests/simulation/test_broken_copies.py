@@ -19,15 +19,16 @@ from tests.simulation.checkers import (
 from tests.simulation.copy_mix import CopyMix
 from tests.simulation.copy_runs import run_copy_seed
 from tests.simulation.mix import TransactionMix, kib
+from txmq.protocol.copies import CopiedTables
 from txmq.protocol.span import Decision
 from txmq.runtime.coordinator import View
 from txmq_broker.core.in_sync import InSyncSet
+from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.member import Member
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
-from txmq_broker.services.log_shipper import LogShipper
 from txmq_broker.store.record_restorer import RecordRestorer
 
 MIX = CopyMix(
@@ -93,11 +94,11 @@ def a_follower_joins_with_less_than_was_answered(patch):
         note(self, member, position, 0)
 
     patch(InSyncSet, "note_copied", note_copied)
-    return MIX.but(members=2, faults=("kill", "wipe"))
+    return MIX.but(members=2, segment=kib(2), faults=("wipe",))
 
 
 def nothing_is_cut_back(patch):
-    async def cut_back(self, connection, leaders_start):
+    async def cut_back(self, *_):
         pass
 
     patch(Follower, "_cut_back", cut_back)
@@ -155,8 +156,14 @@ def a_new_leader_waits_for_the_one_that_is_gone(patch):
 
 
 def offsets_are_not_copied(patch):
-    news = LogShipper._news
-    patch(LogShipper, "_news", lambda self, link, *, is_end: news(self, link, is_end=False))
+    tables = CopyHandlers._tables
+
+    def without(self):
+        found = tables(self)
+        return CopiedTables(found.topics, found.groups, None, found.floors)
+
+    patch(CopyHandlers, "_tables", without)
+    return MIX.but(faults=("kill",))
 
 
 def a_follower_forgets_decisions(patch):

@@ -81,6 +81,7 @@ class FollowedShelf:
             own = [head for file in copy.heads() for head in reversed(file)]
             copy.cut_back(next((head for head in own if head in heads), None), leader.tables())
         copy.take_tables(leader.tables())
+        copy.take_offsets(leader.tables())
         await copy.sync()
 
     async def follow(self, most=2500, end=None):
@@ -93,6 +94,7 @@ class FollowedShelf:
             await copy.drop_files_before(leader.store.log.start)
         await copy.drop_files_before(leader.store.log.start)
         copy.take_tables(leader.tables())
+        copy.take_offsets(leader.tables())
         await copy.sync()
 
     async def join_and_follow(self, **given):

@@ -149,6 +149,7 @@ class Follower:
             if not answer.is_shared:
                 await self._cut_back(connection, answer.start, tables or CopiedTables())
             self._copy.take_tables(tables or CopiedTables())
+            self._copy.take_offsets(tables or CopiedTables())
             self._failure = ""
             self._backoff.reset()
             log.info("following %s from position %d on", address, self._copy.end)
@@ -205,6 +206,9 @@ class Follower:
                 copy.take_tables(tables)
             if spans:
                 await copy.take_spans(spans, answer.file_start, answer.epoch)
+            if tables is not None:
+                # Behind them, because offsets are of the end of the log.
+                copy.take_offsets(tables)
             await copy.drop_files_before(answer.start)
 
     async def _sync_copies(self, connection: Connection) -> None:

@@ -161,7 +161,7 @@ class LogCopy:
     # Growing
 
     def take_tables(self, tables: CopiedTables) -> None:
-        """Save the leader's tables; its offsets are saved at the end of the next sync.
+        """Save the leader's tables, except its offsets.
 
         Raises:
             OSError: The disk refuses.
@@ -171,6 +171,9 @@ class LogCopy:
         self._keeper.adopt(changed, self._store.log.durable)
         if floors is not None:
             self._floors = floors
+
+    def take_offsets(self, tables: CopiedTables) -> None:
+        """Take the leader's offsets, if it sent them; the next sync saves them."""
         if tables.offsets is not None:
             self._offsets = self.end, self._within(tables.offsets, self.end)
 

@@ -9,9 +9,10 @@ leader and its followers sync at the same time.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import InvalidParameter, NoPermission
 from txmq.protocol import command as commands
@@ -35,6 +36,17 @@ new leader are at most a second old.
 _SHIPPED_AT_ONCE: Final = 1024 * 1024
 
 
+TableVersions: TypeAlias = tuple[DataVersion, DataVersion]
+
+
+class HeldChange(NamedTuple):
+    """The answer to a change of topics or groups that the followers do not have yet."""
+
+    versions: TableVersions
+    connection: Connection
+    answer: bytes
+
+
 @dataclass(slots=True)
 class FollowerLink:
     """A connected follower."""
@@ -44,8 +56,10 @@ class FollowerLink:
     """Whether its log is the beginning of ours."""
     open: tuple[Command, FollowLog] | None = None
     """Its open request."""
-    versions: tuple[DataVersion, DataVersion] | None = None
-    """The versions of the topics and groups that it has."""
+    versions: TableVersions | None = None
+    """The versions of the topics and groups that it was sent."""
+    taken: TableVersions | None = None
+    """The versions that it has saved: it asks again only then."""
     offsets_at: float = field(default=float("-inf"))
     """When it got the offsets."""
 
@@ -65,7 +79,7 @@ class LogShipper:
         self,
         store: MessageStore,
         clock: Clock,
-        versions: Callable[[], tuple[DataVersion, DataVersion]],
+        versions: Callable[[], TableVersions],
         tables: Callable[[], CopiedTables],
         answers: CopiedAnswers,
     ) -> None:
@@ -75,6 +89,7 @@ class LogShipper:
         self._tables = tables
         self._answers = answers
         self._links: dict[str, FollowerLink] = {}
+        self._changes: deque[HeldChange] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def figures(self) -> dict[str, int]:
@@ -107,7 +122,11 @@ class LogShipper:
             link = self._links[wanted.member] = FollowerLink(connection)
         link.is_shared = is_shared = self._is_shared(wanted)
         self.watch()
-        if not (wanted.waits and is_shared) or wanted.position < self._store.log.end:
+        if link.taken != link.versions:
+            link.taken = link.versions
+            self._release_changes()
+        is_behind = wanted.position < self._store.log.end or link.versions != self._versions()
+        if not (wanted.waits and is_shared) or is_behind:
             return self._answer(request, wanted, link, is_shared=is_shared)
         link.open = request, wanted
         return None
@@ -127,7 +146,9 @@ class LogShipper:
                 f"{copied.member} has the log to {copied.position}, and it ends at "
                 f"{self._store.log.end}"
             )
-        self._answers.note_copied(copied.member, copied.position)
+        # Who joins has the tables that every member of the set has.
+        if copied.member in self._answers.awaited or link.taken == self._versions():
+            self._answers.note_copied(copied.member, copied.position)
 
     def _is_shared(self, wanted: FollowLog) -> bool:
         segments = self._store.log.segments
@@ -205,6 +226,34 @@ class LogShipper:
             return tables.write()
         return CopiedTables(tables.topics, tables.groups, None, tables.floors).write()
 
+    # Changes of the tables
+
+    def hold_change(self, connection: Connection, answer: bytes) -> None:
+        """Send an answer once every follower in the set has the tables as they are now."""
+        self._changes.append(HeldChange(self._versions(), connection, answer))
+        self.written()
+        self._release_changes()
+        self.watch()
+
+    def _release_changes(self) -> None:
+        while self._changes and self._answers.is_certain():
+            versions, connection, answer = self._changes[0]
+            if not all(self._has(member, versions) for member in self._answers.awaited):
+                return
+            self._changes.popleft()
+            connection.send(answer)
+
+    def _has(self, member: str, wanted: TableVersions) -> bool:
+        link = self._links.get(member)
+        return (
+            link is not None
+            and link.taken is not None
+            and all(
+                taken.counter >= version.counter
+                for taken, version in zip(link.taken, wanted, strict=True)
+            )
+        )
+
     # Time
 
     def watch(self) -> None:
@@ -222,7 +271,8 @@ class LogShipper:
             elif now - link.offsets_at >= _HOLD_S:
                 self._answer_open(link)
         self._answers.tick(self._links.keys())
-        if self._links or self._answers.watches:
+        self._release_changes()
+        if self._links or self._changes or self._answers.watches:
             self.watch()
 
     def close(self) -> None:
@@ -230,4 +280,5 @@ class LogShipper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._changes.clear()
         self._answers.close()

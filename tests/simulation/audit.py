@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 
 from tests.simulation.checkers.recovery import AGAIN
@@ -148,6 +148,13 @@ class Auditor:
 
     async def note_places(self, group: str, node: BrokerNode, queues: Iterable[Queue]) -> None:
         """Note where a group would begin now."""
+        async for queue, offset in self.places(group, node, queues):
+            self._history.add(Began(self._world.now(), group, queue, offset))
+
+    async def places(
+        self, group: str, node: BrokerNode, queues: Iterable[Queue]
+    ) -> AsyncIterator[tuple[Queue, int]]:
+        """Where a group would begin now."""
         pool = ConnectionPool(self._machine.network, self._machine.clock)
         try:
             connection = await pool.connection(node.address)
@@ -156,8 +163,7 @@ class Auditor:
                 answer = await connection.request(
                     RequestCode.QUERY_CONSUMER_OFFSET, query, timeout_s=ANSWER_S
                 )
-                offset = answer.read(OffsetAnswer).offset
-                self._history.add(Began(self._world.now(), group, queue, offset))
+                yield queue, answer.read(OffsetAnswer).offset
         finally:
             await pool.close()
 

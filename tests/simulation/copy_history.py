@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.simulation.history import Event
+from txmq.message import Queue
 
 __all__ = [
     "Bound",
@@ -15,6 +16,7 @@ __all__ = [
     "Leading",
     "MemberBack",
     "MemberLost",
+    "OffsetShown",
     "SetChanged",
 ]
 
@@ -75,6 +77,15 @@ class Disturbed(Event):
 
     what: str
     begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetShown(Event):
+    """The offset that a new leader has for a group."""
+
+    group: str
+    queue: Queue
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)

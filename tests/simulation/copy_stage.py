@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from contextvars import Context
 
-from tests.simulation.copy_history import Bound, Disturbed, MemberLost
+from tests.simulation.copy_history import Bound, Disturbed, MemberLost, OffsetShown
 from tests.simulation.copy_mix import CopyMix
 from tests.simulation.copy_node import MemberNode, SetNode, WatchedCoordination
 from tests.simulation.copy_people import LeaderProbe, SetTransactor
@@ -92,7 +92,9 @@ class CopyStage(Stage):
     async def _look(self, node: SetNode) -> bool:
         with suppress(TransportError, BrokerRefused):
             for group in range(self.mix.groups):
-                await self.auditor.note_places(f"group-{group}", node, self.queues())
+                name = f"group-{group}"
+                async for queue, offset in self.auditor.places(name, node, self.queues()):
+                    self.history.add(OffsetShown(self.world.now(), name, queue, offset))
         return self._draw.chance(self.mix.audit_chance) and await self._audit(node)
 
     def lose(self, node: MemberNode, how: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tests.simulation.copy_history import Disturbed, MemberBack, MemberLost, SetChanged
+from tests.simulation.copy_history import Disturbed, MemberBack, MemberLost, OffsetShown, SetChanged
 from tests.simulation.copy_node import machine_of
 from tests.simulation.history import Began, Committed, Committing, Event
 from txmq.message import Queue
@@ -65,12 +65,12 @@ class _Offsets:
                 place = self._place(event)
                 if place.trying is not None:
                     place.committed.append((place.trying[0], event.at, event.offset))
-            case Began():
+            case Began() | OffsetShown():
                 self._judge(event)
             case _:
                 pass
 
-    def _place(self, event: Committing | Committed | Began) -> _Place:
+    def _place(self, event: Committing | Committed | Began | OffsetShown) -> _Place:
         return self._places.setdefault((event.group, event.queue), _Place())
 
     def _disturb(self, event: Disturbed) -> None:
@@ -79,7 +79,7 @@ class _Offsets:
         elif event.what in self._open:
             self._disturbances.append((self._open.pop(event.what), event.at))
 
-    def _judge(self, event: Began) -> None:
+    def _judge(self, event: Began | OffsetShown) -> None:
         place = self._place(event)
         known = [offset for *times, offset in place.committed if self._is_known(*times)]
         later = [offset for *times, offset in place.committed if not self._is_known(*times)]

@@ -262,6 +262,7 @@ class Broker:
             accept_loss=self._accept_loss,
             now_ms=self.clock.wall_ms(),
         )
+        self.store.log.note_writer(is_copy=False)
         if self._leadership is not None:
             self.store.log.epoch = self._leadership.epoch
         if self.recovery.lost:

@@ -95,3 +95,29 @@ async def test_a_file_of_which_everything_was_cut_is_no_file_of_the_copy():
 
     assert log_of(old.disk) == log_of(leader.disk)
     assert_equal(leader, promoted(old.disk, first.sizes))
+
+
+@in_virtual_time
+async def test_what_a_leader_says_of_its_disk_is_not_true_of_the_copy():
+    """A power cut takes any of the bytes that the copy has not synced."""
+    leader = LeadingShelf()
+    copy = FollowedShelf(leader)
+    busy(leader, count=1)
+    await copy.join_and_follow()
+    end = copy.copy.end
+    for number in range(3):
+        leader.put(b"%d" % number)
+        leader.flush()
+    spans, file_start = leader.spans_at(end, 1 << 20)
+    await copy.copy.take_spans(spans, file_start, leader.store.log.epoch)
+    copy.copy._store.close()
+    copy.disk.flip_bit(leader.log_files()[-1], end - file_start + 60)
+
+    again = FollowedShelf(leader, copy.disk)
+    assert again.copy.end == end
+    await again.join_and_follow()
+    await again.close()
+
+    assert log_of(copy.disk) == log_of(leader.disk)
+    shelf = promoted(copy.disk, leader.sizes)
+    assert_equal(leader, shelf)

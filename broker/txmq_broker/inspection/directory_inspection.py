@@ -157,6 +157,8 @@ class Inspection:
                 "unnoticed; the broker writes it again",
             )
         places, mark = self._high_water.damaged_slots(), self._high_water.mark
+        if mark is not None and mark.is_copy:
+            self.log.note_copy()
         # A clean stop makes both durable; a power cut may tear the newer one.
         is_torn = len(places) == 1 and mark is not None and not mark.is_clean
         for place in places:

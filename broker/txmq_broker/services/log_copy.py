@@ -117,6 +117,7 @@ class LogCopy:
             raise ForeignFile(IDENTITY, own, log_id)
         if not self._store.log.segments.extents():
             self._store.begin_at(start)
+        self._store.log.note_writer(is_copy=True)
 
     def _begin_again(self, log_id: int | None) -> None:
         """Forget what was read from the directory, and read whose it is."""

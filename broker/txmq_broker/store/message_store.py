@@ -105,6 +105,8 @@ class MessageStore:
         self.log.segments.log_id = log_id
         self.log.high_water = HighWater(self._disk, log_id)
         self.log.high_water.load()
+        mark = self.log.high_water.mark
+        self.log.segments.is_copy = mark is not None and mark.is_copy
         return log_id
 
     def open(
@@ -302,7 +304,9 @@ class MessageStore:
             mark = self.log.high_water.mark
             accepted = 0 if mark is None else mark.accepted
             start, checksum = (position, 0) if last is None else (last.position, last.checksum)
-            self.log.high_water.settle(Mark(segments.start, start, position, checksum, accepted))
+            self.log.high_water.settle(
+                Mark(segments.start, start, position, checksum, accepted, is_copy=True)
+            )
             segments.cut(position)
         finally:
             segments.close()

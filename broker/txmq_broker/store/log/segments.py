@@ -73,6 +73,10 @@ class Segments:
         self._size = size
         self.log_id = 0
         """The log that these files belong to; every span names it."""
+        self.is_copy = False
+        """Whether another broker wrote the newest spans. What they say about durable bytes was true
+        of its disk.
+        """
         self.starts: list[int] = []
         self.files: list[File] = []
         self._is_tidy = True

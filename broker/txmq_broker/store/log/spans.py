@@ -172,6 +172,8 @@ def durable_behind(segments: Segments, bad: int) -> int | None:
     Raises:
         CorruptRecord: The disk cannot read the following bytes.
     """
+    if segments.is_copy:
+        return None
     for extent in segments.extents():
         for head in _heads(segments, bad + 1, extent):
             if head.durable > bad:

@@ -12,6 +12,7 @@ from tests.serving import BrokerProcess, ask
 
 GET_CLUSTER = 106
 PATIENCE_S = 30
+POLL_S = 0.02
 
 
 class NameServer(BrokerProcess):
@@ -121,8 +122,15 @@ class BrokerSet:
         end = time.monotonic() + PATIENCE_S
         while not (result := found()):
             assert time.monotonic() < end, f"{failure}\n{self.told()}"
-            time.sleep(0.02)
+            threading.Event().wait(POLL_S)
         return result
+
+    def never(self, found, seconds, failure):
+        """Return after a time in which something did not happen."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert not found(), f"{failure}\n{self.told()}"
+            threading.Event().wait(POLL_S)
 
     def told(self):
         return "\n".join(f"== {name}\n{one.tail()}" for name, one in self.members.items())

@@ -83,7 +83,16 @@ class Traffic:
         wanted, end = len(self.acknowledged) + count, time.monotonic() + PATIENCE_S
         while len(self.acknowledged) < wanted:
             assert time.monotonic() < end, f"nothing is acknowledged any more: {self.refusals}"
-            time.sleep(0.01)
+            threading.Event().wait(0.01)
+
+    def wait_for_silence(self, within, lasting):
+        """Return when nothing is acknowledged any more, and was not for a time."""
+        count, since, end = len(self.acknowledged), time.monotonic(), time.monotonic() + within
+        while time.monotonic() < since + lasting:
+            if len(self.acknowledged) != count:
+                count, since = len(self.acknowledged), time.monotonic()
+                assert since < end, "messages are still acknowledged"
+            threading.Event().wait(0.01)
 
     async def _run(self):
         async with Client(self.names, SHORT_TIMERS) as client:
@@ -154,7 +163,7 @@ class Traffic:
 
     def check(self, leader):
         """What has to be true of the log of the last leader, and of what the consumer saw."""
-        stored = {queue: self._all_of(leader, queue) for queue in range(QUEUES)}
+        stored = {queue: self.all_of(leader, queue) for queue in range(QUEUES)}
         for text, (queue, offset) in self.acknowledged.items():
             assert stored[queue].get(offset) == text, f"{text} is not at {queue}/{offset}"
         texts = Counter(text for messages in stored.values() for text in messages.values())
@@ -171,7 +180,8 @@ class Traffic:
         seen = {text for messages in self.handled.values() for _, text in messages}
         assert set(self.acknowledged) <= seen, "the consumer missed some"
 
-    def _all_of(self, leader, queue):
+    def all_of(self, leader, queue):
+        """The text of every message of a queue, by its offset."""
         found, offset, end = {}, 0, leader.max_offset(self.topic, queue)
         while offset < end:
             records = leader.records(self.topic, queue, offset)

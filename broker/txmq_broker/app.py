@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from msgspec.structs import replace
+
 from txmq.credentials import load_credentials
 from txmq.errors import BrokerRefused, InternalError, ServiceUnavailable, StoreError, WriteFailed
 from txmq.protocol.bodies import TopicConfigs
@@ -175,6 +177,8 @@ class Broker:
 
     async def _start(self) -> None:
         self._keeper.owner = f"{self.store.take(self.entropy):016x}"
+        if self._leadership is None:
+            self._keeper.refuse_copy()
         self._keeper.accepts_loss = self._accept_loss is not None
         floors = self._keeper.floors()
         self._housekeeping.floors = floors.floors
@@ -254,17 +258,23 @@ class Broker:
         return gated
 
     def _open_store(self, topics: TopicConfigs, floors_end: int) -> None:
+        copy_state = self._keeper.copy_state()
         self.recovery = self.store.open(
             self._housekeeping.floors,
             floors_end=floors_end,
             committed=self.offsets.highest(),
             topics=queue_counts(topics),
             accept_loss=self._accept_loss,
+            is_copy=copy_state.is_copy,
             now_ms=self.clock.wall_ms(),
         )
-        self.store.log.note_writer(is_copy=False)
+        log_ = self.store.log
+        log_.epoch = max(log_.epoch, copy_state.epoch)
         if self._leadership is not None:
-            self.store.log.epoch = self._leadership.epoch
+            log_.epoch = self._leadership.epoch
+        if copy_state.is_copy:
+            # Before the first span of its own: from now on heads say what was durable here.
+            self._keeper.save_copy_state(replace(copy_state, is_copy=False, epoch=log_.epoch))
         if self.recovery.lost:
             log.error("going on without what is missing: %s", self.recovery.lost)
             return

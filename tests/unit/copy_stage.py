@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import wraps
 
 from tests.unit.store.delay_shelf import DelayShelf
@@ -40,7 +41,7 @@ class LeadingShelf(DelayShelf):
 
     def tables(self):
         return CopiedTables(
-            TopicConfigs({}), GroupConfigs({}), ConsumerOffsets(self.offsets), self.floors
+            TopicConfigs({}), GroupConfigs({}), ConsumerOffsets(deepcopy(self.offsets)), self.floors
         )
 
     def spans_at(self, position, most):
@@ -60,7 +61,8 @@ class LeadingShelf(DelayShelf):
 class FollowedShelf:
     """The copy of a leading shelf's log."""
 
-    def __init__(self, leader, disk=None):
+    def __init__(self, leader, disk=None, *, is_lazy=False):
+        self.is_lazy = is_lazy
         self.leader = leader
         self.disk = MemoryDisk() if disk is None else disk
         self.copy = LogCopy(self.disk, leader.sizes, SystemClock(), SeededEntropy(2))
@@ -78,11 +80,18 @@ class FollowedShelf:
         heads = leader.heads()
         is_shared = copy.last in heads if copy.last else copy.end == segments.start
         if not is_shared:
-            own = [head for file in copy.heads() for head in reversed(file)]
-            copy.cut_back(next((head for head in own if head in heads), None), leader.tables())
-        copy.take_tables(leader.tables())
-        copy.take_offsets(leader.tables())
+            last = self.last_shared()
+            if last is None and copy.start != segments.start:
+                copy.start_over(segments.start, leader.tables())
+            else:
+                copy.cut_back(last, leader.tables())
+        copy.take_tables(leader.tables(), segments.end)
         await copy.sync()
+
+    def last_shared(self):
+        heads = self.leader.heads()
+        own = (self.copy.head_at(at) for file in self.copy.span_starts() for at in file[::-1])
+        return next((head for head in own if head in heads), None)
 
     async def follow(self, most=2500, end=None):
         """Copy the leader's log, up to a position or to its end."""
@@ -90,11 +99,12 @@ class FollowedShelf:
         end = leader.store.log.end if end is None else end
         while copy.end < end:
             spans, file_start = leader.spans_at(copy.end, min(most, end - copy.end))
-            await copy.take_spans(spans, file_start, leader.store.log.epoch)
+            copy.take_spans(spans, file_start, leader.store.log.epoch)
+            if not self.is_lazy:
+                await copy.index()
             await copy.drop_files_before(leader.store.log.start)
         await copy.drop_files_before(leader.store.log.start)
-        copy.take_tables(leader.tables())
-        copy.take_offsets(leader.tables())
+        copy.take_tables(leader.tables(), leader.store.log.end)
         await copy.sync()
 
     async def join_and_follow(self, **given):
@@ -112,7 +122,7 @@ def log_of(disk):
         file = disk.open(f"log/{name}")
         found[name] = file.read(0, file.size())
         file.close()
-    return found
+    return {name: data for name, data in found.items() if data}
 
 
 def promoted(disk, sizes):

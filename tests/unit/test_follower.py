@@ -1,6 +1,16 @@
 """Leaders and followers in virtual time: who follows whom, and what a promoted one has."""
 
+import asyncio
+import logging
+
+import pytest
+
+from tests.unit.handlers.handler_stage import consumer
+from tests.unit.handlers.transaction_stage import COMMIT, ROLLBACK, end, prepare
 from tests.unit.set_stage import in_set
+from txmq.errors import ForeignFile, SyncFailed
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import MessageQuery
 
 
 async def fill(client, first=0, count=20, topic="T", size=2000):
@@ -21,7 +31,7 @@ async def bodies(client, topic="T"):
 
 def test_one_process_may_follow_and_lead_and_follow_the_same_directory():
     async def main(stage):
-        await stage.first.lead(epoch=1)
+        await stage.first.lead()
         stage.second.follow()
         client = await stage.first.client()
         await client.topic("T", 4)
@@ -43,5 +53,242 @@ def test_one_process_may_follow_and_lead_and_follow_the_same_directory():
             stage.first, stage.second = follower, leader
         expected = [*range(100), *range(200, 250), *range(300, 350), *range(400, 450)]
         assert await bodies(client) == expected
+
+    in_set(main)
+
+
+def test_an_older_leader_is_not_followed_any_more():
+    async def main(stage):
+        first, second, third = stage.first, stage.second, stage.third
+        await first.lead()
+        second.follow()
+        third.follow()
+        client = await first.client()
+        await client.topic("T", 4)
+        await fill(client)
+        await stage.caught_up(second, third)
+        await second.stop()
+        await second.lead(epoch=2)
+        third.follower.look_again()
+        await asyncio.sleep(1)
+        await stage.caught_up(third)
+        assert third.follower.status.epoch == 2
+        # The old one, and who says that it leads, know nothing of it.
+        await fill(client)
+        stage.leader = first, 0
+        third.follower.look_again()
+        await asyncio.sleep(5)
+
+        status = third.follower.status
+        assert "epoch 2" in status.failure
+        assert third.log_files() == second.log_files() != first.log_files()
+        await third.stop()
+        third.follow()
+        await asyncio.sleep(5)
+        assert third.follower.status.failure == status.failure
+        stage.leader = second, 2
+        await fill(await second.client(), 100)
+        await stage.caught_up(third)
+        assert third.log_files() == second.log_files()
+
+    in_set(main)
+
+
+def test_a_promoted_follower_goes_on_with_everything_its_leader_had():
+    """Topics, groups, offsets, keys, delays, and halves: decided, undecided, and checked back."""
+
+    async def main(stage):
+        first, second = stage.first, stage.second
+        await first.lead()
+        second.follow()
+        client = await first.client()
+        await client.topic("T", 4)
+        await fill(client, 0, 60)
+        await client.send("T", b"by key", KEYS="needle", UNIQ_KEY="U-needle")
+        await client.beat(consumer("group", "T"))
+        committed = await prepare(client, unique="committed", body=b"committed")
+        open_half = await prepare(client, unique="open", body=b"open")
+        rolled_back = await prepare(client, unique="rolled back")
+        asked = await prepare(client, unique="asked", body=b"asked")
+        assert await end(client, committed, COMMIT) == 0
+        assert await end(client, rolled_back, ROLLBACK) == 0
+        await client.send("T", b"later", queue=1, DELAY="3")
+        await client.commit("group", "T", 0, 7)
+        await stage.caught_up(second)
+        await asyncio.sleep(2.1)
+        await client.commit("group", "T", 0, 9)
+        await asyncio.sleep(2.1)
+        seen = {queue: await client.max_offset("T", queue) for queue in range(4)}
+        await first.kill()
+        await second.stop()
+        await second.lead(epoch=2)
+        client = await second.client()
+
+        assert {queue: await client.max_offset("T", queue) for queue in range(4)} == seen
+        assert await client.committed("group", "T") == 9
+        assert await end(client, open_half, COMMIT) == 0
+        await client.beat(producers=["P"])
+        await asyncio.sleep(8)
+        request = client.inbox.get_nowait()
+        assert request.field_map()["transactionId"] == "asked"
+        assert await end(client, asked, COMMIT) == 0
+        found = []
+        for queue in range(4):
+            offset = 0
+            while (pulled := await client.pull("T", offset, queue=queue)).records:
+                found += pulled.bodies
+                offset = pulled.next
+        words = [body for body in found if b"." not in body]
+        assert sorted(words) == [b"asked", b"by key", b"committed", b"later", b"open"]
+        query = await client.ask(
+            RequestCode.QUERY_MESSAGE, MessageQuery("T", "needle", 32, 0, 1 << 60)
+        )
+        assert b"by key" in query.body
+        first.follow()
+        await stage.caught_up(first)
+        assert first.log_files() == second.log_files()
+
+    in_set(main)
+
+
+def test_spans_larger_than_an_answer_usually_is_are_copied():
+    async def main(stage):
+        await stage.first.lead()
+        client = await stage.first.client()
+        await client.topic("T", 4)
+        bodies = [bytes([number]) * 1_000_000 for number in range(3)]
+        for _ in range(3):
+            await asyncio.gather(*[client.send("T", body) for body in bodies])
+        stage.second.follow()
+        await stage.caught_up(stage.second)
+        await asyncio.gather(*[client.send("T", body) for body in bodies])
+        await stage.caught_up(stage.second)
+        assert stage.second.log_files() == stage.first.log_files()
+
+    in_set(main)
+
+
+def test_a_directory_of_another_log_is_refused():
+    async def main(stage):
+        await stage.second.lead()
+        await stage.second.stop()
+        await stage.first.lead()
+        stage.second.follow()
+
+        error = await stage.second.ended()
+
+        assert isinstance(error, ForeignFile)
+        stage.second.follower = None
+
+    in_set(main)
+
+
+def test_a_full_disk_is_reported_once_and_the_copy_goes_on_when_there_is_room(caplog):
+    async def main(stage):
+        first, second = stage.first, stage.second
+        await first.lead()
+        second.follow()
+        client = await first.client()
+        await client.topic("T", 4)
+        await fill(client)
+        await stage.caught_up(second)
+        second.disk.capacity = second.disk.space().used + 10_000
+        caplog.clear()
+        await fill(client, 100)
+        await asyncio.sleep(30)
+
+        (line,) = [
+            record.getMessage() for record in caplog.records if "not following" in record.msg
+        ]
+        assert line.startswith("not following: the disk is full")
+        assert "disk is full" in second.follower.status.failure
+        second.disk.capacity = None
+        await stage.caught_up(second)
+        assert second.log_files() == first.log_files()
+
+    caplog.set_level(logging.INFO)
+    in_set(main)
+
+
+def test_a_failed_sync_ends_the_follower():
+    async def main(stage):
+        first, second = stage.first, stage.second
+        await first.lead()
+        second.follow()
+        client = await first.client()
+        await client.topic("T", 4)
+        await fill(client)
+        await stage.caught_up(second)
+        second.disk.fail_next_sync()
+        await fill(client)
+
+        assert isinstance(await second.ended(), SyncFailed)
+        second.follow()
+        await stage.caught_up(second)
+        assert second.log_files() == first.log_files()
+
+    in_set(main)
+
+
+def test_a_span_that_is_damaged_at_the_leader_is_never_copied():
+    async def main(stage):
+        first, second = stage.first, stage.second
+        await first.lead()
+        client = await first.client()
+        await client.topic("T", 4)
+        await fill(client)
+        path = f"log/{next(reversed(first.log_files()))}"
+        first.disk.flip_bit(path, 900)
+        second.follow()
+        await asyncio.sleep(10)
+        assert "differs from its checksum" in second.follower.status.failure
+
+        first.disk.flip_bit(path, 900)
+        await stage.caught_up(second)
+        assert second.log_files() == first.log_files()
+
+    in_set(main)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_follower_that_ends_again_and_again_has_its_leaders_log(is_killed):
+    async def main(stage):
+        first, second = stage.first, stage.second
+        await first.lead()
+        client = await first.client()
+        await client.topic("T", 4)
+        sending = asyncio.create_task(fill(client, 0, 300))
+        while not sending.done():
+            second.follow()
+            await asyncio.sleep(stage.world.entropy.fraction() / 10)
+            await (second.kill() if is_killed else second.stop())
+        await sending
+        second.follow()
+        await stage.caught_up(second)
+        assert second.log_files() == first.log_files()
+        await second.stop()
+        await first.stop()
+        await second.lead(epoch=1)
+        assert await bodies(await second.client()) == list(range(300))
+
+    in_set(main)
+
+
+def test_a_leader_that_cannot_be_reached_is_found_again():
+    async def main(stage):
+        first, second = stage.first, stage.second
+        await first.lead()
+        second.follow()
+        client = await first.client()
+        await client.topic("T", 4)
+        await fill(client)
+        await stage.caught_up(second)
+        stage.world.network.partition("m1", "m2")
+        await fill(client, 100)
+        await asyncio.sleep(30)
+        assert second.follower.status.failure
+        stage.world.network.heal()
+        await stage.caught_up(second)
+        assert second.log_files() == first.log_files()
 
     in_set(main)

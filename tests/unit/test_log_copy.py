@@ -5,6 +5,7 @@ import pytest
 from tests.unit.copy_stage import FollowedShelf, LeadingShelf, in_virtual_time, log_of, promoted
 from tests.unit.store.shelf import START_MS
 from txmq.protocol.span import DecisionKind
+from txmq_broker.services.keeper import Keeper
 
 KINDS = (DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK, DecisionKind.PARKED)
 
@@ -28,6 +29,14 @@ def busy(leader, first=0, count=30):
             leader.deliver(START_MS + 5_000 * number)
 
 
+def settle(leader):
+    """Decide and deliver everything, so that nothing pins a file."""
+    for unique in leader.transactions():
+        leader.decide(unique, DecisionKind.COMMITTED)
+        leader.flush()
+    leader.deliver(1 << 50)
+
+
 def transactions(shelf):
     return {
         unique: (half._replace(is_parked=False), body)
@@ -44,11 +53,12 @@ def assert_equal(leader, shelf):
         assert shelf.found_by_key(f"k{number}") == leader.found_by_key(f"k{number}")
 
 
+@pytest.mark.parametrize("is_lazy", [False, True])
 @pytest.mark.parametrize("most", [1, 700, 1 << 20])
 @in_virtual_time
-async def test_a_copy_has_the_same_files_and_a_promoted_one_all_that_the_leader_had(most):
+async def test_a_copy_has_the_same_files_and_a_promoted_one_all_that_the_leader_had(most, is_lazy):
     leader = LeadingShelf()
-    copy = FollowedShelf(leader)
+    copy = FollowedShelf(leader, is_lazy=is_lazy)
     await copy.join()
     for part in range(3):
         busy(leader, 10 * part, 10)
@@ -66,58 +76,89 @@ async def test_a_copy_has_the_same_files_and_a_promoted_one_all_that_the_leader_
 
 
 @in_virtual_time
-async def test_a_file_of_which_everything_was_cut_is_no_file_of_the_copy():
-    """The new leader goes on in the file before."""
-    first = LeadingShelf()
-    busy(first, count=3)
-    copies = [FollowedShelf(first), FollowedShelf(first)]
-    for copy in copies:
-        await copy.join_and_follow()
-        await copy.close()
-    old, leader = (promoted(copy.disk, first.sizes) for copy in copies)
-    files = len(first.log_files())
-    while len(old.log_files()) == files:
-        shared = old.store.log.end
-        old.put(b"old" + b"." * 1000)
-        old.flush()
-        if len(old.log_files()) == files:
-            leader.put(b"old" + b"." * 1000)
-            leader.flush()
-    assert leader.store.log.end == shared
-    leader.put(b"new")
-    leader.flush()
-    assert len(leader.log_files()) == files
-    old.close()
-
-    returned = FollowedShelf(leader, old.disk)
-    await returned.join_and_follow()
-    await returned.close()
-
-    assert log_of(old.disk) == log_of(leader.disk)
-    assert_equal(leader, promoted(old.disk, first.sizes))
-
-
-@in_virtual_time
-async def test_what_a_leader_says_of_its_disk_is_not_true_of_the_copy():
-    """A power cut takes any of the bytes that the copy has not synced."""
+async def test_a_copy_of_a_log_that_begins_later_begins_there_too():
     leader = LeadingShelf()
+    busy(leader)
+    settle(leader)
+    leader.checkpoint()
+    for _ in range(3):
+        leader.drop_first_file()
+    assert leader.store.log.start > 0
     copy = FollowedShelf(leader)
-    busy(leader, count=1)
-    await copy.join_and_follow()
-    end = copy.copy.end
-    for number in range(3):
-        leader.put(b"%d" % number)
-        leader.flush()
-    spans, file_start = leader.spans_at(end, 1 << 20)
-    await copy.copy.take_spans(spans, file_start, leader.store.log.epoch)
-    copy.copy._store.close()
-    copy.disk.flip_bit(leader.log_files()[-1], end - file_start + 60)
 
-    again = FollowedShelf(leader, copy.disk)
-    assert again.copy.end == end
-    await again.join_and_follow()
-    await again.close()
+    await copy.join_and_follow()
+    busy(leader, 30, 10)
+    await copy.follow()
+    await copy.close()
 
     assert log_of(copy.disk) == log_of(leader.disk)
     shelf = promoted(copy.disk, leader.sizes)
     assert_equal(leader, shelf)
+    shelf.close()
+
+
+@in_virtual_time
+async def test_files_that_the_leader_deletes_are_deleted():
+    leader = LeadingShelf()
+    copy = FollowedShelf(leader)
+    await copy.join()
+    for part in range(6):
+        for number in range(10):
+            leader.add(b"%d" % number + b"." * 300, number=number % 2, keys=f"k{number}")
+        leader.add(b"once", topic=f"only {part}")
+        leader.checkpoint()
+        await copy.follow()
+        while len(leader.store.log.segments.starts) > 1:
+            leader.drop_first_file()
+        await copy.follow()
+        assert copy.copy.start == leader.store.log.start > 0
+        assert log_of(copy.disk) == log_of(leader.disk)
+    await copy.close()
+
+    shelf = promoted(copy.disk, leader.sizes)
+    assert shelf.everything() == leader.everything()
+    # No offset is given again, also in queues of which nothing is left.
+    for topic in ("T", "only 0", "only 5"):
+        (placed,) = shelf.add(b"new", topic=topic)
+        assert placed.offset == leader.store.queue(topic, 0).next_offset
+    shelf.close()
+
+
+@in_virtual_time
+async def test_a_deleted_topic_stays_deleted_at_a_promoted_copy():
+    leader = LeadingShelf()
+    copy = FollowedShelf(leader)
+    await copy.join()
+    leader.add(*[b"old"] * 7, topic="Gone")
+    await copy.follow()
+    leader.forget("Gone")
+    # The news of it comes before the copy has what follows.
+    await copy.follow()
+    leader.add(b"new", topic="Gone")
+    await copy.follow()
+    await copy.close()
+
+    shelf = promoted(copy.disk, leader.sizes)
+    assert shelf.bodies("Gone") == {7: b"new"}
+    shelf.close()
+
+
+@in_virtual_time
+async def test_committed_offsets_are_never_ahead_of_the_copy():
+    leader = LeadingShelf()
+    copy = FollowedShelf(leader)
+    await copy.join()
+    leader.add(*[b"."] * 6)
+    leader.offsets = {"T@G": {0: 6, 1: 0}}
+    await copy.follow()
+    leader.add(*[b"."] * 4)
+    leader.offsets["T@G"][0] = 10
+    copy.copy.take_tables(leader.tables(), leader.store.log.end)
+    await copy.follow(end=copy.copy.end + 100)
+    assert 6 < promoted(copy.disk.clone(), leader.sizes).store.queue("T", 0).max_offset < 10
+    assert Keeper(copy.disk).offsets().offset_table == {"T@G": {0: 6, 1: 0}}
+
+    await copy.follow()
+    assert Keeper(copy.disk).offsets().offset_table["T@G"][0] == 10
+    await copy.close()
+    promoted(copy.disk, leader.sizes).close()

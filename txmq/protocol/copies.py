@@ -36,6 +36,8 @@ class FollowAnswer(Header):
     """The leader's epoch; a follower that has seen a newer one takes nothing."""
     start: Int64
     """Where the leader's log begins."""
+    end: Int64
+    """Where it ends. The tables may refer to everything before that."""
     is_shared: bool
     """Whether the leader has the follower's last span too; without it there are no spans."""
     file_start: Int64
@@ -49,7 +51,9 @@ class CopiedTables(Body):
     topics: TopicConfigs | None = None
     groups: GroupConfigs | None = None
     offsets: ConsumerOffsets | None = None
+    """Ahead of everything before the end of the log; a follower saves them when it is there."""
     floors: dict[str, dict[int, int]] | None = None
+    """Likewise."""
 
 
 class NoteCopied(Header):

@@ -157,11 +157,19 @@ class AuditLog:
             _cut(refused),
         )
         try:
-            if self._file is None or self._size >= FILE_BYTES_MAX:
-                self._open_file()
-            self._append(msgspec.json.encode(entry))
+            self.append(entry)
         except OSError as error:
             log.error("an entry of the audit could not be written (%s): %s", error, entry)  # noqa: TRY400
+
+    def append(self, entry: AuditEntry) -> None:
+        """Append an entry.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        if self._file is None or self._size >= FILE_BYTES_MAX:
+            self._open_file()
+        self._append(msgspec.json.encode(entry))
 
     def close(self) -> None:
         """Close the file."""

@@ -122,7 +122,7 @@ class SettingHandlers:
             "brokerName": settings.name,
             "brokerClusterName": settings.cluster,
             "brokerId": 0,
-            "brokerRole": "ASYNC_MASTER",
+            "brokerRole": "SYNC_MASTER" if settings.replication.is_sync else "ASYNC_MASTER",
             "brokerIP1": host,
             "listenPort": port,
             "namesrvAddr": self._names(),

@@ -157,8 +157,6 @@ class Inspection:
                 "unnoticed; the broker writes it again",
             )
         places, mark = self._high_water.damaged_slots(), self._high_water.mark
-        if mark is not None and mark.is_copy:
-            self.log.note_copy()
         # A clean stop makes both durable; a power cut may tear the newer one.
         is_torn = len(places) == 1 and mark is not None and not mark.is_clean
         for place in places:
@@ -174,7 +172,7 @@ class Inspection:
     def _config_files(self) -> Iterator[Finding]:
         keeper = Keeper(self._disk)
         keeper.owner = f"{self.log_id:016x}" if self.log_id else ""
-        topics, groups, offsets, floors = keeper.files
+        topics, groups, offsets, floors, copy_state = keeper.files
 
         def load_topics() -> None:
             self._topics = queue_counts(keeper.topics())
@@ -194,6 +192,7 @@ class Inspection:
             (groups, keeper.groups),
             (offsets, load_offsets),
             (floors, load_floors),
+            (copy_state, keeper.copy_state),
         ]
         for path in NAMES_FILES:
             file = CheckedFile(self._disk, path, is_doubled=True)

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 from txmq.errors import (
     BrokerRefused,
     DiskFull,
-    LogTooShort,
     RemoteProtocolError,
     TransportError,
 )
@@ -42,6 +41,8 @@ FIRST_RETRY_S: Final = 0.1
 
 LAST_RETRY_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
+_NEAR_BYTES: Final = 4 * 1024 * 1024
+_INDEXED_AT_ONCE: Final = 64 * 1024
 _RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull)
 
 
@@ -88,8 +89,10 @@ class Follower:
         self._copy = LogCopy(disk, settings.store, clock, entropy)
         self._connection: Connection | None = None
         self._copied = asyncio.Event()
+        self._is_near = asyncio.Event()
+        """Set when there is time to index what was copied."""
         self._leader = ""
-        self._epoch = 0
+        self._is_following = False
         self._failure = ""
         self._backoff = Backoff(entropy, FIRST_RETRY_S, LAST_RETRY_S)
 
@@ -97,7 +100,7 @@ class Follower:
     def status(self) -> FollowerStatus:
         """How far it is."""
         copy = self._copy
-        return FollowerStatus(copy.end, copy.durable, self._leader, self._epoch, self._failure)
+        return FollowerStatus(copy.end, copy.durable, self._leader, copy.epoch, self._failure)
 
     def look_again(self) -> None:
         """Leave the present leader, and ask for the leader again."""
@@ -108,14 +111,13 @@ class Follower:
         """Follow the leader until cancelled. Afterwards a broker may be started on the directory.
 
         Raises:
-            StoreError: The directory is in use, damaged, belongs to another log, or is too far
-                behind; or a sync failed.
+            StoreError: The directory is in use, damaged, or belongs to another log; or a sync
+                failed.
             OSError: The disk failed.
         """
         try:
             self._copy.lock()
             while True:
-                self._epoch = max(self._epoch, self._copy.epoch)
                 try:
                     await self._follow(*await self._find_leader())
                 except _RETRIED as error:
@@ -136,8 +138,8 @@ class Follower:
     # One leader
 
     async def _follow(self, address: str, epoch: int) -> None:
-        self._epoch = max(self._epoch, epoch)
-        self._leader = address
+        self._copy.note_epoch(epoch)
+        self._leader, self._is_following = address, False
         self._connection = connection = await self._pool.connection(address)
         try:
             answer, tables, _ = await self._ask(connection, self._copy.last)
@@ -148,15 +150,22 @@ class Follower:
                 answer, tables, _ = await self._ask(connection, self._copy.last)
             if not answer.is_shared:
                 await self._cut_back(connection, answer.start, tables or CopiedTables())
-            self._copy.take_tables(tables or CopiedTables())
-            self._copy.take_offsets(tables or CopiedTables())
-            self._failure = ""
-            self._backoff.reset()
-            log.info("following %s from position %d on", address, self._copy.end)
+            if tables is not None:
+                self._copy.take_tables(tables, answer.end)
+            if self._copy.end == answer.end:
+                self._note_following()
             await self._copy_until_lost(connection)
         finally:
             self._connection = None
             connection.abort()
+
+    def _note_following(self) -> None:
+        """Note that the leader's log is copied, and no failure came at once."""
+        if not self._is_following:
+            self._is_following = True
+            self._failure = ""
+            self._backoff.reset()
+            log.info("following %s; this copy ends at position %d", self._leader, self._copy.end)
 
     async def _ask(
         self, connection: Connection, last: SpanHead | None, *, waits: bool = False
@@ -165,7 +174,7 @@ class Follower:
         position = self._copy.end if last is None else last.position + last.size
         header = FollowLog(
             member=self._member,
-            epoch=self._epoch,
+            epoch=self._copy.epoch,
             position=position,
             last_start=NO_SPAN if last is None else last.position,
             last_epoch=0 if last is None else last.epoch,
@@ -174,25 +183,29 @@ class Follower:
         )
         found = await connection.request(RequestCode.FOLLOW_LOG, header, timeout_s=TIMEOUT_S)
         answer = found.read(FollowAnswer)
-        if answer.epoch < self._epoch:
+        if answer.epoch < self._copy.epoch:
             raise BrokerRefused(
-                f"{self._leader} leads in epoch {answer.epoch}, and epoch {self._epoch} has begun"
+                f"{self._leader} leads in epoch {answer.epoch}, and epoch {self._copy.epoch} has "
+                "begun"
             )
-        self._epoch = answer.epoch
+        self._copy.note_epoch(answer.epoch)
         tables, spans = found.body[: answer.tables_bytes], found.body[answer.tables_bytes :]
         return answer, CopiedTables.read(tables) if tables else None, spans
 
     async def _copy_until_lost(self, connection: Connection) -> None:
-        copying = asyncio.create_task(self._take_spans(connection), name="copy")
-        syncing = asyncio.create_task(self._sync_copies(connection), name="sync copies")
+        tasks = [
+            asyncio.create_task(self._take_spans(connection), name="copy"),
+            asyncio.create_task(self._sync_copies(connection), name="sync copies"),
+            asyncio.create_task(self._index_copies(), name="index copies"),
+        ]
         try:
-            ended, _ = await asyncio.wait((copying, syncing), return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()
         finally:
-            copying.cancel()
-            syncing.cancel()
-            await asyncio.gather(copying, syncing, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take_spans(self, connection: Connection) -> None:
         copy = self._copy
@@ -203,12 +216,12 @@ class Follower:
                 raise RemoteProtocolError("the leader has another history than a moment ago")
             if tables is not None:
                 # Before the records that need them.
-                copy.take_tables(tables)
+                copy.take_tables(tables, answer.end)
             if spans:
-                await copy.take_spans(spans, answer.file_start, answer.epoch)
-            if tables is not None:
-                # Behind them, because offsets are of the end of the log.
-                copy.take_offsets(tables)
+                copy.take_spans(spans, answer.file_start, answer.epoch)
+            if answer.end - copy.end <= _NEAR_BYTES:
+                self._is_near.set()
+            self._note_following()
             await copy.drop_files_before(answer.start)
 
     async def _sync_copies(self, connection: Connection) -> None:
@@ -219,6 +232,15 @@ class Follower:
             copied = NoteCopied(self._member, self._copy.durable)
             connection.oneway(RequestCode.NOTE_COPIED, copied)
 
+    async def _index_copies(self) -> None:
+        while True:
+            # Far behind, the copying needs the time.
+            await self._is_near.wait()
+            self._is_near.clear()
+            while self._copy.unindexed:
+                await self._copy.index(_INDEXED_AT_ONCE)
+                await asyncio.sleep(0)
+
     # Cutting back
 
     async def _cut_back(
@@ -226,29 +248,28 @@ class Follower:
     ) -> None:
         last = await self._last_shared(connection)
         if last is None and self._copy.start != leaders_start:
-            raise LogTooShort(
-                f"the leader has the log from position {leaders_start} on, and this copy ends at "
-                f"{self._copy.end}; move the directory away and start again, to copy everything"
-            )
-        self._copy.cut_back(last, tables)
+            self._copy.start_over(leaders_start, tables)
+        else:
+            self._copy.cut_back(last, tables)
 
     async def _last_shared(self, connection: Connection) -> SpanHead | None:
         """The last span that both logs have; ``None`` if they share nothing."""
 
-        async def is_shared(head: SpanHead) -> bool:
+        async def shared_at(start: int) -> SpanHead | None:
+            head = self._copy.head_at(start)
             answer, _, _ = await self._ask(connection, head)
-            return answer.is_shared
+            return head if answer.is_shared else None
 
-        for heads in self._copy.heads():
-            if not heads or not await is_shared(heads[0]):
+        for starts in self._copy.span_starts():
+            if not starts or (last := await shared_at(starts[0])) is None:
                 continue
             # What is shared is a beginning of the log.
-            low, high = 1, len(heads)
+            low, high = 1, len(starts)
             while low < high:
                 middle = (low + high) // 2
-                if await is_shared(heads[middle]):
-                    low = middle + 1
-                else:
+                if (later := await shared_at(starts[middle])) is None:
                     high = middle
-            return heads[low - 1]
+                else:
+                    last, low = later, middle + 1
+            return last
         return None

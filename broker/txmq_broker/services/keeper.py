@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from txmq.errors import DamagedFile, ForeignFile, RemoteProtocolError
+from txmq.errors import DamagedFile, DirectoryIsCopy, ForeignFile, RemoteProtocolError
 from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
 from txmq.protocol.copies import CopiedTables
 from txmq.protocol.span import FOLDER as LOG_FOLDER
@@ -25,7 +25,7 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.topics import Topics
 from txmq_broker.store.checked_file import CheckedFile
 
-__all__ = ["Floors", "Keeper"]
+__all__ = ["CopyState", "Floors", "Keeper"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,9 @@ _WAY_OUT: Final = (
     "txmq serve --accept-loss REASON"
 )
 
+PROMOTE_COMMAND: Final = "txmq cluster promote --data DIR --reason TEXT"
+"""The command in error texts."""
+
 B = TypeVar("B", bound=Body)
 
 
@@ -45,6 +48,23 @@ class Floors(Body):
     floors: dict[str, dict[int, int]] = {}
     log_end: int = 0
     """The log's durable end at that time."""
+
+
+class CopyState(Body):
+    """Whether a directory is a copy or a leader's, and in which epoch."""
+
+    epoch: int = 0
+    """The newest epoch that is known here."""
+    is_copy: bool = False
+    """Whether it is the copy of a leader's directory; without etcd it leads after a promotion."""
+    is_complete: bool = True
+    """Whether the copy once had everything that its leader had."""
+    cut: tuple[int, int] | None = None
+    """A cut of the log that has begun: where its last span begins and ends afterwards."""
+    reason: str = ""
+    """Why it was promoted."""
+    promoted_ms: int = 0
+    """When it was promoted, by the wall clock."""
 
 
 class Keeper:
@@ -67,7 +87,8 @@ class Keeper:
         self._groups = CheckedFile(disk, f"{_FOLDER}/groups.json", is_doubled=True)
         self._offsets = CheckedFile(disk, f"{_FOLDER}/offsets.json")
         self._floors = CheckedFile(disk, f"{_FOLDER}/floors.json", is_doubled=True)
-        self.files = (self._topics, self._groups, self._offsets, self._floors)
+        self._copy_state = CheckedFile(disk, f"{_FOLDER}/copy.json", is_doubled=True)
+        self.files = (self._topics, self._groups, self._offsets, self._floors, self._copy_state)
         """All of them."""
         self._loaded: dict[CheckedFile, bytes] = {}
         self._adopted: dict[CheckedFile, Body] = {}
@@ -94,6 +115,28 @@ class Keeper:
         floors = self._load(self._floors, Floors)
         self._log_end = floors.log_end
         return floors
+
+    def copy_state(self) -> CopyState:
+        """Whether this is a copy; a broker that has no copies has no such file.
+
+        Raises:
+            DamagedFile: The file is damaged, and so is its predecessor.
+        """
+        data = self._copy_state.load(self.owner)
+        return CopyState() if data is None else CopyState.read(data)
+
+    def refuse_copy(self) -> None:
+        """Refuse to lead without a coordinator with a follower's directory that was not promoted.
+
+        Raises:
+            DirectoryIsCopy: It is one.
+            DamagedFile: The file that says so is damaged.
+        """
+        if self.copy_state().is_copy:
+            raise DirectoryIsCopy(
+                "this is the directory of a follower; to lead with it, stop its leader for good "
+                f"and run: {PROMOTE_COMMAND}"
+            )
 
     def _load(self, file: CheckedFile, kind: type[B]) -> B:
         if self.is_new is None:
@@ -217,6 +260,10 @@ class Keeper:
         """Save the floors, and return only when they are durable."""
         self._save(self._floors, Floors(floors, log_end))
         self._log_end = log_end
+
+    def save_copy_state(self, state: CopyState) -> None:
+        """Save whether this is a copy, in two copies."""
+        self._save(self._copy_state, state)
 
     def _save(self, file: CheckedFile, body: Body) -> None:
         self._loaded.pop(file, None)

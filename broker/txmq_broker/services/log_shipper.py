@@ -191,6 +191,7 @@ class LogShipper:
             log=f"{segments.log_id:016x}",
             epoch=self._store.log.epoch,
             start=segments.start,
+            end=segments.end,
             is_shared=is_shared,
             file_start=file_start,
             tables_bytes=len(tables),
@@ -216,15 +217,16 @@ class LogShipper:
         """The tables that the follower needs before the spans of the same answer, as JSON."""
         now = self._clock.monotonic()
         versions = self._versions()
-        has_offsets = is_end and now - link.offsets_at >= _HOLD_S
-        if not has_offsets and versions == link.versions:
+        is_changed = versions != link.versions
+        has_offsets = is_end and (is_changed or now - link.offsets_at >= _HOLD_S)
+        if not has_offsets and not is_changed:
             return b""
         link.versions = versions
         tables = self._tables()
         if has_offsets:
             link.offsets_at = now
             return tables.write()
-        return CopiedTables(tables.topics, tables.groups, None, tables.floors).write()
+        return CopiedTables(tables.topics, tables.groups).write()
 
     # Changes of the tables
 

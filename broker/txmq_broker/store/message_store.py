@@ -18,11 +18,10 @@ from txmq_broker.store.checkpoints import Checkpoints
 from txmq_broker.store.delay_store import Delayed, DelayStore
 from txmq_broker.store.evidence import Evidence, QueueOffsets
 from txmq_broker.store.half_store import Closing, HalfStore, Opening
-from txmq_broker.store.index_file import indexed_segments, path_of
+from txmq_broker.store.index_file import indexed_segments
 from txmq_broker.store.log.commit_log import CommitLog, HighWater, Mark
-from txmq_broker.store.log.identity import log_identity, write_identity
-from txmq_broker.store.log.segments import Segments, cut_folder, keep_aside
-from txmq_broker.store.log.spans import last_head, spans_in
+from txmq_broker.store.log.identity import log_identity
+from txmq_broker.store.log.spans import check_spans, last_head, span_at
 from txmq_broker.store.queue_store import ConsumeQueue, QueueStore, Staged, key_hash, topic_seed
 from txmq_broker.store.record_restorer import RecordRestorer
 from txmq_broker.store.start import Recovery, Start
@@ -105,8 +104,6 @@ class MessageStore:
         self.log.segments.log_id = log_id
         self.log.high_water = HighWater(self._disk, log_id)
         self.log.high_water.load()
-        mark = self.log.high_water.mark
-        self.log.segments.is_copy = mark is not None and mark.is_copy
         return log_id
 
     def open(
@@ -117,6 +114,7 @@ class MessageStore:
         committed: QueueOffsets | None = None,
         topics: Mapping[str, int] | None = None,
         accept_loss: str | None = None,
+        is_copy: bool = False,
         now_ms: int = 0,
     ) -> Recovery:
         """Bring the indexes up to the log's end, and cut a torn tail.
@@ -131,6 +129,8 @@ class MessageStore:
             topics: The known topics, with their numbers of queues.
             accept_loss: The reason to start although a part of the log is missing. It is recorded
                 in the log, and every queue continues after all offsets that may have been assigned.
+            is_copy: Whether spans of a leader were copied here since the last start, so that what
+                their heads say was durable need not have been durable here.
             now_ms: The wall clock, for that record.
 
         Raises:
@@ -149,8 +149,14 @@ class MessageStore:
             self.delays,
             self.checkpoints,
             is_async=self._settings.flush == "async",
+            is_copy=is_copy,
         )
-        return start.run(evidence, accept_loss, now_ms)
+        recovery = start.run(evidence, accept_loss, now_ms)
+        last = self.last_span()
+        if last is not None:
+            # Epochs never go back in a log.
+            self.log.epoch = max(self.log.epoch, last.epoch)
+        return recovery
 
     def note_clean_stop(self) -> None:
         """Record durably that the log ends here, for the next start.
@@ -213,9 +219,9 @@ class MessageStore:
     # Copying
 
     def copy(self, data: bytes, file_start: int, last: SpanHead | None, epoch: int) -> SpanHead:
-        """Append whole spans of another copy of this log at its end, and index their records.
+        """Append whole spans of another copy of this log at its end.
 
-        Returns the head of the last one. Clients read none of them: a follower serves no client.
+        Returns the head of the last one. :meth:`index_copied` makes their records known.
 
         Args:
             data: The spans; they lie in one file.
@@ -225,31 +231,35 @@ class MessageStore:
 
         Raises:
             RemoteProtocolError: They are not intact spans of this log that follow its end.
-            CorruptRecord: A record in them is broken; its writer stored it so.
             DiskFull: The disk is full.
             WriteFailed: The disk refused.
-            OSError: An empty file of this log cannot be deleted.
         """
         oldest = 0 if last is None else last.epoch
-        spans = spans_in(data, self.log.end, self.log.segments.log_id, oldest, epoch)
-        records = [
-            found
-            for head, payload in spans
-            for found in found_in(payload, head.position + HEAD_BYTES)
-        ]
-        newest = self.log.segments.starts[-1]
-        if file_start < newest == self.log.end:
-            # A write failed here, or was cut, and the other copy went on in the file before.
-            if newest in self.checkpoints.indexes:
-                self.checkpoints.remove_index(newest)
-            self.checkpoints.drop_index(newest)
-            self.log.segments.drop_empty()
-        self.log.copy(data, spans[-1][0], file_start)
-        for record, position, piece in records:
-            self._restorer.restore(record, position, piece)
-        self.checkpoints.published = self.log.end
-        self.checkpoints.file_ms[file_start] = self.log.last_ms
-        return spans[-1][0]
+        heads = check_spans(data, self.log.end, self.log.segments.log_id, oldest, epoch)
+        self.log.copy(data, heads[-1], file_start)
+        return heads[-1]
+
+    def index_copied(self, most: int) -> None:
+        """Index the records of the next copied spans: about so many bytes of one file.
+
+        Clients read none of them: a follower serves no client.
+
+        Raises:
+            CorruptRecord: A record is broken; its writer stored it so.
+        """
+        segments, checkpoints = self.log.segments, self.checkpoints
+        at = checkpoints.published
+        extent = segments.extent_at(at)
+        end = min(extent.end, at + most)
+        while at < end:
+            span = span_at(segments, at, extent.end)
+            if span is None:
+                raise CorruptRecord(at, "no span begins there")
+            for record, position, piece in found_in(span[1], at + HEAD_BYTES):
+                self._restorer.restore(record, position, piece)
+            at += span[0].size
+        checkpoints.published = at
+        checkpoints.file_ms[extent.start] = self.log.last_ms
 
     def last_span(self) -> SpanHead | None:
         """The head of the newest span in the files; ``None`` if there is none.
@@ -272,45 +282,6 @@ class MessageStore:
         self.log.high_water.settle(Mark(position, position, position, 0))
         self.log.resume()
         self.checkpoints.checkpointed = self.checkpoints.published = position
-
-    def cut_back(self, last: SpanHead | None, position: int, now_ms: int) -> str:
-        """End a taken log that is not open yet at a position; returns the folder of what is cut.
-
-        The indexes of the cut files are removed: what they say about the rest is over. Each step is
-        durable before the next one, and the log is cut last, so a crash in between leaves a
-        directory that can be cut again.
-
-        Args:
-            last: The last span that stays.
-            position: The end of that span, or the beginning of the log if none stays.
-            now_ms: The wall clock, for the folder's name.
-
-        Raises:
-            OSError: The disk refused.
-        """
-        segments = Segments(self._disk, self._settings.segment_size)
-        segments.log_id = self.log.segments.log_id
-        segments.open()
-        try:
-            folder = cut_folder(position, now_ms)
-            write_identity(self._disk, segments.log_id, folder)
-            first = segments.extent_at(position).start
-            for extent in segments.extents():
-                if extent.end > position:
-                    keep_aside(self._disk, extent, max(position, extent.start), folder)
-            for segment in indexed_segments(self._disk):
-                if segment >= first:
-                    self._disk.remove(path_of(segment))
-            mark = self.log.high_water.mark
-            accepted = 0 if mark is None else mark.accepted
-            start, checksum = (position, 0) if last is None else (last.position, last.checksum)
-            self.log.high_water.settle(
-                Mark(segments.start, start, position, checksum, accepted, is_copy=True)
-            )
-            segments.cut(position)
-        finally:
-            segments.close()
-        return folder
 
     # Reading
 

@@ -165,20 +165,6 @@ class ConsumeQueue:
                 high = middle
         return bytes(tail[: low * ENTRY.size])
 
-    def end_before(self, position: int) -> int:
-        """The offset after the last message before a position of the log."""
-        low, high = self.min_offset, self.max_offset
-        while low < high:
-            middle = (low + high) // 2
-            offset = self.next_kept(middle)
-            if offset >= high:
-                high = middle
-            elif self.read(offset, 1)[0][0] < position:
-                low = offset + 1
-            else:
-                high = middle
-        return low
-
     def saved(self, block: Block) -> None:
         """Drop the tail's entries that a block now holds."""
         assert block.first == self.tail_first, "blocks are saved in order"

@@ -37,8 +37,6 @@ PATH: Final = "high-water"
 _MAGIC: Final = 0x7478_6D68
 _FIELDS: Final = Struct(">IQqqqqIqBB")
 _CHECK: Final = Struct(">I")
-_IS_ASYNC: Final = 1
-_IS_COPY: Final = 2
 _SLOT_BYTES: Final = 512
 """Each slot has its own sector: a torn write cannot destroy both."""
 
@@ -60,8 +58,6 @@ class Mark(NamedTuple):
     """True if messages were published before they were durable."""
     is_clean: bool = False
     """True if the broker stopped cleanly in this state."""
-    is_copy: bool = False
-    """True if another broker wrote the newest spans."""
 
     def is_of(self, head: SpanHead | None) -> bool:
         """Return true if this is the head of the last span in the mark."""
@@ -153,9 +149,7 @@ class HighWater:
         if self._file is None:
             self._file = self._disk.open(PATH, create=True)
         self._sequence += 1
-        *state, is_async, is_clean, is_copy = mark
-        flags = is_async | is_copy * _IS_COPY
-        fields = _FIELDS.pack(_MAGIC, self._log_id, self._sequence, *state, flags, is_clean)
+        fields = _FIELDS.pack(_MAGIC, self._log_id, self._sequence, *mark)
         place = (self._sequence % 2) * _SLOT_BYTES
         self._file.write(place, fields + _CHECK.pack(crc32(fields)))
 
@@ -192,23 +186,14 @@ def _read(data: bytes) -> tuple[int, int, Mark] | None:
     if len(data) < _FIELDS.size + _CHECK.size:
         return None
     (
-        magic, log_id, sequence, oldest, start, end, checksum, accepted, flags, is_clean,
+        magic, log_id, sequence, oldest, start, end, checksum, accepted, is_async, is_clean,
     ) = _FIELDS.unpack_from(data)  # fmt: skip
     if magic != _MAGIC or _CHECK.unpack_from(data, _FIELDS.size)[0] != crc32(data[: _FIELDS.size]):
         return None
     return (
         log_id,
         sequence,
-        Mark(
-            oldest,
-            start,
-            end,
-            checksum,
-            accepted,
-            bool(flags & _IS_ASYNC),
-            bool(is_clean),
-            bool(flags & _IS_COPY),
-        ),  # fmt: skip
+        Mark(oldest, start, end, checksum, accepted, bool(is_async), bool(is_clean)),
     )
 
 
@@ -359,23 +344,7 @@ class CommitLog:
             self._marked = end
             checksum = int.from_bytes(span_head[CHECKSUM_AT : CHECKSUM_AT + 4], "big")
             oldest = self.segments.starts[0]
-            is_copy = self.segments.is_copy
-            mark = Mark(oldest, start, end, checksum, is_async=self._is_async, is_copy=is_copy)
-            self.high_water.advance(mark)
-
-    def note_writer(self, *, is_copy: bool) -> None:
-        """Record durably who writes the spans from now on.
-
-        Args:
-            is_copy: Whether another broker writes them, and this one copies them.
-
-        Raises:
-            OSError: The disk refused.
-        """
-        self.segments.is_copy = is_copy
-        mark = self.high_water.mark
-        if mark is not None and mark.is_copy != is_copy:
-            self.high_water.settle(mark._replace(is_copy=is_copy))
+            self.high_water.advance(Mark(oldest, start, end, checksum, is_async=self._is_async))
 
     # Reading
 

@@ -86,10 +86,6 @@ class LogReader:
         self._segments = Segments(disk, 0)
         self._segments.log_id = log_id
 
-    def note_copy(self) -> None:
-        """Note that another broker wrote the newest spans; see :class:`Segments`."""
-        self._segments.is_copy = True
-
     def open(self) -> None:
         """List the files.
 

@@ -1,0 +1,113 @@
+"""A broker set whose leaders die or stand still, under the C++ client, ali-ons and ours at once."""
+
+import signal
+import statistics
+import time
+from collections import defaultdict
+
+import pytest
+
+from tests import database_server, etcd_server
+from tests.broker_set import BrokerSet
+from tests.interop.interop_stage import QUEUES, Stage, letters
+from tests.set_traffic import Traffic
+from tests.soak import count
+
+FAIL_OVERS = 10
+LEASE_S = 2
+LATE_S = 100  # a C++ client asks for the route every 30 s
+SETTINGS = (
+    f"replication.lease={LEASE_S}",
+    "transaction.timeout=1s",
+    "transaction.check_interval=1s",
+)
+IN_HAND = 20
+
+
+@pytest.fixture(scope="module")
+def etcd():
+    with database_server.wanted(etcd_server.etcd_server) as server:
+        yield server
+
+
+class Writer:
+    """A sender that always has some messages in hand."""
+
+    def __init__(self, process, prefix):
+        self.process = process
+        self.prefix = prefix
+        self.lines = []
+
+    def go_on(self):
+        missing = IN_HAND - (len(self.lines) - len(self.process.acknowledged))
+        if missing > 0:
+            more = letters(f"{self.prefix}-{len(self.lines)}", missing)
+            self.lines += more
+            self.process.write(more)
+
+    def positions(self):
+        """Where each message was stored, in the order of the acknowledgements."""
+        return [(event["keys"], event["queue_offset"]) for event in self.process.sent]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_three_clients_go_on_over_ten_fail_overs(tmp_path, etcd, cpp, ons):
+    with BrokerSet(tmp_path / "set", etcd.port, SETTINGS) as members:
+        stage = Stage(members.wait_in_sync(2), tmp_path, "fail-overs")
+        try:
+            play(stage, members, (cpp, ons))
+        finally:
+            stage.close()
+
+
+def play(stage, members, clients):
+    topic = stage.topic()
+    consumers = [stage.consumer(each, topic, stage.retried_group()) for each in clients]
+    writers = [Writer(stage.sender(each, topic, pace_ms=20), each.name) for each in clients]
+    with Traffic(members.names.names, topic) as ours:
+        times = [fail_over(members, writers, ours, number) for number in range(count(10, 20))]
+    print(f"seconds without a leader: median {statistics.median(times):.2f}, {max(times):.2f}")
+    stage.broker = members.wait_in_sync(2)
+    for writer in writers:
+        stage.wait_sent(writer.process, writer.lines, LATE_S)
+    ours.check(stage.broker)
+    stored = {queue: ours.all_of(stage.broker, queue) for queue in range(QUEUES)}
+    by_key = defaultdict(list)
+    for messages in stored.values():
+        for offset, text in messages.items():
+            by_key[text.removeprefix("body of ")].append(offset)
+    for writer, consumer in zip(writers, consumers, strict=True):
+        for keys, offset in writer.positions():
+            assert offset in by_key[keys], f"{keys} is not at {offset}"
+        stage.wait_handled([consumer], [line for each in writers for line in each.lines], LATE_S)
+        assert_in_order(consumer)
+
+
+def fail_over(members, writers, ours, number):
+    """Returns the seconds without a leader."""
+    for writer in writers:
+        writer.go_on()
+    ours.wait_for_more()
+    leader, end = members.wait_in_sync(2), (signal.SIGKILL, signal.SIGSTOP)[number % 2]
+    leader.signal(end)
+    begun = time.monotonic()
+    members.wait_for_leader(leader)
+    took = time.monotonic() - begun
+    assert took < LEASE_S + 2, f"{took:.1f} s without a leader\n{members.told()}"
+    if end is signal.SIGSTOP:
+        ours.wait_for_more()
+        leader.signal(signal.SIGCONT)
+    else:
+        leader.process.wait()
+        leader.start()
+    return took
+
+
+def assert_in_order(consumer):
+    """Within a queue only what was handled before comes again; nothing new is passed over."""
+    highest = defaultdict(lambda: -1)
+    for event in consumer.handled:
+        queue, offset = event["queue_id"], event["queue_offset"]
+        assert offset <= highest[queue] + 1, f"{queue}/{highest[queue] + 1} was passed over"
+        highest[queue] = max(highest[queue], offset)

@@ -22,6 +22,7 @@ COPY_LOSSES = (
     "power cut at an event",
     "pause",
     "wipe",
+    "kill at a join",
     "hand-over",
 )
 """What takes a member away; one of them at a time."""

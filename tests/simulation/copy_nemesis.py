@@ -26,7 +26,7 @@ __all__ = ["CopyNemesis"]
 CUT_S = 3.0
 """How long an operation of the disk is waited for at which the power is to go."""
 
-LOOK_S = 0.03
+LOOK_S = 0.01
 
 UNFAIR = ("kill ahead", "kill twice")
 """Losses with something else beside them that keeps copies late."""
@@ -203,6 +203,24 @@ class CopyNemesis:
         node.wipe()
         await self._come_back(node, draw)
 
+    async def _kill_at_a_join(self, draw: SeededEntropy) -> None:
+        """A member begins with an empty disk, and the leader dies as soon as it has joined."""
+        whole, leader = self._stage.set, self._stage.set.leader
+        if leader is None or not whole.is_serving:
+            return
+        node = self._other(draw, leader)
+        self._stage.lose(node, "wipe")
+        await node.crash(Loss.EVERYTHING)
+        node.wipe()
+        node.start()
+        node.disk.slow_sync(*self._stage.mix.sync_s)
+        await self._wait_for(lambda: node in whole.in_sync(), 5.0)
+        if whole.leader is leader and node in whole.in_sync():
+            self._stage.lose(leader, "kill")
+            await leader.kill()
+            await self._until_another_leads(leader)
+            await self._come_back(leader, draw)
+
     async def _hand_over(self, draw: SeededEntropy) -> None:
         """A member stops in order, and starts again."""
         node = self._node(draw)
@@ -296,6 +314,7 @@ class CopyNemesis:
         "power cut at an event": _power_cut_at_an_event,
         "pause": _pause,
         "wipe": _wipe,
+        "kill at a join": _kill_at_a_join,
         "hand-over": _hand_over,
         "members apart": _members_apart,
         "store apart": _store_apart,

@@ -22,6 +22,7 @@ from tests.simulation.mix import TransactionMix, kib
 from txmq.protocol.copies import CopiedTables
 from txmq.protocol.span import Decision
 from txmq.runtime.coordinator import View
+from txmq.testing import Conditions
 from txmq_broker.core.in_sync import InSyncSet
 from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.member import Member
@@ -94,7 +95,8 @@ def a_follower_joins_with_less_than_was_answered(patch):
         note(self, member, position, 0)
 
     patch(InSyncSet, "note_copied", note_copied)
-    return MIX.but(members=2, segment=kib(2), faults=("wipe",))
+    slow = Conditions(latency_s=0.02)
+    return MIX.but(members=2, segment=kib(2), faults=("kill at a join",), conditions=slow)
 
 
 def nothing_is_cut_back(patch):

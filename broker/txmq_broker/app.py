@@ -420,7 +420,7 @@ class Broker:
         table: dict[int, Handler] = {}
         for family in families:
             table |= family.table()
-        self._dispatch.serve(self._audit.watched(table))
+        self._dispatch.serve(self._audit.watched(self._copies.confirmed(table)))
 
     # Stopping
 

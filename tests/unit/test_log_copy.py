@@ -163,3 +163,35 @@ async def test_committed_offsets_are_never_ahead_of_the_copy():
     assert Keeper(copy.disk).offsets().offset_table["T@G"][0] == 10
     await copy.close()
     promoted(copy.disk, leader.sizes).close()
+
+
+@in_virtual_time
+async def test_a_file_of_which_everything_was_cut_is_no_file_of_the_copy():
+    """The new leader goes on in the file before."""
+    first = LeadingShelf()
+    busy(first, count=3)
+    copies = [FollowedShelf(first), FollowedShelf(first)]
+    for copy in copies:
+        await copy.join_and_follow()
+        await copy.close()
+    old, leader = (promoted(copy.disk, first.sizes) for copy in copies)
+    files = len(first.log_files())
+    while len(old.log_files()) == files:
+        shared = old.store.log.end
+        old.put(b"old" + b"." * 1000)
+        old.flush()
+        if len(old.log_files()) == files:
+            leader.put(b"old" + b"." * 1000)
+            leader.flush()
+    assert leader.store.log.end == shared
+    leader.put(b"new")
+    leader.flush()
+    assert len(leader.log_files()) == files
+    old.close()
+
+    returned = FollowedShelf(leader, old.disk)
+    await returned.join_and_follow()
+    await returned.close()
+
+    assert log_of(old.disk) == log_of(leader.disk)
+    assert_equal(leader, promoted(old.disk, first.sizes))

@@ -86,10 +86,11 @@ class SimulatedCoordination:
         Raises:
             ConnectionLost: The member is partitioned, or the store has restarted.
         """
-        loop, changed = asyncio.get_running_loop(), self._changed
-        end = self._leases.get(self._lease)
+        changed = self._changed
+        # Without a leader no lease can end.
+        end = None if self._view.leader is None else self._leases.get(self._lease)
         try:
-            async with asyncio.timeout_at(end if end is None else max(end, loop.time())):
+            async with asyncio.timeout_at(end):
                 await changed.wait()
         except TimeoutError:
             pass

@@ -102,6 +102,15 @@ class CopiedAnswers:
             "answers_waiting_for_followers": len(self._held),
         }
 
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The followers that answers wait for."""
+        return self._set.awaited if self._awaits else frozenset()
+
+    def is_certain(self) -> bool:
+        """True unless another member may lead at this moment."""
+        return self._leadership is None or self._leadership.is_certain()
+
     def copied_to(self, member: str) -> int:
         """The end of a follower's durable copy; -1 if it is unknown."""
         return self._set.copied_to(member)
@@ -224,7 +233,7 @@ class CopiedAnswers:
             span, tickets, since = self._held[0]
             if self._awaits and not self._set.has_copied(span.end):
                 return
-            if self._leadership is not None and not self._leadership.is_certain():
+            if not self.is_certain():
                 return
             self._held.popleft()
             self._answered = span.end

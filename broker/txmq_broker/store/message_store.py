@@ -233,9 +233,17 @@ class MessageStore:
             RemoteProtocolError: They are not intact spans of this log that follow its end.
             DiskFull: The disk is full.
             WriteFailed: The disk refused.
+            OSError: An empty file of this log cannot be deleted.
         """
         oldest = 0 if last is None else last.epoch
         heads = check_spans(data, self.log.end, self.log.segments.log_id, oldest, epoch)
+        newest = self.log.segments.starts[-1]
+        if file_start < newest == self.log.end:
+            # A write failed here, or was cut, and the other copy went on in the file before.
+            if newest in self.checkpoints.indexes:
+                self.checkpoints.remove_index(newest)
+            self.checkpoints.drop_index(newest)
+            self.log.segments.drop_empty()
         self.log.copy(data, heads[-1], file_start)
         return heads[-1]
 

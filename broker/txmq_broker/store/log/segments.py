@@ -280,6 +280,19 @@ class Segments:
                 raise
             self._is_tidy = False
 
+    def drop_empty(self) -> None:
+        """Delete the newest file, which is empty; the log goes on in the one before.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        assert len(self.files) > 1, "the first file is never deleted"
+        assert self.starts[-1] == self.end, "the newest file has bytes"
+        self._disk.remove(path_of(self.end))
+        self.files.pop().close()
+        self.starts.pop()
+        self._is_tidy = False
+
     def drop_first(self) -> int:
         """Delete the oldest file and return the position at which the log begins now."""
         assert len(self.files) > 1, "the file being written is never deleted"

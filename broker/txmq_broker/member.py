@@ -94,6 +94,7 @@ class Member:
             OSError: The disk failed, or the address to listen at cannot be opened.
         """
         self.name = self._own_name()
+        log.info("this member is %s", self.name)
         while not self._stopping.is_set():
             view = await self._ask(self._coordinator.view())
             if view is None:
@@ -188,7 +189,9 @@ class Member:
 
     async def _lead(self, leadership: Leadership, view: View) -> None:
         former = self._former if self._former != self.name else ""
-        held = HeldLeadership(self._coordinator, leadership, view.in_sync, former, self._clock)
+        held = HeldLeadership(
+            self._coordinator, leadership, view.in_sync, former, self._clock, view.loss
+        )
         log.info("leading in epoch %d", held.epoch)
         keeping = asyncio.create_task(held.keep(), name="keep the lease")
         broker = Broker(

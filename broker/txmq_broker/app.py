@@ -21,7 +21,7 @@ from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import AcceptedLoss
+from txmq.runtime.coordinator import AllowedLoss
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
@@ -607,7 +607,7 @@ class Broker:
         return f"{host}:{port}"
 
 
-def _entry_of(loss: AcceptedLoss) -> AuditEntry:
+def _entry_of(loss: AllowedLoss) -> AuditEntry:
     """The entry about a leadership that an operator made possible."""
     fields = {
         "member": loss.member,

@@ -27,7 +27,7 @@
     ├─ BrokerRefused              a response code with its remark; one class per code
     └─ StoreError
         ├─ CorruptRecord · DamagedFile · ForeignFile · LogTooShort
-        └─ DiskFull · WriteFailed · SyncFailed · DirectoryInUse · DirectoryIsCopy
+        └─ DiskFull · WriteFailed · SyncFailed · DirectoryInUse
 
 Each class states two facts: ``retryable`` says whether the same call may succeed later, and
 ``effect`` says whether the failed operation may have taken effect. The broker raises a refusal, and
@@ -55,7 +55,6 @@ __all__ = [
     "DamagedFile",
     "DatabaseFailed",
     "DirectoryInUse",
-    "DirectoryIsCopy",
     "DiskFull",
     "Effect",
     "FenceElsewhere",
@@ -606,10 +605,6 @@ class SyncFailed(StoreError):
 
 class DirectoryInUse(StoreError):
     """Another broker has this data directory open."""
-
-
-class DirectoryIsCopy(StoreError):
-    """The data directory is a follower's, and nobody has promoted it to a leader's."""
 
 
 class ForeignFile(DamagedFile):

@@ -66,6 +66,7 @@ from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.housekeeping import Housekeeping
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.leader_gate import LeaderGate
+from txmq_broker.services.log_copy import finish_cut
 from txmq_broker.services.registrar import Registrar
 from txmq_broker.services.topic_creator import TopicCreator
 from txmq_broker.store.message_store import MessageStore, Span
@@ -258,7 +259,7 @@ class Broker:
         return gated
 
     def _open_store(self, topics: TopicConfigs, floors_end: int) -> None:
-        copy_state = self._keeper.copy_state()
+        copy_state = finish_cut(self._keeper, self.disk, self.store.log)
         self.recovery = self.store.open(
             self._housekeeping.floors,
             floors_end=floors_end,

@@ -5,7 +5,6 @@ import secrets
 
 import pytest
 
-from tests import database_server, etcd_server
 from txmq.errors import ConnectFailed, TransportError
 from txmq.runtime.coordinator import Leader, View
 from txmq.runtime.etcd import EtcdCoordinator
@@ -14,12 +13,6 @@ from txmq.testing.coordination import SimulatedCoordination
 
 LEASE_S = 1
 M1, M2 = Leader("m1", "127.0.0.1:10911"), Leader("m2", "127.0.0.1:10921")
-
-
-@pytest.fixture(scope="module")
-def etcd():
-    with database_server.wanted(etcd_server.etcd_server) as server:
-        yield server
 
 
 class RealStore:

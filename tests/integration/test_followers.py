@@ -202,3 +202,28 @@ def epochs(member):
         capture_output=True, text=True, check=True, env=environment(), timeout=60,
     )  # fmt: skip
     return [json.loads(line)["epoch"] for line in found.stdout.splitlines()]
+
+
+def test_a_follower_that_is_killed_again_and_again_has_its_leaders_log(members):
+    first = members("m1", "ASYNC_MASTER", **{"store.checkpoint_every": "64KiB"})
+    second = members("m2", "SLAVE", **{"store.checkpoint_every": "64KiB"})
+    sent = []
+    for number in range(6):
+        texts = [f"{number} {size} " + "." * 50 * size for size in range(40)]
+        assert set(send(first.names, texts)) == {SendStatus.OK}
+        sent += texts
+        second.kill()
+        second.start()
+    first.wait_for("followersInSync", 1)
+    assert set(send(first.names, ["last"])) == {SendStatus.OK}
+    until_equal(first, second)
+    first.kill()
+    second.stop()
+    assert second.promote()[0] == 0
+    second.role = "ASYNC_MASTER"
+    second.start()
+    assert stored(second) == {*sent, "last"}
+
+
+def until_equal(first, second):
+    asyncio.run(until(lambda: first.log_files() == second.log_files()))

@@ -12,11 +12,12 @@ from txmq.protocol.span import ends_in
 from txmq.runtime.clock import SystemClock
 from txmq.testing import MemoryDisk, SeededEntropy, simulate
 from txmq_broker.core.offsets import Offsets
+from txmq_broker.inspection.directory_inspection import Inspection
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.log_copy import LogCopy
 from txmq_broker.store.log.spans import heads_of
 
-__all__ = ["FollowedShelf", "LeadingShelf", "in_virtual_time", "log_of", "promoted"]
+__all__ = ["FollowedShelf", "LeadingShelf", "damage_in", "in_virtual_time", "log_of", "promoted"]
 
 
 def in_virtual_time(scenario):
@@ -126,11 +127,22 @@ def log_of(disk):
 
 
 def promoted(disk, sizes):
-    """A leader's store on a directory that a follower has left."""
+    """A leader's store on a directory that a follower has left, as its broker opens it."""
     keeper = Keeper(disk)
+    state = keeper.copy_state()
     floors = keeper.floors()
     offsets = Offsets()
     offsets.load(keeper.offsets())
-    return LeadingShelf(
-        disk, sizes, floors.floors, floors_end=floors.log_end, committed=offsets.highest()
-    )
+    known = {"floors_end": floors.log_end, "committed": offsets.highest()}
+    return LeadingShelf(disk, sizes, floors.floors, is_copy=state.is_copy, **known)
+
+
+def damage_in(disk):
+    """The findings of an inspection, without those of files that a crash may tear in any broker."""
+    return [
+        finding
+        for finding in Inspection(disk).findings()
+        if finding.severity != "note"
+        and not finding.file.endswith(".old")
+        and finding.kind != "mark-damaged"
+    ]

@@ -1,10 +1,18 @@
 """A copy whose machine, disk or leader fails: what it has stays a beginning of its leader's log."""
 
+import asyncio
 import errno
 
 import pytest
 
-from tests.unit.copy_stage import FollowedShelf, LeadingShelf, in_virtual_time, log_of, promoted
+from tests.unit.copy_stage import (
+    FollowedShelf,
+    LeadingShelf,
+    damage_in,
+    in_virtual_time,
+    log_of,
+    promoted,
+)
 from tests.unit.test_log_copy import assert_equal, busy
 from txmq.errors import CorruptRecord, DiskFull, RemoteProtocolError, SyncFailed
 from txmq.protocol.span import HEAD_BYTES, head
@@ -51,12 +59,14 @@ async def test_a_copy_that_dies_at_any_step_is_a_beginning_and_goes_on(loss, is_
         try:
             if loss is not None:
                 disk.crash(SeededEntropy(f"{number}"), loss)
+            if disk.names("log") and number % 3 == 0:
+                # As a member that is elected after all of them lost their power.
+                assert damage_in(disk.clone()) == []
+                promoted(disk.clone(), leader.sizes).close()
             alone = FollowedShelf(leader, disk)
             await alone.close()
             assert_beginning(disk, leader)
             assert sum(map(len, log_of(disk).values())) >= durable, "it was noted as durable"
-            if alone.copy.last is not None and number % 3 == 0:
-                promoted(disk.clone(), leader.sizes).close()
             if number % 5 == 0 or event is None:
                 again = FollowedShelf(leader, disk)
                 await again.join_and_follow()
@@ -212,6 +222,30 @@ async def test_a_record_that_its_leader_stored_broken_ends_a_copy():
         await copy.copy.index()
 
     assert refused.value.position == end + HEAD_BYTES
+    await copy.close()
+
+
+@in_virtual_time
+async def test_a_sync_that_fails_after_its_caller_left_is_known_all_the_same():
+    """A connection is lost while the disk works. The next sync of the file would succeed."""
+    leader = LeadingShelf()
+    copy = FollowedShelf(leader)
+    await copy.join_and_follow()
+    data, file_start = spans(leader)
+    copy.copy.take_spans(data, file_start, 5)
+    copy.disk.slow_sync(1.0)
+    copy.disk.fail_next_sync()
+    syncing = asyncio.create_task(copy.copy.sync())
+    await asyncio.sleep(0.5)
+    syncing.cancel()
+    await asyncio.gather(syncing, return_exceptions=True)
+    durable = copy.copy.durable
+    await asyncio.sleep(1)
+
+    with pytest.raises(SyncFailed, match="before"):
+        await copy.copy.sync()
+
+    assert copy.copy.durable == durable < copy.copy.end
     await copy.close()
 
 

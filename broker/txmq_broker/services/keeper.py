@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from txmq.errors import DamagedFile, DirectoryIsCopy, ForeignFile, RemoteProtocolError
+from txmq.errors import DamagedFile, ForeignFile, RemoteProtocolError, UsageError
 from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
 from txmq.protocol.copies import CopiedTables
 from txmq.protocol.span import FOLDER as LOG_FOLDER
@@ -129,11 +129,11 @@ class Keeper:
         """Refuse to lead without a coordinator with a follower's directory that was not promoted.
 
         Raises:
-            DirectoryIsCopy: It is one.
+            UsageError: It is one.
             DamagedFile: The file that says so is damaged.
         """
         if self.copy_state().is_copy:
-            raise DirectoryIsCopy(
+            raise UsageError(
                 "this is the directory of a follower; to lead with it, stop its leader for good "
                 f"and run: {PROMOTE_COMMAND}"
             )

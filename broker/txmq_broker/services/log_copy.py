@@ -33,13 +33,14 @@ from txmq_broker.core.topics import queue_counts
 from txmq_broker.services.keeper import CopyState, Keeper
 from txmq_broker.store.checkpoints import Checkpoint
 from txmq_broker.store.evidence import QueueOffsets
+from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.log.identity import PATH as IDENTITY
 from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.spans import heads_of
 from txmq_broker.store.log_cut import cut_tail, keep_tail, offsets_behind, set_aside
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["LogCopy"]
+__all__ = ["LogCopy", "finish_cut"]
 
 log = logging.getLogger(__name__)
 
@@ -148,15 +149,8 @@ class LogCopy:
         self._late.clear()
         self._chunk = self.last = None
         self._keeper.owner = f"{self._store.take(self._entropy, copied=log_id):016x}"
-        self._state = self._keeper.copy_state()
+        self._state = finish_cut(self._keeper, self._disk, self._store.log)
         self._keeper.floors()
-        self._cut()
-
-    def _cut(self) -> None:
-        """Carry out the cut that has begun, if there is one."""
-        if self._state.cut is not None:
-            cut_tail(self._disk, self._store.log, *self._state.cut)
-            self._save_state(cut=None)
 
     @property
     def _must_begin(self) -> bool:
@@ -360,11 +354,19 @@ class LogCopy:
             self._chunk = None
 
     async def _make_durable(self, files: Sequence[File]) -> None:
+        if self._is_broken:
+            # A file reports a failed sync once, so the success of the next one means nothing.
+            raise SyncFailed("the disk could not make the copy durable before")
+        syncing = asyncio.ensure_future(self._disk.sync_soon(files))
+        syncing.add_done_callback(self._synced)
         try:
-            await self._disk.sync_soon(files)
+            # A caller that is cancelled does not stop the disk, and its failure must be known.
+            await asyncio.shield(syncing)
         except OSError as error:
-            self._is_broken = True
             raise SyncFailed(f"the disk could not make the copy durable: {error}") from error
+
+    def _synced(self, syncing: asyncio.Future[None]) -> None:
+        self._is_broken |= syncing.cancelled() or syncing.exception() is not None
 
     # Cutting back
 
@@ -408,7 +410,7 @@ class LogCopy:
         )
         kept = keep_tail(self._disk, self._store.log, position, self._clock.wall_ms())
         self._save_state(cut=(position if last is None else last.position, position))
-        self._cut()
+        self._state = finish_cut(self._keeper, self._disk, self._store.log)
         log.error(
             "%s of this log are not in the leader's and were cut at position %d; %s keeps them",
             quantity(end - position, "byte"),
@@ -442,6 +444,26 @@ class LogCopy:
             )
         self._open()
         self._store.begin_at(start)
+
+
+def finish_cut(keeper: Keeper, disk: Disk, log: CommitLog) -> CopyState:
+    """Carry out a cut that has begun, if there is one; returns what is known about the copy.
+
+    Args:
+        keeper: The tables of the directory.
+        disk: The directory.
+        log: Its log, which is taken and not open yet.
+
+    Raises:
+        DamagedFile: The file about the copy is damaged.
+        OSError: The disk refused.
+    """
+    state = keeper.copy_state()
+    if state.cut is not None:
+        cut_tail(disk, log, *state.cut)
+        state = replace(state, cut=None)
+        keeper.save_copy_state(state)
+    return state
 
 
 def _offsets_before(offsets: ConsumerOffsets, behind: QueueOffsets) -> ConsumerOffsets:

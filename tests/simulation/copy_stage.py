@@ -170,12 +170,10 @@ class CopyStage(Stage):
             return
         self.lose(leader, "hand-over")
         await leader.stop()
-        leader.start()
         deadline = self.world.now() + self.mix.bound_s()
-        while self.world.now() < deadline:
-            if self.set.is_serving and self.set.leader is not leader:
-                return
+        while not self.set.is_serving and self.world.now() < deadline:
             await asyncio.sleep(LOOK_S)
+        leader.start()
 
 
 def _unwatched(node: SetNode) -> None:

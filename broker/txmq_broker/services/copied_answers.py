@@ -112,8 +112,8 @@ class CopiedAnswers:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """The followers that answers wait for."""
-        return self._set.awaited if self._awaits else frozenset()
+        """The followers that changes of topics and groups wait for, also with "async"."""
+        return self._set.awaited if self.holds_answers else frozenset()
 
     def is_certain(self) -> bool:
         """True unless another member may lead at this moment."""

@@ -26,4 +26,4 @@ def broken(events: Iterable[Event]) -> list[str]:
                     f"{name} is {other} at {event.member} and {one} at {first.member}, as size and "
                     f"checksum at {event.at:.6f}"
                 )
-    return complaints if first else ["nobody compared the logs"]
+    return complaints if first else ["the logs were not compared"]

@@ -269,7 +269,7 @@ def _with_notes(items: list[dict[str, Any]], rules: "Rules") -> list[dict[str, A
 def _export(items: Sequence[Mapping[str, Any]], run: "Run", path: Path) -> None:
     from decimal import Decimal
 
-    from txmq.reconcile.spreadsheet import as_csv, as_xlsx
+    from txmq.cli.spreadsheet import as_csv, as_xlsx
 
     formats = {".csv": as_csv, ".xlsx": as_xlsx}
     if path.suffix not in formats:

@@ -18,16 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.reconcile.balances import NO_BALANCES, AccountPart, AccountSums, account_parts, shortened
+from txmq.reconcile.balances import ACCOUNT, NO_BALANCES, STATED, AccountSums
 from txmq.reconcile.classes import Class
 from txmq.reconcile.columns import Words, hash_column
 from txmq.reconcile.evidence import (
+    KINDS_OF_EVIDENCE,
+    OLD,
     READ_BY_SIEVE,
     EvidenceRows,
     Role,
     Source,
     find,
-    history_of,
     rows_of,
     sources_of,
     with_keys,
@@ -104,15 +105,11 @@ def reconcile(
     second = SecondPass(rules, day, as_of_ms, _offsets(ledgers.offsets), yesterday.explanations)
 
     known = sources_of(ledgers, yesterday)
-    parts = [one for one in known if one.role in READ_BY_SIEVE]
-    stated = account_parts(ledgers, closed or ())
-    sifted = workers.by_place(
-        partial(_split, of_day), [*parts, *stated], partial(_sift, of_day), places
-    )
+    first = [one for one in known if one.role in READ_BY_SIEVE or one.role in STATED]
+    sifted = workers.by_place(partial(_split, of_day), first, partial(_sift, of_day), places)
     others, balances, sums_of_all = zip(*sifted, strict=True)
-    sources: list[Any] = [one for one in known if one.role is not Role.AGREED]
-    if any(some.is_seen.any() for some in others):
-        sources += history_of(yesterday)
+    unread = frozenset() if any(some.is_seen.any() for some in others) else OLD
+    sources: list[Any] = [one for one in known if one.role in KINDS_OF_EVIDENCE.keys() - unread]
     suspects = sum(int((some.plain == SUSPECT).sum()) for some in others)
     if is_small := suspects <= few:
         split = partial(_find, of_day, Others.all_of(others))
@@ -144,28 +141,27 @@ def reconcile(
     return ReconciledDay(tables, broken, sums, was_closed=closed is not None)
 
 
-def _split(day: DayTask, source: Source | AccountPart) -> Iterator[tuple[int, Any]]:
+def _split(day: DayTask, source: Source) -> Iterator[tuple[int, Any]]:
     """What a part of a table has for each place in the first pass."""
-    accounts, places = day.accounts, day.places
-    if isinstance(source, AccountPart):
-        stated = accounts.stated(source)
-        # The other tables have one row for each account.
-        for rows in (accounts.added_up(stated),) if source.of == "later" else stated:
-            yield from _split_sums(rows, places)
-        return
-    role, booked = source.role, list[pa.Table]()
-    for rows in rows_of(source, day.window, READ_BY_SIEVE[role]):
+    role, accounts, places = source.role, day.accounts, day.places
+    stated = list[pa.Table]()
+    names = (*ACCOUNT, "role", *STATED[role]) if role in STATED else READ_BY_SIEVE[role]
+    for rows in rows_of(source, day.window, names):
+        if role in STATED or role is Role.ENTRIES:
+            stated.append(accounts.of(role, rows))
+        if role in STATED:
+            continue
         columns = _narrow(role, with_keys(role, rows), day.sieve)
         for place, some in split_by_hash(columns[0], places):
             yield place, (role, columns.take(some, axis=1))
-        if role is Role.ENTRIES:
-            booked.append(accounts.booked(rows))
-            for bank in accounts.numbered:
-                ids = rows["id"].filter(pc.equal(rows["bank"], bank)).drop_null()
-                for place, some in split_by_hash(hash_column(ids), places):
-                    yield place, (bank, ids.take(some).to_numpy())
-    if booked:
-        yield from _split_sums(accounts.added_up(booked), places)
+        for bank in accounts.numbered if role is Role.ENTRIES else ():
+            ids = rows["id"].filter(pc.equal(rows["bank"], bank)).drop_null()
+            for place, some in split_by_hash(hash_column(ids), places):
+                yield place, (bank, ids.take(some).to_numpy())
+    if stated:
+        sums = accounts.added_up(stated)
+        for place, some in split_by_hash(hash_column(sums["account"]), places):
+            yield place, (AccountSums, sums.take(some))
 
 
 def _narrow(role: Role, rows: pa.Table, sieve: Sieve) -> Words:
@@ -175,11 +171,6 @@ def _narrow(role: Role, rows: pa.Table, sieve: Sieve) -> Words:
     if role is Role.ENTRIES:
         return sieve.entries(rows)
     return sieve.messages(rows) if role is Role.MESSAGES else sieve.carried(rows)
-
-
-def _split_sums(sums: pa.Table, places: int) -> Iterator[tuple[int, Any]]:
-    for place, some in split_by_hash(hash_column(sums["account"]), places):
-        yield place, (AccountSums, shortened(sums.take(some)))
 
 
 def _sift(day: DayTask, place: int, values: list[Any]) -> tuple[Others, pa.Table | None, Sums]:

@@ -31,12 +31,13 @@ from txmq.reconcile.sieve import PLAIN, SUSPECT, OthersIndex
 from txmq.reconcile.tables import MATCHES
 
 __all__ = [
+    "KINDS_OF_EVIDENCE",
+    "OLD",
     "READ_BY_SIEVE",
     "EvidenceRows",
     "Role",
     "Source",
     "find",
-    "history_of",
     "rows_of",
     "sources_of",
     "with_keys",
@@ -52,11 +53,14 @@ class Role(Enum):
     ITEMS = "items of the day before"
     OPEN_ENTRIES = "their entries"
     OPEN_MESSAGES = "their messages"
-    OPEN_FAILURES = "their failures"
     CLOSED = "items closed on earlier days"
     AGREED = "transfers agreed on earlier days"
     OLD_ENTRIES = "entries of earlier days"
     OLD_MESSAGES = "messages of earlier days"
+    OPENING = "balances when the day began"
+    LATER = "changes after the day"
+    ACCOUNTS = "accounts"
+    BALANCES = "balances of the day before"
 
 
 READ_BY_SIEVE: Final = {
@@ -67,12 +71,14 @@ READ_BY_SIEVE: Final = {
     Role.OPEN_ENTRIES: ("key",), Role.OPEN_MESSAGES: ("key",), Role.AGREED: ("key",),
 }  # fmt: skip
 """The columns that the sieve reads; other tables have nothing for it."""
-_KINDS: Final = {
+OLD: Final = frozenset({Role.OLD_ENTRIES, Role.OLD_MESSAGES})
+"""Of other dates only those transfers are known, whose money moved again."""
+KINDS_OF_EVIDENCE: Final = {
     Role.ENTRIES: "entry", Role.OPEN_ENTRIES: "entry", Role.OLD_ENTRIES: "entry",
     Role.MESSAGES: "message", Role.OPEN_MESSAGES: "message", Role.OLD_MESSAGES: "message",
-    Role.FAILURES: "failure", Role.OPEN_FAILURES: "failure", Role.ITEMS: "item",
-    Role.CLOSED: "closed",
+    Role.FAILURES: "failure", Role.ITEMS: "item", Role.CLOSED: "closed",
 }  # fmt: skip
+"""The kinds of rows that decide transfers; other tables have no evidence."""
 _CLASSES: Final = pa.array(["", *(class_.value for class_ in PLAIN)])
 """The class of each code."""
 
@@ -95,32 +101,24 @@ class EvidenceRows(NamedTuple):
 
 
 def sources_of(ledgers: Ledgers, yesterday: EarlierDays) -> list[Source]:
-    """The tables of a day and of the day before, largest first."""
-    tables = {
-        Role.ENTRIES: ledgers.entries,
-        Role.MESSAGES: ledgers.messages,
-        Role.AGREED: yesterday.agreed,
-        Role.FAILURES: ledgers.failures,
-        Role.ITEMS: yesterday.items,
-        Role.OPEN_ENTRIES: yesterday.entries,
-        Role.OPEN_MESSAGES: yesterday.messages,
-        Role.OPEN_FAILURES: yesterday.failures,
-        Role.CLOSED: yesterday.closed,
-    }
-    return [Source(role, part) for role, table in tables.items() for part in table]
-
-
-def history_of(yesterday: EarlierDays) -> list[Source]:
-    """The ledgers of earlier days."""
-    return [
-        Source(role, part)
-        for ledgers in yesterday.history
-        for role, table in (
-            (Role.OLD_ENTRIES, ledgers.entries),
-            (Role.OLD_MESSAGES, ledgers.messages),
-        )
-        for part in table
+    """The tables of a day and of earlier ones, the largest of the day first."""
+    tables = [
+        (Role.ENTRIES, ledgers.entries),
+        (Role.MESSAGES, ledgers.messages),
+        (Role.AGREED, yesterday.agreed),
+        (Role.FAILURES, [*ledgers.failures, *yesterday.failures]),
+        (Role.ITEMS, yesterday.items),
+        (Role.OPEN_ENTRIES, yesterday.entries),
+        (Role.OPEN_MESSAGES, yesterday.messages),
+        (Role.CLOSED, yesterday.closed),
+        (Role.OPENING, ledgers.opening),
+        (Role.LATER, ledgers.later),
+        (Role.ACCOUNTS, ledgers.accounts),
+        (Role.BALANCES, yesterday.balances or ()),
+        *((Role.OLD_ENTRIES, earlier.entries) for earlier in yesterday.history),
+        *((Role.OLD_MESSAGES, earlier.messages) for earlier in yesterday.history),
     ]
+    return [Source(role, part) for role, table in tables for part in table]
 
 
 def rows_of(source: Source, window: DayWindow, names: Sequence[str] = ()) -> Iterator[pa.Table]:
@@ -132,7 +130,7 @@ def rows_of(source: Source, window: DayWindow, names: Sequence[str] = ()) -> Ite
                 yield chosen(rows, is_within(rows["recorded_ms"], window))
             case Role.MESSAGES:
                 yield messages_of_day(rows, window)
-            case Role.FAILURES | Role.OPEN_FAILURES:
+            case Role.FAILURES:
                 yield chosen(rows, pc.less(rows["stored_ms"], window.end_ms))
             case Role.OLD_ENTRIES:
                 yield chosen(rows, pc.less(rows["recorded_ms"], window.start_ms))
@@ -151,10 +149,8 @@ def with_keys(role: Role, rows: pa.Table) -> pa.Table:
 def find(role: Role, rows: pa.Table, others: OthersIndex) -> Iterator[EvidenceRows]:
     """The evidence in rows of a table, and the matches in entries."""
     is_other, plain, is_seen = others.look_up(hash_column(rows["key"]))
-    # Of other dates only those transfers are known, whose money moved again.
-    is_old = role in {Role.OLD_ENTRIES, Role.OLD_MESSAGES}
-    is_wanted = is_other & (is_seen if is_old else plain == SUSPECT)
-    yield EvidenceRows(_KINDS[role], role, rows.filter(pa.array(is_wanted)))
+    is_wanted = is_other & (is_seen if role in OLD else plain == SUSPECT)
+    yield EvidenceRows(KINDS_OF_EVIDENCE[role], role, rows.filter(pa.array(is_wanted)))
     if role is Role.MESSAGES:
         yield EvidenceRows("by_hand", role, rows.filter(pc.equal(rows["decided_by"], "operator")))
         # A rolled-back transfer has no debit to find it by later.

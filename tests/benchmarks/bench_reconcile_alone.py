@@ -122,7 +122,10 @@ def whole(spark, folder, plan, yesterday=None):
             ledgers, yesterday or EarlierDays(), plan.rules, plan.day, end_ms,
             rows=rows, workers=workers, drafts=drafts,
         )  # fmt: skip
-        contents = results.write_tables(outcome.tables, plan.day, RUN)
+        contents = {
+            table: results.write_table(table, rows, plan.day, RUN)
+            for table, rows in outcome.tables.items()
+        }
         balances = results.table("balances", plan.day, RUN)
         proofs = proofs_of(outcome, balances.pieces(), plan.rules)
         contents["proofs"] = results.write_table("proofs", proofs, plan.day, RUN)

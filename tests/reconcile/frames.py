@@ -1,11 +1,13 @@
 """Rows and Parquet as the ledgers that the core takes, and results as rows again."""
 
+from typing import NamedTuple
+
 import pyarrow as pa
 
 from tests.reconcile.days import BANKS, RULES, schema_of
 from tests.reconcile.reference import Entry, Failure, Message
 from txmq.reconcile.columns import ContentHash
-from txmq.reconcile.ledgers import EarlierDays, Ledgers, RowsInMemory, TableFile
+from txmq.reconcile.ledgers import EarlierDays, Ledgers, TableFile
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import (
@@ -21,6 +23,17 @@ from txmq.reconcile.tables import (
 CARRIED_ON = ("items", "entries", "messages", "failures", "balances")
 OF_BANKS = (ENTRIES, OPENING, LATER, ACCOUNTS)
 OF_THE_LOG = (MESSAGES, FAILURES, OFFSETS)
+
+
+class RowsInMemory(NamedTuple):
+    """Rows instead of a file, as a part of a table."""
+
+    rows: pa.Table
+
+    def pieces(self, names=()):
+        """All rows: all columns, or some."""
+        there = [name for name in self.rows.column_names if name in names]
+        yield self.rows.select(there) if there else self.rows
 
 
 def read(folder, banks=BANKS):

@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.reconcile.days import BANKS, Plan, write_day
-from tests.reconcile.frames import collected, left_by, read
+from tests.reconcile.frames import RowsInMemory, collected, left_by, read
 from txmq.reconcile import core, evidence, sieve
 from txmq.reconcile.columns import hash_column
 from txmq.reconcile.core import ROWS_AT_A_PLACE, reconcile
-from txmq.reconcile.ledgers import EarlierDays, Ledgers, RowsInMemory
+from txmq.reconcile.ledgers import EarlierDays, Ledgers
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.results import open_results
 from txmq.reconcile.workers import Workers

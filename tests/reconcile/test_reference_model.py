@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.reconcile.days import RULES
-from tests.reconcile.frames import GROUPS, TOLERANCE, collected, ledgers_of, left_by
+from tests.reconcile.frames import GROUPS, TOLERANCE, RowsInMemory, collected, ledgers_of, left_by
 from tests.reconcile.histories import OFFSETS, History
 from tests.reconcile.reference import Rule, Told, classes
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.ledgers import EarlierDays, RowsInMemory
+from txmq.reconcile.ledgers import EarlierDays
 
 FIRST = date(2026, 11, 19)
 SECOND = FIRST + timedelta(days=1)

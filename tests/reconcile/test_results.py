@@ -98,7 +98,7 @@ def test_what_was_written_is_read_the_same(results):
     assert read.to_pylist() == table.to_pylist()
     assert read["key"].to_pylist() == sorted(f"icbc/{index}" for index in range(30))
     (empty,) = results.files("closed", run)
-    with empty.folder.parquet(empty.name) as file:
+    with pq.ParquetFile(empty.folder.local / empty.name) as file:
         assert (file.metadata.num_rows, file.schema_arrow) == (0, read.schema)
     assert nothing.startswith("0-")
 

@@ -20,7 +20,7 @@ from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import (
     EarlierDays,
     Ledgers,
-    TablePart,
+    TableFile,
     is_within,
     messages_at,
     messages_of_day,
@@ -87,7 +87,7 @@ class Source(NamedTuple):
     """A part of a table with its role."""
 
     role: Role
-    part: TablePart
+    part: TableFile
 
 
 class EvidenceRows(NamedTuple):

@@ -93,7 +93,10 @@ def run(
             ledgers, earlier, rules, day, as_of_ms, rows=rows, workers=workers, drafts=drafts
         )
     with progress.stage("prove and write"):
-        contents = results.write_tables(outcome.tables, day, name)
+        contents = {
+            table: results.write_table(table, rows, day, name)
+            for table, rows in outcome.tables.items()
+        }
         balances = results.table("balances", day, name)
         proofs = proofs_of(outcome, balances.pieces(), rules, manifest.sources)
         contents["proofs"] = results.write_table("proofs", proofs, day, name)

@@ -4,14 +4,13 @@ inside its window, with a key, and as decided at its end.
 A ledger that is read after the day ended has later facts too. They are masked here, so that a day
 has the same result whenever it is run.
 
-A table is a sequence of parts. A part is a file of Parquet, which a worker anywhere can read, or
-rows in memory.
+A table is a sequence of parts, which are files of Parquet: a worker anywhere can read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,58 +25,33 @@ __all__ = [
     "EarlierDays",
     "Ledgers",
     "ReconciledDay",
-    "RowsInMemory",
     "Table",
     "TableFile",
-    "TablePart",
     "is_within",
     "messages_at",
     "messages_of_day",
     "transfers",
 ]
 
-_ROWS_AT_ONCE: Final = 1 << 18
-
-
-class TablePart(Protocol):
-    """A part of a table."""
-
-    @property
-    def bank(self) -> str | None:
-        """The bank of all rows; ``None`` if they are not of one bank, or have a column for it."""
-
-    def pieces(self, names: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """The rows in pieces: all columns, or some."""
-
-
-Table: TypeAlias = Sequence[TablePart]
-
 
 class TableFile(NamedTuple):
-    """A Parquet file of a table."""
+    """A Parquet file of a table, which is one of its parts."""
 
     folder: Folder
     name: str
     bank: str | None = None
+    """The bank of all rows; ``None`` if they are not of one bank, or have a column for it."""
 
     def pieces(self, names: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """See :meth:`TablePart.pieces`."""
-        with self.folder.parquet(self.name) as file:
-            columns = [name for name in names if name in file.schema_arrow.names] or None
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
-                yield _with_bank(pa.Table.from_batches([batch]), self.bank)
+        """The rows in pieces: all columns, or those of some that the file has."""
+        for batch in self.folder.batches(self.name, names):
+            rows = pa.Table.from_batches([batch])
+            if self.bank is not None:
+                rows = rows.append_column("bank", pa.repeat(self.bank, len(rows)))
+            yield rows
 
 
-class RowsInMemory(NamedTuple):
-    """Rows of a table that are in memory."""
-
-    rows: pa.Table
-    bank: str | None = None
-
-    def pieces(self, names: Sequence[str] = ()) -> Iterator[pa.Table]:
-        """See :meth:`TablePart.pieces`."""
-        there = [name for name in self.rows.column_names if name in names]
-        yield _with_bank(self.rows.select(there) if there else self.rows, self.bank)
+Table: TypeAlias = Sequence[TableFile]
 
 
 class Ledgers(NamedTuple):
@@ -181,7 +155,3 @@ def is_within(moments: pa.ChunkedArray, window: DayWindow) -> pa.ChunkedArray:
 
 def _with(rows: pa.Table, name: str, column: Any) -> pa.Table:
     return rows.set_column(rows.column_names.index(name), rows.field(name), column)
-
-
-def _with_bank(rows: pa.Table, bank: str | None) -> pa.Table:
-    return rows if bank is None else rows.append_column("bank", pa.repeat(bank, len(rows)))

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import date, timedelta
 from typing import Final, Literal, TypeAlias
@@ -283,16 +282,6 @@ class Results:
         return msgspec.structs.replace(run, sign_off=found.get(run.result_digest, last))
 
     # Tables
-
-    def write_tables(self, tables: Mapping[str, pa.Table], day: date, run: str) -> dict[str, str]:
-        """Write several tables as :meth:`write_table`, two at a time."""
-        pool = ThreadPoolExecutor(2)
-        try:
-            words = pool.map(lambda name: self.write_table(name, tables[name], day, run), tables)
-            return dict(zip(tables, words, strict=True))
-        finally:
-            # After Ctrl-C, what is not begun yet is left.
-            pool.shutdown(wait=False, cancel_futures=True)
 
     def table(self, name: str, day: date, run: str) -> WrittenTable:
         """A table of a run, for reading without Spark."""

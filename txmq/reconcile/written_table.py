@@ -16,7 +16,6 @@ from txmq.reconcile.summary import Run
 
 __all__ = ["ItemFilter", "WrittenTable", "find_items", "items_of", "sum_groups", "top_rows"]
 
-_ROWS_AT_ONCE: Final = 1 << 17
 _WIDE: Final = pa.decimal128(38, 0)
 """Decimals with room for any sum of 64-bit numbers."""
 
@@ -46,11 +45,9 @@ class WrittenTable(NamedTuple):
             why = f"the {self.name} are missing in {self.folder}"
             raise ReconcileRefused(f"{why}: run the day again")
         try:
-            for part in parts:
-                with self.folder.parquet(part) as file:
-                    for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns) or None):
-                        piece = pa.Table.from_batches([batch])
-                        yield piece if where is None else piece.filter(where)
+            for batch in (one for part in parts for one in self.folder.batches(part, columns)):
+                piece = pa.Table.from_batches([batch])
+                yield piece if where is None else piece.filter(where)
         except (OSError, pa.ArrowException) as error:
             raise ReconcileRefused(f"the {self.name} cannot be read: {error}") from error
 

@@ -105,8 +105,7 @@ def _check_names(table: ExtractedTable, found: set[str], folder: Folder) -> None
 
 def _rows(folder: Folder, name: str) -> int:
     try:
-        with folder.parquet(name) as file:
-            return int(file.metadata.num_rows)
+        return sum(batch.num_rows for batch in folder.batches(name))
     except pa.ArrowInvalid:
         return 0
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.reconcile.days import RULES
 from txmq.reconcile.balances import AccountSums
-from txmq.reconcile.evidence import Role
+from txmq.reconcile.ledgers import Role
 
 ROLES = ("customer", "suspense", "clearing", "capital")
 """An account with several has the last of them."""

@@ -8,9 +8,9 @@ from msgspec.structs import astuple
 
 from tests.reconcile.days import Plan
 from tests.reconcile.test_classification import order
-from txmq.reconcile.evidence import EvidenceRows, Role
+from txmq.reconcile.evidence import EvidenceRows
 from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table
-from txmq.reconcile.ledgers import ReconciledDay
+from txmq.reconcile.ledgers import ReconciledDay, Role
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.second_pass import SecondPass
 from txmq.reconcile.tables import BALANCES, BOOKED, MESSAGES

@@ -8,11 +8,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.reconcile.days import RULES
-from tests.reconcile.frames import GROUPS, TOLERANCE, RowsInMemory, collected, ledgers_of, left_by
+from tests.reconcile.frames import GROUPS, TOLERANCE, collected, ledgers_of, left_by
 from tests.reconcile.histories import OFFSETS, History
 from tests.reconcile.reference import Rule, Told, classes
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.ledgers import EarlierDays
 
 FIRST = date(2026, 11, 19)
 SECOND = FIRST + timedelta(days=1)
@@ -129,15 +128,14 @@ def see_two_days(seeds):
 
     (_, end), later = windows
     extracts = [extract(history, window) for window in windows]
-    one = reconcile(extracts[0], EarlierDays(), RULES, FIRST, end)
+    one = reconcile(extracts[0], {}, RULES, FIRST, end)
     expected = reference(told, windows[0], frozenset())
     see(history, rows_of(one), expected)
 
     known = {key for key, unit in expected.items() if not is_agreed(unit)}
     unseen = {key for key, unit in expected.items() if unit.class_ == "prior-period"}
-    agreed = [RowsInMemory(one.tables["matches"])]
-    yesterday = left_by(one, history=extracts[:1], agreed=agreed)
-    two = reconcile(extracts[1], yesterday, RULES, SECOND, later.end_ms)
+    both = extracts[1] | left_by(one, extracts[0])
+    two = reconcile(both, {}, RULES, SECOND, later.end_ms)
     expected = reference(told, later, known, unseen)
     see(history, rows_of(two), expected)
     agreed = {key for key in known if key in expected and is_agreed(expected[key])}

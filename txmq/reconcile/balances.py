@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.columns import Numbers, index_in, is_in, numbers
-from txmq.reconcile.evidence import Role
 from txmq.reconcile.extract.table_writer import arrow_schema
+from txmq.reconcile.ledgers import Role
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import BALANCES, LIMIT
 from txmq.reconcile.transfer import ARRIVED

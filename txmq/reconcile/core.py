@@ -9,7 +9,7 @@ then all rows are.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -26,16 +26,15 @@ from txmq.reconcile.evidence import (
     OLD,
     READ_BY_SIEVE,
     EvidenceRows,
-    Role,
     Source,
     find,
     rows_of,
-    sources_of,
     with_keys,
 )
+from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table, parquet_writer
 from txmq.reconcile.items import with_doubts
-from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Table
+from txmq.reconcile.ledgers import ReconciledDay, Role, TableFile, Tables
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import SecondPass
 from txmq.reconcile.sieve import SUSPECT, Others, OthersIndex, Sieve, split_by_hash
@@ -82,8 +81,8 @@ class DayTask(NamedTuple):
 
 
 def reconcile(
-    ledgers: Ledgers,
-    yesterday: EarlierDays,
+    given: Tables,
+    explanations: Mapping[str, Explanation],
     rules: Rules,
     day: date,
     as_of_ms: int,
@@ -95,16 +94,18 @@ def reconcile(
 ) -> ReconciledDay:
     """Reconcile a day.
 
-    ``as_of_ms`` is the end of the day, or the time of reading if that was earlier. ``rows`` is the
-    number of rows of the day's ledgers, about. Up to ``few`` suspects, only their rows are sent.
+    ``explanations`` are the valid ones, by break id. ``as_of_ms`` is the end of the day, or the
+    time of reading if that was earlier. ``rows`` is the number of rows of the day's ledgers, about.
+    Up to ``few`` suspects, only their rows are sent.
     """
     workers, window = workers or Workers(), rules.day.window(day)
-    closed, places = yesterday.balances, 1 << (rows // ROWS_AT_A_PLACE).bit_length()
-    sieve, ids = Sieve(rules, window.start_ms), _known_ids(closed or ())
+    sieve, places = Sieve(rules, window.start_ms), 1 << (rows // ROWS_AT_A_PLACE).bit_length()
+    ids = _known_ids(given.get(Role.BALANCES, ()))
     of_day = DayTask(window, sieve, AccountSums(rules), ids, places, drafts or Drafts())
-    second = SecondPass(rules, day, as_of_ms, _offsets(ledgers.offsets), yesterday.explanations)
+    offsets = _offsets(given.get(Role.OFFSETS, ()))
+    second = SecondPass(rules, day, as_of_ms, offsets, explanations)
 
-    known = sources_of(ledgers, yesterday)
+    known = [Source(role, part) for role in Role for part in given.get(role, ())]
     first = [one for one in known if one.role in READ_BY_SIEVE or one.role in STATED]
     sifted = workers.by_place(partial(_split, of_day), first, partial(_sift, of_day), places)
     others, balances, sums_of_all = zip(*sifted, strict=True)
@@ -138,7 +139,7 @@ def reconcile(
         for class_, currency in groups
     ]
     tables["totals"] = arrow_table(TOTALS, totals)
-    return ReconciledDay(tables, broken, sums, was_closed=closed is not None)
+    return ReconciledDay(tables, broken, sums, was_closed=Role.BALANCES in given)
 
 
 def _split(day: DayTask, source: Source) -> Iterator[tuple[int, Any]]:
@@ -243,7 +244,7 @@ def _together(table: TableSchema, some: Iterable[pa.Table | None]) -> pa.Table:
     return pa.concat_tables([arrow_schema(table).empty_table(), *filter(None, some)])
 
 
-def _known_ids(closed: Table) -> dict[str, int]:
+def _known_ids(closed: Sequence[TableFile]) -> dict[str, int]:
     found: dict[str, int] = {}
     for piece in (piece for part in closed for piece in part.pieces(("bank", "last_id"))):
         ends = piece.drop_null().group_by("bank").aggregate([("last_id", "max")])
@@ -252,7 +253,7 @@ def _known_ids(closed: Table) -> dict[str, int]:
     return found
 
 
-def _offsets(table: Table) -> dict[tuple[str, str, int], int]:
+def _offsets(table: Sequence[TableFile]) -> dict[tuple[str, str, int], int]:
     pieces = (piece for part in table for piece in part.pieces(OFFSETS.names))
     rows = (tuple(row.values()) for piece in pieces for row in piece.to_pylist())
     return {(group, topic, queue): after for group, topic, queue, after in rows}

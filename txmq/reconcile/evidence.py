@@ -8,7 +8,6 @@ agree.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -18,8 +17,7 @@ from txmq.reconcile.classes import Class
 from txmq.reconcile.columns import chosen, hash_column, truths
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import (
-    EarlierDays,
-    Ledgers,
+    Role,
     TableFile,
     is_within,
     messages_at,
@@ -35,32 +33,11 @@ __all__ = [
     "OLD",
     "READ_BY_SIEVE",
     "EvidenceRows",
-    "Role",
     "Source",
     "find",
     "rows_of",
-    "sources_of",
     "with_keys",
 ]
-
-
-class Role(Enum):
-    """What a table is to the day."""
-
-    ENTRIES = "entries"
-    MESSAGES = "messages"
-    FAILURES = "failures"
-    ITEMS = "items of the day before"
-    OPEN_ENTRIES = "their entries"
-    OPEN_MESSAGES = "their messages"
-    CLOSED = "items closed on earlier days"
-    AGREED = "transfers agreed on earlier days"
-    OLD_ENTRIES = "entries of earlier days"
-    OLD_MESSAGES = "messages of earlier days"
-    OPENING = "balances when the day began"
-    LATER = "changes after the day"
-    ACCOUNTS = "accounts"
-    BALANCES = "balances of the day before"
 
 
 READ_BY_SIEVE: Final = {
@@ -76,7 +53,8 @@ OLD: Final = frozenset({Role.OLD_ENTRIES, Role.OLD_MESSAGES})
 KINDS_OF_EVIDENCE: Final = {
     Role.ENTRIES: "entry", Role.OPEN_ENTRIES: "entry", Role.OLD_ENTRIES: "entry",
     Role.MESSAGES: "message", Role.OPEN_MESSAGES: "message", Role.OLD_MESSAGES: "message",
-    Role.FAILURES: "failure", Role.ITEMS: "item", Role.CLOSED: "closed",
+    Role.FAILURES: "failure", Role.OPEN_FAILURES: "failure", Role.ITEMS: "item",
+    Role.CLOSED: "closed",
 }  # fmt: skip
 """The kinds of rows that decide transfers; other tables have no evidence."""
 _CLASSES: Final = pa.array(["", *(class_.value for class_ in PLAIN)])
@@ -100,27 +78,6 @@ class EvidenceRows(NamedTuple):
     rows: pa.Table
 
 
-def sources_of(ledgers: Ledgers, yesterday: EarlierDays) -> list[Source]:
-    """The tables of a day and of earlier ones, the largest of the day first."""
-    tables = [
-        (Role.ENTRIES, ledgers.entries),
-        (Role.MESSAGES, ledgers.messages),
-        (Role.AGREED, yesterday.agreed),
-        (Role.FAILURES, [*ledgers.failures, *yesterday.failures]),
-        (Role.ITEMS, yesterday.items),
-        (Role.OPEN_ENTRIES, yesterday.entries),
-        (Role.OPEN_MESSAGES, yesterday.messages),
-        (Role.CLOSED, yesterday.closed),
-        (Role.OPENING, ledgers.opening),
-        (Role.LATER, ledgers.later),
-        (Role.ACCOUNTS, ledgers.accounts),
-        (Role.BALANCES, yesterday.balances or ()),
-        *((Role.OLD_ENTRIES, earlier.entries) for earlier in yesterday.history),
-        *((Role.OLD_MESSAGES, earlier.messages) for earlier in yesterday.history),
-    ]
-    return [Source(role, part) for role, table in tables for part in table]
-
-
 def rows_of(source: Source, window: DayWindow, names: Sequence[str] = ()) -> Iterator[pa.Table]:
     """The rows of a table that take part, in pieces: all columns, or the named ones."""
     role, part = source
@@ -130,7 +87,7 @@ def rows_of(source: Source, window: DayWindow, names: Sequence[str] = ()) -> Ite
                 yield chosen(rows, is_within(rows["recorded_ms"], window))
             case Role.MESSAGES:
                 yield messages_of_day(rows, window)
-            case Role.FAILURES:
+            case Role.FAILURES | Role.OPEN_FAILURES:
                 yield chosen(rows, pc.less(rows["stored_ms"], window.end_ms))
             case Role.OLD_ENTRIES:
                 yield chosen(rows, pc.less(rows["recorded_ms"], window.start_ms))

@@ -9,24 +9,24 @@ A table is a sequence of parts, which are files of Parquet: a worker anywhere ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.columns import chosen, is_in
-from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.tables import LONE, Sums
 
 __all__ = [
-    "EarlierDays",
-    "Ledgers",
+    "CARRIED_ON",
     "ReconciledDay",
-    "Table",
+    "Role",
     "TableFile",
+    "Tables",
     "is_within",
     "messages_at",
     "messages_of_day",
@@ -51,42 +51,35 @@ class TableFile(NamedTuple):
             yield rows
 
 
-Table: TypeAlias = Sequence[TableFile]
+class Role(Enum):
+    """What a table is to the day, the largest first; those of its extract have their names."""
+
+    ENTRIES = "entries"
+    MESSAGES = "messages"
+    AGREED = "transfers agreed on the dates of day.history"
+    FAILURES = "failures"
+    ITEMS = "open items when the day before ended"
+    OPEN_ENTRIES = "all entries of these items, of any day"
+    OPEN_MESSAGES = "their messages, as known when that day ended"
+    OPEN_FAILURES = "their failures"
+    CLOSED = "items closed on the dates of day.history"
+    OPENING = "opening"
+    LATER = "later"
+    ACCOUNTS = "accounts"
+    BALANCES = "closing balances of the day before"
+    OFFSETS = "offsets"
+    OLD_ENTRIES = "entries in the extracts of day.history"
+    OLD_MESSAGES = "messages in the extracts of day.history"
 
 
-class Ledgers(NamedTuple):
-    """The three ledgers."""
-
-    entries: Table
-    opening: Table
-    later: Table
-    accounts: Table
-    messages: Table
-    failures: Table
-    offsets: Table
-
-
-class EarlierDays(NamedTuple):
-    """The state that earlier days left for this one; all empty on the first day."""
-
-    items: Table = ()
-    """The open items when the day before ended, as ``ITEMS``."""
-    entries: Table = ()
-    """All entries of these items, of any day; as ``BOOKED``."""
-    messages: Table = ()
-    """The messages of these items, as known when that day ended; as ``MESSAGES``."""
-    failures: Table = ()
-    """The failures of these items, as ``FAILURES``."""
-    balances: Table | None = None
-    """The closing balances of the day before; ``None`` if it has no result."""
-    history: Sequence[Ledgers] = ()
-    """The extracts of the days of ``day.history``."""
-    agreed: Table = ()
-    """The transfers that were agreed on these days, as ``MATCHES``; only their keys are read."""
-    closed: Table = ()
-    """The items closed on these days, as ``ITEMS``; only their keys and histories are read."""
-    explanations: Mapping[str, Explanation] = {}
-    """The valid explanations, by break id."""
+CARRIED_ON: Final = {
+    "items": Role.ITEMS, "entries": Role.OPEN_ENTRIES, "messages": Role.OPEN_MESSAGES,
+    "failures": Role.OPEN_FAILURES, "balances": Role.BALANCES,
+}  # fmt: skip
+"""The tables that a day reads of the run of the day before."""
+Tables: TypeAlias = dict[Role, list[TableFile]]
+"""The tables of a day and of earlier ones. Without a result of the day before, it has no
+``BALANCES``."""
 
 
 class ReconciledDay(NamedTuple):

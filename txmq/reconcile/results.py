@@ -41,10 +41,8 @@ from txmq.reconcile.summary import Past, Run, SignatureState, SignOff, digest_of
 from txmq.reconcile.tables import TABLES
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["CARRIED_ON", "Results", "Role", "open_results", "run_id"]
+__all__ = ["Results", "Role", "open_results", "run_id"]
 
-CARRIED_ON: Final = ("items", "entries", "messages", "failures", "balances")
-"""The tables that a day reads of the run of the day before."""
 _DRAFTS: Final = "results/.drafts"
 _SIGNATURES: Final = "signoffs.json"
 _SIGNED_ERROR: Final = (

@@ -19,10 +19,11 @@ import pyarrow as pa
 from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS, Place
-from txmq.reconcile.evidence import EvidenceRows, Role
+from txmq.reconcile.evidence import EvidenceRows
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.items import BreakLife
+from txmq.reconcile.ledgers import Role
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import (
     EVIDENCE,

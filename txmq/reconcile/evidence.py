@@ -1,32 +1,25 @@
 """The rows of a day, piece by piece: what the first pass reads of them, and what the second one.
 
-Each table of the day and of earlier days has a role. A role says which rows of a piece take part,
-what the sieve makes of them, and which of them are evidence about a transfer that does not plainly
-agree.
+The role of a table says which rows of a piece take part: those inside the window of the day, with a
+key, and as decided at its end. A ledger that is read after the day ended has later facts too. They
+are masked here, so that a day has the same result whenever it is run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.columns import chosen, hash_column, truths
+from txmq.reconcile.columns import chosen, hash_column, is_in, truths
 from txmq.reconcile.extract.table_writer import arrow_schema
-from txmq.reconcile.ledgers import (
-    Role,
-    TableFile,
-    is_within,
-    messages_at,
-    messages_of_day,
-    transfers,
-)
-from txmq.reconcile.rules import DayWindow
+from txmq.reconcile.ledgers import Role, TableFile
+from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
 from txmq.reconcile.sieve import PLAIN, SUSPECT, OthersIndex
-from txmq.reconcile.tables import MATCHES
+from txmq.reconcile.tables import LONE, MATCHES
 
 __all__ = [
     "KINDS_OF_EVIDENCE",
@@ -35,6 +28,7 @@ __all__ = [
     "EvidenceRows",
     "Source",
     "find",
+    "messages_at",
     "rows_of",
     "with_keys",
 ]
@@ -84,9 +78,9 @@ def rows_of(source: Source, window: DayWindow, names: Sequence[str] = ()) -> Ite
     for rows in part.pieces(names):
         match role:
             case Role.ENTRIES:
-                yield chosen(rows, is_within(rows["recorded_ms"], window))
+                yield chosen(rows, _is_within(rows["recorded_ms"], window))
             case Role.MESSAGES:
-                yield messages_of_day(rows, window)
+                yield _messages_of_day(rows, window)
             case Role.FAILURES | Role.OPEN_FAILURES:
                 yield chosen(rows, pc.less(rows["stored_ms"], window.end_ms))
             case Role.OLD_ENTRIES:
@@ -99,8 +93,19 @@ def rows_of(source: Source, window: DayWindow, names: Sequence[str] = ()) -> Ite
 
 
 def with_keys(role: Role, rows: pa.Table) -> pa.Table:
-    """The rows that belong to transfers, each with the key of its transfer."""
-    return transfers(rows) if role in {Role.ENTRIES, Role.OLD_ENTRIES} else rows
+    """The rows that belong to transfers, each with the key of its transfer.
+
+    All entries without a key that a bank wrote at one moment have one key
+    (:mod:`txmq.reconcile.transfer`).
+    """
+    if role not in {Role.ENTRIES, Role.OLD_ENTRIES}:
+        return rows
+    found = chosen(rows, is_in(rows["kind"], TRANSFER_KINDS))
+    if found["key"].null_count:
+        moments = found["recorded_ms"].cast(pa.string())
+        alone = pc.binary_join_element_wise(found["bank"], moments, LONE)
+        found = _with(found, "key", pc.coalesce(found["key"], alone))
+    return found
 
 
 def find(role: Role, rows: pa.Table, others: OthersIndex) -> Iterator[EvidenceRows]:
@@ -121,3 +126,42 @@ def find(role: Role, rows: pa.Table, others: OthersIndex) -> Iterator[EvidenceRo
         columns = debits["key"], _CLASSES.take(code), pc.negate(debits["amount"])
         matches = pa.table([*columns, debits["currency"]], schema=arrow_schema(MATCHES))
         yield EvidenceRows("match", role, matches)
+
+
+def _messages_of_day(messages: pa.Table, window: DayWindow) -> pa.Table:
+    """The messages that were stored or decided on a day, as known at its end."""
+    known = messages_at(messages, window.end_ms)
+    stored = known["stored_ms"]
+    is_undecided = is_in(known["state"], ("prepared", "sent"))
+    decided = pc.coalesce(known["decided_ms"], stored)
+    moment = pc.if_else(is_undecided, stored, decided)
+    was_there = pc.less(stored, window.end_ms)
+    return chosen(known, pc.and_(was_there, _is_within(moment, window)))
+
+
+def messages_at(messages: pa.Table, end_ms: int) -> pa.Table:
+    """The messages as known at a moment: later decisions are masked."""
+    decided = pc.coalesce(messages["decided_ms"], messages["stored_ms"])
+    is_known = pc.or_(pc.equal(messages["state"], "sent"), pc.less(decided, end_ms))
+    if not pc.all(is_known, min_count=0).as_py():
+        masked = pc.if_else(is_known, messages["state"], "prepared")
+        messages = _with(messages, "state", masked)
+        for name in {"queue_offset", "decided_ms", "decided_by", "reason"}.intersection(
+            messages.column_names
+        ):
+            nothing = pa.scalar(None, messages[name].type)
+            messages = _with(messages, name, pc.if_else(is_known, messages[name], nothing))
+    if messages["key"].null_count:
+        alone = pc.binary_join_element_wise("log/#", messages["position"].cast(pa.string()), "")
+        messages = _with(messages, "key", pc.coalesce(messages["key"], alone))
+    return messages
+
+
+def _is_within(moments: pa.ChunkedArray, window: DayWindow) -> pa.ChunkedArray:
+    """True for each moment of a day."""
+    is_after = pc.greater_equal(moments, window.start_ms)
+    return pc.and_(is_after, pc.less(moments, window.end_ms))
+
+
+def _with(rows: pa.Table, name: str, column: Any) -> pa.Table:
+    return rows.set_column(rows.column_names.index(name), rows.field(name), column)

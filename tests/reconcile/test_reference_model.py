@@ -53,7 +53,9 @@ def extract(history, window):
 
 def rows_of(outcome):
     """What was found: by key, its class and sums; of what is matched, the class alone."""
-    found = {row.key: (row["class"],) for row in collected(outcome.tables["matches"])}
+    matches = collected(outcome.tables["matches"])
+    found = {row.key: (row["class"],) for row in matches}
+    assert len(found) == len(matches)
     for row in collected(outcome.tables["items"]):
         assert row.key not in found
         found[row.key] = tuple(row[name] for name in FIELDS)

@@ -247,7 +247,7 @@ def test_what_plainly_agrees_is_what_the_model_says(rules, rows, agreed, carried
             for place, some in split_by_hash(columns[0], 4):
                 places[place][kind].append(columns[:, some])
     sifted = [Sieve(rules, START_MS).sift(*of_both, [seen]) for of_both in places]
-    together = Others.all_of([of for of, _ in sifted])
+    together = Others(*map(np.concatenate, zip(*(of for of, _ in sifted), strict=True)))
     assert all(map(np.array_equal, together, others))
     assert sum((+some for _, some in sifted), Counter()) == +sums
 

@@ -2,8 +2,7 @@
 
 The sieve finds the transfers that plainly agree, while the balances of accounts are added up beside
 it. Every other transfer is decided in the second pass from all of its rows, which meet at its
-place. On most days these are few, and only their rows are sent; after a mishap they may be all, and
-then all rows are.
+place. On most days these are few, and hardly other rows are sent; after a mishap they may be all.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ from txmq.reconcile.balances import ACCOUNT, NO_BALANCES, STATED, AccountSums
 from txmq.reconcile.classes import Class
 from txmq.reconcile.columns import Words, hash_column
 from txmq.reconcile.evidence import (
-    KINDS_OF_EVIDENCE,
     OLD,
     READ_BY_SIEVE,
-    EvidenceRows,
     Source,
-    find,
+    evidence_in,
+    matches_in,
     rows_of,
     with_keys,
 )
@@ -37,15 +35,15 @@ from txmq.reconcile.items import with_doubts
 from txmq.reconcile.ledgers import ReconciledDay, Role, TableFile, Tables
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import SecondPass
-from txmq.reconcile.sieve import SUSPECT, Others, OthersIndex, Sieve, split_by_hash
+from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, OthersFilter, Sieve, split_by_hash
 from txmq.reconcile.storage import Folder
-from txmq.reconcile.tables import MATCHES, OFFSETS, RESULTS, TOTALS, Sums, TableSchema
+from txmq.reconcile.tables import MATCHES, MESSAGES, OFFSETS, RESULTS, TOTALS, Sums, TableSchema
 from txmq.reconcile.workers import Workers, uncollected
 
 __all__ = ["FEW", "Drafts", "reconcile"]
 
 FEW: Final = 100_000
-"""Up to so many transfers that are not plain, each worker is told all of them."""
+"""Up to so many suspects, workers return what they have decided, and it is sorted."""
 ROWS_AT_A_PLACE: Final = 2_000_000
 """The rows that meet at one place; each takes some 200 bytes of a worker's memory."""
 
@@ -96,7 +94,7 @@ def reconcile(
 
     ``explanations`` are the valid ones, by break id. ``as_of_ms`` is the end of the day, or the
     time of reading if that was earlier. ``rows`` is the number of rows of the day's ledgers, about.
-    Up to ``few`` suspects, only their rows are sent.
+    Up to ``few`` suspects, workers return what they have decided.
     """
     workers, window = workers or Workers(), rules.day.window(day)
     sieve, places = Sieve(rules, window.start_ms), 1 << (rows // ROWS_AT_A_PLACE).bit_length()
@@ -109,16 +107,18 @@ def reconcile(
     first = [one for one in known if one.role in READ_BY_SIEVE or one.role in STATED]
     sifted = workers.by_place(partial(_split, of_day), first, partial(_sift, of_day), places)
     others, balances, sums_of_all = zip(*sifted, strict=True)
-    unread = frozenset() if any(some.is_seen.any() for some in others) else OLD
-    sources: list[Any] = [one for one in known if one.role in KINDS_OF_EVIDENCE.keys() - unread]
-    suspects = sum(int((some.plain == SUSPECT).sum()) for some in others)
-    if is_small := suspects <= few:
-        split = partial(_find, of_day, Others.all_of(others))
-        inputs, task = [*enumerate(sources)], of_day._replace(drafts=Drafts())
-    else:
-        split, inputs, task = partial(_split_rows, of_day), [*sources, *enumerate(others)], of_day
-    decide = partial(_decide, task, second)
-    all_decided = workers.by_place(split, inputs, decide, places)
+    unread = {*STATED, Role.AGREED, Role.OFFSETS}
+    if not any(some.is_seen.any() for some in others):
+        unread |= OLD
+    sources = [one for one in known if one.role not in unread]
+    is_small = sum(int((some.plain == SUSPECT).sum()) for some in others) <= few
+    task = of_day._replace(drafts=Drafts()) if is_small else of_day
+    all_decided = workers.by_place(
+        partial(_split_rows, of_day, OthersFilter(others)),
+        [*enumerate(sources, places), *enumerate(others)],
+        partial(_decide, task, second),
+        places,
+    )
     tables = {
         name: _together(table, [of.get(name) for of, _ in all_decided])
         for name, table in RESULTS.items()
@@ -195,62 +195,65 @@ def _sift(day: DayTask, place: int, values: list[Any]) -> tuple[Others, pa.Table
     return others, balances.get("balances"), sums
 
 
-def _find(
-    day: DayTask, others: Others, source: tuple[int, Source]
-) -> Iterator[tuple[int, EvidenceRows]]:
-    """The evidence in a part of a table for each place; matches are written."""
-    number, (role, part) = source
-    matches, index = [], OthersIndex(others)
-    for rows in rows_of(Source(role, part), day.window):
-        for one in find(role, with_keys(role, rows), index):
-            if one.kind == "match":
-                matches.append(one.rows)
-                continue
-            for place, some in split_by_hash(hash_column(one.rows["key"]), day.places):
-                yield place, one._replace(rows=one.rows.take(some))
-    for rows in day.drafts.write(number, {"matches": _together(MATCHES, matches)}).values():
-        yield 0, EvidenceRows("match", role, rows)
-
-
-def _split_rows(day: DayTask, source: Source | tuple[int, Others]) -> Iterator[tuple[int, Any]]:
-    """All rows of a part of a table for each place; or its other transfers."""
-    if not isinstance(source, Source):
-        yield source
+def _split_rows(
+    day: DayTask, others: OthersFilter, numbered: tuple[int, Source | Others]
+) -> Iterator[tuple[int, Any]]:
+    """The other transfers of a place; or the rows of a part of a table that may be about such
+    transfers, for each place. The matches of all others are written here.
+    """
+    number, source = numbered
+    if isinstance(source, Others):
+        yield number, (Others, source)
         return
-    for rows in rows_of(source, day.window):
-        keyed = with_keys(source.role, rows)
-        for place, some in split_by_hash(hash_column(keyed["key"]), day.places):
-            yield place, (source.role, keyed.take(some))
+    role, matches = source.role, []
+    for piece in rows_of(source, day.window):
+        rows = with_keys(role, piece)
+        hashes = hash_column(rows["key"])
+        may_be = others.may_have(hashes)
+        matches.append(matches_in(role, rows, np.where(may_be, SUSPECT, PLAIN[Class.MATCHED])))
+        if role is Role.MESSAGES:
+            yield 0, ("by_hand", rows.filter(pc.equal(rows["decided_by"], "operator")))
+        some = rows.filter(pa.array(may_be))
+        for place, of_place in split_by_hash(hashes[may_be], day.places):
+            yield place, (role, some.take(of_place))
+    for rows in day.drafts.write(number, {"matches": _together(MATCHES, matches)}).values():
+        yield 0, ("matches", rows)
 
 
 def _decide(
     day: DayTask, second: SecondPass, place: int, values: list[Any]
 ) -> tuple[dict[str, pa.Table], Sums]:
-    """Decide the transfers of a place from its evidence, or from all of its rows."""
+    """Decide the transfers of a place from its rows."""
+    found = defaultdict[Any, list[Any]](list)
+    for of, value in values:
+        found[of].append(value)
+    evidence, matches = {}, found["matches"]
+    for role in (of for of in found if isinstance(of, Role)):
+        # Files of an older txmq may have fewer columns.
+        rows = pa.concat_tables(found[role], promote_options="default")
+        evidence[role], plain = evidence_in(role, rows, found[Others][0])
+        matches.append(plain)
     with uncollected():
-        found = [value for value in values if isinstance(value, EvidenceRows)]
-        for others in (value for value in values if isinstance(value, Others)):
-            index = OthersIndex(others)
-            for role, rows in (value for value in values if type(value) is tuple):
-                found += find(role, rows, index)
-        decided = second.decide(found)
-    tables = decided.tables()
-    matches = [one.rows for one in found if one.kind == "match"]
+        decided = second.decide(evidence)
+        tables = decided.tables()
     tables["matches"] = _together(MATCHES, [*matches, tables["matches"]]).sort_by("key")
+    order = [("key", "ascending"), ("position", "ascending")]
+    tables["by_hand"] = _together(MESSAGES, found["by_hand"]).sort_by(order)
     return day.drafts.write(place, tables), decided.sums
 
 
 def _together(table: TableSchema, some: Iterable[pa.Table | None]) -> pa.Table:
-    return pa.concat_tables([arrow_schema(table).empty_table(), *filter(None, some)])
+    schema = arrow_schema(table)
+    rows = (one.select(table.names).cast(schema) for one in some if one is not None)
+    return pa.concat_tables([schema.empty_table(), *rows])
 
 
 def _known_ids(closed: Sequence[TableFile]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for piece in (piece for part in closed for piece in part.pieces(("bank", "last_id"))):
-        ends = piece.drop_null().group_by("bank").aggregate([("last_id", "max")])
-        for bank, last in zip(*(column.to_pylist() for column in ends.columns), strict=True):
-            found[bank] = max(last, found.get(bank, last))
-    return found
+    rows = [piece for part in closed for piece in part.pieces(("bank", "last_id"))]
+    if not rows:
+        return {}
+    known = pa.concat_tables(rows).drop_null().group_by("bank").aggregate([("last_id", "max")])
+    return dict(zip(*(column.to_pylist() for column in known.columns), strict=True))
 
 
 def _offsets(table: Sequence[TableFile]) -> dict[tuple[str, str, int], int]:

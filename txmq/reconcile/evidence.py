@@ -14,20 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txmq.reconcile.classes import Class
-from txmq.reconcile.columns import chosen, hash_column, is_in, truths
+from txmq.reconcile.columns import Numbers, chosen, hash_column, is_in, truths
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import Role, TableFile
 from txmq.reconcile.rules import TRANSFER_KINDS, DayWindow
-from txmq.reconcile.sieve import PLAIN, SUSPECT, OthersIndex
+from txmq.reconcile.sieve import PLAIN, SUSPECT, Others
 from txmq.reconcile.tables import LONE, MATCHES
 
 __all__ = [
-    "KINDS_OF_EVIDENCE",
     "OLD",
     "READ_BY_SIEVE",
-    "EvidenceRows",
     "Source",
-    "find",
+    "evidence_in",
+    "matches_in",
     "messages_at",
     "rows_of",
     "with_keys",
@@ -43,14 +42,7 @@ READ_BY_SIEVE: Final = {
 }  # fmt: skip
 """The columns that the sieve reads; other tables have nothing for it."""
 OLD: Final = frozenset({Role.OLD_ENTRIES, Role.OLD_MESSAGES})
-"""Of other dates only those transfers are known, whose money moved again."""
-KINDS_OF_EVIDENCE: Final = {
-    Role.ENTRIES: "entry", Role.OPEN_ENTRIES: "entry", Role.OLD_ENTRIES: "entry",
-    Role.MESSAGES: "message", Role.OPEN_MESSAGES: "message", Role.OLD_MESSAGES: "message",
-    Role.FAILURES: "failure", Role.OPEN_FAILURES: "failure", Role.ITEMS: "item",
-    Role.CLOSED: "closed",
-}  # fmt: skip
-"""The kinds of rows that decide transfers; other tables have no evidence."""
+"""The tables of other dates than this and the one before."""
 _CLASSES: Final = pa.array(["", *(class_.value for class_ in PLAIN)])
 """The class of each code."""
 
@@ -60,16 +52,6 @@ class Source(NamedTuple):
 
     role: Role
     part: TableFile
-
-
-class EvidenceRows(NamedTuple):
-    """Rows of transfers that do not plainly agree, or the matches of those that do."""
-
-    kind: str
-    """``entry``, ``message``, ``failure``, ``item``, ``closed``, ``by_hand``, ``void`` or
-    ``match``."""
-    role: Role
-    rows: pa.Table
 
 
 def rows_of(source: Source, window: DayWindow, names: Sequence[str] = ()) -> Iterator[pa.Table]:
@@ -108,24 +90,30 @@ def with_keys(role: Role, rows: pa.Table) -> pa.Table:
     return found
 
 
-def find(role: Role, rows: pa.Table, others: OthersIndex) -> Iterator[EvidenceRows]:
-    """The evidence in rows of a table, and the matches in entries."""
-    is_other, plain, is_seen = others.look_up(hash_column(rows["key"]))
-    is_wanted = is_other & (is_seen if role in OLD else plain == SUSPECT)
-    yield EvidenceRows(KINDS_OF_EVIDENCE[role], role, rows.filter(pa.array(is_wanted)))
+def evidence_in(role: Role, rows: pa.Table, others: Others) -> tuple[pa.Table, pa.Table]:
+    """The rows of transfers that do not plainly agree, and the matches of those that do."""
+    plain, is_seen = others.look_up(hash_column(rows["key"]))
+    # Of other dates only those transfers are known, whose money moved again.
+    is_wanted = (plain == SUSPECT) & (is_seen if role in OLD else True)
+    return rows.filter(pa.array(is_wanted)), matches_in(role, rows, plain)
+
+
+def matches_in(role: Role, rows: pa.Table, plain: Numbers) -> pa.Table:
+    """The matches of the plain transfers in rows of a table; ``plain`` are their codes."""
+    schema = arrow_schema(MATCHES)
     if role is Role.MESSAGES:
-        yield EvidenceRows("by_hand", role, rows.filter(pc.equal(rows["decided_by"], "operator")))
         # A rolled-back transfer has no debit to find it by later.
-        is_void = is_other & (plain == PLAIN[Class.ROLLED_BACK])
-        yield EvidenceRows("void", role, rows.filter(pa.array(is_void)))
-    if role is Role.ENTRIES:
-        is_customer = pc.equal(rows["role"], "customer")
-        is_debit = truths(pc.and_(is_customer, pc.equal(rows["kind"], "debit")))
-        is_plain = is_debit & (plain != SUSPECT)
-        debits, code = rows.filter(pa.array(is_plain)), pa.array(plain[is_plain])
-        columns = debits["key"], _CLASSES.take(code), pc.negate(debits["amount"])
-        matches = pa.table([*columns, debits["currency"]], schema=arrow_schema(MATCHES))
-        yield EvidenceRows("match", role, matches)
+        keys = rows["key"].filter(pa.array(plain == PLAIN[Class.ROLLED_BACK])).unique()
+        nothing = (pa.repeat(value, len(keys)) for value in (Class.ROLLED_BACK.value, 0, ""))
+        return pa.table([keys, *nothing], schema=schema)
+    if role is not Role.ENTRIES:
+        return schema.empty_table()
+    is_customer = pc.equal(rows["role"], "customer")
+    is_debit = truths(pc.and_(is_customer, pc.equal(rows["kind"], "debit")))
+    is_plain = is_debit & (plain != SUSPECT)
+    debits, code = rows.filter(pa.array(is_plain)), pa.array(plain[is_plain])
+    columns = debits["key"], _CLASSES.take(code), pc.negate(debits["amount"])
+    return pa.table([*columns, debits["currency"]], schema=schema)
 
 
 def _messages_of_day(messages: pa.Table, window: DayWindow) -> pa.Table:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.reconcile.days import BANKS, Plan, write_day
 from tests.reconcile.frames import RowsInMemory, collected, left_by, read
-from txmq.reconcile import core, evidence, sieve
+from txmq.reconcile import core, ledgers, sieve
 from txmq.reconcile.columns import hash_column
 from txmq.reconcile.core import ROWS_AT_A_PLACE, reconcile
 from txmq.reconcile.ledgers import Role
@@ -207,7 +207,7 @@ def test_transfers_whose_hashes_meet_are_told_apart(
         # They are spread again, since their upper bits choose the place.
         return found % np.uint64(hashes) * np.uint64(2**64 // hashes)
 
-    for module in (core, evidence, sieve):
+    for module in (core, ledgers, sieve):
         monkeypatch.setattr(module, "hash_column", few_hashes)
     again = run(read(day.folder), rows=rows_for(4), few=few)
 

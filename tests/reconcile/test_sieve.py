@@ -12,9 +12,8 @@ from msgspec.structs import astuple, replace
 from tests.reconcile.days import BANKS, RULES, Plan
 from txmq.reconcile.classes import Class
 from txmq.reconcile.columns import hash_column
-from txmq.reconcile.evidence import messages_at, with_keys
 from txmq.reconcile.extract.table_writer import arrow_table
-from txmq.reconcile.ledgers import Role
+from txmq.reconcile.ledgers import Role, messages_at, with_keys
 from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, Sieve, split_by_hash
 from txmq.reconcile.tables import BOOKED, LONE, MESSAGES, EntryRow, MessageRow
 

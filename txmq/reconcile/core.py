@@ -20,19 +20,22 @@ import pyarrow.compute as pc
 from txmq.reconcile.balances import ACCOUNT, NO_BALANCES, STATED, AccountSums
 from txmq.reconcile.classes import Class
 from txmq.reconcile.columns import Words, hash_column
-from txmq.reconcile.evidence import (
+from txmq.reconcile.explanations import Explanation
+from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table, parquet_writer
+from txmq.reconcile.items import with_doubts
+from txmq.reconcile.ledgers import (
     OLD,
     READ_BY_SIEVE,
+    ReconciledDay,
+    Role,
     Source,
+    TableFile,
+    Tables,
     evidence_in,
     matches_in,
     rows_of,
     with_keys,
 )
-from txmq.reconcile.explanations import Explanation
-from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table, parquet_writer
-from txmq.reconcile.items import with_doubts
-from txmq.reconcile.ledgers import ReconciledDay, Role, TableFile, Tables
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import SecondPass
 from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, OthersFilter, Sieve, split_by_hash
@@ -103,14 +106,14 @@ def reconcile(
     offsets = _offsets(given.get(Role.OFFSETS, ()))
     second = SecondPass(rules, day, as_of_ms, offsets, explanations)
 
-    known = [Source(role, part) for role in Role for part in given.get(role, ())]
-    first = [one for one in known if one.role in READ_BY_SIEVE or one.role in STATED]
+    known = [(role, part) for role in Role for part in given.get(role, ())]
+    first = [one for one in known if one[0] in READ_BY_SIEVE or one[0] in STATED]
     sifted = workers.by_place(partial(_split, of_day), first, partial(_sift, of_day), places)
     others, balances, sums_of_all = zip(*sifted, strict=True)
     unread = {*STATED, Role.AGREED, Role.OFFSETS}
     if not any(some.is_seen.any() for some in others):
         unread |= OLD
-    sources = [one for one in known if one.role not in unread]
+    sources = [one for one in known if one[0] not in unread]
     is_small = sum(int((some.plain == SUSPECT).sum()) for some in others) <= few
     task = of_day._replace(drafts=Drafts()) if is_small else of_day
     all_decided = workers.by_place(
@@ -144,7 +147,7 @@ def reconcile(
 
 def _split(day: DayTask, source: Source) -> Iterator[tuple[int, Any]]:
     """What a part of a table has for each place in the first pass."""
-    role, accounts, places = source.role, day.accounts, day.places
+    (role, _), accounts, places = source, day.accounts, day.places
     stated = list[pa.Table]()
     names = (*ACCOUNT, "role", *STATED[role]) if role in STATED else READ_BY_SIEVE[role]
     for rows in rows_of(source, day.window, names):
@@ -180,18 +183,14 @@ def _sift(day: DayTask, place: int, values: list[Any]) -> tuple[Others, pa.Table
     for of, value in values:
         found[of].append(value)
     carried = found[Role.OPEN_ENTRIES] + found[Role.OPEN_MESSAGES]
-    others, sums = day.sieve.sift(
-        found[Role.ENTRIES] + carried,
-        found[Role.MESSAGES],
-        [hashes[0] for hashes in found[Role.AGREED]],
-    )
+    agreed = [hashes[0] for hashes in found[Role.AGREED]]
+    others, sums = day.sieve.sift(found[Role.ENTRIES] + carried, found[Role.MESSAGES], agreed)
     accounts = day.accounts.total(found[AccountSums])
     balances = day.drafts.write(place, {"balances": accounts})
     for bank in day.accounts.numbered:
         new = np.unique(np.concatenate([np.empty(0, np.int64), *found[bank]]))
-        sums["ids", bank, ""] = (
-            int((new > day.known_ids[bank]).sum()) if bank in day.known_ids else len(new)
-        )
+        known = day.known_ids.get(bank, np.iinfo(np.int64).min)
+        sums["ids", bank, ""] = int((new > known).sum())
     return others, balances.get("balances"), sums
 
 
@@ -205,7 +204,7 @@ def _split_rows(
     if isinstance(source, Others):
         yield number, (Others, source)
         return
-    role, matches = source.role, []
+    (role, _), matches = source, []
     for piece in rows_of(source, day.window):
         rows = with_keys(role, piece)
         hashes = hash_column(rows["key"])

@@ -77,7 +77,7 @@ class AccountSums(NamedTuple):
         columns["rows"] = pa.repeat(1, len(rows))
         if self.numbered:
             is_numbered = is_in(rows["bank"], self.numbered)
-            id_ = pc.if_else(is_numbered, rows["id"], pa.scalar(None, pa.int64()))
+            id_ = pc.if_else(is_numbered, rows["id"], None)
             columns |= {"first_id": id_, "last_id": id_}
         return pa.table(columns)
 
@@ -124,4 +124,4 @@ def _fitted(sums: pa.ChunkedArray) -> pa.ChunkedArray:
     """Sums as numbers of 64 bits; NULL instead of one that does not fit."""
     least, most = (pa.scalar(Decimal(end), _WIDE) for end in (-LIMIT, LIMIT - 1))
     fits = pc.and_(pc.greater_equal(sums, least), pc.less_equal(sums, most))
-    return pc.if_else(fits, sums, pa.scalar(None, sums.type)).cast(pa.int64())
+    return pc.if_else(fits, sums, None).cast(pa.int64())

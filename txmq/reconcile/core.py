@@ -40,33 +40,15 @@ from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import SecondPass
 from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, OthersFilter, Sieve, split_by_hash
 from txmq.reconcile.storage import Folder
-from txmq.reconcile.tables import MATCHES, MESSAGES, OFFSETS, RESULTS, TOTALS, Sums, TableSchema
+from txmq.reconcile.tables import MATCHES, MESSAGES, RESULTS, TOTALS, Sums, TableSchema
 from txmq.reconcile.workers import Workers, uncollected
 
-__all__ = ["FEW", "Drafts", "reconcile"]
+__all__ = ["FEW", "reconcile"]
 
 FEW: Final = 100_000
 """Up to so many suspects, workers return what they have decided, and it is sorted."""
 ROWS_AT_A_PLACE: Final = 2_000_000
 """The rows that meet at one place; each takes some 200 bytes of a worker's memory."""
-
-
-class Drafts(NamedTuple):
-    """Where workers write rows of a run's tables; without folders they return them."""
-
-    folders: Mapping[str, Folder] = {}
-
-    def write(self, part: int, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """Write a part of tables; returns what is not written."""
-        left = {}
-        for name, rows in tables.items():
-            if name not in self.folders:
-                left[name] = rows
-            elif len(rows):
-                file = self.folders[name].create(f"part-{part:05}.parquet")
-                with file as out, parquet_writer(out, rows.schema) as writer:
-                    writer.write_table(rows)
-        return left
 
 
 class DayTask(NamedTuple):
@@ -78,7 +60,17 @@ class DayTask(NamedTuple):
     known_ids: Mapping[str, int]
     """The greatest id before the day, of banks whose ids have no gaps."""
     places: int
-    drafts: Drafts
+    drafts: Mapping[str, Folder]
+    """Where workers write rows of the run's tables."""
+
+    def write(self, part: int, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Write a part of tables; returns those that have no draft."""
+        for name in tables.keys() & self.drafts.keys():
+            if len(rows := tables[name]):
+                file = self.drafts[name].create(f"part-{part:05}.parquet")
+                with file as out, parquet_writer(out, rows.schema) as writer:
+                    writer.write_table(rows)
+        return {name: rows for name, rows in tables.items() if name not in self.drafts}
 
 
 def reconcile(
@@ -90,7 +82,7 @@ def reconcile(
     *,
     rows: int = 0,
     workers: Workers | None = None,
-    drafts: Drafts | None = None,
+    drafts: Mapping[str, Folder] | None = None,
     few: int = FEW,
 ) -> ReconciledDay:
     """Reconcile a day.
@@ -102,7 +94,7 @@ def reconcile(
     workers, window = workers or Workers(), rules.day.window(day)
     sieve, places = Sieve(rules, window.start_ms), 1 << (rows // ROWS_AT_A_PLACE).bit_length()
     ids = _known_ids(given.get(Role.BALANCES, ()))
-    of_day = DayTask(window, sieve, AccountSums(rules), ids, places, drafts or Drafts())
+    of_day = DayTask(window, sieve, AccountSums(rules), ids, places, drafts or {})
     offsets = _offsets(given.get(Role.OFFSETS, ()))
     second = SecondPass(rules, day, as_of_ms, offsets, explanations)
 
@@ -115,7 +107,7 @@ def reconcile(
         unread |= OLD
     sources = [one for one in known if one[0] not in unread]
     is_small = sum(int((some.plain == SUSPECT).sum()) for some in others) <= few
-    task = of_day._replace(drafts=Drafts()) if is_small else of_day
+    task = of_day._replace(drafts={}) if is_small else of_day
     all_decided = workers.by_place(
         partial(_split_rows, of_day, OthersFilter(others)),
         [*enumerate(sources, places), *enumerate(others)],
@@ -185,13 +177,12 @@ def _sift(day: DayTask, place: int, values: list[Any]) -> tuple[Others, pa.Table
     carried = found[Role.OPEN_ENTRIES] + found[Role.OPEN_MESSAGES]
     agreed = [hashes[0] for hashes in found[Role.AGREED]]
     others, sums = day.sieve.sift(found[Role.ENTRIES] + carried, found[Role.MESSAGES], agreed)
-    accounts = day.accounts.total(found[AccountSums])
-    balances = day.drafts.write(place, {"balances": accounts})
+    left = day.write(place, {"balances": day.accounts.total(found[AccountSums])})
     for bank in day.accounts.numbered:
         new = np.unique(np.concatenate([np.empty(0, np.int64), *found[bank]]))
         known = day.known_ids.get(bank, np.iinfo(np.int64).min)
         sums["ids", bank, ""] = int((new > known).sum())
-    return others, balances.get("balances"), sums
+    return others, left.get("balances"), sums
 
 
 def _split_rows(
@@ -215,7 +206,7 @@ def _split_rows(
         some = rows.filter(pa.array(may_be))
         for place, of_place in split_by_hash(hashes[may_be], day.places):
             yield place, (role, some.take(of_place))
-    for rows in day.drafts.write(number, {"matches": _together(MATCHES, matches)}).values():
+    for rows in day.write(number, {"matches": _together(MATCHES, matches)}).values():
         yield 0, ("matches", rows)
 
 
@@ -238,7 +229,7 @@ def _decide(
     tables["matches"] = _together(MATCHES, [*matches, tables["matches"]]).sort_by("key")
     order = [("key", "ascending"), ("position", "ascending")]
     tables["by_hand"] = _together(MESSAGES, found["by_hand"]).sort_by(order)
-    return day.drafts.write(place, tables), decided.sums
+    return day.write(place, tables), decided.sums
 
 
 def _together(table: TableSchema, some: Iterable[pa.Table | None]) -> pa.Table:
@@ -256,6 +247,5 @@ def _known_ids(closed: Sequence[TableFile]) -> dict[str, int]:
 
 
 def _offsets(table: Sequence[TableFile]) -> dict[tuple[str, str, int], int]:
-    pieces = (piece for part in table for piece in part.pieces(OFFSETS.names))
-    rows = (tuple(row.values()) for piece in pieces for row in piece.to_pylist())
-    return {(group, topic, queue): after for group, topic, queue, after in rows}
+    rows = (row for part in table for piece in part.pieces() for row in piece.to_pylist())
+    return {(row["group"], row["topic"], row["queue"]): row["next_offset"] for row in rows}

@@ -202,8 +202,7 @@ def messages_at(messages: pa.Table, end_ms: int) -> pa.Table:
         for name in {"queue_offset", "decided_ms", "decided_by", "reason"}.intersection(
             messages.column_names
         ):
-            nothing = pa.scalar(None, messages[name].type)
-            messages = _with(messages, name, pc.if_else(is_known, messages[name], nothing))
+            messages = _with(messages, name, pc.if_else(is_known, messages[name], None))
     if messages["key"].null_count:
         alone = pc.binary_join_element_wise("log/#", messages["position"].cast(pa.string()), "")
         messages = _with(messages, "key", pc.coalesce(messages["key"], alone))

@@ -32,7 +32,6 @@ from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.columns import ContentHash
-from txmq.reconcile.core import Drafts
 from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.ledgers import TableFile
@@ -290,12 +289,12 @@ class Results:
         tables = [self.table(name, run.day, run.run_id) for run in runs]
         return [TableFile(table.folder, part) for table in tables for part in table.parts]
 
-    def drafts(self, run: str) -> Drafts:
+    def drafts(self, run: str) -> dict[str, Folder]:
         """Empty drafts of all tables of a run."""
         drafts = {name: self._draft(name, run) for name in TABLES}
         for draft in drafts.values():
             draft.remove_all()
-        return Drafts(drafts)
+        return drafts
 
     def write_table(self, name: str, table: pa.Table, day: date, run: str) -> str:
         """Write a table of a run; returns a hash of its rows, in any order and any files.

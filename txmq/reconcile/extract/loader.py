@@ -22,7 +22,7 @@ from txmq.reconcile.ledgers import Role, TableFile, Tables
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 
-__all__ = ["check_files", "check_totals", "files_in", "load"]
+__all__ = ["check_totals", "files_in", "load"]
 
 _TABLES: Final = {**BANK_TABLES, **LOG_TABLES}
 
@@ -35,7 +35,7 @@ def load(manifest: Manifest, folder: Folder) -> Tables:
             message names it.
     """
     try:
-        check_files(manifest, folder)
+        _check_files(manifest, folder)
         check_totals(manifest, folder)
     except (OSError, pa.ArrowException) as error:
         raise ReconcileRefused(f"the extract cannot be read: {error}") from error
@@ -51,13 +51,8 @@ def files_in(manifest: Manifest, folder: Folder) -> Tables:
     return found
 
 
-def check_files(manifest: Manifest, folder: Folder) -> None:
-    """Check that exactly the extracted files exist, unchanged.
-
-    Raises:
-        ReconcileRefused: A file is missing, changed or extra.
-        OSError: A file cannot be read.
-    """
+def _check_files(manifest: Manifest, folder: Folder) -> None:
+    """Check that exactly the extracted files exist, unchanged."""
     parts = [part for table in manifest.tables for part in table.parts]
     names = {path: path.rpartition("/")[2] for path in folder.files()}
     found = {path for path in names if names[path] != FILE and names[path][0] not in "._"}

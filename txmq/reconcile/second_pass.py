@@ -7,7 +7,7 @@ the result. Each place decides its own transfers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from itertools import chain
 from operator import itemgetter
@@ -35,7 +35,6 @@ from txmq.reconcile.tables import (
     FailureRow,
     MessageRow,
     Sums,
-    TableSchema,
 )
 from txmq.reconcile.transfer import ARRIVED, Consumers, TransferFacts, TransferRows, split_bookings
 
@@ -174,10 +173,10 @@ class SecondPass:
 def _cases(evidence: Mapping[Role, pa.Table]) -> dict[str, TransferRows]:
     cases: dict[str, TransferRows] = {}
 
-    def rows(table: TableSchema, make: Any, *roles: Role) -> Iterator[tuple[Role, Any]]:
-        """The rows of a table, with their roles."""
+    def rows(names: Sequence[str], make: Any, *roles: Role) -> Iterator[tuple[Role, Any]]:
+        """The rows of tables, with their roles."""
         for role in (role for role in roles if role in evidence):
-            columns = (evidence[role][name].to_pylist() for name in table.names)
+            columns = (evidence[role][name].to_pylist() for name in names)
             yield from ((role, row) for row in map(make, *columns))
 
     def case_of(key: str | None) -> TransferRows:
@@ -186,7 +185,7 @@ def _cases(evidence: Mapping[Role, pa.Table]) -> dict[str, TransferRows]:
     def as_item(*values: Any) -> dict[str, Any]:
         return dict(zip(ITEMS.names, values, strict=True))
 
-    entries = [*rows(BOOKED, EntryRow, Role.ENTRIES, Role.OPEN_ENTRIES, Role.OLD_ENTRIES)]
+    entries = [*rows(BOOKED.names, EntryRow, Role.ENTRIES, Role.OPEN_ENTRIES, Role.OLD_ENTRIES)]
     # A row that names no transfer has the key of its booking.
     bookings = split_bookings(entry for _, entry in entries if entry.is_lone)
     named = (row for row in entries if not row[1].is_lone)
@@ -195,14 +194,14 @@ def _cases(evidence: Mapping[Role, pa.Table]) -> dict[str, TransferRows]:
         case.was_open |= role is Role.OPEN_ENTRIES
         (case.agreed_entries if role is Role.OLD_ENTRIES else case.entries).append(entry)
     of_messages = Role.MESSAGES, Role.OPEN_MESSAGES, Role.OLD_MESSAGES
-    for role, message in rows(MESSAGES, MessageRow, *of_messages):
+    for role, message in rows(MESSAGES.names, MessageRow, *of_messages):
         case = case_of(message.key)
         case.was_open |= role is Role.OPEN_MESSAGES
         (case.agreed_messages if role is Role.OLD_MESSAGES else case.messages).append(message)
-    for _, failure in rows(FAILURES, FailureRow, Role.FAILURES, Role.OPEN_FAILURES):
+    for _, failure in rows(FAILURES.names, FailureRow, Role.FAILURES, Role.OPEN_FAILURES):
         case_of(failure.key).failures.append(failure)
-    for _, item in rows(ITEMS, as_item, Role.ITEMS):
+    for _, item in rows(ITEMS.names, as_item, Role.ITEMS):
         case_of(item["key"]).item = item
-    for _, item in rows(ITEMS, as_item, Role.CLOSED):
-        case_of(item["key"]).histories.append(item["history"])
+    for _, (key, history) in rows(("key", "history"), lambda *row: row, Role.CLOSED):
+        case_of(key).histories.append(history)
     return cases

@@ -21,7 +21,7 @@ from txmq.protocol.command import RESPONSE, FrameReader
 from txmq.runtime.clock import Clock
 from txmq.runtime.tasks import resolve
 from txmq_broker.config import ReplicationSettings
-from txmq_broker.core.admission import Admission
+from txmq_broker.core.admission import COPIES, Admission
 from txmq_broker.core.in_sync import InSyncSet
 from txmq_broker.services.flusher import Tickets
 from txmq_broker.services.held_leadership import HeldLeadership
@@ -31,7 +31,6 @@ __all__ = ["CopiedAnswers"]
 
 log = logging.getLogger(__name__)
 
-_CAUSE: Final = "copies"
 _CONNECT_S: Final = 1.0
 """How long a new leader waits for the members of its set to connect."""
 
@@ -220,11 +219,11 @@ class CopiedAnswers:
         in_sync = 1 + len(self._set.confirmed & self._set.present)
         if in_sync < self._settings.min_in_sync:
             self._admission.refuse(
-                _CAUSE,
+                COPIES,
                 f"{in_sync} of {self._settings.min_in_sync} copies are in sync; nothing was stored",
             )
         else:
-            self._admission.lift(_CAUSE)
+            self._admission.lift(COPIES)
         self._release_held()
         if self._changed is not None:
             resolve(self._changed, None, None)

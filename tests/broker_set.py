@@ -8,10 +8,12 @@ import threading
 import time
 from contextlib import suppress
 
+from tests.cut_proxy import CutProxy
 from tests.serving import BrokerProcess, ask
 
 GET_CLUSTER = 106
 PATIENCE_S = 30
+POLL_S = 0.02
 
 
 class NameServer(BrokerProcess):
@@ -22,9 +24,9 @@ class NameServer(BrokerProcess):
 class Member(BrokerProcess):
     """One member; it is ready when it knows its set, and not only when it leads."""
 
-    def __init__(self, folder, name, names, etcd, settings=()):
+    def __init__(self, folder, name, names, settings):
         super().__init__(folder, flush="sync", settings=settings)
-        self.name, self.names, self.etcd = name, names, etcd
+        self.name, self.names, self.etcd = name, names, ""
 
     def command(self):
         where = ["--data", str(self.folder / "data"), "--listen", self.address]
@@ -52,20 +54,31 @@ class BrokerSet:
         folder: Where each has its directory.
         etcd: The port of the etcd.
         settings: Settings of every member.
+        count: How many members.
+        has_links: Whether each member reaches etcd, and is reached by others, over a link of its
+            own that can be cut: ``to_etcd`` and ``to_members``, by member.
     """
 
-    def __init__(self, folder, etcd, settings=(), count=3):
+    def __init__(self, folder, etcd, settings=(), count=3, *, has_links=False):
         self.name = f"set-{secrets.token_hex(4)}"
         self.names = NameServer(folder / "names")
-        address = f"etcd://127.0.0.1:{etcd}"
-        self.members = {
-            name: Member(
-                folder / name, name, self.names.names, address, (f"name={self.name}", *settings)
-            )
-            for name in (f"m{number}" for number in range(1, count + 1))
-        }
+        self.members = {}
+        self.to_etcd, self.to_members = {}, {}
+        for name in (f"m{number}" for number in range(1, count + 1)):
+            chosen = (f"name={self.name}", *settings)
+            member = self.members[name] = Member(folder / name, name, self.names.names, chosen)
+            port = etcd
+            if has_links:
+                self.to_etcd[member] = CutProxy(etcd)
+                self.to_members[member] = CutProxy(int(member.address.rsplit(":", 1)[1]))
+                port = self.to_etcd[member].port
+                at = f"127.0.0.1:{self.to_members[member].port}"
+                member.settings += (f"replication.address={at}",)
+            member.etcd = f"etcd://127.0.0.1:{port}"
 
     def __enter__(self):
+        for link in (*self.to_etcd.values(), *self.to_members.values()):
+            link.__enter__()
         self.names.start()
         threads = [threading.Thread(target=member.start) for member in self.members.values()]
         for thread in threads:
@@ -79,6 +92,8 @@ class BrokerSet:
             if process.process is not None and process.process.poll() is None:
                 process.process.send_signal(signal.SIGCONT)
             process.close()
+        for link in (*self.to_etcd.values(), *self.to_members.values()):
+            link.__exit__()
 
     # Who leads
 
@@ -121,8 +136,15 @@ class BrokerSet:
         end = time.monotonic() + PATIENCE_S
         while not (result := found()):
             assert time.monotonic() < end, f"{failure}\n{self.told()}"
-            time.sleep(0.02)
+            threading.Event().wait(POLL_S)
         return result
+
+    def never(self, found, seconds, failure):
+        """Return after a time in which something did not happen."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert not found(), f"{failure}\n{self.told()}"
+            threading.Event().wait(POLL_S)
 
     def told(self):
         return "\n".join(f"== {name}\n{one.tail()}" for name, one in self.members.items())

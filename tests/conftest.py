@@ -221,3 +221,12 @@ def browser_page(browser):
 def authority(tmp_path_factory):
     """Issues certificates that ``authority.certificate`` vouches for."""
     return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def etcd():
+    """An etcd that a test may kill and start again; a missing one is a failure, never a skip."""
+    from tests import database_server, etcd_server
+
+    with database_server.wanted(etcd_server.etcd_server) as server:
+        yield server

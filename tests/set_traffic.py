@@ -17,6 +17,7 @@ from txmq import (
     ProducerSettings,
     TransactionProducer,
     TransactionSettings,
+    TransactionState,
 )
 from txmq.client.client import Client
 from txmq.client.consume import PushConsumer
@@ -29,6 +30,10 @@ PATIENCE_S = 40
 PAUSE_S = 0.005
 
 
+_ENDS = {TransactionState.COMMITTED: True, TransactionState.ROLLED_BACK: False}
+"""A half message that is stored and on too few disks is rolled back by its producer."""
+
+
 class EveryOther:
     """A local transaction that commits if its number is even, and says so when it is asked."""
 
@@ -38,10 +43,14 @@ class EveryOther:
     def check_local_transaction(self, message):
         return self._state(message)
 
+    @classmethod
+    def _state(cls, message):
+        is_even = cls.is_even(message.body.decode())
+        return LocalTransactionState.COMMIT if is_even else LocalTransactionState.ROLLBACK
+
     @staticmethod
-    def _state(message):
-        number = int(message.body.decode().rsplit(" ", 1)[1])
-        return LocalTransactionState.COMMIT if number % 2 == 0 else LocalTransactionState.ROLLBACK
+    def is_even(text):
+        return int(text.rsplit(" ", 1)[1]) % 2 == 0
 
 
 class Traffic:
@@ -49,7 +58,7 @@ class Traffic:
 
     Attributes:
         acknowledged: The place of each acknowledged message by its text: queue and offset.
-        halves: The texts of the half messages that are stored.
+        halves: Whether each stored half message becomes visible, by its text.
         handled: The offset and text of each handled message, by queue, in the order of handling.
     """
 
@@ -58,7 +67,7 @@ class Traffic:
         self.topic = topic
         self.has_transactions = has_transactions
         self.acknowledged = {}
-        self.halves = set()
+        self.halves = {}
         self.handled = defaultdict(list)
         self.refusals = Counter()
         self._leaving = threading.Event()
@@ -83,7 +92,16 @@ class Traffic:
         wanted, end = len(self.acknowledged) + count, time.monotonic() + PATIENCE_S
         while len(self.acknowledged) < wanted:
             assert time.monotonic() < end, f"nothing is acknowledged any more: {self.refusals}"
-            time.sleep(0.01)
+            threading.Event().wait(0.01)
+
+    def wait_for_silence(self, within, lasting):
+        """Return when nothing is acknowledged any more, and was not for a time."""
+        count, since, end = len(self.acknowledged), time.monotonic(), time.monotonic() + within
+        while time.monotonic() < since + lasting:
+            if len(self.acknowledged) != count:
+                count, since = len(self.acknowledged), time.monotonic()
+                assert since < end, "messages are still acknowledged"
+            threading.Event().wait(0.01)
 
     async def _run(self):
         async with Client(self.names, SHORT_TIMERS) as client:
@@ -126,8 +144,9 @@ class Traffic:
                 text = f"half {number}"
                 number += 1
                 with suppress(TxmqError):
-                    await producer.send_in_transaction(self._message(text))
-                    self.halves.add(text)
+                    outcome = await producer.send_in_transaction(self._message(text))
+                    is_even = EveryOther.is_even(text)
+                    self.halves[text] = _ENDS.get(outcome.state, is_even)
                 await asyncio.sleep(10 * PAUSE_S)
 
     async def _offered(self, sender, text):
@@ -158,8 +177,7 @@ class Traffic:
         for text, (queue, offset) in self.acknowledged.items():
             assert stored[queue].get(offset) == text, f"{text} is not at {queue}/{offset}"
         texts = Counter(text for messages in stored.values() for text in messages.values())
-        for text in self.halves:
-            is_committed = int(text.rsplit(" ", 1)[1]) % 2 == 0
+        for text, is_committed in self.halves.items():
             assert texts[text] == int(is_committed), f"{text} is visible {texts[text]} times"
         for queue, messages in self.handled.items():
             highest = -1

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Protocol, Self
 
+from msgspec.structs import replace
+
 from txmq.credentials import load_credentials
 from txmq.errors import BrokerRefused, InternalError, ServiceUnavailable, StoreError, WriteFailed
 from txmq.protocol.bodies import TopicConfigs
@@ -19,7 +21,7 @@ from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import LossDecision
+from txmq.runtime.coordinator import AllowedLoss
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
@@ -65,6 +67,7 @@ from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.housekeeping import Housekeeping
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.leader_gate import LeaderGate
+from txmq_broker.services.log_copy import finish_cut
 from txmq_broker.services.registrar import Registrar
 from txmq_broker.services.topic_creator import TopicCreator
 from txmq_broker.store.message_store import MessageStore, Span
@@ -176,6 +179,8 @@ class Broker:
 
     async def _start(self) -> None:
         self._keeper.owner = f"{self.store.take(self.entropy):016x}"
+        if self._leadership is None:
+            self._keeper.refuse_copy()
         self._keeper.accepts_loss = self._accept_loss is not None
         floors = self._keeper.floors()
         self._housekeeping.floors = floors.floors
@@ -257,16 +262,23 @@ class Broker:
         return gated
 
     def _open_store(self, topics: TopicConfigs, floors_end: int) -> None:
+        copy_state = finish_cut(self._keeper, self.disk, self.store.log)
         self.recovery = self.store.open(
             self._housekeeping.floors,
             floors_end=floors_end,
             committed=self.offsets.highest(),
             topics=queue_counts(topics),
             accept_loss=self._accept_loss,
+            is_copy=copy_state.is_copy,
             now_ms=self.clock.wall_ms(),
         )
+        log_ = self.store.log
+        log_.epoch = max(log_.epoch, copy_state.epoch)
         if self._leadership is not None:
-            self.store.log.epoch = self._leadership.epoch
+            log_.epoch = self._leadership.epoch
+        if copy_state.is_copy:
+            # Before the first span of its own: from now on heads say what was durable here.
+            self._keeper.save_copy_state(replace(copy_state, is_copy=False, epoch=log_.epoch))
         if self.recovery.lost:
             log.error("going on without what is missing: %s", self.recovery.lost)
             return
@@ -411,7 +423,7 @@ class Broker:
         table: dict[int, Handler] = {}
         for family in families:
             table |= family.table()
-        self._dispatch.serve(self._audit.watched(table))
+        self._dispatch.serve(self._audit.watched(self._copies.confirmed(table)))
 
     # Stopping
 
@@ -595,7 +607,7 @@ class Broker:
         return f"{host}:{port}"
 
 
-def _entry_of(loss: LossDecision) -> AuditEntry:
+def _entry_of(loss: AllowedLoss) -> AuditEntry:
     """The entry about a leadership that an operator made possible."""
     fields = {
         "member": loss.member,

@@ -194,7 +194,7 @@ def etcd_endpoints(text: str) -> list[tuple[str, int]]:
     """The hosts and ports in an address of etcd.
 
     Raises:
-        ConfigError: The text is not such an address.
+        ConfigError: The text is no such address.
     """
     scheme, _, rest = text.partition("://")
     if scheme == "etcd":

@@ -32,7 +32,7 @@ from txmq_broker.running import allow_files
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
 
-__all__ = ["Member", "run"]
+__all__ = ["SetMember", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _PATH: Final = "member"
 _TOKEN_BYTES: Final = 4
 
 
-class Member:
+class SetMember:
     """One member of a broker set.
 
     Args:
@@ -279,7 +279,7 @@ async def _run(
         await coordinator.view()
     except TransportError as error:
         raise ConnectFailed(f"the set has no coordinator: {error}") from error
-    member = Member(settings, coordinator, on_leading=leading)
+    member = SetMember(settings, coordinator, on_leading=leading)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, member.stop)

@@ -108,21 +108,20 @@ def _flush(value: object) -> object:
     return modes[str(value).strip()]
 
 
-def _role(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
-    del so_far, notice
-    roles = {
-        "ASYNC_MASTER": ("leader", "async"),
-        "SYNC_MASTER": ("leader", "sync"),
-        "SLAVE": ("follower", ""),
-    }
-    if str(value).strip() not in roles:
-        raise ValueError(" or ".join(roles))
-    role, mode = roles[str(value).strip()]
-    return {"replication.role": role, "replication.mode": mode}
+_ROLES: Final[Mapping[str, Mapping[str, object]]] = {
+    "ASYNC_MASTER": {"replication.role": "leader"},
+    "SYNC_MASTER": {"replication.role": "leader", "replication.mode": "sync"},
+    "SLAVE": {"replication.role": "follower"},
+}
 
 
-def _member(value: object, so_far: _SoFar, notice: _Notice) -> Mapping[str, object]:
-    del so_far, notice
+def _role(value: object, *_: object) -> Mapping[str, object]:
+    if str(value).strip() not in _ROLES:
+        raise ValueError(" or ".join(_ROLES))
+    return _ROLES[str(value).strip()]
+
+
+def _member(value: object, *_: object) -> Mapping[str, object]:
     number = _whole(value, "as the number of a replica", 0)
     return {"replication.member": str(number)} if number else {}
 
@@ -223,9 +222,7 @@ _KEPT: Final[dict[str, ForeignName]] = {
     "brokerRole": Derived(
         ("replication.role", "replication.mode"), _role, "`ASYNC_MASTER`, `SYNC_MASTER` or `SLAVE`"
     ),
-    "brokerId": Derived(
-        ("replication.member",), _member, "from 1 the name of a follower; 0 sets nothing"
-    ),
+    "brokerId": Derived(("replication.member",), _member, "from 1 on the name of a follower"),
     "flushDiskType": Alias("store.flush", _flush, "`SYNC_FLUSH` or `ASYNC_FLUSH`"),
     "flushIntervalCommitLog": Alias("store.flush_interval", milliseconds, "milliseconds"),
     "mappedFileSizeCommitLog": Alias("store.segment_size", text="bytes"),

@@ -37,9 +37,9 @@ from txmq.reconcile.core import reconcile
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest
 from txmq.reconcile.extract.table_writer import ControlSums
 from txmq.reconcile.job import FEW_ROWS
-from txmq.reconcile.ledgers import EarlierDays, TableFile
+from txmq.reconcile.ledgers import CARRIED_ON, Role
 from txmq.reconcile.proofs import proofs_of
-from txmq.reconcile.results import CARRIED_ON, Results, open_results
+from txmq.reconcile.results import Results, open_results
 from txmq.reconcile.spark import open_spark
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
@@ -110,7 +110,7 @@ def bare(spark, folder, _):
     return {"rows": len(found.collect())}
 
 
-def whole(spark, folder, plan, yesterday=None):
+def whole(spark, folder, plan, yesterday=()):
     """All that a run does between its extract and its report, from the control totals on."""
     end_ms = plan.rules.day.window(plan.day).end_ms
     manifest = Manifest.of(plan.rules, plan.day, tuple(sources(folder, end_ms)))
@@ -119,10 +119,13 @@ def whole(spark, folder, plan, yesterday=None):
     with open_results(folder / "out") as results:
         drafts = results.drafts(RUN)
         outcome = reconcile(
-            ledgers, yesterday or EarlierDays(), plan.rules, plan.day, end_ms,
+            ledgers | dict(yesterday), {}, plan.rules, plan.day, end_ms,
             rows=rows, workers=workers, drafts=drafts,
         )  # fmt: skip
-        contents = results.write_tables(outcome.tables, plan.day, RUN)
+        contents = {
+            table: results.write_table(table, rows, plan.day, RUN)
+            for table, rows in outcome.tables.items()
+        }
         balances = results.table("balances", plan.day, RUN)
         proofs = proofs_of(outcome, balances.pieces(), plan.rules)
         contents["proofs"] = results.write_table("proofs", proofs, plan.day, RUN)
@@ -150,16 +153,11 @@ def next_(spark, folder, plan):
         list(pool.map(hashed, folder.glob("*/*/")))
     results, day = Results(folder / BEFORE / "out"), plan.day - timedelta(days=1)
 
-    def left(name):
-        place = results.table(name, day, RUN)
-        return [TableFile(place.folder, part) for part in place.parts]
-
-    yesterday = EarlierDays(
-        *map(left, CARRIED_ON),
-        history=[read(folder / BEFORE)],
-        agreed=left("matches"),
-        closed=left("closed"),
-    )
+    run, earlier = SimpleNamespace(day=day, run_id=RUN), read(folder / BEFORE)
+    left = CARRIED_ON | {"matches": Role.AGREED, "closed": Role.CLOSED}
+    yesterday = {role: results.files(name, run) for name, role in left.items()}
+    yesterday[Role.OLD_ENTRIES] = earlier[Role.ENTRIES]
+    yesterday[Role.OLD_MESSAGES] = earlier[Role.MESSAGES]
     return whole(spark, folder, plan, yesterday)
 
 

@@ -100,7 +100,8 @@ def _books(rules, folder):
     from txmq.reconcile.extract.books import BookRequest
     from txmq.runtime.clock import SystemClock
 
-    return BookRequest(rules.bank[0], rules, DAY, folder / "icbc", SystemClock())
+    window = rules.day.window(DAY)
+    return BookRequest(rules.bank[0], rules, DAY, window, folder / "icbc", SystemClock())
 
 
 def _jdbc(rules, folder, spark):

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from tests import database_server, etcd_server
 from tests.broker_set import BrokerSet
 from tests.set_traffic import QUEUES, Traffic
 from tests.soak import count
@@ -14,21 +13,23 @@ from tests.soak import count
 LEASE_S = 2
 SETTINGS = (
     f"replication.lease={LEASE_S}",
+    "replication.lag_max=2s",
     "transaction.timeout=1s",
     "transaction.check_interval=1s",
 )
 FAIL_OVER_S = LEASE_S + 2
 
 
-@pytest.fixture(scope="module")
-def etcd():
-    with database_server.wanted(etcd_server.etcd_server) as server:
-        yield server
-
-
 @pytest.fixture
 def members(tmp_path, etcd):
     with BrokerSet(tmp_path, etcd.port, SETTINGS) as found:
+        yield found
+
+
+@pytest.fixture
+def linked(tmp_path, etcd):
+    """Members whose links to etcd and to each other can be cut."""
+    with BrokerSet(tmp_path, etcd.port, SETTINGS, has_links=True) as found:
         yield found
 
 
@@ -93,9 +94,9 @@ def test_a_member_that_lost_its_directory_joins_again_and_never_leads_before(mem
         shutil.rmtree(wiped.folder / "data")
         other.kill()
         leader.kill()
+        members.until(lambda: members.leader() is None, "the name server forgets nobody")
         wiped.start()
-        time.sleep(2 * LEASE_S)
-        assert members.leader() is None, "a member without the log leads"
+        members.never(members.leader, 2 * LEASE_S, "a member without the log leads")
         other.start()
         assert members.wait_for_leader() is other
         leader.start()
@@ -109,10 +110,7 @@ def test_without_etcd_nobody_is_answered_and_with_it_the_set_goes_on(members, et
         clients.wait_for_more()
         members.wait_in_sync(2)
         etcd.kill()
-        time.sleep(LEASE_S + 0.5)
-        acknowledged = len(clients.acknowledged)
-        time.sleep(LEASE_S)
-        assert len(clients.acknowledged) == acknowledged
+        clients.wait_for_silence(LEASE_S + 1, LEASE_S)
         assert etcd.start()
         clients.wait_for_more()
     clients.check(members.wait_in_sync(2))
@@ -128,3 +126,49 @@ def test_a_restart_of_etcd_is_not_noticed(members, etcd):
         clients.wait_for_more(400)
         assert members.leader() is leader
     clients.check(members.wait_in_sync(2))
+
+
+def test_a_leader_that_is_cut_off_from_etcd_gives_way_and_follows(linked):
+    with traffic(linked) as clients:
+        clients.wait_for_more()
+        leader = linked.wait_in_sync(2)
+        linked.to_etcd[leader].cut()
+        linked.wait_for_leader(leader)
+        clients.wait_for_more()
+        linked.to_etcd[leader].heal()
+    clients.check(linked.wait_in_sync(2))
+    assert_alike(linked)
+
+
+def test_a_leader_whose_followers_are_cut_off_goes_on_with_what_is_left(linked):
+    """Its followers lag, leave the set, and come back."""
+    with traffic(linked) as clients:
+        clients.wait_for_more()
+        leader = linked.wait_in_sync(2)
+        linked.to_members[leader].cut()
+        linked.wait_in_sync(0)
+        clients.wait_for_more()
+        assert linked.leader() is leader
+        linked.to_members[leader].heal()
+        linked.wait_in_sync(2)
+    clients.check(leader)
+    assert_alike(linked)
+
+
+def test_with_two_copies_demanded_a_leader_alone_refuses(tmp_path, etcd):
+    settings = (*SETTINGS, "replication.min_in_sync=2")
+    with BrokerSet(tmp_path, etcd.port, settings) as members, traffic(members) as clients:
+        clients.wait_for_more()
+        leader = members.wait_in_sync(2)
+        others = [one for one in members.members.values() if one is not leader]
+        others[0].kill()
+        clients.wait_for_more()
+        others[1].kill()
+        clients.wait_for_silence(LEASE_S, LEASE_S)
+        others[0].start()
+        clients.wait_for_more()
+        others[1].start()
+        clients.stop()
+        clients.check(members.wait_in_sync(2))
+        assert clients.refusals["ServiceUnavailable"]
+        assert_alike(members)

@@ -7,21 +7,14 @@ import secrets
 
 import pytest
 
-from tests import database_server, etcd_server
 from txmq.errors import ConnectFailed, TransportError
-from txmq.runtime.coordinator import Leader, LossDecision, View
+from txmq.runtime.coordinator import AllowedLoss, Leader, View
 from txmq.runtime.etcd import EtcdCoordinator
 from txmq.testing import SeededEntropy, World
 from txmq.testing.coordination import SimulatedCoordination
 
 LEASE_S = 1
 M1, M2 = Leader("m1", "127.0.0.1:10911"), Leader("m2", "127.0.0.1:10921")
-
-
-@pytest.fixture(scope="module")
-def etcd():
-    with database_server.wanted(etcd_server.etcd_server) as server:
-        yield server
 
 
 def as_base64(text):
@@ -46,7 +39,7 @@ class RealStore:
         wanted = {"key": as_base64(folder), "range_end": as_base64(folder[:-1] + "0")}
         answer = await self.coordinator("m1")._call("/v3/kv/range", wanted)
         values = [json.loads(base64.b64decode(found["value"])) for found in answer["kvs"]]
-        return [LossDecision(**value | {"former": tuple(value["former"])}) for value in values]
+        return [AllowedLoss(**value | {"former": tuple(value["former"])}) for value in values]
 
     def restart(self):
         self.server.kill()
@@ -189,19 +182,19 @@ def test_an_operator_gives_a_set_without_a_leader_another_member(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         leadership = await first.lead(M1, await first.view(), 60)
-        loss = LossDecision("m2", "Li Na", "m1 has burnt", 5, ("m1",))
+        loss = AllowedLoss("m2", "Li Na", "m1 has burnt", 5, ("m1",))
         seen = await second.view()
-        assert await second.accept_loss(seen, loss) is None
+        assert await second.allow_loss(seen, loss) is None
         await first.resign(leadership)
-        assert await second.accept_loss(seen._replace(version=seen.version - 1), loss) is None
+        assert await second.allow_loss(seen._replace(version=seen.version - 1), loss) is None
         seen = await second.view()
         waiting = asyncio.create_task(second.changed(seen))
-        view = await first.accept_loss(seen, loss)
+        view = await first.allow_loss(seen, loss)
         assert view == await waiting == await second.view()
         assert (view.epoch, view.in_sync, view.loss) == (1, ("m2",), loss)
         assert view.may_lead("m2")
         assert not view.may_lead("m1")
-        assert await first.accept_loss(seen, loss) is None
+        assert await first.allow_loss(seen, loss) is None
         assert (await second.lead(M2, view, LEASE_S)).epoch == 2
         view = await second.view()
         assert (view.in_sync, view.loss) == (("m2",), None)

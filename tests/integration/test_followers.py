@@ -4,17 +4,17 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
-import time
 
 import pytest
 
-from tests.serving import BrokerProcess, ask
+from tests.serving import BrokerProcess, ask, environment
+from tests.waiting import until
 from txmq import Message, Producer, ProducerSettings
 from txmq.client.values import SendStatus
 
 FIGURES = 28
-PATIENCE_S = 20
 TOPIC = "Copied"
 
 
@@ -43,16 +43,19 @@ class Member(BrokerProcess):
 
     def wait_for(self, name, value):
         """Wait until a figure of a leader has a value."""
-        end = time.monotonic() + PATIENCE_S
-        while (found := self.figures()[name]) != str(value):
-            assert time.monotonic() < end, f"{name} is {found}\n{self.tail()}"
-            time.sleep(0.02)
+        asyncio.run(until(lambda: self.figures()[name] == str(value)))
 
     def wait_for_line(self, text):
-        end = time.monotonic() + PATIENCE_S
-        while text not in self.tail():
-            assert time.monotonic() < end, self.tail()
-            time.sleep(0.02)
+        asyncio.run(until(lambda: text in self.tail()))
+
+    def promote(self, *more, reason="the leader burned"):
+        """Run ``txmq cluster promote`` on the directory; its exit code and what it printed."""
+        words = ["cluster", "promote", "--data", str(self.folder / "data"), "--reason", reason]
+        found = subprocess.run(
+            [sys.executable, "-m", "txmq", *words, *more],
+            capture_output=True, text=True, check=False, env=environment(), timeout=60,
+        )  # fmt: skip
+        return found.returncode, found.stdout + found.stderr
 
     def log_files(self):
         return {path.name: path.read_bytes() for path in (self.folder / "data/log").iterdir()}
@@ -120,6 +123,7 @@ def test_what_a_killed_leader_acknowledged_is_on_its_follower(members):
     assert send(first.names, ["alone"]) == [SendStatus.FLUSH_SLAVE_TIMEOUT]
     first.kill()
     second.kill()
+    assert second.promote()[0] == 0
     second.role = "SYNC_MASTER"
     second.start()
     assert set(texts) <= stored(second)
@@ -132,3 +136,94 @@ def test_what_a_killed_leader_acknowledged_is_on_its_follower(members):
     assert set(send(second.names, ["on both"])) == {SendStatus.OK}
     assert first.log_files() == second.log_files()
     assert stored(second) >= {*texts, *after, "on both"}
+
+
+def test_a_follower_leads_only_after_a_promotion(members):
+    first = members("m1", "SYNC_MASTER")
+    second = members("m2", "SLAVE")
+    first.wait_for("followersInSync", 1)
+    assert set(send(first.names, ["one", "two"])) == {SendStatus.OK}
+    data = second.folder / "data"
+
+    # While it runs, for no reason, and of a leader.
+    code, said = second.promote()
+    assert (code, "has this data directory open" in said) == (1, True), said
+    code, said = second.promote(reason=" ")
+    assert (code, "--reason is empty" in said) == (2, True), said
+    code, said = first.promote()
+    assert (code, said) == (
+        2, f"txmq: {first.folder / 'data'} is not the directory of a follower\n"
+    )  # fmt: skip
+    first.kill()
+    second.stop()
+
+    # A leader is not started on it by mistake.
+    second.role = "ASYNC_MASTER"
+    with pytest.raises(AssertionError):
+        second.start()
+    command = f"txmq cluster promote --data {data} --reason TEXT"
+    assert "cannot start: this is the directory of a follower; to lead with it" in second.tail()
+    assert command in second.tail()
+
+    code, said = second.promote()
+    assert code == 0, said
+    assert said.startswith(f"{data} leads from epoch 1 on: its log ends at position ")
+    code, said = second.promote()
+    assert (code, "it leads already, in epoch 1" in said) == (2, True), said
+    assert '"the leader burned"' in (data / "config/copy.json").read_text()
+    audit = subprocess.run(
+        [sys.executable, "-m", "txmq", "audit", "--data", str(data)],
+        capture_output=True, text=True, check=True, env=environment(), timeout=60,
+    ).stdout  # fmt: skip
+    assert "PROMOTE reason=the leader burned epoch=1 end=" in audit
+
+    second.start()
+    assert send(second.names, ["three"]) == [SendStatus.OK]
+    assert stored(second) == {"one", "two", "three"}
+    # The old leader does not lead any more, once it has followed.
+    first.role = "SLAVE"
+    first.start()
+    first.wait_for_line("following")
+    assert set(send(second.names, ["four"])) == {SendStatus.OK}
+    first.kill()
+    first.role = "SYNC_MASTER"
+    with pytest.raises(AssertionError):
+        first.start()
+    assert "this is the directory of a follower" in first.tail()
+    second.stop()
+    assert epochs(second) == [0, 0, 1, 1]
+
+
+def epochs(member):
+    """The epochs of the records in a directory, as ``txmq log dump`` shows them."""
+    data = str(member.folder / "data")
+    found = subprocess.run(
+        [sys.executable, "-m", "txmq", "log", "dump", "--data", data, "--json"],
+        capture_output=True, text=True, check=True, env=environment(), timeout=60,
+    )  # fmt: skip
+    return [json.loads(line)["epoch"] for line in found.stdout.splitlines()]
+
+
+def test_a_follower_that_is_killed_again_and_again_has_its_leaders_log(members):
+    first = members("m1", "ASYNC_MASTER", **{"store.checkpoint_every": "64KiB"})
+    second = members("m2", "SLAVE", **{"store.checkpoint_every": "64KiB"})
+    sent = []
+    for number in range(6):
+        texts = [f"{number} {size} " + "." * 50 * size for size in range(40)]
+        assert set(send(first.names, texts)) == {SendStatus.OK}
+        sent += texts
+        second.kill()
+        second.start()
+    first.wait_for("followersInSync", 1)
+    assert set(send(first.names, ["last"])) == {SendStatus.OK}
+    until_equal(first, second)
+    first.kill()
+    second.stop()
+    assert second.promote()[0] == 0
+    second.role = "ASYNC_MASTER"
+    second.start()
+    assert stored(second) == {*sent, "last"}
+
+
+def until_equal(first, second):
+    asyncio.run(until(lambda: first.log_files() == second.log_files()))

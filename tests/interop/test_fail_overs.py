@@ -7,7 +7,6 @@ from collections import defaultdict
 
 import pytest
 
-from tests import database_server, etcd_server
 from tests.broker_set import BrokerSet
 from tests.interop.interop_stage import QUEUES, Stage, letters
 from tests.set_traffic import Traffic
@@ -22,12 +21,6 @@ SETTINGS = (
     "transaction.check_interval=1s",
 )
 IN_HAND = 20
-
-
-@pytest.fixture(scope="module")
-def etcd():
-    with database_server.wanted(etcd_server.etcd_server) as server:
-        yield server
 
 
 class Writer:

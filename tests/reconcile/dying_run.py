@@ -9,6 +9,7 @@ import sys
 from datetime import date
 
 from tests.reconcile import breaks
+from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.results import open_results
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import MATCHES, TOTALS
@@ -41,9 +42,11 @@ def write(results, day, names=NAMES):
 
 def write_in_parts(results, name, rows, day, run, parts=4):
     """Write a table as workers do, each a part of it; returns its hash."""
-    drafts = results.drafts(run)
+    draft = results.drafts(run)[name]
     for part in range(parts):
-        drafts.write(part, {name: rows.take([*range(part, len(rows), parts)])})
+        file = draft.create(f"part-{part:05}.parquet")
+        with file as out, parquet_writer(out, rows.schema) as writer:
+            writer.write_table(rows.take([*range(part, len(rows), parts)]))
     return results.write_table(name, rows.slice(0, 0), day, run)
 
 

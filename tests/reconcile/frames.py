@@ -1,11 +1,13 @@
 """Rows and Parquet as the ledgers that the core takes, and results as rows again."""
 
+from typing import NamedTuple
+
 import pyarrow as pa
 
 from tests.reconcile.days import BANKS, RULES, schema_of
 from tests.reconcile.reference import Entry, Failure, Message
 from txmq.reconcile.columns import ContentHash
-from txmq.reconcile.ledgers import EarlierDays, Ledgers, RowsInMemory, TableFile
+from txmq.reconcile.ledgers import CARRIED_ON, Role, TableFile
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import (
@@ -18,9 +20,19 @@ from txmq.reconcile.tables import (
     OPENING,
 )
 
-CARRIED_ON = ("items", "entries", "messages", "failures", "balances")
 OF_BANKS = (ENTRIES, OPENING, LATER, ACCOUNTS)
 OF_THE_LOG = (MESSAGES, FAILURES, OFFSETS)
+
+
+class RowsInMemory(NamedTuple):
+    """Rows instead of a file, as a part of a table."""
+
+    rows: pa.Table
+
+    def pieces(self, names=()):
+        """All rows: all columns, or some."""
+        there = [name for name in self.rows.column_names if name in names]
+        yield self.rows.select(there) if there else self.rows
 
 
 def read(folder, banks=BANKS):
@@ -30,8 +42,8 @@ def read(folder, banks=BANKS):
         place = LocalFolder(folder / source / table.name)
         return [TableFile(place, name, bank) for name in place.files()]
 
-    of_banks = {t.name: [f for b in banks for f in files(b, t, b)] for t in OF_BANKS}
-    return Ledgers(**of_banks, **{t.name: files("log", t) for t in OF_THE_LOG})
+    of_banks = {Role(t.name): [f for b in banks for f in files(b, t, b)] for t in OF_BANKS}
+    return of_banks | {Role(t.name): files("log", t) for t in OF_THE_LOG}
 
 
 def in_memory(table, rows, *, has_bank=False):
@@ -49,13 +61,12 @@ def ledgers_of(entries, messages, failures, offsets):
     assert Entry._fields == ("bank", *ENTRIES.names)
     assert (Message._fields, Failure._fields) == (MESSAGES.names, FAILURES.names)
     places = [(*place, after) for place, after in offsets.items()]
-    return Ledgers(
-        entries=in_memory(ENTRIES, entries, has_bank=True),
-        opening=[], later=[], accounts=[],
-        messages=in_memory(MESSAGES, messages),
-        failures=in_memory(FAILURES, failures),
-        offsets=in_memory(OFFSETS, places),
-    )  # fmt: skip
+    return {
+        Role.ENTRIES: in_memory(ENTRIES, entries, has_bank=True),
+        Role.MESSAGES: in_memory(MESSAGES, messages),
+        Role.FAILURES: in_memory(FAILURES, failures),
+        Role.OFFSETS: in_memory(OFFSETS, places),
+    }
 
 
 def content(table, rows):
@@ -86,7 +97,15 @@ def proved(outcome, rules):
     return collected(proofs_of(outcome, [outcome.tables["balances"]], rules))
 
 
-def left_by(outcome, **more):
-    """What a day leaves to the next one, as if it were read from files."""
-    left = {name: [RowsInMemory(outcome.tables[name])] for name in CARRIED_ON}
-    return EarlierDays(**left, **more)
+def left_by(outcome, extract=None):
+    """What a day leaves to the next one, as if it were read from files: with its extract, what it
+    left agreed too.
+    """
+    left = {role: [RowsInMemory(outcome.tables[name])] for name, role in CARRIED_ON.items()}
+    if extract is None:
+        return left
+    return left | {
+        Role.AGREED: [RowsInMemory(outcome.tables["matches"])],
+        Role.OLD_ENTRIES: extract[Role.ENTRIES],
+        Role.OLD_MESSAGES: extract[Role.MESSAGES],
+    }

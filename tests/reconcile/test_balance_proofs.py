@@ -13,7 +13,7 @@ from tests.reconcile.frames import collected, in_memory, ledgers_of, left_by, pr
 from tests.reconcile.reference import Entry
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.ledgers import EarlierDays
+from txmq.reconcile.ledgers import Role
 from txmq.reconcile.tables import LATER, OPENING
 
 PLAN = Plan(transfers=1, double_entry=True)
@@ -85,7 +85,8 @@ class Books:
         found = ledgers_of(inside, [], [], {})
         before = [row for row in self.rows if row.recorded_ms < start]
         after = [row for row in self.rows if row.recorded_ms >= end]
-        return found._replace(opening=summed(OPENING, before), later=summed(LATER, after))
+        found[Role.OPENING], found[Role.LATER] = summed(OPENING, before), summed(LATER, after)
+        return found
 
 
 def summed(table, rows):
@@ -99,8 +100,8 @@ def summed(table, rows):
 
 def run(books, given, day=0, before=None):
     """A day's result, which goes on from the one before."""
-    yesterday = EarlierDays() if before is None else left_by(before)
-    found = reconcile(books.read(day), yesterday, given, DAYS[day], WINDOWS[day].end_ms)
+    tables = books.read(day) | ({} if before is None else left_by(before))
+    found = reconcile(tables, {}, given, DAYS[day], WINDOWS[day].end_ms)
     # The outcome is kept, so that its id stays its own.
     _PROOFS[id(found)] = found, proved(found, given)
     return found

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.reconcile.days import RULES
-from txmq.reconcile.balances import AccountPart, AccountSums
-from txmq.reconcile.ledgers import RowsInMemory
+from txmq.reconcile.balances import AccountSums
+from txmq.reconcile.ledgers import Role
 
 ROLES = ("customer", "suspense", "clearing", "capital")
 """An account with several has the last of them."""
@@ -26,6 +26,13 @@ STATED = {
     "later": ROLE | {"amount": NUMBERS, "rows": COUNTS},
     "told": {"balance": NUMBERS},
     "closed": ROLE | {"closing": NUMBERS, "closing_rows": COUNTS, "last_id": IDS},
+}
+ROLE_OF = {
+    "booked": Role.ENTRIES,
+    "opening": Role.OPENING,
+    "later": Role.LATER,
+    "told": Role.ACCOUNTS,
+    "closed": Role.BALANCES,
 }
 KINDS = ("debit", "return", "credit", "recall", "fee", "other")
 BOOKED = ROLE | {"kind": st.sampled_from(KINDS), "amount": NUMBERS, "id": IDS}
@@ -97,11 +104,7 @@ def test_balances_are_the_sums_of_integers_in_any_order_and_parts(tables, random
     for name, rows in tables.items():
         rows = random.sample(rows, len(rows))
         for some in filter(None, (rows[part::parts] for part in range(parts))):
-            part = table_of(some)
-            pieces = [ACCOUNTS.booked(part)] if name == "booked" else (
-                ACCOUNTS.stated(AccountPart(name, RowsInMemory(part)))
-            )  # fmt: skip
-            found.append(ACCOUNTS.added_up(pieces))
+            found.append(ACCOUNTS.added_up([ACCOUNTS.of(ROLE_OF[name], table_of(some))]))
     random.shuffle(found)
 
     assert ACCOUNTS.total(found).to_pylist() == [

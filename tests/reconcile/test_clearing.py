@@ -8,9 +8,8 @@ from msgspec.structs import astuple
 
 from tests.reconcile.days import Plan
 from tests.reconcile.test_classification import order
-from txmq.reconcile.evidence import EvidenceRows, Role
 from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table
-from txmq.reconcile.ledgers import ReconciledDay
+from txmq.reconcile.ledgers import ReconciledDay, Role
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.second_pass import SecondPass
 from txmq.reconcile.tables import BALANCES, BOOKED, MESSAGES
@@ -50,11 +49,11 @@ def balances(rows):
 
 def broken(day, today, before=(), role=Role.OLD_ENTRIES):
     """The proofs of clearing that do not hold on a day, and by how much."""
-    evidence = [
-        EvidenceRows("entry", Role.ENTRIES, arrow_table(BOOKED, today)),
-        EvidenceRows("entry", role, arrow_table(BOOKED, before)),
-        EvidenceRows("message", MESSAGES_OF[role] if day else Role.MESSAGES, ORDERS),
-    ]
+    evidence = {
+        Role.ENTRIES: arrow_table(BOOKED, today),
+        role: arrow_table(BOOKED, before),
+        MESSAGES_OF[role] if day else Role.MESSAGES: ORDERS,
+    }
     found = SecondPass(RULES, DAYS[day], WINDOWS[day].end_ms, {}, {}).decide(evidence)
     result = ReconciledDay({}, found.tables()["proofs"], found.sums, was_closed=False)
     proofs = proofs_of(result, [balances(today)], RULES).to_pylist()

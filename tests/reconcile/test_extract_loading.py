@@ -12,9 +12,10 @@ import pytest
 from tests.extracts import DAY, NOON_MS, START_MS, bank_of, book, rows_of, rules_of, taken
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract import table_writer
-from txmq.reconcile.extract.loader import check_totals, load, load_unchecked
+from txmq.reconcile.extract.loader import check_totals, load
 from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.extract.table_writer import TableWriter
+from txmq.reconcile.ledgers import Role
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import ENTRIES
 
@@ -79,10 +80,10 @@ def part(folder, source="icbc"):
 def test_all_ledgers_have_their_columns_and_the_banks_name(made):
     found = load(Manifest.read(LocalFolder(made[0])), LocalFolder(made[0]))
 
-    entries = pa.concat_tables(pieces(found.entries))
+    entries = pa.concat_tables(pieces(found[Role.ENTRIES]))
     assert set(entries["bank"].to_pylist()) == {"icbc", "ccb"}
     assert entries.column_names == [*ENTRIES.names, "bank"]
-    assert [rows_in(table) for table in found] == [2 * ROWS, 2, 0, 1, 0, 0, 0]
+    assert [rows_in(table) for table in found.values()] == [2 * ROWS, 2, 0, 1, 0, 0, 0]
     rows = entries.filter(pc.field("bank") == "icbc").drop_columns("bank").sort_by("id")
     assert rows.to_pylist() == rows_of(made[0])
 
@@ -211,12 +212,6 @@ def test_a_manifest_that_was_changed_or_is_missing_is_told(extract):
     path.unlink()
     with pytest.raises(ReconcileRefused, match="no complete extract"):
         Manifest.read(LocalFolder(extract))
-
-
-def test_an_unchecked_load_reads_the_same(made):
-    manifest = Manifest.read(LocalFolder(made[0]))
-
-    assert rows_in(load_unchecked(manifest, LocalFolder(made[0])).entries) == 2 * ROWS
 
 
 def test_only_texts_that_come_again_have_a_dictionary(made):

@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.reconcile.days import BANKS, Plan, write_day
-from tests.reconcile.frames import collected, left_by, read
-from txmq.reconcile import core, evidence, sieve
+from tests.reconcile.frames import RowsInMemory, collected, left_by, read
+from txmq.reconcile import core, ledgers, sieve
 from txmq.reconcile.columns import hash_column
 from txmq.reconcile.core import ROWS_AT_A_PLACE, reconcile
-from txmq.reconcile.ledgers import EarlierDays, Ledgers, RowsInMemory
+from txmq.reconcile.ledgers import Role
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.results import open_results
 from txmq.reconcile.workers import Workers
@@ -81,14 +81,16 @@ def changed(day, matching):
 
     ledgers = read(day.folder)
     return run(
-        ledgers._replace(
-            entries=rewritten(ledgers.entries, entry), messages=rewritten(ledgers.messages, message)
-        )
+        ledgers
+        | {
+            Role.ENTRIES: rewritten(ledgers[Role.ENTRIES], entry),
+            Role.MESSAGES: rewritten(ledgers[Role.MESSAGES], message),
+        }
     )
 
 
 def run(ledgers, rules=PLAN.rules, **more):
-    return reconcile(ledgers, EarlierDays(), rules, PLAN.day, END_MS, **more)
+    return reconcile(ledgers, {}, rules, PLAN.day, END_MS, **more)
 
 
 def rows_for(places):
@@ -133,7 +135,7 @@ def shuffled(ledgers, parts):
         some = np.array_split(random.permutation(len(rows)), parts)
         return [RowsInMemory(rows.take(places)) for places in some]
 
-    return Ledgers(*map(of, ledgers))
+    return {role: of(table) for role, table in ledgers.items()}
 
 
 def breaks(rows, *, renamed=str):
@@ -185,7 +187,9 @@ def test_it_does_not_matter_which_bank_comes_first(day, first, tmp_path):
 
 def test_a_part_without_rows_adds_nothing(day, first, tmp_path):
     ledgers = read(day.folder)
-    more = Ledgers(*([*table, RowsInMemory(rows_of(table).slice(0, 0))] for table in ledgers))
+    more = {
+        role: [*table, RowsInMemory(rows_of(table).slice(0, 0))] for role, table in ledgers.items()
+    }
 
     assert written(run(more), tmp_path) == first
 
@@ -203,7 +207,7 @@ def test_transfers_whose_hashes_meet_are_told_apart(
         # They are spread again, since their upper bits choose the place.
         return found % np.uint64(hashes) * np.uint64(2**64 // hashes)
 
-    for module in (core, evidence, sieve):
+    for module in (core, ledgers, sieve):
         monkeypatch.setattr(module, "hash_column", few_hashes)
     again = run(read(day.folder), rows=rows_for(4), few=few)
 
@@ -272,10 +276,10 @@ def test_other_keys_are_other_names_for_the_same_breaks(day, whole):
 
     ledgers = read(day.folder)
     named = {
-        name: rewritten(getattr(ledgers, name), rename)
-        for name in ("entries", "messages", "failures")
+        role: rewritten(ledgers[role], rename)
+        for role in (Role.ENTRIES, Role.MESSAGES, Role.FAILURES)
     }
-    there = run(ledgers._replace(**named))
+    there = run(ledgers | named)
 
     assert breaks(collected(there.tables["items"])) == breaks(
         collected(whole.tables["items"]), renamed=renamed
@@ -294,10 +298,9 @@ def test_a_day_in_two_parts_comes_to_the_same(day, whole):
 
     parts = [part(ledgers, halved, item) for item in (morning, evening)]
     noon = halved.day.window(morning).end_ms
-    one = reconcile(parts[0], EarlierDays(), halved, morning, noon)
-    agreed = [RowsInMemory(one.tables["matches"])]
-    yesterday = left_by(one, history=parts[:1], agreed=agreed)
-    two = reconcile(parts[1], yesterday, halved, evening, END_MS)
+    one = reconcile(parts[0], {}, halved, morning, noon)
+    both = parts[1] | left_by(one, parts[0])
+    two = reconcile(both, {}, halved, evening, END_MS)
 
     expected, found = (
         {
@@ -320,14 +323,15 @@ def test_a_day_in_two_parts_comes_to_the_same(day, whole):
     assert {key: agreed_in_all.get(key) for key in whole_agreed} == whole_agreed
 
 
-def part(ledgers: Ledgers, rules, on: date) -> Ledgers:
+def part(ledgers, rules, on: date):
     """What an extract of a part of the time holds; balances are not asked for."""
     start, end = rules.day.window(on)
 
     def is_inside(name):
         return (pc.field(name) >= start) & (pc.field(name) < end)
 
-    return ledgers._replace(
-        entries=kept(ledgers.entries, is_inside("recorded_ms")),
-        messages=kept(ledgers.messages, is_inside("stored_ms") | is_inside("decided_ms")),
-    )
+    is_told = is_inside("stored_ms") | is_inside("decided_ms")
+    return ledgers | {
+        Role.ENTRIES: kept(ledgers[Role.ENTRIES], is_inside("recorded_ms")),
+        Role.MESSAGES: kept(ledgers[Role.MESSAGES], is_told),
+    }

@@ -12,7 +12,6 @@ from tests.reconcile.frames import GROUPS, TOLERANCE, collected, ledgers_of, lef
 from tests.reconcile.histories import OFFSETS, History
 from tests.reconcile.reference import Rule, Told, classes
 from txmq.reconcile.core import reconcile
-from txmq.reconcile.ledgers import EarlierDays, RowsInMemory
 
 FIRST = date(2026, 11, 19)
 SECOND = FIRST + timedelta(days=1)
@@ -54,7 +53,9 @@ def extract(history, window):
 
 def rows_of(outcome):
     """What was found: by key, its class and sums; of what is matched, the class alone."""
-    found = {row.key: (row["class"],) for row in collected(outcome.tables["matches"])}
+    matches = collected(outcome.tables["matches"])
+    found = {row.key: (row["class"],) for row in matches}
+    assert len(found) == len(matches)
     for row in collected(outcome.tables["items"]):
         assert row.key not in found
         found[row.key] = tuple(row[name] for name in FIELDS)
@@ -129,15 +130,14 @@ def see_two_days(seeds):
 
     (_, end), later = windows
     extracts = [extract(history, window) for window in windows]
-    one = reconcile(extracts[0], EarlierDays(), RULES, FIRST, end)
+    one = reconcile(extracts[0], {}, RULES, FIRST, end)
     expected = reference(told, windows[0], frozenset())
     see(history, rows_of(one), expected)
 
     known = {key for key, unit in expected.items() if not is_agreed(unit)}
     unseen = {key for key, unit in expected.items() if unit.class_ == "prior-period"}
-    agreed = [RowsInMemory(one.tables["matches"])]
-    yesterday = left_by(one, history=extracts[:1], agreed=agreed)
-    two = reconcile(extracts[1], yesterday, RULES, SECOND, later.end_ms)
+    both = extracts[1] | left_by(one, extracts[0])
+    two = reconcile(both, {}, RULES, SECOND, later.end_ms)
     expected = reference(told, later, known, unseen)
     see(history, rows_of(two), expected)
     agreed = {key for key in known if key in expected and is_agreed(expected[key])}

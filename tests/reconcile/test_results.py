@@ -14,8 +14,8 @@ import pytest
 from tests.reconcile import breaks, dying_run
 from tests.reconcile.dying_run import write_in_parts
 from txmq.errors import ReconcileRefused
-from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.job import earlier_days
+from txmq.reconcile.ledgers import CARRIED_ON, Role
 from txmq.reconcile.results import Results, open_results, run_id
 from txmq.reconcile.tables import BALANCES, BOOKED, FAILURES, ITEMS, MESSAGES
 
@@ -98,7 +98,7 @@ def test_what_was_written_is_read_the_same(results):
     assert read.to_pylist() == table.to_pylist()
     assert read["key"].to_pylist() == sorted(f"icbc/{index}" for index in range(30))
     (empty,) = results.files("closed", run)
-    with empty.folder.parquet(empty.name) as file:
+    with pq.ParquetFile(empty.folder.local / empty.name) as file:
         assert (file.metadata.num_rows, file.schema_arrow) == (0, read.schema)
     assert nothing.startswith("0-")
 
@@ -212,14 +212,12 @@ def test_what_is_looked_back_is_what_the_day_before_went_on_from(results):
     assert results.chain(runs[-1], days[0]) == runs[2:]
 
 
-def test_a_day_begins_with_what_the_one_before_has_left(results, tmp_path):
-    known = breaks.transfer("icbc/1", "parked") | {"break_id": "0" * 16, "was": None}
-    people = Explanations(tmp_path)
-    people.add([Explanation.of(known, "Ann", "known", 1)])
+def test_a_day_begins_with_what_the_one_before_has_left(results):
     rules = breaks.rules()
     window = rules.day.window(DAY)
-    first = earlier_days(rules, DAY, results, None, people)
-    assert (first.items, first.entries, len(first.explanations)) == ((), (), 1)
+    first = earlier_days(rules, DAY, results, None)
+    assert Role.BALANCES not in first
+    assert [files for files in first.values() if files] == []
 
     before = DAY - timedelta(days=1)
     for name, table in dying_run.tables(before).items():
@@ -237,13 +235,13 @@ def test_a_day_begins_with_what_the_one_before_has_left(results, tmp_path):
     result = msgspec.structs.replace(run.result, end_ms=window.start_ms)
     run = msgspec.structs.replace(run, result=result, result_digest=result.digest)
 
-    found = earlier_days(rules, DAY, results, run, people)
-    assert [len(rows) for rows in rows_of(found.items)] == [3]
+    found = earlier_days(rules, DAY, results, run)
+    assert [len(rows) for rows in rows_of(found[Role.ITEMS])] == [3]
     for name, row in left.items():
-        (rows,) = rows_of(getattr(found, name))
+        (rows,) = rows_of(found[CARRIED_ON[name]])
         assert [tuple(row.values()) for row in rows.to_pylist()] == [row]
     late = msgspec.structs.replace(run, result=msgspec.structs.replace(result, end_ms=1))
-    assert earlier_days(rules, DAY, results, late, people).balances is None
+    assert Role.BALANCES not in earlier_days(rules, DAY, results, late)
 
 
 def test_a_second_run_at_the_same_time_is_refused(results, tmp_path):

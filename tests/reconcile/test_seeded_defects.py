@@ -15,7 +15,6 @@ from tests.soak import IS_SOAK
 from txmq.reconcile.classes import Class
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.explanations import Explanation
-from txmq.reconcile.ledgers import EarlierDays
 from txmq.reconcile.summary import FIGURES
 
 PLAN = Plan(
@@ -46,7 +45,7 @@ def listed(day, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outcome(day):
-    return reconcile(read(day.folder), EarlierDays(), PLAN.rules, PLAN.day, END_MS)
+    return reconcile(read(day.folder), {}, PLAN.rules, PLAN.day, END_MS)
 
 
 @pytest.fixture(scope="module")
@@ -224,9 +223,8 @@ def test_what_somebody_has_explained_is_explained(day, items):
         )
         for row in breaks
     }
-    yesterday = EarlierDays(explanations=explanations)
 
-    again = reconcile(read(day.folder), yesterday, PLAN.rules, PLAN.day, END_MS)
+    again = reconcile(read(day.folder), explanations, PLAN.rules, PLAN.day, END_MS)
 
     found = {
         row.key: row for row in collected(again.tables["items"]) if row["class"] == "explained"
@@ -239,7 +237,7 @@ def test_both_sides_of_every_booking_and_the_clearing_accounts_are_proved(tmp_pa
     plan = Plan(transfers=3_000, planted=2, accounts=300, double_entry=True)
     write_day(tmp_path, plan)
 
-    found = reconcile(read(tmp_path), EarlierDays(), plan.rules, plan.day, END_MS)
+    found = reconcile(read(tmp_path), {}, plan.rules, plan.day, END_MS)
 
     proofs = proved(found, plan.rules)
     assert {row.proof for row in proofs} >= {"double-entry", "clearing", "conservation"}

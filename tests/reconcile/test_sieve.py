@@ -12,9 +12,8 @@ from msgspec.structs import astuple, replace
 from tests.reconcile.days import BANKS, RULES, Plan
 from txmq.reconcile.classes import Class
 from txmq.reconcile.columns import hash_column
-from txmq.reconcile.evidence import Role, with_keys
 from txmq.reconcile.extract.table_writer import arrow_table
-from txmq.reconcile.ledgers import messages_at
+from txmq.reconcile.ledgers import Role, messages_at, with_keys
 from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, Sieve, split_by_hash
 from txmq.reconcile.tables import BOOKED, LONE, MESSAGES, EntryRow, MessageRow
 
@@ -247,7 +246,7 @@ def test_what_plainly_agrees_is_what_the_model_says(rules, rows, agreed, carried
             for place, some in split_by_hash(columns[0], 4):
                 places[place][kind].append(columns[:, some])
     sifted = [Sieve(rules, START_MS).sift(*of_both, [seen]) for of_both in places]
-    together = Others.all_of([of for of, _ in sifted])
+    together = Others(*map(np.concatenate, zip(*(of for of, _ in sifted), strict=True)))
     assert all(map(np.array_equal, together, others))
     assert sum((+some for _, some in sifted), Counter()) == +sums
 

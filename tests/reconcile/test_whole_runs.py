@@ -37,7 +37,7 @@ from txmq.reconcile import job
 from txmq.reconcile.explanations import Explanation, Explanations
 from txmq.reconcile.extract import loader
 from txmq.reconcile.extract.manifest import FILE, Manifest
-from txmq.reconcile.ledgers import TableFile
+from txmq.reconcile.ledgers import Role, TableFile
 from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.verdict import judge
 
@@ -565,7 +565,8 @@ def test_what_workers_do_not_read_as_it_is_stops_the_run(
 
     def load(*given):
         found = loader.load(*given)
-        return found._replace(entries=[Misread(part, kept, more) for part in found.entries])
+        entries = [Misread(part, kept, more) for part in found[Role.ENTRIES]]
+        return found | {Role.ENTRIES: entries}
 
     monkeypatch.setattr(job, "load", load)
     with pytest.raises(ReconcileRefused, match=told):

@@ -11,7 +11,7 @@ from tests.reconcile.whole_stage import RULES, THURSDAY, WEDNESDAY, Stage
 from txmq.cli.root import app
 from txmq.reconcile import storage
 from txmq.reconcile.extract.extraction import extract_day
-from txmq.reconcile.extract.loader import check_files
+from txmq.reconcile.extract.loader import load
 from txmq.reconcile.results import Results
 from txmq.reconcile.storage import open_folder
 
@@ -138,4 +138,4 @@ def test_a_bank_over_jdbc_is_extracted_into_a_remote_folder(spark, view, tmp_pat
     paths = [part.path for table in found.sources[0].tables for part in table.parts]
     assert "icbc/entries/part-00000.parquet" in paths
     folder = open_folder(uri).at("extracts", found.business_date, found.extract_id)
-    check_files(found, folder)
+    load(found, folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 
 from tests.simulation.checkers.recovery import AGAIN
@@ -148,6 +148,13 @@ class Auditor:
 
     async def note_places(self, group: str, node: BrokerNode, queues: Iterable[Queue]) -> None:
         """Note where a group would begin now."""
+        async for queue, offset in self.places(group, node, queues):
+            self._history.add(Began(self._world.now(), group, queue, offset))
+
+    async def places(
+        self, group: str, node: BrokerNode, queues: Iterable[Queue]
+    ) -> AsyncIterator[tuple[Queue, int]]:
+        """Where a group would begin now."""
         pool = ConnectionPool(self._machine.network, self._machine.clock)
         try:
             connection = await pool.connection(node.address)
@@ -156,29 +163,37 @@ class Auditor:
                 answer = await connection.request(
                     RequestCode.QUERY_CONSUMER_OFFSET, query, timeout_s=ANSWER_S
                 )
-                offset = answer.read(OffsetAnswer).offset
-                self._history.add(Began(self._world.now(), group, queue, offset))
+                yield queue, answer.read(OffsetAnswer).offset
         finally:
             await pool.close()
 
-    async def look_up(self, acknowledged: Iterable[Acknowledged]) -> None:
-        """Look for some acknowledged messages by offset id and by key."""
+    async def look_up(self, acknowledged: Iterable[Acknowledged], *, by_id: bool = True) -> None:
+        """Look for some acknowledged messages by key, and by offset id.
+
+        Args:
+            acknowledged: The messages.
+            by_id: Whether the broker that an offset id names has them.
+        """
         machine = self._machine
         async with Session(
             self._names, machine.network, machine.clock, machine.entropy, answer_s=ANSWER_S
         ) as session:
             for each in acknowledged:
-                await self._look_up(session, each)
+                name = mark(each.send, each.attempt, 0)
+                if by_id:
+                    await self._view(session, each, name)
+                await self._look_up(session, each, name)
 
-    async def _look_up(self, session: Session, each: Acknowledged) -> None:
-        admin = Admin(session)
-        name = mark(each.send, each.attempt, 0)
+    async def _view(self, session: Session, each: Acknowledged, name: str) -> None:
         offset_id = each.offset_ids[0]
         viewed = None
         with suppress(NotFound):
-            viewed = copy_of(await admin.view(offset_id))
+            viewed = copy_of(await Admin(session).view(offset_id))
         now = self._world.now()
         self._history.add(Found(now, "offset id", name, offset_id, viewed))
+
+    async def _look_up(self, session: Session, each: Acknowledged, name: str) -> None:
+        offset_id = each.offset_ids[0]
         by_key = await self._find(session, each, name)
         self._history.add(Found(self._world.now(), "key", name, offset_id, by_key))
 

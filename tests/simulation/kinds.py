@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.simulation.client_mix import ClientMix
 from tests.simulation.client_runs import run_client_seed
+from tests.simulation.copy_mix import CopyMix
+from tests.simulation.copy_runs import run_copy_seed
 from tests.simulation.delivery_mix import DeliveryMix
 from tests.simulation.delivery_runs import run_delivery_seed
 from tests.simulation.mix import Mix
@@ -11,7 +13,7 @@ from tests.simulation.runs import MIXES, Run, run_seed
 
 __all__ = ["mix_of", "run_kind"]
 
-CLIENTS, DELIVERIES = "clients", "deliveries"
+CLIENTS, DELIVERIES, COPIES = "clients", "deliveries", "copies"
 
 
 def mix_of(kind: str, seed: int) -> Mix:
@@ -20,6 +22,8 @@ def mix_of(kind: str, seed: int) -> Mix:
         return ClientMix.with_clients(seed)
     if kind == DELIVERIES:
         return DeliveryMix.with_deliveries(seed)
+    if kind == COPIES:
+        return CopyMix.with_copies(seed)
     return MIXES[kind](seed)
 
 
@@ -33,4 +37,6 @@ def run_kind(kind: str, seed: int, *, keep_trace: bool = False) -> Run:
         return run_client_seed(seed, keep_trace=keep_trace)
     if kind == DELIVERIES:
         return run_delivery_seed(seed, keep_trace=keep_trace)
+    if kind == COPIES:
+        return run_copy_seed(seed, keep_trace=keep_trace)
     return run_seed(seed, MIXES[kind](seed), keep_trace=keep_trace)

@@ -31,15 +31,19 @@ class Seeds:
         alone: The variable that names a single seed to be run and shown.
         count: How many there are.
         quick: So many of the fixed ones run with the fast tests, too.
+        twins: So many run in another process as well, even outside a soak.
     """
 
-    def __init__(self, kind: str, file: str, alone: str, count: int, quick: int) -> None:
+    def __init__(
+        self, kind: str, file: str, alone: str, count: int, quick: int, twins: int = TWINS
+    ) -> None:
         self._kind = kind
         self._file = file
         self._variable = alone
         self._alone = os.environ.get(alone)
         self._count = count
         self._quick = quick
+        self._twins = twins
         self._outcomes: dict[int, Any] = {}
 
     def params(self) -> list[object]:
@@ -61,7 +65,7 @@ class Seeds:
         Raises:
             AssertionError: It does not.
         """
-        is_twice = IS_SOAK or seed < TWINS
+        is_twice = IS_SOAK or seed < self._twins
         if is_twice:
             twin.begin(seed, self._kind)
         try:

@@ -44,6 +44,9 @@ LOOK_S = 0.03
 class Stage:
     """A cluster with its clients in one world."""
 
+    has_places = True
+    """Whether the address in an offset id is that of the broker that has the message."""
+
     def __init__(self, world: World, mix: Mix) -> None:
         self.world = world
         self.mix = mix
@@ -303,7 +306,8 @@ class Stage:
     async def _look_up(self) -> None:
         known = [each for each in self.history.events if isinstance(each, Acknowledged)]
         chosen = [known[self._draw.below(len(known))] for _ in range(min(LOOKED_UP, len(known)))]
-        await self.auditor.look_up([*chosen, *self._committed_to_look_up()])
+        chosen += self._committed_to_look_up()
+        await self.auditor.look_up(chosen, by_id=self.has_places)
 
     def _committed_to_look_up(self) -> list[Acknowledged]:
         """Some messages of transactions, as if each had been sent where it was found last."""

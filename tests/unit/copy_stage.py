@@ -12,11 +12,12 @@ from txmq.protocol.span import ends_in
 from txmq.runtime.clock import SystemClock
 from txmq.testing import MemoryDisk, SeededEntropy, simulate
 from txmq_broker.core.offsets import Offsets
+from txmq_broker.inspection.directory_inspection import Inspection
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.log_copy import LogCopy
 from txmq_broker.store.log.spans import heads_of
 
-__all__ = ["FollowedShelf", "LeadingShelf", "in_virtual_time", "log_of", "promoted"]
+__all__ = ["FollowedShelf", "LeadingShelf", "damage_in", "in_virtual_time", "log_of", "promoted"]
 
 
 def in_virtual_time(scenario):
@@ -61,7 +62,8 @@ class LeadingShelf(DelayShelf):
 class FollowedShelf:
     """The copy of a leading shelf's log."""
 
-    def __init__(self, leader, disk=None):
+    def __init__(self, leader, disk=None, *, is_lazy=False):
+        self.is_lazy = is_lazy
         self.leader = leader
         self.disk = MemoryDisk() if disk is None else disk
         self.copy = LogCopy(self.disk, leader.sizes, SystemClock(), SeededEntropy(2))
@@ -79,8 +81,7 @@ class FollowedShelf:
         heads = leader.heads()
         is_shared = copy.last in heads if copy.last else copy.end == segments.start
         if not is_shared:
-            own = [head for file in copy.heads() for head in reversed(file)]
-            last = next((head for head in own if head in heads), None)
+            last = self.last_shared()
             if last is None and copy.start != segments.start:
                 copy.start_over(segments.start, leader.tables())
             else:
@@ -88,13 +89,20 @@ class FollowedShelf:
         copy.take_tables(leader.tables(), segments.end)
         await copy.sync()
 
+    def last_shared(self):
+        heads = self.leader.heads()
+        own = (self.copy.head_at(at) for file in self.copy.span_starts() for at in file[::-1])
+        return next((head for head in own if head in heads), None)
+
     async def follow(self, most=2500, end=None):
         """Copy the leader's log, up to a position or to its end."""
         leader, copy = self.leader, self.copy
         end = leader.store.log.end if end is None else end
         while copy.end < end:
             spans, file_start = leader.spans_at(copy.end, min(most, end - copy.end))
-            await copy.take_spans(spans, file_start, leader.store.log.epoch)
+            copy.take_spans(spans, file_start, leader.store.log.epoch)
+            if not self.is_lazy:
+                await copy.index()
             await copy.drop_files_before(leader.store.log.start)
         await copy.drop_files_before(leader.store.log.start)
         copy.take_tables(leader.tables(), leader.store.log.end)
@@ -119,11 +127,22 @@ def log_of(disk):
 
 
 def promoted(disk, sizes):
-    """A leader's store on a directory that a follower has left."""
+    """A leader's store on a directory that a follower has left, as its broker opens it."""
     keeper = Keeper(disk)
+    state = keeper.copy_state()
     floors = keeper.floors()
     offsets = Offsets()
     offsets.load(keeper.offsets())
-    return LeadingShelf(
-        disk, sizes, floors.floors, floors_end=floors.log_end, committed=offsets.highest()
-    )
+    known = {"floors_end": floors.log_end, "committed": offsets.highest()}
+    return LeadingShelf(disk, sizes, floors.floors, is_copy=state.is_copy, **known)
+
+
+def damage_in(disk):
+    """The findings of an inspection, without those of files that a crash may tear in any broker."""
+    return [
+        finding
+        for finding in Inspection(disk).findings()
+        if finding.severity != "note"
+        and not finding.file.endswith(".old")
+        and finding.kind != "mark-damaged"
+    ]

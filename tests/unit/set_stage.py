@@ -17,13 +17,25 @@ from txmq_broker.config import (
     BrokerSettings,
     CheckBackSettings,
     ReplicationSettings,
+    RetentionSettings,
     StoreSettings,
 )
 from txmq_broker.services.follower import Follower
+from txmq_broker.services.keeper import Keeper
+from txmq_broker.store.log.identity import known_log
 
 PORT = 10911
 SEGMENT_BYTES = 64 * 1024
 """Far below what a setting accepts, so that a few messages fill many files."""
+
+
+def promote(disk, epoch):
+    """Note that a directory leads from now on, as ``txmq cluster promote`` does."""
+    keeper = Keeper(disk)
+    state = keeper.copy_state()
+    keeper.owner = f"{known_log(disk)[0] or 0:016x}"
+    if state.is_copy:
+        keeper.save_copy_state(replace(state, is_copy=False, epoch=epoch))
 
 
 class SetMember:
@@ -52,13 +64,15 @@ class SetMember:
             listen=self.address,
             names_listen=f"{self.machine.address}:9876",
             store=store,
+            retention=RetentionSettings(keep=60.0, delete_at=""),
             transaction=CheckBackSettings(timeout=1.0, check_interval=1.0),
             replication=ReplicationSettings(role=role, member=self.name),
         )
 
     async def lead(self, epoch=0, role="async-leader"):
-        """Start a leader, and have the others find it."""
+        """Start a leader and have the others find it; a promoted copy leads in this epoch."""
         machine = self.machine
+        promote(machine.disk, epoch)
         self.broker = Broker(
             replace(self.settings("async-leader"), replication=ReplicationSettings(role=role)),
             clock=machine.clock,
@@ -66,7 +80,6 @@ class SetMember:
             disk=machine.disk,
             entropy=machine.entropy,
         )
-        self.broker.store.log.epoch = epoch
         ready, self._over = asyncio.Event(), asyncio.Event()
 
         async def serve(broker, over):
@@ -80,7 +93,7 @@ class SetMember:
         waiting.cancel()
         if self._running.done():
             self._running.result()
-        self.stage.leader = self, epoch
+        self.stage.leader = self, self.broker.store.log.epoch
 
     def follow(self):
         """Start a follower."""

@@ -194,9 +194,7 @@ def test_a_name_with_one_value_takes_that_and_refuses_others(conf, name, meaning
     )
 
 
-@pytest.mark.parametrize(
-    "line", ["aclEnable=true", "brokerRole=SYNC_MASTER", "brokerRole=SLAVE", "brokerId=1"]
-)
+@pytest.mark.parametrize("line", ["aclEnable=true", "brokerRole=MASTER", "brokerId=-1"])
 def test_promises_that_cannot_be_kept_are_refused_from_arguments_too(conf, line):
     assert f"(in argument {line}); it takes" in conf.complaint("", line)
 

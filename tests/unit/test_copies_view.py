@@ -28,7 +28,7 @@ def test_a_broker_without_followers_has_none():
 
 def test_a_follower_has_its_place_in_the_log_and_its_connection():
     async def main(stage):
-        await stage.first.lead(epoch=4)
+        await stage.first.lead()
         stage.second.follow()
         client = await stage.first.client()
         await client.topic("T", 4)
@@ -36,13 +36,13 @@ def test_a_follower_has_its_place_in_the_log_and_its_connection():
         await stage.caught_up(stage.second)
         view = await view_at(client)
         (follower,) = view.followers
-        assert (view.epoch, view.log_end) == (4, stage.first.end)
+        assert (view.epoch, view.log_end) == (0, stage.first.end)
         assert (follower.member, follower.is_in_sync) == ("m2", True)
         assert follower.address.startswith(stage.second.machine.address)
         assert (follower.position, follower.bytes_behind) == (stage.first.end, 0)
         assert (follower.seconds_behind, follower.is_longer) == (0, False)
         table = TextTable.read((await client.ok(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
-        expected = {"epoch": "4", "isLeader": "1", "followers": "1", "followersInSync": "1"}
+        expected = {"epoch": "0", "isLeader": "1", "followers": "1", "followersInSync": "1"}
         assert table.items() >= {**expected, "bytesNotCopied": "0"}.items()
         assert "secondsSinceLeaseRenewal" not in table
 

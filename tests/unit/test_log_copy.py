@@ -53,11 +53,12 @@ def assert_equal(leader, shelf):
         assert shelf.found_by_key(f"k{number}") == leader.found_by_key(f"k{number}")
 
 
+@pytest.mark.parametrize("is_lazy", [False, True])
 @pytest.mark.parametrize("most", [1, 700, 1 << 20])
 @in_virtual_time
-async def test_a_copy_has_the_same_files_and_a_promoted_one_all_that_the_leader_had(most):
+async def test_a_copy_has_the_same_files_and_a_promoted_one_all_that_the_leader_had(most, is_lazy):
     leader = LeadingShelf()
-    copy = FollowedShelf(leader)
+    copy = FollowedShelf(leader, is_lazy=is_lazy)
     await copy.join()
     for part in range(3):
         busy(leader, 10 * part, 10)
@@ -96,10 +97,11 @@ async def test_a_copy_of_a_log_that_begins_later_begins_there_too():
     shelf.close()
 
 
+@pytest.mark.parametrize("is_lazy", [False, True])
 @in_virtual_time
-async def test_files_that_the_leader_deletes_are_deleted():
+async def test_files_that_the_leader_deletes_are_deleted(is_lazy):
     leader = LeadingShelf()
-    copy = FollowedShelf(leader)
+    copy = FollowedShelf(leader, is_lazy=is_lazy)
     await copy.join()
     for part in range(6):
         for number in range(10):
@@ -161,3 +163,35 @@ async def test_committed_offsets_are_never_ahead_of_the_copy():
     assert Keeper(copy.disk).offsets().offset_table["T@G"][0] == 10
     await copy.close()
     promoted(copy.disk, leader.sizes).close()
+
+
+@in_virtual_time
+async def test_a_file_of_which_everything_was_cut_is_no_file_of_the_copy():
+    """The new leader goes on in the file before."""
+    first = LeadingShelf()
+    busy(first, count=3)
+    copies = [FollowedShelf(first), FollowedShelf(first)]
+    for copy in copies:
+        await copy.join_and_follow()
+        await copy.close()
+    old, leader = (promoted(copy.disk, first.sizes) for copy in copies)
+    files = len(first.log_files())
+    while len(old.log_files()) == files:
+        shared = old.store.log.end
+        old.put(b"old" + b"." * 1000)
+        old.flush()
+        if len(old.log_files()) == files:
+            leader.put(b"old" + b"." * 1000)
+            leader.flush()
+    assert leader.store.log.end == shared
+    leader.put(b"new")
+    leader.flush()
+    assert len(leader.log_files()) == files
+    old.close()
+
+    returned = FollowedShelf(leader, old.disk)
+    await returned.join_and_follow()
+    await returned.close()
+
+    assert log_of(old.disk) == log_of(leader.disk)
+    assert_equal(leader, promoted(old.disk, first.sizes))

@@ -1,10 +1,18 @@
 """A copy whose machine, disk or leader fails: what it has stays a beginning of its leader's log."""
 
+import asyncio
 import errno
 
 import pytest
 
-from tests.unit.copy_stage import FollowedShelf, LeadingShelf, in_virtual_time, log_of, promoted
+from tests.unit.copy_stage import (
+    FollowedShelf,
+    LeadingShelf,
+    damage_in,
+    in_virtual_time,
+    log_of,
+    promoted,
+)
 from tests.unit.test_log_copy import assert_equal, busy
 from txmq.errors import CorruptRecord, DiskFull, RemoteProtocolError, SyncFailed
 from txmq.protocol.span import HEAD_BYTES, head
@@ -22,9 +30,9 @@ def assert_beginning(disk, leader):
         assert whole[name].startswith(found[name])
 
 
-async def lived(leader, points):
+async def lived(leader, points, *, is_lazy):
     """Copy a busy leader step by step; takes a copy of the disk before each operation on it."""
-    copy = FollowedShelf(leader)
+    copy = FollowedShelf(leader, is_lazy=is_lazy)
     copy.disk.on_write = lambda event: points.append(
         (event, copy.disk.clone(), copy.copy.durable if copy.copy.is_open else 0)
     )
@@ -38,24 +46,27 @@ async def lived(leader, points):
     points.append((None, copy.disk, leader.store.log.end))
 
 
+@pytest.mark.parametrize("is_lazy", [False, True])
 @pytest.mark.parametrize("loss", [None, Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING])
 @in_virtual_time
-async def test_a_copy_that_dies_at_any_step_is_a_beginning_and_goes_on(loss):
+async def test_a_copy_that_dies_at_any_step_is_a_beginning_and_goes_on(loss, is_lazy):
     """Without a loss only the process dies, as by ``kill -9``."""
     leader, points = LeadingShelf(), []
-    await lived(leader, points)
-    assert len(points) > 200
+    await lived(leader, points, is_lazy=is_lazy)
+    assert len(points) > 150
 
     for number, (event, disk, durable) in enumerate(points):
         try:
             if loss is not None:
                 disk.crash(SeededEntropy(f"{number}"), loss)
+            if disk.names("log") and number % 3 == 0:
+                # As a member that is elected after all of them lost their power.
+                assert damage_in(disk.clone()) == []
+                promoted(disk.clone(), leader.sizes).close()
             alone = FollowedShelf(leader, disk)
             await alone.close()
             assert_beginning(disk, leader)
             assert sum(map(len, log_of(disk).values())) >= durable, "it was noted as durable"
-            if alone.copy.last is not None and number % 3 == 0:
-                promoted(disk.clone(), leader.sizes).close()
             if number % 5 == 0 or event is None:
                 again = FollowedShelf(leader, disk)
                 await again.join_and_follow()
@@ -155,7 +166,7 @@ async def test_damage_on_the_wire_is_refused_and_nothing_is_written(damage):
     before = log_of(copy.disk), copy.copy.end, copy.copy.last
 
     with pytest.raises(RemoteProtocolError):
-        await copy.copy.take_spans(damage(data), file_start, 5)
+        copy.copy.take_spans(damage(data), file_start, 5)
 
     assert (log_of(copy.disk), copy.copy.end, copy.copy.last) == before
     await copy.follow()
@@ -172,14 +183,14 @@ async def test_spans_of_another_epoch_than_that_of_their_sender_are_refused():
     data, file_start = spans(leader)
 
     with pytest.raises(RemoteProtocolError, match="has the epoch 5, the one before it 0, and its"):
-        await copy.copy.take_spans(data, file_start, 4)
-    await copy.copy.take_spans(data, file_start, 5)
+        copy.copy.take_spans(data, file_start, 4)
+    copy.copy.take_spans(data, file_start, 5)
     leader.store.log.epoch = 3
     end = copy.copy.end
     leader.add(b"an old leader goes on")
     data, file_start = leader.spans_at(end, 1 << 20)
     with pytest.raises(RemoteProtocolError, match="has the epoch 3, the one before it 5, and its"):
-        await copy.copy.take_spans(data, file_start, 5)
+        copy.copy.take_spans(data, file_start, 5)
     assert copy.copy.end == end
     await copy.close()
 
@@ -193,7 +204,7 @@ async def test_spans_of_a_file_that_is_another_one_here_are_refused():
     data, _ = spans(leader)
 
     with pytest.raises(RemoteProtocolError, match="lies in the file 17, and here in 0"):
-        await copy.copy.take_spans(data, 17, 5)
+        copy.copy.take_spans(data, 17, 5)
     await copy.close()
 
 
@@ -205,13 +216,36 @@ async def test_a_record_that_its_leader_stored_broken_ends_a_copy():
     await copy.join_and_follow()
     end, log_id = leader.store.log.end, leader.store.log.segments.log_id
     payload = b"nonsense" * 20
-    before = log_of(copy.disk)
+    copy.copy.take_spans(head(log_id, end, end, payload, 0) + payload, 0, 0)
 
     with pytest.raises(CorruptRecord) as refused:
-        await copy.copy.take_spans(head(log_id, end, end, payload, 0) + payload, 0, 0)
+        await copy.copy.index()
 
     assert refused.value.position == end + HEAD_BYTES
-    assert log_of(copy.disk) == before
+    await copy.close()
+
+
+@in_virtual_time
+async def test_a_sync_that_fails_after_its_caller_left_is_known_all_the_same():
+    """A connection is lost while the disk works. The next sync of the file would succeed."""
+    leader = LeadingShelf()
+    copy = FollowedShelf(leader)
+    await copy.join_and_follow()
+    data, file_start = spans(leader)
+    copy.copy.take_spans(data, file_start, 5)
+    copy.disk.slow_sync(1.0)
+    copy.disk.fail_next_sync()
+    syncing = asyncio.create_task(copy.copy.sync())
+    await asyncio.sleep(0.5)
+    syncing.cancel()
+    await asyncio.gather(syncing, return_exceptions=True)
+    durable = copy.copy.durable
+    await asyncio.sleep(1)
+
+    with pytest.raises(SyncFailed, match="before"):
+        await copy.copy.sync()
+
+    assert copy.copy.durable == durable < copy.copy.end
     await copy.close()
 
 
@@ -230,4 +264,4 @@ async def test_the_newest_epoch_survives_a_restart():
     again = FollowedShelf(leader, disk)
     assert again.copy.epoch == 7
     await again.close()
-    assert Keeper(disk).leadership().is_copy
+    assert Keeper(disk).copy_state().is_copy

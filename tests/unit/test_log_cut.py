@@ -2,11 +2,17 @@
 
 import pytest
 
-from tests.unit.copy_stage import FollowedShelf, LeadingShelf, in_virtual_time, log_of, promoted
+from tests.unit.copy_stage import (
+    FollowedShelf,
+    LeadingShelf,
+    damage_in,
+    in_virtual_time,
+    log_of,
+    promoted,
+)
 from tests.unit.store.shelf import START_MS, Sizes
 from txmq.protocol.span import DecisionKind
 from txmq.testing import Loss, SeededEntropy
-from txmq_broker.inspection.directory_inspection import Inspection
 from txmq_broker.inspection.log_records import LogRecord, Selection, select
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.log.identity import log_to_read
@@ -73,17 +79,6 @@ def kept_records(disk):
     reader.close()
     assert all(isinstance(record, LogRecord) for record in found)
     return found
-
-
-def damage_in(disk):
-    """The findings of an inspection, without those of files that a crash may tear in any broker."""
-    return [
-        finding
-        for finding in Inspection(disk).findings()
-        if finding.severity != "note"
-        and not finding.file.endswith(".old")
-        and finding.kind != "mark-damaged"
-    ]
 
 
 class _Folder:
@@ -163,8 +158,7 @@ async def test_tables_that_are_ahead_of_a_cut_come_back_with_it():
     copy = FollowedShelf(new, disk)
     segments = new.store.log.segments
     copy.copy.open_as(segments.log_id, segments.start, new.tables())
-    shared = next(head for file in copy.copy.heads() for head in file[::-1] if head in new.heads())
-    copy.copy.cut_back(shared, new.tables())
+    copy.copy.cut_back(copy.last_shared(), new.tables())
     left = disk.clone()
     await copy.follow()
     await copy.close()

@@ -37,7 +37,6 @@ from txmq.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from txmq.reconcile.rules import Rules
     from txmq.reconcile.summary import Run
-    from txmq.reconcile.written_table import ItemFilter
 
 __all__ = ["app", "withdraw"]
 
@@ -92,7 +91,7 @@ def breaks(
 
         chosen = _filter(class_, bank, account, older_than, file, status=status)
         rules, run = run_of(config, day)
-        items = items_of(rules.directory, run, chosen, is_complete=everything)
+        items = items_of(rules.directory, run, **chosen, is_complete=everything)
         found = _with_notes(items if unmasked else list(map(mask_sides, items)), rules)
         if export is not None:
             _export(found, run, export)
@@ -216,21 +215,24 @@ def _filter(
     file: typer.FileText | None,
     ids: Sequence[str] | None = None,
     status: str | None = None,
-) -> "ItemFilter":
+) -> dict[str, Any]:
+    """The items that the user asks for, as ``items_of`` takes them."""
     from txmq.reconcile.classes import Class
-    from txmq.reconcile.written_table import ItemFilter
 
     check_name("class", class_, list(Class))
-    return ItemFilter(class_, status, bank, account, older_than, ids_of(ids, file))
+    wanted = {"class": class_, "status": status, "bank": bank, "account": account}
+    return {"wanted": wanted, "ids": ids_of(ids, file), "older_than": older_than}
 
 
-def _choose(rules: "Rules", run: "Run", chosen: "ItemFilter", *, yes: bool) -> list[dict[str, Any]]:
+def _choose(
+    rules: "Rules", run: "Run", chosen: Mapping[str, Any], *, yes: bool
+) -> list[dict[str, Any]]:
     """The breaks that fit. If there are several, the user sees their sums, and agrees first."""
-    from txmq.reconcile.written_table import ItemFilter, items_of
+    from txmq.reconcile.written_table import items_of
 
-    if chosen == ItemFilter():
+    if not chosen["ids"] and {chosen["older_than"], *chosen["wanted"].values()} == {None}:
         raise ConfigError("name breaks by their ids, or choose them with --class, --bank, …")
-    items = items_of(rules.directory, run, chosen)
+    items = items_of(rules.directory, run, **chosen)
     day = run.result.business_date
     confirm_rows(len(items), "breaks", day, _lines(items, run), yes=yes)
     return items
@@ -269,7 +271,7 @@ def _with_notes(items: list[dict[str, Any]], rules: "Rules") -> list[dict[str, A
 def _export(items: Sequence[Mapping[str, Any]], run: "Run", path: Path) -> None:
     from decimal import Decimal
 
-    from txmq.reconcile.spreadsheet import as_csv, as_xlsx
+    from txmq.cli.spreadsheet import as_csv, as_xlsx
 
     formats = {".csv": as_csv, ".xlsx": as_xlsx}
     if path.suffix not in formats:

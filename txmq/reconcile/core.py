@@ -2,14 +2,13 @@
 
 The sieve finds the transfers that plainly agree, while the balances of accounts are added up beside
 it. Every other transfer is decided in the second pass from all of its rows, which meet at its
-place. On most days these are few, and only their rows are sent; after a mishap they may be all, and
-then all rows are.
+place. On most days these are few, and hardly other rows are sent; after a mishap they may be all.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -18,54 +17,38 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.reconcile.balances import NO_BALANCES, AccountPart, AccountSums, account_parts, shortened
+from txmq.reconcile.balances import ACCOUNT, NO_BALANCES, STATED, AccountSums
 from txmq.reconcile.classes import Class
 from txmq.reconcile.columns import Words, hash_column
-from txmq.reconcile.evidence import (
-    READ_BY_SIEVE,
-    EvidenceRows,
-    Role,
-    Source,
-    find,
-    history_of,
-    rows_of,
-    sources_of,
-    with_keys,
-)
+from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_schema, arrow_table, parquet_writer
 from txmq.reconcile.items import with_doubts
-from txmq.reconcile.ledgers import EarlierDays, Ledgers, ReconciledDay, Table
+from txmq.reconcile.ledgers import (
+    OLD,
+    READ_BY_SIEVE,
+    ReconciledDay,
+    Role,
+    Source,
+    TableFile,
+    Tables,
+    evidence_in,
+    matches_in,
+    rows_of,
+    with_keys,
+)
 from txmq.reconcile.rules import DayWindow, Rules
 from txmq.reconcile.second_pass import SecondPass
-from txmq.reconcile.sieve import SUSPECT, Others, OthersIndex, Sieve, split_by_hash
+from txmq.reconcile.sieve import PLAIN, SUSPECT, Others, OthersFilter, Sieve, split_by_hash
 from txmq.reconcile.storage import Folder
-from txmq.reconcile.tables import MATCHES, OFFSETS, RESULTS, TOTALS, Sums, TableSchema
+from txmq.reconcile.tables import MATCHES, MESSAGES, RESULTS, TOTALS, Sums, TableSchema
 from txmq.reconcile.workers import Workers, uncollected
 
-__all__ = ["FEW", "Drafts", "reconcile"]
+__all__ = ["FEW", "reconcile"]
 
 FEW: Final = 100_000
-"""Up to so many transfers that are not plain, each worker is told all of them."""
+"""Up to so many suspects, workers return what they have decided, and it is sorted."""
 ROWS_AT_A_PLACE: Final = 2_000_000
 """The rows that meet at one place; each takes some 200 bytes of a worker's memory."""
-
-
-class Drafts(NamedTuple):
-    """Where workers write rows of a run's tables; without folders they return them."""
-
-    folders: Mapping[str, Folder] = {}
-
-    def write(self, part: int, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """Write a part of tables; returns what is not written."""
-        left = {}
-        for name, rows in tables.items():
-            if name not in self.folders:
-                left[name] = rows
-            elif len(rows):
-                file = self.folders[name].create(f"part-{part:05}.parquet")
-                with file as out, parquet_writer(out, rows.schema) as writer:
-                    writer.write_table(rows)
-        return left
 
 
 class DayTask(NamedTuple):
@@ -77,50 +60,60 @@ class DayTask(NamedTuple):
     known_ids: Mapping[str, int]
     """The greatest id before the day, of banks whose ids have no gaps."""
     places: int
-    drafts: Drafts
+    drafts: Mapping[str, Folder]
+    """Where workers write rows of the run's tables."""
+
+    def write(self, part: int, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        """Write a part of tables; returns those that have no draft."""
+        for name in tables.keys() & self.drafts.keys():
+            if len(rows := tables[name]):
+                file = self.drafts[name].create(f"part-{part:05}.parquet")
+                with file as out, parquet_writer(out, rows.schema) as writer:
+                    writer.write_table(rows)
+        return {name: rows for name, rows in tables.items() if name not in self.drafts}
 
 
 def reconcile(
-    ledgers: Ledgers,
-    yesterday: EarlierDays,
+    given: Tables,
+    explanations: Mapping[str, Explanation],
     rules: Rules,
     day: date,
     as_of_ms: int,
     *,
     rows: int = 0,
     workers: Workers | None = None,
-    drafts: Drafts | None = None,
+    drafts: Mapping[str, Folder] | None = None,
     few: int = FEW,
 ) -> ReconciledDay:
     """Reconcile a day.
 
-    ``as_of_ms`` is the end of the day, or the time of reading if that was earlier. ``rows`` is the
-    number of rows of the day's ledgers, about. Up to ``few`` suspects, only their rows are sent.
+    ``explanations`` are the valid ones, by break id. ``as_of_ms`` is the end of the day, or the
+    time of reading if that was earlier. ``rows`` is the number of rows of the day's ledgers, about.
+    Up to ``few`` suspects, workers return what they have decided.
     """
     workers, window = workers or Workers(), rules.day.window(day)
-    closed, places = yesterday.balances, 1 << (rows // ROWS_AT_A_PLACE).bit_length()
-    sieve, ids = Sieve(rules, window.start_ms), _known_ids(closed or ())
-    of_day = DayTask(window, sieve, AccountSums(rules), ids, places, drafts or Drafts())
-    second = SecondPass(rules, day, as_of_ms, _offsets(ledgers.offsets), yesterday.explanations)
+    sieve, places = Sieve(rules, window.start_ms), 1 << (rows // ROWS_AT_A_PLACE).bit_length()
+    ids = _known_ids(given.get(Role.BALANCES, ()))
+    of_day = DayTask(window, sieve, AccountSums(rules), ids, places, drafts or {})
+    offsets = _offsets(given.get(Role.OFFSETS, ()))
+    second = SecondPass(rules, day, as_of_ms, offsets, explanations)
 
-    known = sources_of(ledgers, yesterday)
-    parts = [one for one in known if one.role in READ_BY_SIEVE]
-    stated = account_parts(ledgers, closed or ())
-    sifted = workers.by_place(
-        partial(_split, of_day), [*parts, *stated], partial(_sift, of_day), places
-    )
+    known = [(role, part) for role in Role for part in given.get(role, ())]
+    first = [one for one in known if one[0] in READ_BY_SIEVE or one[0] in STATED]
+    sifted = workers.by_place(partial(_split, of_day), first, partial(_sift, of_day), places)
     others, balances, sums_of_all = zip(*sifted, strict=True)
-    sources: list[Any] = [one for one in known if one.role is not Role.AGREED]
-    if any(some.is_seen.any() for some in others):
-        sources += history_of(yesterday)
-    suspects = sum(int((some.plain == SUSPECT).sum()) for some in others)
-    if is_small := suspects <= few:
-        split = partial(_find, of_day, Others.all_of(others))
-        inputs, task = [*enumerate(sources)], of_day._replace(drafts=Drafts())
-    else:
-        split, inputs, task = partial(_split_rows, of_day), [*sources, *enumerate(others)], of_day
-    decide = partial(_decide, task, second)
-    all_decided = workers.by_place(split, inputs, decide, places)
+    unread = {*STATED, Role.AGREED, Role.OFFSETS}
+    if not any(some.is_seen.any() for some in others):
+        unread |= OLD
+    sources = [one for one in known if one[0] not in unread]
+    is_small = sum(int((some.plain == SUSPECT).sum()) for some in others) <= few
+    task = of_day._replace(drafts={}) if is_small else of_day
+    all_decided = workers.by_place(
+        partial(_split_rows, of_day, OthersFilter(others)),
+        [*enumerate(sources, places), *enumerate(others)],
+        partial(_decide, task, second),
+        places,
+    )
     tables = {
         name: _together(table, [of.get(name) for of, _ in all_decided])
         for name, table in RESULTS.items()
@@ -141,31 +134,30 @@ def reconcile(
         for class_, currency in groups
     ]
     tables["totals"] = arrow_table(TOTALS, totals)
-    return ReconciledDay(tables, broken, sums, was_closed=closed is not None)
+    return ReconciledDay(tables, broken, sums, was_closed=Role.BALANCES in given)
 
 
-def _split(day: DayTask, source: Source | AccountPart) -> Iterator[tuple[int, Any]]:
+def _split(day: DayTask, source: Source) -> Iterator[tuple[int, Any]]:
     """What a part of a table has for each place in the first pass."""
-    accounts, places = day.accounts, day.places
-    if isinstance(source, AccountPart):
-        stated = accounts.stated(source)
-        # The other tables have one row for each account.
-        for rows in (accounts.added_up(stated),) if source.of == "later" else stated:
-            yield from _split_sums(rows, places)
-        return
-    role, booked = source.role, list[pa.Table]()
-    for rows in rows_of(source, day.window, READ_BY_SIEVE[role]):
+    (role, _), accounts, places = source, day.accounts, day.places
+    stated = list[pa.Table]()
+    names = (*ACCOUNT, "role", *STATED[role]) if role in STATED else READ_BY_SIEVE[role]
+    for rows in rows_of(source, day.window, names):
+        if role in STATED or role is Role.ENTRIES:
+            stated.append(accounts.of(role, rows))
+        if role in STATED:
+            continue
         columns = _narrow(role, with_keys(role, rows), day.sieve)
         for place, some in split_by_hash(columns[0], places):
             yield place, (role, columns.take(some, axis=1))
-        if role is Role.ENTRIES:
-            booked.append(accounts.booked(rows))
-            for bank in accounts.numbered:
-                ids = rows["id"].filter(pc.equal(rows["bank"], bank)).drop_null()
-                for place, some in split_by_hash(hash_column(ids), places):
-                    yield place, (bank, ids.take(some).to_numpy())
-    if booked:
-        yield from _split_sums(accounts.added_up(booked), places)
+        for bank in accounts.numbered if role is Role.ENTRIES else ():
+            ids = rows["id"].filter(pc.equal(rows["bank"], bank)).drop_null()
+            for place, some in split_by_hash(hash_column(ids), places):
+                yield place, (bank, ids.take(some).to_numpy())
+    if stated:
+        sums = accounts.added_up(stated)
+        for place, some in split_by_hash(hash_column(sums["account"]), places):
+            yield place, (AccountSums, sums.take(some))
 
 
 def _narrow(role: Role, rows: pa.Table, sieve: Sieve) -> Words:
@@ -177,91 +169,83 @@ def _narrow(role: Role, rows: pa.Table, sieve: Sieve) -> Words:
     return sieve.messages(rows) if role is Role.MESSAGES else sieve.carried(rows)
 
 
-def _split_sums(sums: pa.Table, places: int) -> Iterator[tuple[int, Any]]:
-    for place, some in split_by_hash(hash_column(sums["account"]), places):
-        yield place, (AccountSums, shortened(sums.take(some)))
-
-
 def _sift(day: DayTask, place: int, values: list[Any]) -> tuple[Others, pa.Table | None, Sums]:
     """The others of a place, its balances if they are not in their draft, and its sums."""
     found = defaultdict[Any, list[Any]](list)
     for of, value in values:
         found[of].append(value)
     carried = found[Role.OPEN_ENTRIES] + found[Role.OPEN_MESSAGES]
-    others, sums = day.sieve.sift(
-        found[Role.ENTRIES] + carried,
-        found[Role.MESSAGES],
-        [hashes[0] for hashes in found[Role.AGREED]],
-    )
-    accounts = day.accounts.total(found[AccountSums])
-    balances = day.drafts.write(place, {"balances": accounts})
+    agreed = [hashes[0] for hashes in found[Role.AGREED]]
+    others, sums = day.sieve.sift(found[Role.ENTRIES] + carried, found[Role.MESSAGES], agreed)
+    left = day.write(place, {"balances": day.accounts.total(found[AccountSums])})
     for bank in day.accounts.numbered:
         new = np.unique(np.concatenate([np.empty(0, np.int64), *found[bank]]))
-        sums["ids", bank, ""] = (
-            int((new > day.known_ids[bank]).sum()) if bank in day.known_ids else len(new)
-        )
-    return others, balances.get("balances"), sums
+        known = day.known_ids.get(bank, np.iinfo(np.int64).min)
+        sums["ids", bank, ""] = int((new > known).sum())
+    return others, left.get("balances"), sums
 
 
-def _find(
-    day: DayTask, others: Others, source: tuple[int, Source]
-) -> Iterator[tuple[int, EvidenceRows]]:
-    """The evidence in a part of a table for each place; matches are written."""
-    number, (role, part) = source
-    matches, index = [], OthersIndex(others)
-    for rows in rows_of(Source(role, part), day.window):
-        for one in find(role, with_keys(role, rows), index):
-            if one.kind == "match":
-                matches.append(one.rows)
-                continue
-            for place, some in split_by_hash(hash_column(one.rows["key"]), day.places):
-                yield place, one._replace(rows=one.rows.take(some))
-    for rows in day.drafts.write(number, {"matches": _together(MATCHES, matches)}).values():
-        yield 0, EvidenceRows("match", role, rows)
-
-
-def _split_rows(day: DayTask, source: Source | tuple[int, Others]) -> Iterator[tuple[int, Any]]:
-    """All rows of a part of a table for each place; or its other transfers."""
-    if not isinstance(source, Source):
-        yield source
+def _split_rows(
+    day: DayTask, others: OthersFilter, numbered: tuple[int, Source | Others]
+) -> Iterator[tuple[int, Any]]:
+    """The other transfers of a place; or the rows of a part of a table that may be about such
+    transfers, for each place. The matches of all others are written here.
+    """
+    number, source = numbered
+    if isinstance(source, Others):
+        yield number, (Others, source)
         return
-    for rows in rows_of(source, day.window):
-        keyed = with_keys(source.role, rows)
-        for place, some in split_by_hash(hash_column(keyed["key"]), day.places):
-            yield place, (source.role, keyed.take(some))
+    (role, _), matches = source, []
+    for piece in rows_of(source, day.window):
+        rows = with_keys(role, piece)
+        hashes = hash_column(rows["key"])
+        may_be = others.may_have(hashes)
+        matches.append(matches_in(role, rows, np.where(may_be, SUSPECT, PLAIN[Class.MATCHED])))
+        if role is Role.MESSAGES:
+            yield 0, ("by_hand", rows.filter(pc.equal(rows["decided_by"], "operator")))
+        some = rows.filter(pa.array(may_be))
+        for place, of_place in split_by_hash(hashes[may_be], day.places):
+            yield place, (role, some.take(of_place))
+    for rows in day.write(number, {"matches": _together(MATCHES, matches)}).values():
+        yield 0, ("matches", rows)
 
 
 def _decide(
     day: DayTask, second: SecondPass, place: int, values: list[Any]
 ) -> tuple[dict[str, pa.Table], Sums]:
-    """Decide the transfers of a place from its evidence, or from all of its rows."""
+    """Decide the transfers of a place from its rows."""
+    found = defaultdict[Any, list[Any]](list)
+    for of, value in values:
+        found[of].append(value)
+    evidence, matches = {}, found["matches"]
+    for role in (of for of in found if isinstance(of, Role)):
+        # Files of an older txmq may have fewer columns.
+        rows = pa.concat_tables(found[role], promote_options="default")
+        evidence[role], plain = evidence_in(role, rows, found[Others][0])
+        matches.append(plain)
     with uncollected():
-        found = [value for value in values if isinstance(value, EvidenceRows)]
-        for others in (value for value in values if isinstance(value, Others)):
-            index = OthersIndex(others)
-            for role, rows in (value for value in values if type(value) is tuple):
-                found += find(role, rows, index)
-        decided = second.decide(found)
-    tables = decided.tables()
-    matches = [one.rows for one in found if one.kind == "match"]
+        decided = second.decide(evidence)
+        tables = decided.tables()
     tables["matches"] = _together(MATCHES, [*matches, tables["matches"]]).sort_by("key")
-    return day.drafts.write(place, tables), decided.sums
+    order = [("key", "ascending"), ("position", "ascending")]
+    tables["by_hand"] = _together(MESSAGES, found["by_hand"]).sort_by(order)
+    return day.write(place, tables), decided.sums
 
 
 def _together(table: TableSchema, some: Iterable[pa.Table | None]) -> pa.Table:
-    return pa.concat_tables([arrow_schema(table).empty_table(), *filter(None, some)])
+    schema = arrow_schema(table)
+    rows = (one.select(table.names).cast(schema) for one in some if one is not None)
+    return pa.concat_tables([schema.empty_table(), *rows])
 
 
-def _known_ids(closed: Table) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for piece in (piece for part in closed for piece in part.pieces(("bank", "last_id"))):
-        ends = piece.drop_null().group_by("bank").aggregate([("last_id", "max")])
-        for bank, last in zip(*(column.to_pylist() for column in ends.columns), strict=True):
-            found[bank] = max(last, found.get(bank, last))
-    return found
+def _known_ids(closed: Sequence[TableFile]) -> dict[str, int]:
+    rows = [piece for part in closed for piece in part.pieces(("bank", "last_id"))]
+    if not rows:
+        return {}
+    known = pa.concat_tables(rows).drop_null().group_by("bank").aggregate([("last_id", "max")])
+    return dict(zip(*(column.to_pylist() for column in known.columns), strict=True))
 
 
-def _offsets(table: Table) -> dict[tuple[str, str, int], int]:
-    pieces = (piece for part in table for piece in part.pieces(OFFSETS.names))
-    rows = (tuple(row.values()) for piece in pieces for row in piece.to_pylist())
-    return {(group, topic, queue): after for group, topic, queue, after in rows}
+def _offsets(table: Sequence[TableFile]) -> dict[tuple[str, str, int], int]:
+    rows = (row for part in table for piece in part.pieces() for row in piece.to_pylist())
+    return {(row["group"], row["topic"], row["queue"]): row["next_offset"] for row in rows}

@@ -19,15 +19,15 @@ from txmq.errors import ReconcileRefused
 from txmq.reconcile.core import reconcile
 from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.extraction import extract_day
-from txmq.reconcile.extract.loader import load, load_unchecked
+from txmq.reconcile.extract.loader import files_in, load
 from txmq.reconcile.extract.manifest import FILE, Manifest
-from txmq.reconcile.ledgers import EarlierDays
+from txmq.reconcile.ledgers import CARRIED_ON, Role, Tables
 from txmq.reconcile.log.log_extract import extract_log
 from txmq.reconcile.progress import Progress
 from txmq.reconcile.proofs import proofs_of
 from txmq.reconcile.report.metrics import exposition
 from txmq.reconcile.report.page import page
-from txmq.reconcile.results import CARRIED_ON, Results, run_id
+from txmq.reconcile.results import Results, run_id
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.schema import ReconSchema
 from txmq.reconcile.summary import Run
@@ -80,26 +80,30 @@ def run(
     extract = results.folder.at("extracts", day.isoformat(), manifest.extract_id)
     with progress.stage("check the extract") as stage:
         stage.rows = manifest.rows
-        ledgers = load(manifest, extract)
+        tables = load(manifest, extract)
     people = Explanations(results.folder)
     before_this = past.result_digest if past else None
     name = run_id(day, rules.digest, manifest.extract_id, before_this, people.digest)
-    earlier = earlier_days(rules, day, results, past, people)
+    tables |= earlier_days(rules, day, results, past)
+    notes = {note.break_id: note for note in people.in_force()}
     with progress.stage("match") as stage:
         stage.rows = rows = manifest.rows
         workers = Workers(None if rows <= FEW_ROWS else spark)
         drafts, as_of_ms = results.drafts(name), manifest.as_of_ms
         outcome = reconcile(
-            ledgers, earlier, rules, day, as_of_ms, rows=rows, workers=workers, drafts=drafts
+            tables, notes, rules, day, as_of_ms, rows=rows, workers=workers, drafts=drafts
         )
     with progress.stage("prove and write"):
-        contents = results.write_tables(outcome.tables, day, name)
+        contents = {
+            table: results.write_table(table, rows, day, name)
+            for table, rows in outcome.tables.items()
+        }
         balances = results.table("balances", day, name)
         proofs = proofs_of(outcome, balances.pieces(), rules, manifest.sources)
         contents["proofs"] = results.write_table("proofs", proofs, day, name)
     with progress.stage("judge"):
-        tables = {table: results.table(table, day, name) for table in contents}
-        found = judge(tables, rules, manifest, contents, people)
+        written = {table: results.table(table, day, name) for table in contents}
+        found = judge(written, rules, manifest, contents, people)
     with progress.stage("report"):
         done = Run(
             run_id=name,
@@ -123,7 +127,7 @@ def run(
         done = results.current(day) or done
         if rules.recon is not None:
             with closing(ReconSchema(rules.recon)) as schema:
-                schema.write(done, tables["items"].rows())
+                schema.write(done, written["items"].rows())
     return done
 
 
@@ -144,26 +148,26 @@ def _day_before(rules: Rules, day: date, results: Results) -> Run | None:
     )
 
 
-def earlier_days(
-    rules: Rules, day: date, results: Results, past: Run | None, people: Explanations
-) -> EarlierDays:
-    """The state that earlier days left.
+def earlier_days(rules: Rules, day: date, results: Results, past: Run | None) -> Tables:
+    """The tables that earlier days left.
 
-    The history has the extracts of the last ``day.history`` dates, as far as they still exist.
+    Those of ``day.history`` have the last dates, as far as their extracts still exist.
     """
     runs = results.chain(past, day - timedelta(days=rules.day.history))
-    left = {name: results.files(name, past) for name in CARRIED_ON} if past else {}
-    if past is None or past.result.end_ms != rules.day.window(day).start_ms:
-        left.pop("balances", None)
-    return EarlierDays(
-        **left,
-        history=[
-            load_unchecked(Manifest.read(folder), folder)
-            for run in runs
-            for folder in [results.folder.at("extracts", run.result.business_date, run.extract_id)]
-            if folder.exists(FILE)
-        ],
-        agreed=results.files("matches", *runs),
-        closed=results.files("closed", *runs),
-        explanations={one.break_id: one for one in people.in_force()},
-    )
+    found: Tables = {
+        Role.AGREED: results.files("matches", *runs),
+        Role.CLOSED: results.files("closed", *runs),
+        Role.OLD_ENTRIES: [],
+        Role.OLD_MESSAGES: [],
+    }
+    if past is not None:
+        found |= {role: results.files(name, past) for name, role in CARRIED_ON.items()}
+        if past.result.end_ms != rules.day.window(day).start_ms:
+            del found[Role.BALANCES]
+    for run in runs:
+        folder = results.folder.at("extracts", run.result.business_date, run.extract_id)
+        if folder.exists(FILE):
+            extract = files_in(Manifest.read(folder), folder)
+            found[Role.OLD_ENTRIES] += extract[Role.ENTRIES]
+            found[Role.OLD_MESSAGES] += extract[Role.MESSAGES]
+    return found

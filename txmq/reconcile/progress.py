@@ -24,12 +24,6 @@ _JOIN_S: Final = 5.0
 """The time in which the watching thread must end: a hung Java never answers it."""
 
 
-class ActiveStage:
-    """The stage that is running."""
-
-    rows = 0
-
-
 class Progress:
     """Measures the stages of a run, and shows each finished one as a line; on a terminal, a bar
     moves as Spark's tasks end.
@@ -48,20 +42,20 @@ class Progress:
         self._clock = clock or SystemClock()
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[ActiveStage]:
+    def stage(self, name: str) -> Iterator[Stage]:
         """Measure a stage, which ends with the block; a stage that fails is not counted."""
-        active = ActiveStage()
+        stage = Stage(name)
         began = self._clock.monotonic()
         row = self._bar.add_task(name, total=None)
         try:
-            yield active
+            yield stage
         finally:
             self._bar.remove_task(row)
-        done = Stage(name, round(self._clock.monotonic() - began, 3), active.rows)
-        self.stages += (done,)
+        stage.seconds = round(self._clock.monotonic() - began, 3)
+        self.stages += (stage,)
         if self._show is not None:
-            rows = f", {done.rows:,} row{'' if done.rows == 1 else 's'}" if done.rows else ""
-            self._show(f"{done.name}: {done.seconds:.1f} s{rows}")
+            rows = f", {stage.rows:,} row{'' if stage.rows == 1 else 's'}" if stage.rows else ""
+            self._show(f"{name}: {stage.seconds:.1f} s{rows}")
 
     @contextmanager
     def tracking(self, spark: SparkSession) -> Iterator[None]:

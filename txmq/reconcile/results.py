@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import date, timedelta
 from typing import Final, Literal, TypeAlias
@@ -33,7 +32,6 @@ from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.columns import ContentHash
-from txmq.reconcile.core import Drafts
 from txmq.reconcile.extract.manifest import FILE, Manifest
 from txmq.reconcile.extract.table_writer import parquet_writer
 from txmq.reconcile.ledgers import TableFile
@@ -42,10 +40,8 @@ from txmq.reconcile.summary import Past, Run, SignatureState, SignOff, digest_of
 from txmq.reconcile.tables import TABLES
 from txmq.reconcile.written_table import WrittenTable
 
-__all__ = ["CARRIED_ON", "Results", "Role", "open_results", "run_id"]
+__all__ = ["Results", "Role", "open_results", "run_id"]
 
-CARRIED_ON: Final = ("items", "entries", "messages", "failures", "balances")
-"""The tables that a day reads of the run of the day before."""
 _DRAFTS: Final = "results/.drafts"
 _SIGNATURES: Final = "signoffs.json"
 _SIGNED_ERROR: Final = (
@@ -284,16 +280,6 @@ class Results:
 
     # Tables
 
-    def write_tables(self, tables: Mapping[str, pa.Table], day: date, run: str) -> dict[str, str]:
-        """Write several tables as :meth:`write_table`, two at a time."""
-        pool = ThreadPoolExecutor(2)
-        try:
-            words = pool.map(lambda name: self.write_table(name, tables[name], day, run), tables)
-            return dict(zip(tables, words, strict=True))
-        finally:
-            # After Ctrl-C, what is not begun yet is left.
-            pool.shutdown(wait=False, cancel_futures=True)
-
     def table(self, name: str, day: date, run: str) -> WrittenTable:
         """A table of a run, for reading without Spark."""
         return WrittenTable.of_run(self.folder, day, run, name)
@@ -303,12 +289,12 @@ class Results:
         tables = [self.table(name, run.day, run.run_id) for run in runs]
         return [TableFile(table.folder, part) for table in tables for part in table.parts]
 
-    def drafts(self, run: str) -> Drafts:
+    def drafts(self, run: str) -> dict[str, Folder]:
         """Empty drafts of all tables of a run."""
         drafts = {name: self._draft(name, run) for name in TABLES}
         for draft in drafts.values():
             draft.remove_all()
-        return Drafts(drafts)
+        return drafts
 
     def write_table(self, name: str, table: pa.Table, day: date, run: str) -> str:
         """Write a table of a run; returns a hash of its rows, in any order and any files.

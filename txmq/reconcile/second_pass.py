@@ -19,15 +19,17 @@ import pyarrow as pa
 from txmq.reconcile.classes import Class
 from txmq.reconcile.classification import classify, facts_of_item
 from txmq.reconcile.differences import ABOUT_PROOFS, Place
-from txmq.reconcile.evidence import EvidenceRows, Role
 from txmq.reconcile.explanations import Explanation
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.items import BreakLife
+from txmq.reconcile.ledgers import Role
 from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import (
-    EVIDENCE,
+    BOOKED,
+    FAILURES,
     ITEMS,
     MATCHES,
+    MESSAGES,
     RESULTS,
     EntryRow,
     FailureRow,
@@ -99,20 +101,12 @@ class SecondPass:
         self._both_sides = frozenset(bank.name for bank in rules.bank if bank.entries.double_entry)
         self._proves_clearing = all(bank.entries.clearing for bank in rules.bank)
 
-    def decide(self, evidence: Sequence[EvidenceRows]) -> Decisions:
+    def decide(self, evidence: Mapping[Role, pa.Table]) -> Decisions:
         """Decide all transfers of some evidence."""
         found = Decisions({name: [] for name in RESULTS}, Counter())
         cases = _cases(evidence)
         for key in sorted(cases):
             self._decide(cases[key], found)
-        voids = {
-            key for one in evidence if one.kind == "void" for key in one.rows["key"].to_pylist()
-        }
-        nothing = (Class.ROLLED_BACK.value, 0, "")
-        found.rows["matches"] += [(key, *nothing) for key in sorted(voids)]
-        by_hand = [message for _, message in _rows(evidence, "by_hand", MessageRow)]
-        by_hand.sort(key=lambda message: (message.key, message.position))
-        found.rows["by_hand"] += map(msgspec.structs.astuple, by_hand)
         return found
 
     def _decide(self, rows: TransferRows, found: Decisions) -> None:
@@ -176,8 +170,14 @@ class SecondPass:
                     found.sums["settled", "", currency] += today[currency]
 
 
-def _cases(evidence: Sequence[EvidenceRows]) -> dict[str, TransferRows]:
+def _cases(evidence: Mapping[Role, pa.Table]) -> dict[str, TransferRows]:
     cases: dict[str, TransferRows] = {}
+
+    def rows(names: Sequence[str], make: Any, *roles: Role) -> Iterator[tuple[Role, Any]]:
+        """The rows of tables, with their roles."""
+        for role in (role for role in roles if role in evidence):
+            columns = (evidence[role][name].to_pylist() for name in names)
+            yield from ((role, row) for row in map(make, *columns))
 
     def case_of(key: str | None) -> TransferRows:
         return cases.setdefault(key or "", TransferRows(key or ""))
@@ -185,7 +185,7 @@ def _cases(evidence: Sequence[EvidenceRows]) -> dict[str, TransferRows]:
     def as_item(*values: Any) -> dict[str, Any]:
         return dict(zip(ITEMS.names, values, strict=True))
 
-    entries = list(_rows(evidence, "entry", EntryRow))
+    entries = [*rows(BOOKED.names, EntryRow, Role.ENTRIES, Role.OPEN_ENTRIES, Role.OLD_ENTRIES)]
     # A row that names no transfer has the key of its booking.
     bookings = split_bookings(entry for _, entry in entries if entry.is_lone)
     named = (row for row in entries if not row[1].is_lone)
@@ -193,23 +193,15 @@ def _cases(evidence: Sequence[EvidenceRows]) -> dict[str, TransferRows]:
         case = case_of(entry.key)
         case.was_open |= role is Role.OPEN_ENTRIES
         (case.agreed_entries if role is Role.OLD_ENTRIES else case.entries).append(entry)
-    for role, message in _rows(evidence, "message", MessageRow):
+    of_messages = Role.MESSAGES, Role.OPEN_MESSAGES, Role.OLD_MESSAGES
+    for role, message in rows(MESSAGES.names, MessageRow, *of_messages):
         case = case_of(message.key)
         case.was_open |= role is Role.OPEN_MESSAGES
         (case.agreed_messages if role is Role.OLD_MESSAGES else case.messages).append(message)
-    for _, failure in _rows(evidence, "failure", FailureRow):
+    for _, failure in rows(FAILURES.names, FailureRow, Role.FAILURES, Role.OPEN_FAILURES):
         case_of(failure.key).failures.append(failure)
-    for _, item in _rows(evidence, "item", as_item):
+    for _, item in rows(ITEMS.names, as_item, Role.ITEMS):
         case_of(item["key"]).item = item
-    for one in (one for one in evidence if one.kind == "closed"):
-        for row in one.rows.select(["key", "history"]).to_pylist():
-            case_of(row["key"]).histories.append(row["history"])
+    for _, (key, history) in rows(("key", "history"), lambda *row: row, Role.CLOSED):
+        case_of(key).histories.append(history)
     return cases
-
-
-def _rows(evidence: Sequence[EvidenceRows], kind: str, make: Any) -> Iterator[tuple[Role, Any]]:
-    """The rows of one kind, which have the columns of their table, with their roles."""
-    names = EVIDENCE[kind].names
-    for one in (one for one in evidence if one.kind == kind):
-        columns = (one.rows[name].to_pylist() for name in names)
-        yield from ((one.role, row) for row in map(make, *columns))

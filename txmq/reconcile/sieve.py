@@ -34,7 +34,7 @@ from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import LOWER_HALF, Sums
 from txmq.reconcile.transfer import VISIBLE
 
-__all__ = ["PLAIN", "SUSPECT", "Others", "OthersIndex", "Sieve", "split_by_hash"]
+__all__ = ["PLAIN", "SUSPECT", "Others", "OthersFilter", "Sieve", "split_by_hash"]
 
 SUSPECT: Final = 0
 """The code of a transfer that needs the second pass."""
@@ -80,35 +80,29 @@ class Others(NamedTuple):
     is_seen: Truths
     """True if a transfer was agreed on an earlier day."""
 
-    @classmethod
-    def all_of(cls, some: Sequence[Others]) -> Others:
-        """Those of all places together; places are ranges of hashes in order."""
-        return cls(*map(np.concatenate, zip(*some, strict=True)))
+    def look_up(self, hashes: Words) -> tuple[Numbers, Truths]:
+        """For each hash: its code, and whether it was seen."""
+        if not len(self.hashes):
+            return np.full(len(hashes), _MATCHED), np.zeros(len(hashes), np.bool_)
+        is_here, places = _find_in(self.hashes, hashes)
+        return np.where(is_here, self.plain[places], _MATCHED), is_here & self.is_seen[places]
 
 
-class OthersIndex:
-    """Finds transfers among the others by their hashes."""
+class OthersFilter:
+    """Tells which transfers may be among the others: all of these, and a few more."""
 
-    def __init__(self, others: Others) -> None:
-        self._others = others
-        bits = max(1, min(_FILTER_BITS_MAX, (16 * len(others.hashes)).bit_length()))
+    def __init__(self, others: Sequence[Others]) -> None:
+        count = sum(len(some.hashes) for some in others)
+        bits = max(1, min(_FILTER_BITS_MAX, (16 * count).bit_length()))
         self._shift = np.uint64(64 - bits)
         self._filter = np.zeros(1 << bits, np.bool_)
-        self._filter[others.hashes >> self._shift] = True
+        for some in others:
+            self._filter[some.hashes >> self._shift] = True
 
-    def look_up(self, hashes: Words) -> tuple[Truths, Numbers, Truths]:
-        """For each hash: whether it is here, its code, and whether it was seen."""
-        is_here = np.zeros(len(hashes), np.bool_)
-        plain = np.full(len(hashes), _MATCHED)
-        is_seen = np.zeros(len(hashes), np.bool_)
-        # Most hashes are not here, and one look into a mostly empty table tells so.
-        some = np.flatnonzero(self._filter[hashes >> self._shift])
-        others = self._others
-        found, places = _find_in(others.hashes, hashes[some])
-        some, places = some[found], places[found]
-        is_here[some], plain[some] = True, others.plain[places]
-        is_seen[some] = others.is_seen[places]
-        return is_here, plain, is_seen
+    def may_have(self, hashes: Words) -> Truths:
+        """True for each hash that may be among the others."""
+        found: Truths = self._filter[hashes >> self._shift]
+        return found
 
 
 class Sieve(NamedTuple):

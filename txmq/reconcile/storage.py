@@ -18,7 +18,7 @@ import secrets
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -29,7 +29,7 @@ from xml.etree import ElementTree as ET
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, copy_files
+from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
 
 from txmq.errors import ConfigError, ReconcileRefused, UsageError
 from txmq.reconcile.rules import SCHEMES
@@ -118,32 +118,30 @@ class Folder:
         with self._system.open_input_stream(self._at(name)) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def parquet(self, name: str) -> pq.ParquetFile:
-        """Open a Parquet file.
+    def batches(self, name: str, columns: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
+        """The rows of a Parquet file in pieces: all columns, or those of some that it has.
 
         Raises:
             pyarrow.ArrowException: It is not Parquet.
         """
-        return pq.ParquetFile(self._at(name), filesystem=self._system)
+        with pq.ParquetFile(self._at(name), filesystem=self._system) as file:
+            there = [column for column in columns if column in file.schema_arrow.names] or None
+            yield from file.iter_batches(_ROWS_AT_ONCE, columns=there, use_threads=False)
 
     def read_rows(
         self,
         names: Iterable[str],
         take: Callable[[pa.RecordBatch], None],
-        columns: list[str] | None = None,
+        columns: Sequence[str] = (),
     ) -> None:
-        """Read Parquet files in parallel, one for each core.
+        """Read Parquet files in parallel, one for each core; see :meth:`batches`.
 
         ``take`` receives the rows in pieces, in any order and from several threads.
-
-        Raises:
-            pyarrow.ArrowException: A file is not Parquet, or lacks a column.
         """
 
         def read(name: str) -> None:
-            with self.parquet(name) as file:
-                for batch in file.iter_batches(_ROWS_AT_ONCE, columns=columns, use_threads=False):
-                    take(batch)
+            for batch in self.batches(name, columns):
+                take(batch)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(read, names))
@@ -163,9 +161,8 @@ class Folder:
             return
         _, new = self._names(name)
         if self._is_there(new) and not self._is_there(name):
-            self._system.move(
-                self._at(new), self._at(name)
-            )  # A killed process had removed the old file.
+            # A killed process had removed the old file.
+            self._system.move(self._at(new), self._at(name))
         # Readers take the new file where the old one is missing, so it must be complete by then.
         draft = new if self._is_there(name) else f".{name}.draft"
         self._put(draft, data)
@@ -187,11 +184,7 @@ class Folder:
         if not self._has_objects:
             self._system.create_dir(self._path, recursive=True)
         for number, part in enumerate(draft.files("part-*")):
-            path, new = draft._at(part), self._at(f"part-{number:05d}.parquet")
-            if draft._system == self._system:
-                self._system.move(path, new)
-            else:
-                copy_files(path, new, draft._system, self._system)
+            self._system.move(draft._at(part), self._at(f"part-{number:05d}.parquet"))
         draft.remove_all()
 
     @contextmanager
@@ -326,9 +319,7 @@ class LocalFolder(Folder):
 
     def publish(self, draft: Folder) -> None:
         """See :meth:`Folder.publish`; all is synced."""
-        if draft.local is None:
-            super().publish(draft)
-            return
+        assert draft.local is not None
         for number, part in enumerate(sorted(draft.local.iterdir())):
             sync_path(part.rename(part.with_name(f"part-{number:05d}.parquet")))
         sync_path(draft.local)

@@ -258,11 +258,11 @@ class Past(Struct, frozen=True):
     verdict: Verdict
 
 
-class Stage(Struct, frozen=True):
-    """A part of a run, and the time it took."""
+class Stage(Struct):
+    """A part of a run, and the time it took; 0 while it lasts."""
 
     name: str
-    seconds: float
+    seconds: float = 0.0
     rows: int = 0
 
 

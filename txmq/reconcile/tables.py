@@ -282,11 +282,6 @@ BANK_TABLES: Final = {table.name: table for table in (ENTRIES, OPENING, LATER, A
 LOG_TABLES: Final = {table.name: table for table in (MESSAGES, FAILURES, OFFSETS)}
 """The tables of an extract for the log."""
 
-EVIDENCE: Final = {
-    "entry": BOOKED, "message": MESSAGES, "failure": FAILURES, "item": ITEMS, "by_hand": MESSAGES,
-}  # fmt: skip
-"""The rows from which transfers are decided, one by one."""
-
 RESULTS: Final[Mapping[str, TableSchema]] = {
     "matches": MATCHES, "items": ITEMS, "closed": ITEMS, "entries": BOOKED, "messages": MESSAGES,
     "failures": FAILURES, "by_hand": MESSAGES, "proofs": PROOFS,

@@ -4,7 +4,7 @@ The second pass assembles each transfer that does not plainly agree. These are f
 texts are compared as texts, and sets hold the values that should be single.
 
 A row that names no transfer has no number of its booking. All such rows that a bank wrote at one
-moment meet first (``Ledgers.transfers``). Here each becomes a transfer of its own, together with
+moment meet first (``ledgers.with_keys``). Here each becomes a transfer of its own, together with
 the row on the clearing account that has the opposite amount.
 """
 

@@ -27,13 +27,6 @@ class Workers:
     def __init__(self, spark: SparkSession | None = None) -> None:
         self._context = None if spark is None else spark.sparkContext
 
-    def each(self, task: Callable[[_In], _Out], inputs: Sequence[_In]) -> list[_Out]:
-        """The results of a task for each input, in order."""
-        if self._context is not None and inputs:
-            return self._context.parallelize(inputs, len(inputs)).map(task).collect()
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            return list(pool.map(task, inputs))
-
     def by_place(
         self,
         split: Callable[[_In], Iterable[tuple[int, Any]]],
@@ -53,10 +46,11 @@ class Workers:
             parts = self._context.parallelize(inputs, len(inputs)).flatMap(split)
             return parts.partitionBy(places, int).mapPartitionsWithIndex(joined).collect()
         at: list[list[Any]] = [[] for _ in range(places)]
-        for parts_of_one in self.each(lambda one: list(split(one)), inputs):
-            for place, value in parts_of_one:
-                at[place].append(value)
-        return self.each(lambda place: join(place, at[place]), range(places))
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for parts_of_one in pool.map(lambda one: list(split(one)), inputs):
+                for place, value in parts_of_one:
+                    at[place].append(value)
+            return list(pool.map(join, range(places), at))
 
 
 @contextmanager

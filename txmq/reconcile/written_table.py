@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Struct
 
 from txmq.errors import ReconcileRefused, UsageError
 from txmq.reconcile.storage import Directory, Folder, open_folder
 from txmq.reconcile.summary import Run
 
-__all__ = ["ItemFilter", "WrittenTable", "find_items", "items_of", "sum_groups", "top_rows"]
+__all__ = ["WrittenTable", "find_items", "items_of", "sum_groups", "top_rows"]
 
-_ROWS_AT_ONCE: Final = 1 << 17
 _WIDE: Final = pa.decimal128(38, 0)
 """Decimals with room for any sum of 64-bit numbers."""
 
@@ -46,11 +44,9 @@ class WrittenTable(NamedTuple):
             why = f"the {self.name} are missing in {self.folder}"
             raise ReconcileRefused(f"{why}: run the day again")
         try:
-            for part in parts:
-                with self.folder.parquet(part) as file:
-                    for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns) or None):
-                        piece = pa.Table.from_batches([batch])
-                        yield piece if where is None else piece.filter(where)
+            for batch in (one for part in parts for one in self.folder.batches(part, columns)):
+                piece = pa.Table.from_batches([batch])
+                yield piece if where is None else piece.filter(where)
         except (OSError, pa.ArrowException) as error:
             raise ReconcileRefused(f"the {self.name} cannot be read: {error}") from error
 
@@ -102,54 +98,44 @@ def top_rows(
     return [row for group in groups for row in kept[group].to_pylist()]
 
 
-class ItemFilter(Struct, frozen=True):
-    """The items that a person asks for; an item must fit all of it."""
-
-    class_: str | None = None
-    status: str | None = None
-    bank: str | None = None
-    account: str | None = None
-    """An account that pays or is paid, as it is in the books."""
-    older_than: int | None = None
-    """Only items that are more business days old."""
-    ids: Sequence[str] = ()
-    """Ids of breaks, or their beginnings; all if empty."""
-
-    def takes(self, item: dict[str, Any]) -> bool:
-        """True if an item fits, regardless of the ids."""
-        accounts = f"{item['payer'] or ''} / {item['payee'] or ''}".split(" / ")
-        banks = f"{item['debit_bank'] or ''} / {item['credit_bank'] or ''}".split(" / ")
-        return (
-            self.class_ in {None, item["class"]}
-            and self.status in {None, item["status"]}
-            and (self.bank is None or self.bank in banks)
-            and (self.account is None or self.account in accounts)
-            and (self.older_than is None or item["age_days"] > self.older_than)
-        )
-
-
 def items_of(
-    directory: Directory, run: Run, wanted: ItemFilter | None = None, *, is_complete: bool = False
+    directory: Directory,
+    run: Run,
+    wanted: Mapping[str, str | None] | None = None,
+    ids: Sequence[str] = (),
+    older_than: int | None = None,
+    *,
+    is_complete: bool = False,
 ) -> list[dict[str, Any]]:
     """The items of a run that are not agreed: the oldest first, then the largest.
 
-    Those in flight and explained ones are left out, unless ``is_complete``, or ``wanted`` names a
-    class, a status or an id.
+    ``wanted`` has the ``class``, the ``status``, the ``bank`` or the ``account`` of the items; an
+    item must fit all of them, and be more than ``older_than`` business days old. ``ids`` are those
+    of breaks, or their beginnings. Items in flight and explained ones are left out, unless
+    ``is_complete``, or a class, a status or an id is wanted.
 
     Raises:
         ReconcileRefused: The items cannot be read.
         UsageError: No item matches an id, or several do.
     """
-    wanted = wanted or ItemFilter()
-    takes_all = is_complete or wanted.class_ or wanted.status or wanted.ids
+    named = {name: value for name, value in (wanted or {}).items() if value is not None}
+    takes_all = is_complete or ids or named.keys() & {"class", "status"}
+    least = -1 if older_than is None else older_than
     found = [
         item
         for item in WrittenTable.of_run(directory, run.day, run.run_id, "items").rows()
-        if (takes_all or item["group"] == "break") and wanted.takes(item)
+        if (takes_all or item["group"] == "break") and item["age_days"] > least
+        if all(value in _values(item, name) for name, value in named.items())
     ]
-    if wanted.ids:
-        found = find_items(found, wanted.ids)
+    if ids:
+        found = find_items(found, ids)
     return sorted(found, key=lambda item: (-item["age_days"], -item["amount"], item["break_id"]))
+
+
+def _values(item: dict[str, Any], name: str) -> list[str]:
+    """The banks or the accounts of an item, as they are in the books; or one of its columns."""
+    columns = {"bank": ("debit_bank", "credit_bank"), "account": ("payer", "payee")}
+    return [one for of in columns.get(name, (name,)) for one in (item[of] or "").split(" / ")]
 
 
 def find_items(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-__all__ = ["Leader", "Leadership", "LossDecision", "SetCoordinator", "View"]
+__all__ = ["AllowedLoss", "Leader", "Leadership", "SetCoordinator", "View"]
 
 
 class Leader(NamedTuple):
@@ -19,7 +19,7 @@ class Leader(NamedTuple):
     address: str
 
 
-class LossDecision(NamedTuple):
+class AllowedLoss(NamedTuple):
     """An operator's decision that a member may lead although acknowledged messages may be lost."""
 
     member: str
@@ -41,7 +41,7 @@ class View(NamedTuple):
     """The members that have everything the leader acknowledged, sorted."""
     version: int
     """Grows with every change of the epoch or the in-sync set."""
-    loss: LossDecision | None = None
+    loss: AllowedLoss | None = None
     """The decision that made the in-sync set what it is; ``None`` again when a member leads."""
 
     def may_lead(self, member: str) -> bool:
@@ -115,7 +115,7 @@ class SetCoordinator(Protocol):
         """
         ...
 
-    async def accept_loss(self, seen: View, loss: LossDecision) -> View | None:
+    async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
         """Make one member the in-sync set; ``None`` if a member leads or the seen state is over.
 
         The store keeps the decision for good.

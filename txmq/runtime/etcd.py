@@ -22,7 +22,7 @@ import msgspec
 
 from txmq.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import Leader, Leadership, LossDecision, View
+from txmq.runtime.coordinator import AllowedLoss, Leader, Leadership, View
 
 __all__ = ["EtcdCoordinator"]
 
@@ -38,7 +38,7 @@ class SetState(msgspec.Struct, frozen=True):
 
     epoch: int = 0
     in_sync: tuple[str, ...] = ()
-    loss: LossDecision | None = None
+    loss: AllowedLoss | None = None
 
 
 class EtcdCoordinator:
@@ -111,8 +111,8 @@ class EtcdCoordinator:
             return None
         return View(leadership.leader, state.epoch, state.in_sync, version)
 
-    async def accept_loss(self, seen: View, loss: LossDecision) -> View | None:
-        """See :meth:`SetCoordinator.accept_loss`."""
+    async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
+        """See :meth:`SetCoordinator.allow_loss`."""
         state = SetState(seen.epoch, (loss.member,), loss)
         puts = [
             self._put_state(state),

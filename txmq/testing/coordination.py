@@ -11,7 +11,7 @@ import asyncio
 from typing import Final
 
 from txmq.errors import ConnectionLost
-from txmq.runtime.coordinator import Leader, Leadership, LossDecision, View
+from txmq.runtime.coordinator import AllowedLoss, Leader, Leadership, View
 from txmq.testing.entropy import SeededEntropy
 
 __all__ = ["SimulatedCoordination", "SimulatedCoordinator"]
@@ -29,7 +29,7 @@ class SimulatedCoordination:
 
     def __init__(self, entropy: SeededEntropy, *, delay: float = _DELAY_S) -> None:
         self.delay = delay
-        self.losses: list[LossDecision] = []
+        self.losses: list[AllowedLoss] = []
         self._entropy = entropy
         self._view = View(None, 0, (), 0)
         self._lease = 0
@@ -87,10 +87,11 @@ class SimulatedCoordination:
         Raises:
             ConnectionLost: The member is partitioned, or the store has restarted.
         """
-        loop, changed = asyncio.get_running_loop(), self._changed
-        end = self._leases.get(self._lease)
+        changed = self._changed
+        # Without a leader no lease can end.
+        end = None if self._view.leader is None else self._leases.get(self._lease)
         try:
-            async with asyncio.timeout_at(end if end is None else max(end, loop.time())):
+            async with asyncio.timeout_at(end):
                 await changed.wait()
         except TimeoutError:
             pass
@@ -144,7 +145,7 @@ class SimulatedCoordination:
         self._change(now._replace(in_sync=tuple(sorted(members)), version=now.version + 1))
         return self._view
 
-    def accept_loss(self, seen: View, loss: LossDecision) -> View | None:
+    def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
         """Make one member the in-sync set if the state is the seen one and nobody leads."""
         now = self.view()
         if now.leader is not None or now.version != seen.version:
@@ -214,10 +215,10 @@ class SimulatedCoordinator:
         await self._return(life)
         return found
 
-    async def accept_loss(self, seen: View, loss: LossDecision) -> View | None:
-        """See :meth:`SetCoordinator.accept_loss`."""
+    async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
+        """See :meth:`SetCoordinator.allow_loss`."""
         life = await self._arrive()
-        found = self._store.accept_loss(seen, loss)
+        found = self._store.allow_loss(seen, loss)
         await self._return(life)
         return found
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ["Admission"]
+from typing import Final
+
+from txmq.errors import ServiceUnavailable
+
+__all__ = ["COPIES", "Admission"]
+
+COPIES: Final = "copies"
+"""The cause that too few copies are in sync."""
 
 
 class Admission:
     """The current reasons to refuse all sends, or only half messages.
 
-    Decisions are always accepted, because they free room.
+    Decisions are accepted nevertheless, because they free room, unless too few copies are in sync:
+    a decision is as safe as its half message.
 
     Attributes:
         reasons: Why sends are refused, by cause; empty if they are accepted.
@@ -18,6 +26,15 @@ class Admission:
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
         self.half_reasons: dict[str, str] = {}
+
+    def check_decisions(self) -> None:
+        """Refuse a decision while too few copies are in sync.
+
+        Raises:
+            ServiceUnavailable: They are too few; nothing was decided.
+        """
+        if (reason := self.reasons.get(COPIES)) is not None:
+            raise ServiceUnavailable(reason)
 
     def refuse(self, cause: str, reason: str) -> bool:
         """Refuse sends until the cause is lifted; returns whether the cause is new."""

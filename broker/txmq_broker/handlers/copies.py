@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import wraps
+from typing import Final
+
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
 from txmq.protocol.copies import CopiedTables, CopiesView
@@ -13,6 +17,15 @@ from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.services.log_shipper import LogShipper
 
 __all__ = ["CopyHandlers"]
+
+_CHANGES: Final = (
+    RequestCode.UPDATE_AND_CREATE_TOPIC,
+    RequestCode.DELETE_TOPIC_IN_BROKER,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP,
+)
+"""The requests that change topics and groups."""
 
 
 class CopyHandlers:
@@ -70,6 +83,24 @@ class CopyHandlers:
     def note_copied(self, connection: Connection, request: Command) -> None:
         """7706: a follower has the log durably up to a position; one-way."""
         self._shipper.note_copied(connection, request)
+
+    def confirmed(self, table: Mapping[int, Handler]) -> dict[int, Handler]:
+        """The handlers of a broker, those that change topics and groups with later answers.
+
+        The answers wait until every follower in the set has the changed tables.
+        """
+        return {**table, **{code: self._after_copies(table[code]) for code in _CHANGES}}
+
+    def _after_copies(self, handler: Handler) -> Handler:
+        @wraps(handler)
+        def serve(connection: Connection, request: Command) -> bytes | None:
+            answer = handler(connection, request)
+            if answer is None or request.is_oneway or not self._answers.awaited:
+                return answer
+            self._shipper.hold_change(connection, answer)
+            return None
+
+        return serve
 
     def show(self, connection: Connection, request: Command) -> bytes:
         """7707: this leader and its followers, and how far each of them is."""

@@ -54,6 +54,7 @@ class TransactionHandlers:
     def __init__(self, parts: Parts) -> None:
         self._coordinator = parts.coordinator
         self._checker = parts.checker
+        self._admission = parts.admission
         self._flusher = parts.flusher
         self._clock = parts.clock
         self._pending = parts.coordinator.halves.pending
@@ -86,6 +87,7 @@ class TransactionHandlers:
             return None if request.flag & ONEWAY else answer(request)
         source = _CHECK if header.from_transaction_check else _PRODUCER
         # Before any look-up: starting a turn may end another turn, whose write may fail.
+        self._admission.check_decisions()
         now_ms = self._flusher.decision_ms()
         found = self._coordinator.find(header)
         self._decide(connection, request, found, event, source, now_ms)
@@ -144,6 +146,7 @@ class TransactionHandlers:
             raise InvalidParameter("operator and reason must not contain control character 1 or 2")
         if len(reason.encode()) > REASON_BYTES_MAX:
             raise InvalidParameter(f"operator and reason have at most {REASON_BYTES_MAX} bytes")
+        self._admission.check_decisions()
         now_ms = self._flusher.decision_ms()
         found = self._named(header.transaction_id)
         self._decide(connection, request, found, event, DecisionSource.OPERATOR, now_ms, reason)

@@ -71,6 +71,7 @@ class Inspection:
         self._disk = disk
         self._committed: QueueOffsets = {}
         self._topics: dict[str, int] = {}
+        self._is_copy = False
         self._floors_end = 0
         self._high_water = HighWater(disk, 0)
         self._progress = progress
@@ -96,6 +97,9 @@ class Inspection:
         self.log.open()
         try:
             yield from self._mark()
+            if self._is_copy:
+                mark = self._high_water.mark
+                self.log.proven = 0 if mark is None else mark.end
             self.summary.start, self.summary.end = self.log.start, self.log.end
             yield from self._stray_indexes()
             records = RecordInspection(
@@ -172,7 +176,7 @@ class Inspection:
     def _config_files(self) -> Iterator[Finding]:
         keeper = Keeper(self._disk)
         keeper.owner = f"{self.log_id:016x}" if self.log_id else ""
-        topics, groups, offsets, floors, leadership = keeper.files
+        topics, groups, offsets, floors, copy_state = keeper.files
 
         def load_topics() -> None:
             self._topics = queue_counts(keeper.topics())
@@ -181,6 +185,9 @@ class Inspection:
             found = GroupOffsets()
             found.load(keeper.offsets())
             self._committed = found.highest()
+
+        def load_copy_state() -> None:
+            self._is_copy = keeper.copy_state().is_copy
 
         def load_floors() -> None:
             self._floors = None
@@ -192,7 +199,7 @@ class Inspection:
             (groups, keeper.groups),
             (offsets, load_offsets),
             (floors, load_floors),
-            (leadership, keeper.leadership),
+            (copy_state, load_copy_state),
         ]
         for path in NAMES_FILES:
             file = CheckedFile(self._disk, path, is_doubled=True)

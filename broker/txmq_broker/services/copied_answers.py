@@ -21,7 +21,7 @@ from txmq.protocol.command import RESPONSE, FrameReader
 from txmq.runtime.clock import Clock
 from txmq.runtime.tasks import resolve
 from txmq_broker.config import ReplicationSettings
-from txmq_broker.core.admission import Admission
+from txmq_broker.core.admission import COPIES, Admission
 from txmq_broker.core.in_sync import InSyncSet
 from txmq_broker.services.flusher import Tickets
 from txmq_broker.services.held_leadership import HeldLeadership
@@ -31,7 +31,6 @@ __all__ = ["CopiedAnswers"]
 
 log = logging.getLogger(__name__)
 
-_CAUSE: Final = "copies"
 _CONNECT_S: Final = 1.0
 """How long a new leader waits for the members of its set to connect."""
 
@@ -109,6 +108,15 @@ class CopiedAnswers:
             "followers_in_sync": len(self._set.confirmed),
             "answers_waiting_for_followers": len(self._held),
         }
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The followers that changes of topics and groups wait for, also with "async"."""
+        return self._set.awaited if self.holds_answers else frozenset()
+
+    def is_certain(self) -> bool:
+        """True unless another member may lead at this moment."""
+        return self._leadership is None or self._leadership.is_certain()
 
     def copied_to(self, member: str) -> int:
         """The end of a follower's durable copy; -1 if it is unknown."""
@@ -211,11 +219,11 @@ class CopiedAnswers:
         in_sync = 1 + len(self._set.confirmed & self._set.present)
         if in_sync < self._settings.min_in_sync:
             self._admission.refuse(
-                _CAUSE,
+                COPIES,
                 f"{in_sync} of {self._settings.min_in_sync} copies are in sync; nothing was stored",
             )
         else:
-            self._admission.lift(_CAUSE)
+            self._admission.lift(COPIES)
         self._release_held()
         if self._changed is not None:
             resolve(self._changed, None, None)
@@ -248,7 +256,7 @@ class CopiedAnswers:
             span, tickets, since = self._held[0]
             if self._awaits and not self._set.has_copied(span.end):
                 return
-            if self._leadership is not None and not self._leadership.is_certain():
+            if not self.is_certain():
                 return
             self._held.popleft()
             self._answered = span.end

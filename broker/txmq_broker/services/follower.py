@@ -41,6 +41,8 @@ FIRST_RETRY_S: Final = 0.1
 
 LAST_RETRY_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
+_NEAR_BYTES: Final = 4 * 1024 * 1024
+_INDEXED_AT_ONCE: Final = 64 * 1024
 _RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull)
 
 
@@ -51,6 +53,10 @@ class FollowerStatus(NamedTuple):
     """The end of its log."""
     durable: int
     """The position before which its log is durable."""
+    unindexed: int
+    """The bytes at its end whose records are not indexed; a start on it reads them first."""
+    leaders_end: int
+    """The end of the leader's log when the leader answered last; 0 before that."""
     leader: str
     """The address of the leader that it follows or tries to; empty before it knows one."""
     epoch: int
@@ -87,7 +93,10 @@ class Follower:
         self._copy = LogCopy(disk, settings.store, clock, entropy)
         self._connection: Connection | None = None
         self._copied = asyncio.Event()
+        self._is_near = asyncio.Event()
+        """Set when there is time to index what was copied."""
         self._leader = ""
+        self._leaders_end = 0
         self._is_following = False
         self._failure = ""
         self._backoff = Backoff(entropy, FIRST_RETRY_S, LAST_RETRY_S)
@@ -96,7 +105,15 @@ class Follower:
     def status(self) -> FollowerStatus:
         """How far it is."""
         copy = self._copy
-        return FollowerStatus(copy.end, copy.durable, self._leader, copy.epoch, self._failure)
+        return FollowerStatus(
+            copy.end,
+            copy.durable,
+            copy.unindexed,
+            self._leaders_end,
+            self._leader,
+            copy.epoch,
+            self._failure,
+        )
 
     def look_again(self) -> None:
         """Leave the present leader, and ask for the leader again."""
@@ -185,20 +202,24 @@ class Follower:
                 "begun"
             )
         self._copy.note_epoch(answer.epoch)
+        self._leaders_end = answer.end
         tables, spans = found.body[: answer.tables_bytes], found.body[answer.tables_bytes :]
         return answer, CopiedTables.read(tables) if tables else None, spans
 
     async def _copy_until_lost(self, connection: Connection) -> None:
-        copying = asyncio.create_task(self._take_spans(connection), name="copy")
-        syncing = asyncio.create_task(self._sync_copies(connection), name="sync copies")
+        tasks = [
+            asyncio.create_task(self._take_spans(connection), name="copy"),
+            asyncio.create_task(self._sync_copies(connection), name="sync copies"),
+            asyncio.create_task(self._index_copies(), name="index copies"),
+        ]
         try:
-            ended, _ = await asyncio.wait((copying, syncing), return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()
         finally:
-            copying.cancel()
-            syncing.cancel()
-            await asyncio.gather(copying, syncing, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take_spans(self, connection: Connection) -> None:
         copy = self._copy
@@ -211,7 +232,9 @@ class Follower:
                 # Before the records that need them.
                 copy.take_tables(tables, answer.end)
             if spans:
-                await copy.take_spans(spans, answer.file_start, answer.epoch)
+                copy.take_spans(spans, answer.file_start, answer.epoch)
+            if answer.end - copy.end <= _NEAR_BYTES:
+                self._is_near.set()
             self._note_following()
             await copy.drop_files_before(answer.start)
 
@@ -222,6 +245,15 @@ class Follower:
             await self._copy.sync()
             copied = NoteCopied(self._member, self._copy.durable)
             connection.oneway(RequestCode.NOTE_COPIED, copied)
+
+    async def _index_copies(self) -> None:
+        while True:
+            # Far behind, the copying needs the time.
+            await self._is_near.wait()
+            self._is_near.clear()
+            while self._copy.unindexed:
+                await self._copy.index(_INDEXED_AT_ONCE)
+                await asyncio.sleep(0)
 
     # Cutting back
 
@@ -237,20 +269,21 @@ class Follower:
     async def _last_shared(self, connection: Connection) -> SpanHead | None:
         """The last span that both logs have; ``None`` if they share nothing."""
 
-        async def is_shared(head: SpanHead) -> bool:
+        async def shared_at(start: int) -> SpanHead | None:
+            head = self._copy.head_at(start)
             answer, _, _ = await self._ask(connection, head)
-            return answer.is_shared
+            return head if answer.is_shared else None
 
-        for heads in self._copy.heads():
-            if not heads or not await is_shared(heads[0]):
+        for starts in self._copy.span_starts():
+            if not starts or (last := await shared_at(starts[0])) is None:
                 continue
             # What is shared is a beginning of the log.
-            low, high = 1, len(heads)
+            low, high = 1, len(starts)
             while low < high:
                 middle = (low + high) // 2
-                if await is_shared(heads[middle]):
-                    low = middle + 1
-                else:
+                if (later := await shared_at(starts[middle])) is None:
                     high = middle
-            return heads[low - 1]
+                else:
+                    last, low = later, middle + 1
+            return last
         return None

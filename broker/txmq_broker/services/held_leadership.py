@@ -12,7 +12,7 @@ from typing import Final
 
 from txmq.errors import TransportError
 from txmq.runtime.clock import Clock
-from txmq.runtime.coordinator import Leadership, LossDecision, SetCoordinator, View
+from txmq.runtime.coordinator import AllowedLoss, Leadership, SetCoordinator, View
 
 __all__ = ["HeldLeadership"]
 
@@ -52,7 +52,7 @@ class HeldLeadership:
         in_sync: tuple[str, ...],
         former: str,
         clock: Clock,
-        loss: LossDecision | None = None,
+        loss: AllowedLoss | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._leadership = leadership

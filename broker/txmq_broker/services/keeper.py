@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from txmq.errors import DamagedFile, ForeignFile, RemoteProtocolError
+from txmq.errors import DamagedFile, ForeignFile, RemoteProtocolError, UsageError
 from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
 from txmq.protocol.copies import CopiedTables
 from txmq.protocol.span import FOLDER as LOG_FOLDER
@@ -25,7 +25,7 @@ from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.topics import Topics
 from txmq_broker.store.checked_file import CheckedFile
 
-__all__ = ["Floors", "Keeper", "Leadership"]
+__all__ = ["CopyState", "Floors", "Keeper"]
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ _WAY_OUT: Final = (
     "put the file back from a backup; to go on without what it held: "
     "txmq serve --accept-loss REASON"
 )
+
+PROMOTE_COMMAND: Final = "txmq cluster promote --data DIR --reason TEXT"
+"""The command in error texts."""
 
 B = TypeVar("B", bound=Body)
 
@@ -47,13 +50,13 @@ class Floors(Body):
     """The log's durable end at that time."""
 
 
-class Leadership(Body):
-    """Whether the broker of this directory may lead, and in which epoch."""
+class CopyState(Body):
+    """Whether a directory is a copy or a leader's, and in which epoch."""
 
     epoch: int = 0
     """The newest epoch that is known here."""
     is_copy: bool = False
-    """Whether it follows a leader; it leads only after a promotion."""
+    """Whether it is the copy of a leader's directory; without etcd it leads after a promotion."""
     is_complete: bool = True
     """Whether the copy once had everything that its leader had."""
     cut: tuple[int, int] | None = None
@@ -84,8 +87,8 @@ class Keeper:
         self._groups = CheckedFile(disk, f"{_FOLDER}/groups.json", is_doubled=True)
         self._offsets = CheckedFile(disk, f"{_FOLDER}/offsets.json")
         self._floors = CheckedFile(disk, f"{_FOLDER}/floors.json", is_doubled=True)
-        self._leadership = CheckedFile(disk, f"{_FOLDER}/leadership.json", is_doubled=True)
-        self.files = (self._topics, self._groups, self._offsets, self._floors, self._leadership)
+        self._copy_state = CheckedFile(disk, f"{_FOLDER}/copy.json", is_doubled=True)
+        self.files = (self._topics, self._groups, self._offsets, self._floors, self._copy_state)
         """All of them."""
         self._loaded: dict[CheckedFile, bytes] = {}
         self._adopted: dict[CheckedFile, Body] = {}
@@ -113,14 +116,27 @@ class Keeper:
         self._log_end = floors.log_end
         return floors
 
-    def leadership(self) -> Leadership:
-        """What is known about the leadership; a broker without copies has no such file.
+    def copy_state(self) -> CopyState:
+        """Whether this is a copy; a broker that has no copies has no such file.
 
         Raises:
             DamagedFile: The file is damaged, and so is its predecessor.
         """
-        data = self._leadership.load(self.owner)
-        return Leadership() if data is None else Leadership.read(data)
+        data = self._copy_state.load(self.owner)
+        return CopyState() if data is None else CopyState.read(data)
+
+    def refuse_copy(self) -> None:
+        """Refuse to lead without a coordinator with a follower's directory that was not promoted.
+
+        Raises:
+            UsageError: It is one.
+            DamagedFile: The file that says so is damaged.
+        """
+        if self.copy_state().is_copy:
+            raise UsageError(
+                "this is the directory of a follower; to lead with it, stop its leader for good "
+                f"and run: {PROMOTE_COMMAND}"
+            )
 
     def _load(self, file: CheckedFile, kind: type[B]) -> B:
         if self.is_new is None:
@@ -245,9 +261,9 @@ class Keeper:
         self._save(self._floors, Floors(floors, log_end))
         self._log_end = log_end
 
-    def save_leadership(self, leadership: Leadership) -> None:
-        """Save what is known about the leadership."""
-        self._save(self._leadership, leadership)
+    def save_copy_state(self, state: CopyState) -> None:
+        """Save whether this is a copy, in two copies."""
+        self._save(self._copy_state, state)
 
     def _save(self, file: CheckedFile, body: Body) -> None:
         self._loaded.pop(file, None)

@@ -1,8 +1,9 @@
 """A follower's directory: a copy of a leader's log, and of the tables beside it.
 
-The log grows by whole spans. Topics and groups are saved as they arrive. Committed offsets and
-floors are saved once the copy has durably reached the end of the leader's log at their time: they
-must never be ahead of it.
+The log grows by whole spans. Their records are indexed afterwards, because that takes longer than
+to copy them; what is not indexed at the end, the next start indexes. Topics and groups are saved as
+they arrive. Committed offsets and floors are saved once the copy has durably reached the end of the
+leader's log at their time: they must never be ahead of it.
 
 The directory is that of a broker: started as a leader, it goes on where the copy ends.
 """
@@ -11,15 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
-from txmq.errors import CorruptRecord, ForeignFile, SyncFailed
+from txmq.errors import CorruptRecord, ForeignFile, StoreError, SyncFailed
 from txmq.protocol.bodies import ConsumerOffsets
 from txmq.protocol.copies import CopiedTables
 from txmq.protocol.span import FOLDER as LOG_FOLDER
-from txmq.protocol.span import SpanHead
+from txmq.protocol.span import HEAD_BYTES, SpanHead, read_head
 from txmq.quantity import quantity
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk, File
@@ -27,18 +30,24 @@ from txmq.runtime.entropy import Entropy
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.offsets import Offsets
 from txmq_broker.core.topics import queue_counts
-from txmq_broker.services.keeper import Keeper, Leadership
+from txmq_broker.services.keeper import CopyState, Keeper
 from txmq_broker.store.checkpoints import Checkpoint
 from txmq_broker.store.evidence import QueueOffsets
+from txmq_broker.store.log.commit_log import CommitLog
 from txmq_broker.store.log.identity import PATH as IDENTITY
 from txmq_broker.store.log.identity import known_log
 from txmq_broker.store.log.spans import heads_of
 from txmq_broker.store.log_cut import cut_tail, keep_tail, offsets_behind, set_aside
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["LogCopy"]
+__all__ = ["LogCopy", "finish_cut"]
 
 log = logging.getLogger(__name__)
+
+_INDEXED_AT_ONCE: Final = 64 * 1024
+"""A few milliseconds."""
+
+_INDEXED_AT_THE_END: Final = 4 * 1024 * 1024
 
 
 class LogCopy:
@@ -60,15 +69,26 @@ class LogCopy:
         self._late: list[tuple[int, CopiedTables]] = []
         """Offsets and floors to save once the log is durable up to a position, oldest first."""
         self._floors: dict[str, dict[int, int]] = {}
-        self._leadership = Leadership()
+        self._state = CopyState()
         self._chunk: Checkpoint | None = None
         """A chunk of an index that is written and not confirmed yet."""
         self._syncing = asyncio.Lock()
+        self._indexing = asyncio.Lock()
         self._is_broken = False
         """Whether the files or the indexes are not what they should be."""
         self.is_open = False
         self.epoch = 0
         self.last: SpanHead | None = None
+
+    @property
+    def owner(self) -> str:
+        """The identity of the log."""
+        return self._keeper.owner
+
+    @property
+    def last_ms(self) -> int:
+        """The time stamp of the newest record."""
+        return self._store.log.last_ms
 
     @property
     def start(self) -> int:
@@ -118,7 +138,7 @@ class LogCopy:
             raise ForeignFile(IDENTITY, own, log_id)
         if not self._store.log.segments.extents():
             self._store.begin_at(start)
-        self._save_leadership(is_copy=True, epoch=self.epoch, reason="", promoted_ms=0)
+        self._save_state(is_copy=True, epoch=self.epoch, reason="", promoted_ms=0)
 
     def _begin_again(self, log_id: int | None) -> None:
         """Forget what was read from the directory, and read whose it is."""
@@ -129,34 +149,27 @@ class LogCopy:
         self._late.clear()
         self._chunk = self.last = None
         self._keeper.owner = f"{self._store.take(self._entropy, copied=log_id):016x}"
-        self._leadership = self._keeper.leadership()
+        self._state = finish_cut(self._keeper, self._disk, self._store.log)
         self._keeper.floors()
-        self._cut()
-
-    def _cut(self) -> None:
-        """Carry out the cut that has begun, if there is one."""
-        if self._leadership.cut is not None:
-            cut_tail(self._disk, self._store.log, *self._leadership.cut)
-            self._save_leadership(cut=None)
 
     @property
     def _must_begin(self) -> bool:
         """Whether nothing was copied yet."""
-        is_complete = self._leadership.is_complete
+        is_complete = self._state.is_complete
         return bool(self._keeper.is_new) or not (is_complete or self._disk.names(LOG_FOLDER))
 
     def _adopt_all(self, tables: CopiedTables) -> None:
         """Begin with all tables of the leader but its offsets, which are ahead of an empty log."""
-        self._save_leadership(is_copy=True, is_complete=False)
+        self._save_state(is_copy=True, is_complete=False)
         self._keeper.adopt(
             CopiedTables(tables.topics, tables.groups, ConsumerOffsets(), tables.floors), 0
         )
 
-    def _save_leadership(self, **changes: object) -> None:
-        changed = replace(self._leadership, **changes)
-        if changed != self._leadership:
-            self._keeper.save_leadership(changed)
-            self._leadership = changed
+    def _save_state(self, **changes: object) -> None:
+        changed = replace(self._state, **changes)
+        if changed != self._state:
+            self._keeper.save_copy_state(changed)
+            self._state = changed
 
     def _open(self) -> None:
         keeper, store = self._keeper, self._store
@@ -169,13 +182,14 @@ class LogCopy:
             floors_end=floors.log_end,
             committed=offsets.highest(),
             topics=queue_counts(topics),
+            is_copy=self._state.is_copy,
             now_ms=self._clock.wall_ms(),
         )
         self.is_open = True
         self._floors = floors.floors
         self.last = store.last_span()
         newest = 0 if self.last is None else self.last.epoch
-        self.epoch = max(self.epoch, self._leadership.epoch, newest)
+        self.epoch = max(self.epoch, self._state.epoch, newest)
 
     def note_epoch(self, epoch: int) -> None:
         """Keep a newer epoch, durably: an older leader must not be obeyed after a restart.
@@ -185,20 +199,39 @@ class LogCopy:
         """
         self.epoch = max(self.epoch, epoch)
         if self.is_open:
-            self._save_leadership(epoch=self.epoch)
+            self._save_state(epoch=self.epoch)
 
     async def close(self) -> None:
         """Make everything durable, save the indexes, and release the directory."""
         try:
             if self.is_open and not self._is_broken:
                 await self.sync()
-                await self.save_indexes()
+                if self.unindexed <= _INDEXED_AT_THE_END:
+                    # A start reads the rest: a fail-over may wait for this end.
+                    await self.index()
+                async with self._indexing:
+                    await self._save_indexes()
                 self._store.note_clean_stop()
-        except (OSError, SyncFailed) as error:
+        except (OSError, StoreError) as error:
             log.warning("the copy was closed without being saved whole: %s", error)
         finally:
             self.is_open = False
             self._store.close()
+
+    def promote(self, reason: str) -> None:
+        """Make it a leader's directory, in an epoch that is newer than all that it knows.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self.epoch += 1
+        self._save_state(
+            is_copy=False,
+            is_complete=True,
+            epoch=self.epoch,
+            reason=reason,
+            promoted_ms=self._clock.wall_ms(),
+        )
 
     # Growing
 
@@ -219,8 +252,8 @@ class LogCopy:
             # The oldest is reached first, and the newest is worth most.
             del self._late[1:-1]
 
-    async def take_spans(self, spans: bytes, file_start: int, epoch: int) -> None:
-        """Append spans at the end of the log.
+    def take_spans(self, spans: bytes, file_start: int, epoch: int) -> None:
+        """Append spans at the end of the log; :meth:`index` makes their records known.
 
         Args:
             spans: Whole spans of one file.
@@ -229,36 +262,61 @@ class LogCopy:
 
         Raises:
             RemoteProtocolError: They do not follow the log.
-            StoreError: A record in them is broken, or the disk refused.
+            StoreError: The disk refused.
+        """
+        self.last = self._store.copy(spans, file_start, self.last, epoch)
+
+    @property
+    def unindexed(self) -> int:
+        """The number of bytes at the end of the log whose records are not indexed."""
+        return self.end - self._store.checkpoints.published
+
+    async def index(self, most: int | None = None) -> None:
+        """Index records that were copied.
+
+        Args:
+            most: About how many bytes of the log; all if left out.
+
+        Raises:
+            StoreError: A record is broken, its writer stored it so; or a sync failed.
             OSError: An index cannot be saved.
         """
-        if file_start == self.end:
-            # A chunk of an index covers one file, and queues may jump in the next one.
-            await self.save_indexes()
-        try:
-            self.last = self._store.copy(spans, file_start, self.last, epoch)
-        except CorruptRecord:
-            self._is_broken = True
-            raise
-        if self._store.checkpoints.is_due():
-            await self.save_indexes()
+        store, checkpoints = self._store, self._store.checkpoints
+        async with self._indexing:
+            end = self.end if most is None else min(self.end, checkpoints.published + most)
+            while checkpoints.published < end:
+                if checkpoints.published in store.log.segments.starts:
+                    # A chunk covers one file, and queues may jump in the next one.
+                    await self._save_indexes()
+                try:
+                    store.index_copied(_INDEXED_AT_ONCE)
+                except CorruptRecord:
+                    self._is_broken = True
+                    raise
+                if (
+                    checkpoints.published - checkpoints.checkpointed
+                    >= self._settings.checkpoint_every
+                ):
+                    await self._save_indexes()
 
     async def drop_files_before(self, position: int) -> None:
         """Delete the files that the leader has deleted.
 
         Raises:
             OSError: The disk refuses.
-            SyncFailed: A sync failed.
+            StoreError: A sync failed, or a record is broken.
         """
         extents = self._store.log.segments.extents()
         files = sum(extent.end <= position for extent in extents[:-1])
         if not files:
             return
-        await self.save_indexes()
-        self._floors = _highest(self._floors, self._store.floors_after(files))
-        self._keeper.save_floors(self._floors, self.durable)
-        for _ in range(files):
-            self._store.drop_first_file()
+        await self.index(extents[files].start - self._store.checkpoints.published)
+        async with self._indexing:
+            await self._save_indexes()
+            self._floors = _highest(self._floors, self._store.floors_after(files))
+            self._keeper.save_floors(self._floors, self.durable)
+            for _ in range(files):
+                self._store.drop_first_file()
 
     async def sync(self) -> None:
         """Make the log durable, and save the offsets and floors that it has reached.
@@ -279,15 +337,9 @@ class LogCopy:
             self._keeper.adopt(
                 CopiedTables(offsets=late.offsets, floors=self._floors), self.durable
             )
-            self._save_leadership(is_complete=True)
+            self._save_state(is_complete=True)
 
-    async def save_indexes(self) -> None:
-        """Save the indexes of everything that was copied.
-
-        Raises:
-            SyncFailed: A sync failed.
-            OSError: An index cannot be written.
-        """
+    async def _save_indexes(self) -> None:
         await self.sync()
         checkpoints = self._store.checkpoints
         while True:
@@ -302,19 +354,34 @@ class LogCopy:
             self._chunk = None
 
     async def _make_durable(self, files: Sequence[File]) -> None:
+        if self._is_broken:
+            # A file reports a failed sync once, so the success of the next one means nothing.
+            raise SyncFailed("the disk could not make the copy durable before")
+        syncing = asyncio.ensure_future(self._disk.sync_soon(files))
+        syncing.add_done_callback(self._synced)
         try:
-            await self._disk.sync_soon(files)
+            # A caller that is cancelled does not stop the disk, and its failure must be known.
+            await asyncio.shield(syncing)
         except OSError as error:
-            self._is_broken = True
             raise SyncFailed(f"the disk could not make the copy durable: {error}") from error
+
+    def _synced(self, syncing: asyncio.Future[None]) -> None:
+        self._is_broken |= syncing.cancelled() or syncing.exception() is not None
 
     # Cutting back
 
-    def heads(self) -> Iterator[Sequence[SpanHead]]:
-        """The heads of the spans of each file, newest file first."""
+    def span_starts(self) -> Iterator[Sequence[int]]:
+        """Where the spans of each file begin, newest file first."""
         segments = self._store.log.segments
         for extent in reversed(segments.extents()):
-            yield list(heads_of(segments, extent))
+            # A file may hold a million spans.
+            yield array("q", [head.position for head in heads_of(segments, extent)])
+
+    def head_at(self, start: int) -> SpanHead:
+        """The head of the span that begins at a position."""
+        head = read_head(self._store.log.read(start, HEAD_BYTES), 0, start)
+        assert head is not None, "it was found before"
+        return head
 
     def cut_back(self, last: SpanHead | None, tables: CopiedTables) -> None:
         """End the log behind a span, and say where the rest is kept.
@@ -342,8 +409,8 @@ class LogCopy:
             position,
         )
         kept = keep_tail(self._disk, self._store.log, position, self._clock.wall_ms())
-        self._save_leadership(cut=(position if last is None else last.position, position))
-        self._cut()
+        self._save_state(cut=(position if last is None else last.position, position))
+        self._state = finish_cut(self._keeper, self._disk, self._store.log)
         log.error(
             "%s of this log are not in the leader's and were cut at position %d; %s keeps them",
             quantity(end - position, "byte"),
@@ -359,23 +426,44 @@ class LogCopy:
             StoreError: The directory is damaged.
             OSError: The disk refused.
         """
-        end = self.end
+        size, end = self.end - self.start, self.end
         self._begin_again(None)
-        self._save_leadership(is_copy=True, is_complete=False)
+        self._save_state(is_copy=True, is_complete=False)
         # Nothing beside the log may be ahead of what is left of it.
         floors = self._keeper.floors().floors
         self._keeper.adopt(CopiedTables(offsets=ConsumerOffsets(), floors=floors), 0)
         kept = set_aside(self._disk, self._store.log, self._clock.wall_ms())
         self._adopt_all(tables)
-        log.error(
-            "the leader's log begins at position %d and has nothing in common with this one, which "
-            "ended at %d: everything is copied again; %s keeps the old log",
-            start,
-            end,
-            kept,
-        )
+        if size:
+            log.error(
+                "the leader's log begins at position %d and has nothing in common with this one, "
+                "which ended at %d: everything is copied again; %s keeps the old log",
+                start,
+                end,
+                kept,
+            )
         self._open()
         self._store.begin_at(start)
+
+
+def finish_cut(keeper: Keeper, disk: Disk, log: CommitLog) -> CopyState:
+    """Carry out a cut that has begun, if there is one; returns what is known about the copy.
+
+    Args:
+        keeper: The tables of the directory.
+        disk: The directory.
+        log: Its log, which is taken and not open yet.
+
+    Raises:
+        DamagedFile: The file about the copy is damaged.
+        OSError: The disk refused.
+    """
+    state = keeper.copy_state()
+    if state.cut is not None:
+        cut_tail(disk, log, *state.cut)
+        state = replace(state, cut=None)
+        keeper.save_copy_state(state)
+    return state
 
 
 def _offsets_before(offsets: ConsumerOffsets, behind: QueueOffsets) -> ConsumerOffsets:

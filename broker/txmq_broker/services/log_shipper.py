@@ -9,9 +9,10 @@ leader and its followers sync at the same time.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from txmq.errors import InvalidParameter, NoPermission
 from txmq.protocol import command as commands
@@ -34,10 +35,23 @@ from txmq_broker.store.message_store import MessageStore
 __all__ = ["LogShipper"]
 
 _TICK_S: Final = 0.25
-_HOLD_S: Final = 1.0
-"""How long a request of a follower stays open; its answer has the committed offsets."""
+_HOLD_S: Final = 0.5
+"""After how long an open request of a follower is answered with the committed offsets: those of a
+new leader are at most a second old.
+"""
 
 _SHIPPED_AT_ONCE: Final = 1024 * 1024
+
+
+TableVersions: TypeAlias = tuple[DataVersion, DataVersion]
+
+
+class HeldChange(NamedTuple):
+    """The answer to a change of topics or groups that the followers do not have yet."""
+
+    versions: TableVersions
+    connection: Connection
+    answer: bytes
 
 
 @dataclass(slots=True)
@@ -47,10 +61,12 @@ class FollowerLink:
     connection: Connection
     is_shared: bool = False
     """Whether its log is the beginning of ours."""
-    open: tuple[Command, FollowLog, float] | None = None
-    """Its open request, and when it came."""
-    versions: tuple[DataVersion, DataVersion] | None = None
-    """The versions of the topics and groups that it has."""
+    open: tuple[Command, FollowLog] | None = None
+    """Its open request."""
+    versions: TableVersions | None = None
+    """The versions of the topics and groups that it was sent."""
+    taken: TableVersions | None = None
+    """The versions that it has saved: it asks again only then."""
     offsets_at: float = field(default=float("-inf"))
     """When it got the offsets."""
 
@@ -70,7 +86,7 @@ class LogShipper:
         self,
         store: MessageStore,
         clock: Clock,
-        versions: Callable[[], tuple[DataVersion, DataVersion]],
+        versions: Callable[[], TableVersions],
         tables: Callable[[], CopiedTables],
         answers: CopiedAnswers,
     ) -> None:
@@ -80,6 +96,7 @@ class LogShipper:
         self._tables = tables
         self._answers = answers
         self._links: dict[str, FollowerLink] = {}
+        self._changes: deque[HeldChange] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def figures(self) -> dict[str, int]:
@@ -132,9 +149,13 @@ class LogShipper:
             link = self._links[wanted.member] = FollowerLink(connection)
         link.is_shared = is_shared = self._is_shared(wanted)
         self.watch()
-        if not (wanted.waits and is_shared) or wanted.position < self._store.log.end:
+        if link.taken != link.versions:
+            link.taken = link.versions
+            self._release_changes()
+        is_behind = wanted.position < self._store.log.end or link.versions != self._versions()
+        if not (wanted.waits and is_shared) or is_behind:
             return self._answer(request, wanted, link, is_shared=is_shared)
-        link.open = request, wanted, self._clock.monotonic()
+        link.open = request, wanted
         return None
 
     def note_copied(self, connection: Connection, request: Command) -> None:
@@ -152,7 +173,9 @@ class LogShipper:
                 f"{copied.member} has the log to {copied.position}, and it ends at "
                 f"{self._store.log.end}"
             )
-        self._answers.note_copied(copied.member, copied.position)
+        # Who joins has the tables that every member of the set has.
+        if copied.member in self._answers.awaited or link.taken == self._versions():
+            self._answers.note_copied(copied.member, copied.position)
 
     def _is_shared(self, wanted: FollowLog) -> bool:
         segments = self._store.log.segments
@@ -174,7 +197,7 @@ class LogShipper:
 
     def _answer_open(self, link: FollowerLink) -> None:
         if link.open is not None:
-            request, wanted, _ = link.open
+            request, wanted = link.open
             link.open = None
             link.connection.send(self._answer(request, wanted, link, is_shared=True))
 
@@ -186,8 +209,11 @@ class LogShipper:
         # A log without a record has no file yet.
         file_start = segments.extent_at(wanted.position).start if segments.starts else 0
         spans = self._spans(wanted.position) if has_spans else b""
-        is_end = not wanted.waits or wanted.position + len(spans) == segments.end
-        tables = self._news(link, is_end=is_end)
+        if wanted.waits:
+            tables = self._news(link, is_end=wanted.position + len(spans) == segments.end)
+        else:
+            # Its copy may end before these offsets; the first answer at the end has them again.
+            tables = self._tables().write()
         header = FollowAnswer(
             log=f"{segments.log_id:016x}",
             epoch=self._store.log.epoch,
@@ -229,6 +255,34 @@ class LogShipper:
             return tables.write()
         return CopiedTables(tables.topics, tables.groups).write()
 
+    # Changes of the tables
+
+    def hold_change(self, connection: Connection, answer: bytes) -> None:
+        """Send an answer once every follower in the set has the tables as they are now."""
+        self._changes.append(HeldChange(self._versions(), connection, answer))
+        self.written()
+        self._release_changes()
+        self.watch()
+
+    def _release_changes(self) -> None:
+        while self._changes and self._answers.is_certain():
+            versions, connection, answer = self._changes[0]
+            if not all(self._has(member, versions) for member in self._answers.awaited):
+                return
+            self._changes.popleft()
+            connection.send(answer)
+
+    def _has(self, member: str, wanted: TableVersions) -> bool:
+        link = self._links.get(member)
+        return (
+            link is not None
+            and link.taken is not None
+            and all(
+                taken.counter >= version.counter
+                for taken, version in zip(link.taken, wanted, strict=True)
+            )
+        )
+
     # Time
 
     def watch(self) -> None:
@@ -243,10 +297,11 @@ class LogShipper:
             if not link.connection.is_open:
                 del self._links[member]
                 self._answers.leave(member)
-            elif link.open is not None and now - link.open[2] >= _HOLD_S:
+            elif now - link.offsets_at >= _HOLD_S:
                 self._answer_open(link)
         self._answers.tick(self._links.keys())
-        if self._links or self._answers.watches:
+        self._release_changes()
+        if self._links or self._changes or self._answers.watches:
             self.watch()
 
     def close(self) -> None:
@@ -254,4 +309,5 @@ class LogShipper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._changes.clear()
         self._answers.close()

@@ -86,7 +86,7 @@ def cut_tail(disk: Disk, log: CommitLog, last: int, position: int) -> None:
         accepted = 0 if mark is None else mark.accepted
         # Before the cut: the mark never claims more than there is.
         log.high_water.settle(Mark(segments.start, last, position, checksum, accepted))
-        segments.cut(position)
+        segments.cut(position, is_last=True)
     finally:
         segments.close()
 

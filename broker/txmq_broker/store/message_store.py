@@ -21,7 +21,7 @@ from txmq_broker.store.half_store import Closing, HalfStore, Opening
 from txmq_broker.store.index_file import indexed_segments
 from txmq_broker.store.log.commit_log import CommitLog, HighWater, Mark
 from txmq_broker.store.log.identity import log_identity
-from txmq_broker.store.log.spans import last_head, spans_in
+from txmq_broker.store.log.spans import check_spans, last_head, span_at
 from txmq_broker.store.queue_store import ConsumeQueue, QueueStore, Staged, key_hash, topic_seed
 from txmq_broker.store.record_restorer import RecordRestorer
 from txmq_broker.store.start import Recovery, Start
@@ -114,6 +114,7 @@ class MessageStore:
         committed: QueueOffsets | None = None,
         topics: Mapping[str, int] | None = None,
         accept_loss: str | None = None,
+        is_copy: bool = False,
         now_ms: int = 0,
     ) -> Recovery:
         """Bring the indexes up to the log's end, and cut a torn tail.
@@ -128,6 +129,8 @@ class MessageStore:
             topics: The known topics, with their numbers of queues.
             accept_loss: The reason to start although a part of the log is missing. It is recorded
                 in the log, and every queue continues after all offsets that may have been assigned.
+            is_copy: Whether spans of a leader were copied here since the last start, so that what
+                their heads say was durable need not have been durable here.
             now_ms: The wall clock, for that record.
 
         Raises:
@@ -146,8 +149,14 @@ class MessageStore:
             self.delays,
             self.checkpoints,
             is_async=self._settings.flush == "async",
+            is_copy=is_copy,
         )
-        return start.run(evidence, accept_loss, now_ms)
+        recovery = start.run(evidence, accept_loss, now_ms)
+        last = self.last_span()
+        if last is not None:
+            # Epochs never go back in a log.
+            self.log.epoch = max(self.log.epoch, last.epoch)
+        return recovery
 
     def note_clean_stop(self) -> None:
         """Record durably that the log ends here, for the next start.
@@ -210,9 +219,9 @@ class MessageStore:
     # Copying
 
     def copy(self, data: bytes, file_start: int, last: SpanHead | None, epoch: int) -> SpanHead:
-        """Append whole spans of another copy of this log at its end, and index their records.
+        """Append whole spans of another copy of this log at its end.
 
-        Returns the head of the last one. Clients read none of them: a follower serves no client.
+        Returns the head of the last one. :meth:`index_copied` makes their records known.
 
         Args:
             data: The spans; they lie in one file.
@@ -222,26 +231,46 @@ class MessageStore:
 
         Raises:
             RemoteProtocolError: They are not intact spans of this log that follow its end.
-            CorruptRecord: A record in them is broken; its writer stored it so.
             DiskFull: The disk is full.
             WriteFailed: The disk refused.
+            OSError: An empty file of this log cannot be deleted.
         """
         oldest = 0 if last is None else last.epoch
-        spans = spans_in(data, self.log.end, self.log.segments.log_id, oldest, epoch)
-        records = [
-            found
-            for head, payload in spans
-            for found in found_in(payload, head.position + HEAD_BYTES)
-        ]
-        self.log.copy(data, spans[-1][0], file_start)
-        for record, position, piece in records:
-            self._restorer.restore(record, position, piece)
-        self.checkpoints.published = self.log.end
-        self.checkpoints.file_ms[file_start] = self.log.last_ms
-        return spans[-1][0]
+        heads = check_spans(data, self.log.end, self.log.segments.log_id, oldest, epoch)
+        newest = self.log.segments.starts[-1]
+        if file_start < newest == self.log.end:
+            # A write failed here, or was cut, and the other copy went on in the file before.
+            if newest in self.checkpoints.indexes:
+                self.checkpoints.remove_index(newest)
+            self.checkpoints.drop_index(newest)
+            self.log.segments.drop_empty()
+        self.log.copy(data, heads[-1], file_start)
+        return heads[-1]
+
+    def index_copied(self, most: int) -> None:
+        """Index the records of the next copied spans: about so many bytes of one file.
+
+        Clients read none of them: a follower serves no client.
+
+        Raises:
+            CorruptRecord: A record is broken; its writer stored it so.
+        """
+        segments, checkpoints = self.log.segments, self.checkpoints
+        at = checkpoints.published
+        extent = segments.extent_at(at)
+        end = min(extent.end, at + most)
+        while at < end:
+            span = span_at(segments, at, extent.end)
+            if span is None:
+                raise CorruptRecord(at, "no span begins there")
+            for record, position, piece in found_in(span[1], at + HEAD_BYTES):
+                self._restorer.restore(record, position, piece)
+            at += span[0].size
+        checkpoints.published = at
+        checkpoints.file_ms[extent.start] = self.log.last_ms
 
     def last_span(self) -> SpanHead | None:
-        """The head of the newest span in the files; ``None`` if there is none.
+        """The head of the newest span in the files; ``None`` without one.
 
         Raises:
             CorruptRecord: The log is damaged.

@@ -55,6 +55,7 @@ class Start:
         checkpoints: Checkpoints,
         *,
         is_async: bool,
+        is_copy: bool,
     ) -> None:
         self._disk = disk
         self._log = log
@@ -66,6 +67,9 @@ class Start:
         self._checkpoints = checkpoints
         self._restorer = RecordRestorer(log, queues, halves, delays, checkpoints)
         self._is_async = is_async
+        mark = log.high_water.mark
+        self._proven = (0 if mark is None else mark.end) if is_copy else None
+        """In a copy only the mark says what was durable here."""
         self._strays: list[IndexFile] = []
         self._accepted = 0
         """The end of the log according to the evidence, once the loss is accepted."""
@@ -164,7 +168,7 @@ class Start:
 
     def _scan(self, extent: Extent) -> Scan:
         start = max(self._checkpoints.checkpointed, extent.start)
-        return scan(self._segments, extent, start, self._restorer.restore)
+        return scan(self._segments, extent, start, self._restorer.restore, self._proven)
 
     def _complete_index(self, extent: Extent) -> None:
         try:

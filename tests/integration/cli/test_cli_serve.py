@@ -223,12 +223,12 @@ def test_a_broker_starts_with_a_rocketmq_brokers_own_file(tmp_path):
 
 def test_a_line_of_the_file_that_cannot_be_kept_is_code_2(txmq, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("broker.conf").write_text("brokerName=b\nenableControllerMode=true\n")
+    Path("broker.conf").write_text("brokerName=b\nbrokerRole=MASTER\n")
 
     result = txmq("serve", "-c", "broker.conf")
 
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "enableControllerMode cannot be 'true' (in broker.conf, line 2)" in result.stderr
+    assert "brokerRole cannot be 'MASTER' (in broker.conf, line 2)" in result.stderr
 
 
 def test_a_directory_in_use_is_one_sentence_and_code_1(tmp_path):

@@ -53,14 +53,11 @@ class BookRequest(NamedTuple):
     bank: Bank
     rules: Rules
     day: date
+    window: DayWindow
+    """The moments of the day."""
     directory: Path
     """The bank's directory in the extract."""
     clock: Clock
-
-    @property
-    def window(self) -> DayWindow:
-        """The moments of the day."""
-        return self.rules.day.window(self.day)
 
 
 class BookReader(ABC):

@@ -41,17 +41,18 @@ def extract_day(
     Raises:
         ReconcileRefused: A ledger cannot be read, or holds a value that does not fit.
     """
-    clock = SystemClock()
+    clock, window = SystemClock(), rules.day.window(day)
     home = open_folder(rules.directory).at("extracts", day.isoformat())
     readers = [_reader_of(bank, spark) for bank in rules.bank]
     try:
         with home.staging() as draft:
             with ThreadPoolExecutor(len(rules.bank), "extract") as pool:
                 requests = [
-                    BookRequest(bank, rules, day, draft / bank.name, clock) for bank in rules.bank
+                    BookRequest(bank, rules, day, window, draft / bank.name, clock)
+                    for bank in rules.bank
                 ]
                 banks = list(pool.map(lambda read, books: read(books), readers, requests))
-            log = take_log(rules, rules.day.window(day), draft)
+            log = take_log(rules, window, draft)
             manifest = Manifest.of(rules, day, (*banks, log))
             manifest.write(draft)
             final = home.at(manifest.extract_id)

@@ -18,16 +18,16 @@ from txmq.errors import ReconcileRefused
 from txmq.quantity import quantity
 from txmq.reconcile.extract.manifest import FILE, ExtractedTable, Manifest, Part
 from txmq.reconcile.extract.table_writer import ControlSums
-from txmq.reconcile.ledgers import Ledgers, TableFile
+from txmq.reconcile.ledgers import Role, TableFile, Tables
 from txmq.reconcile.storage import Folder
 from txmq.reconcile.tables import BANK_TABLES, LOG_TABLES
 
-__all__ = ["check_files", "check_totals", "load", "load_unchecked"]
+__all__ = ["check_totals", "files_in", "load"]
 
 _TABLES: Final = {**BANK_TABLES, **LOG_TABLES}
 
 
-def load(manifest: Manifest, folder: Folder) -> Ledgers:
+def load(manifest: Manifest, folder: Folder) -> Tables:
     """The ledgers of a day, after the extract was checked.
 
     Raises:
@@ -35,29 +35,24 @@ def load(manifest: Manifest, folder: Folder) -> Ledgers:
             message names it.
     """
     try:
-        check_files(manifest, folder)
+        _check_files(manifest, folder)
         check_totals(manifest, folder)
     except (OSError, pa.ArrowException) as error:
         raise ReconcileRefused(f"the extract cannot be read: {error}") from error
-    return load_unchecked(manifest, folder)
+    return files_in(manifest, folder)
 
 
-def load_unchecked(manifest: Manifest, folder: Folder) -> Ledgers:
-    """Load the ledgers of an extract that was checked before."""
-    tables: dict[str, list[TableFile]] = {name: [] for name in _TABLES}
-    for extracted in manifest.tables:
-        bank = extracted.written.source if extracted.table in BANK_TABLES else None
-        tables[extracted.table] += (TableFile(folder, part.path, bank) for part in extracted.parts)
-    return Ledgers(**tables)
+def files_in(manifest: Manifest, folder: Folder) -> Tables:
+    """The ledgers of an extract that was checked before."""
+    found: Tables = {Role(name): [] for name in _TABLES}
+    for table in manifest.tables:
+        bank = table.written.source if table.table in BANK_TABLES else None
+        found[Role(table.table)] += [TableFile(folder, part.path, bank) for part in table.parts]
+    return found
 
 
-def check_files(manifest: Manifest, folder: Folder) -> None:
-    """Check that exactly the extracted files exist, unchanged.
-
-    Raises:
-        ReconcileRefused: A file is missing, changed or extra.
-        OSError: A file cannot be read.
-    """
+def _check_files(manifest: Manifest, folder: Folder) -> None:
+    """Check that exactly the extracted files exist, unchanged."""
     parts = [part for table in manifest.tables for part in table.parts]
     names = {path: path.rpartition("/")[2] for path in folder.files()}
     found = {path for path in names if names[path] != FILE and names[path][0] not in "._"}
@@ -105,8 +100,7 @@ def _check_names(table: ExtractedTable, found: set[str], folder: Folder) -> None
 
 def _rows(folder: Folder, name: str) -> int:
     try:
-        with folder.parquet(name) as file:
-            return int(file.metadata.num_rows)
+        return sum(batch.num_rows for batch in folder.batches(name))
     except pa.ArrowInvalid:
         return 0
 

@@ -80,9 +80,14 @@ class LogReader:
     Args:
         disk: The broker's directory.
         log_id: The log that the directory holds; spans of any other are gaps.
+
+    Attributes:
+        proven: What heads say about bytes at this position or behind it does not count, as in
+            :func:`~txmq_broker.store.log.spans.scan`.
     """
 
     def __init__(self, disk: Disk, log_id: int) -> None:
+        self.proven: int | None = None
         self._segments = Segments(disk, 0)
         self._segments.log_id = log_id
 
@@ -155,7 +160,8 @@ class LogReader:
             foreign = self._foreign_at(at)
             if foreign is None or at != extent.start:
                 end = whole_behind(self._segments, at, extent)
-            proof = durable_behind(self._segments, at)
+            if self.proven is None or at < self.proven:
+                proof = durable_behind(self._segments, at)
             is_torn = proof is None and foreign is None
         missing = max(0, end - max(at, self.reach(extent)))
         return Gap(at, end, extent, missing, proof, is_torn, foreign)

@@ -254,8 +254,17 @@ class Segments:
             self.files[-1].truncate(self.end - self.starts[-1])
         self._is_tidy = True
 
-    def cut(self, position: int) -> None:
-        """End the log at a position."""
+    def cut(self, position: int, *, is_last: bool = False) -> None:
+        """End the log at a position.
+
+        Args:
+            position: The end.
+            is_last: True if nothing will be written here. Otherwise a cut that a full disk refuses
+                is carried out before the next write.
+
+        Raises:
+            OSError: The disk refused.
+        """
         at = bisect_right(self.starts, position) - 1
         inside = position - self.starts[at]
         for extra in range(len(self.files) - 1, at, -1):
@@ -267,9 +276,22 @@ class Segments:
             self.files[at].truncate(inside)
             self.files[at].sync()
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if is_last or error.errno not in NO_ROOM:
                 raise
             self._is_tidy = False
+
+    def drop_empty(self) -> None:
+        """Delete the newest file, which is empty; the log goes on in the one before.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        assert len(self.files) > 1, "the first file is never deleted"
+        assert self.starts[-1] == self.end, "the newest file has bytes"
+        self._disk.remove(path_of(self.end))
+        self.files.pop().close()
+        self.starts.pop()
+        self._is_tidy = False
 
     def drop_first(self) -> int:
         """Delete the oldest file and return the position at which the log begins now."""

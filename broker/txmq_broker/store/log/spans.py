@@ -14,18 +14,20 @@ from typing import Final, NamedTuple
 from txmq.errors import CorruptRecord, RemoteProtocolError
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import HEAD_BYTES, Found, SpanHead, found_in, heads_in, read_head
+from txmq.runtime.disk import File
 from txmq_broker.store.log.segments import Extent, Segments
 
 __all__ = [
     "REPAIR_COMMAND",
     "Scan",
+    "check_spans",
     "durable_behind",
     "heads_of",
     "last_head",
     "scan",
     "span_at",
-    "spans_in",
     "whole_behind",
+    "whole_spans",
 ]
 
 REPAIR_COMMAND: Final = "txmq log verify --repair --data DIR"
@@ -45,7 +47,11 @@ class Scan(NamedTuple):
 
 
 def scan(
-    segments: Segments, extent: Extent, start: int, found: Callable[[Found, int, bytes], None]
+    segments: Segments,
+    extent: Extent,
+    start: int,
+    found: Callable[[Found, int, bytes], None],
+    proven: int | None = None,
 ) -> Scan:
     """Read the spans of one segment from a position on.
 
@@ -54,6 +60,8 @@ def scan(
         extent: The segment.
         start: The position of the first span that no index covers.
         found: Called with each record: decoded, its position, and its bytes.
+        proven: What heads say about bytes at this position or behind it does not count. The heads
+            of a copy say what was durable at the leader that wrote them.
 
     Raises:
         CorruptRecord: A durable span is damaged, or holds an invalid record.
@@ -62,7 +70,8 @@ def scan(
     while at < extent.end:
         span = span_at(segments, at, extent.end)
         if span is None:
-            _refuse_damage(segments, at)
+            if proven is None or at < proven:
+                _refuse_damage(segments, at)
             return Scan(count, at, is_torn=True, last=last)
         head, payload = span
         for record, where, data in found_in(payload, at + HEAD_BYTES):
@@ -95,10 +104,10 @@ def span_at(segments: Segments, at: int, end: int) -> tuple[SpanHead, bytes] | N
     return head, payload
 
 
-def spans_in(
+def check_spans(
     data: bytes, position: int, log_id: int, oldest: int, newest: int
-) -> list[tuple[SpanHead, bytes]]:
-    """The heads and payloads of whole spans that came from another copy of the log.
+) -> list[SpanHead]:
+    """The heads of whole spans that came from another copy of the log.
 
     Args:
         data: The spans.
@@ -111,7 +120,8 @@ def spans_in(
         RemoteProtocolError: They are not intact spans of this log, one behind the other, or their
             epochs go back.
     """
-    spans: list[tuple[SpanHead, bytes]] = []
+    heads: list[SpanHead] = []
+    whole = memoryview(data)
     at = 0
     while at < len(data):
         head = read_head(data, at, position + at)
@@ -122,13 +132,12 @@ def spans_in(
                 f"the span at {head.position} has the epoch {head.epoch}, the one before it "
                 f"{oldest}, and its sender {newest}"
             )
-        payload = data[at + HEAD_BYTES : at + head.size]
-        if crc32(payload) != head.checksum:
+        if crc32(whole[at + HEAD_BYTES : at + head.size]) != head.checksum:
             raise RemoteProtocolError(f"the span at {head.position} differs from its checksum")
-        spans.append((head, payload))
+        heads.append(head)
         oldest = head.epoch
         at += head.size
-    return spans
+    return heads
 
 
 def heads_of(segments: Segments, extent: Extent, start: int | None = None) -> Iterator[SpanHead]:
@@ -163,6 +172,34 @@ def last_head(segments: Segments, known: int) -> SpanHead | None:
         if newest:
             return newest[0]
     return None
+
+
+def whole_spans(
+    file: File, extent: Extent, start: int, log_id: int
+) -> Iterator[tuple[bytes, SpanHead]]:
+    """The bytes of one file from a position on, as far as its spans are intact.
+
+    They come in large pieces, each with the head of its last span. The caller copies them, so the
+    file may grow meanwhile: a span that is being written ends the pieces.
+    """
+    at, size = start, _WINDOW
+    while at < extent.end:
+        data = file.read(at - extent.start, min(size, extent.end - at))
+        view, here, last = memoryview(data), 0, None
+        while (head := read_head(data, here, at + here)) is not None:
+            after = here + head.size
+            if after > len(data) or head.log != log_id:
+                break
+            if crc32(view[here + HEAD_BYTES : after]) != head.checksum:
+                break
+            here, last = after, head
+        if last is not None:
+            yield data[:here], last
+            at, size = at + here, _WINDOW
+        elif head is not None and size < head.size <= extent.end - at:
+            size = head.size
+        else:
+            return
 
 
 def durable_behind(segments: Segments, bad: int) -> int | None:

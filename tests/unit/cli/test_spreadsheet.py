@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.reconcile.spreadsheet import as_csv, as_xlsx
+from txmq.cli.spreadsheet import as_csv, as_xlsx
 
 MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 HOSTILE = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "<c>&", "0042", "\x00\ud800"]

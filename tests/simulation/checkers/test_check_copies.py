@@ -1,0 +1,165 @@
+"""The checkers of broker sets let a set pass that keeps its promises, and find what breaks one."""
+
+import pytest
+
+from tests.simulation.checkers import (
+    fresh_offsets,
+    identical_logs,
+    leader_bound,
+    one_leader,
+    reused,
+)
+from tests.simulation.copy_history import (
+    Bound,
+    CopyRead,
+    Disturbed,
+    LeaderAnswered,
+    MemberBack,
+    MemberLost,
+    OffsetShown,
+    SetChanged,
+)
+from tests.simulation.history import (
+    Acknowledged,
+    Calm,
+    Committed,
+    Committing,
+    Copy,
+    Pulled,
+)
+from txmq.message import Queue
+
+QUEUE = Queue("T", "broker-a", 0)
+FIRST = SetChanged(0.0, "m1.aa", 1, ("m1.aa", "m2.bb"))
+OVER = SetChanged(6.0, "", 1, ("m1.aa", "m2.bb"))
+SECOND = SetChanged(6.5, "m2.bb", 2, ("m1.aa", "m2.bb"))
+
+
+def lost(at, how="kill", *, has_heir=True):
+    return MemberLost(at, "m1", how, True, has_heir)
+
+
+# One leader
+
+
+def test_a_leader_may_answer_what_it_was_asked_while_it_led():
+    answers = [LeaderAnswered(1.0, "m1", 0.9), OVER, LeaderAnswered(6.2, "m1", 5.9)]
+
+    assert one_leader.broken([FIRST, *answers, SECOND, LeaderAnswered(7.0, "m2", 6.1)]) == []
+
+
+@pytest.mark.parametrize("member", ["m1", "m3"])
+def test_an_answer_of_a_member_that_does_not_lead_is_found(member):
+    late = LeaderAnswered(8.0, member, 7.0)
+
+    (complaint,) = one_leader.broken([FIRST, OVER, SECOND, late])
+
+    assert complaint.startswith(f"{member} answered at 8.000000 what it was asked at 7.000000")
+
+
+def test_an_epoch_with_two_leaders_is_found():
+    assert one_leader.broken([FIRST, OVER, SetChanged(6.5, "m2.bb", 1, ())]) == [
+        "m2.bb leads again in epoch 1"
+    ]
+
+
+# Logs
+
+
+def test_equal_logs_pass():
+    files = {"0.log": (10, 1)}
+
+    assert identical_logs.broken([CopyRead(1.0, "m1", files), CopyRead(1.0, "m2", files)]) == []
+
+
+@pytest.mark.parametrize("other", [{"0.log": (10, 2)}, {"0.log": (10, 1), "9.log": (1, 1)}, {}])
+def test_a_log_that_differs_is_found(other):
+    reads = [CopyRead(1.0, "m1", {"0.log": (10, 1)}), CopyRead(1.0, "m2", other)]
+
+    assert len(identical_logs.broken(reads)) == 1
+
+
+def test_logs_that_were_not_compared_are_found():
+    assert identical_logs.broken([]) == ["the logs were not compared"]
+
+
+# Offsets of queues
+
+
+def seen(at, mark):
+    return Pulled(at, "g", QUEUE, 4, 5, (Copy(4, 100, "id", mark, "", 0, b""),))
+
+
+def test_an_offset_that_keeps_its_message_passes():
+    assert reused.broken([Acknowledged(1.0, "s", 0, QUEUE, 4, ("id",)), seen(2.0, "s#0.0")]) == []
+
+
+def test_an_offset_with_another_message_is_found():
+    assert reused.broken([seen(1.0, "s#0.0"), seen(2.0, "t#0.0"), seen(2.0, "t#0.0")]) == [
+        "T/0@4 was s#0.0 and is t#0.0 at 2.000000"
+    ]
+
+
+# A leader soon
+
+
+def test_a_leader_within_the_bound_passes():
+    answered = LeaderAnswered(9.9, "m2", 9.8)
+
+    assert leader_bound.broken([Bound(0.0, 5.0), lost(5.0), answered, Calm(99.0)]) == []
+
+
+@pytest.mark.parametrize("event", [lost(5.0), Calm(5.0)])
+def test_a_set_without_a_leader_is_found(event):
+    early = LeaderAnswered(5.1, "m1", 4.9)
+
+    (complaint,) = leader_bound.broken([Bound(0.0, 5.0), event, early, Calm(10.1)])
+
+    assert complaint.startswith("no leader within 5 s after ")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [[lost(5.0, has_heir=False)], [lost(5.0), Disturbed(6.0, "slow disk", begins=True)]],
+)
+def test_more_than_a_lost_leader_may_take_longer(events):
+    assert leader_bound.broken([Bound(0.0, 5.0), *events, Calm(20.0)]) == []
+
+
+# Committed offsets
+
+
+def committed(at, offset):
+    return [Committing(at - 0.1, "g", QUEUE, offset), Committed(at, "g", QUEUE, offset)]
+
+
+def shown(offset):
+    return OffsetShown(7.0, "g", QUEUE, offset)
+
+
+def test_what_was_committed_in_the_last_second_may_be_gone():
+    events = [FIRST, *committed(1.0, 3), *committed(3.5, 9), lost(4.0), OVER, SECOND]
+
+    assert fresh_offsets.broken([*events, shown(3)]) == []
+
+
+def test_an_older_commit_that_is_gone_is_found():
+    events = [FIRST, *committed(1.0, 3), *committed(2.0, 9), lost(4.0), OVER, SECOND]
+
+    (complaint,) = fresh_offsets.broken([*events, shown(3)])
+
+    assert "9 was committed long before" in complaint
+
+
+def test_copies_that_something_kept_late_may_be_older():
+    slow = [Disturbed(2.5, "slow disk", begins=True), Disturbed(2.6, "slow disk", begins=False)]
+    events = [FIRST, *committed(2.0, 9), *slow, lost(4.0), OVER, SECOND]
+
+    assert fresh_offsets.broken([*events, shown(3)]) == []
+
+
+def test_a_leader_that_only_stood_still_has_lost_nothing():
+    paused = [lost(2.5, "pause"), MemberBack(2.6, "m1")]
+    events = [FIRST, *committed(2.0, 9), *paused, lost(4.0), OVER, SECOND]
+
+    assert len(fresh_offsets.broken([*events, shown(3)])) == 1

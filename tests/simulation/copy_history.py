@@ -1,0 +1,97 @@
+"""What happened to a broker set, as its store and its clients saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.simulation.history import Event
+from txmq.message import Queue
+
+__all__ = [
+    "Bound",
+    "CopyRead",
+    "Disturbed",
+    "LeaderAnswered",
+    "Leading",
+    "MemberBack",
+    "MemberLost",
+    "OffsetShown",
+    "SetChanged",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound(Event):
+    """So long may the set be without a leader when nothing else is wrong."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SetChanged(Event):
+    """The store of the set has another state from now on; ``leader`` is empty without a lease."""
+
+    leader: str
+    epoch: int
+    in_sync: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leading(Event):
+    """A member began to serve as the leader."""
+
+    member: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost(Event):
+    """A member is gone, or stands still, or is to stop."""
+
+    member: str
+    how: str
+    was_leader: bool
+    has_heir: bool
+    """Whether another member is up that has everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberBack(Event):
+    """A member that stood still goes on."""
+
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAnswered(Event):
+    """A member answered a client that had asked at second ``asked``."""
+
+    member: str
+    asked: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed(Event):
+    """Something beside the loss of a machine makes life hard, or does so no more."""
+
+    what: str
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetShown(Event):
+    """The offset that a new leader has for a group."""
+
+    group: str
+    queue: Queue
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRead(Event):
+    """The log of a member when all members are in sync and nobody sends."""
+
+    member: str
+    files: Mapping[str, tuple[int, int]] = field(repr=False)
+    """The size and the checksum of each file of the log."""

@@ -1,0 +1,115 @@
+"""Whole runs of a broker set: trouble, a calm end, and the judgement of every checker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NamedTuple
+
+from tests.simulation.checkers import (
+    acknowledged,
+    decisions,
+    fresh_offsets,
+    identical_logs,
+    kept,
+    leader_bound,
+    liveness,
+    one_leader,
+    reused,
+    undecided,
+    visible,
+)
+from tests.simulation.copy_history import Leading, MemberLost, SetChanged
+from tests.simulation.copy_mix import CopyMix
+from tests.simulation.copy_nemesis import CopyNemesis
+from tests.simulation.copy_stage import CopyStage
+from tests.simulation.history import (
+    Acknowledged,
+    Decided,
+    HalfTaken,
+    History,
+    Pulled,
+)
+from tests.simulation.runs import Run, check, played
+from txmq.testing import World
+
+__all__ = ["ASYNC_CHECKERS", "COPY_CHECKERS", "run_copy_seed"]
+
+ASYNC_CHECKERS = (one_leader, identical_logs, leader_bound, liveness)
+"""What a set promises that answers before its followers have a copy."""
+
+COPY_CHECKERS = (
+    *ASYNC_CHECKERS,
+    acknowledged,
+    reused,
+    fresh_offsets,
+    visible,
+    kept,
+    undecided,
+    decisions,
+)
+
+
+class CopyOutcome(NamedTuple):
+    """What a run amounted to."""
+
+    seconds: float
+    acknowledged: int
+    pulled: int
+    epochs: int
+    """How often another leadership began."""
+    lost: int
+    left: int
+    """How often the in-sync set became smaller."""
+    joined: int
+    transactions: int
+    committed: int
+
+    @classmethod
+    def of(cls, history: History, seconds: float) -> CopyOutcome:
+        """The figures of a history."""
+        events = history.events
+        sizes = [len(event.in_sync) for event in events if isinstance(event, SetChanged)]
+        steps = [after - before for before, after in zip(sizes, sizes[1:], strict=False)]
+        return cls(
+            seconds,
+            history.count(Acknowledged),
+            sum(len(event.copies) for event in events if isinstance(event, Pulled)),
+            history.count(Leading),
+            history.count(MemberLost),
+            sum(step < 0 for step in steps),
+            sum(step > 0 for step in steps),
+            history.count(HalfTaken),
+            sum(event.committed for event in events if isinstance(event, Decided)),
+        )
+
+
+async def _live_through(world: World, mix: CopyMix, checkers: Sequence[ModuleType]) -> CopyOutcome:
+    stage = CopyStage(world, mix)
+    await stage.open()
+    stage.people()
+    await CopyNemesis(stage).torment()
+    stage.calm()
+    await stage.settle()
+    await stage.close()
+    check(stage.history, checkers)
+    return CopyOutcome.of(stage.history, world.now())
+
+
+def run_copy_seed(
+    seed: int,
+    mix: CopyMix | None = None,
+    *,
+    keep_trace: bool = False,
+    checkers: Sequence[ModuleType] | None = None,
+) -> Run:
+    """Run a seed with the mix it draws, or another.
+
+    Raises:
+        AssertionError: A promise was broken, or the run failed as a simulation.
+    """
+    mix = mix or CopyMix.with_copies(seed)
+    if checkers is None:
+        checkers = ASYNC_CHECKERS if mix.mode == "async" else COPY_CHECKERS
+    world = World(seed, scenario="copies", conditions=mix.conditions, keep_trace=keep_trace)
+    return played(world, _live_through(world, mix, checkers), keep_trace=keep_trace)

@@ -1,0 +1,180 @@
+"""A broker set with its store and its clients, from the first start to the last look at it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from contextvars import Context
+
+from tests.simulation.copy_history import Bound, Disturbed, MemberLost, OffsetShown
+from tests.simulation.copy_mix import CopyMix
+from tests.simulation.copy_node import MemberNode, SetNode, WatchedCoordination
+from tests.simulation.copy_people import LeaderProbe, SetTransactor
+from tests.simulation.history import Calm
+from tests.simulation.ledger import Ledger
+from tests.simulation.stage import LOOK_S, Stage
+from tests.simulation.workload import Consumer, Producer
+from txmq.errors import BrokerRefused, TransportError
+from txmq.testing import World
+
+__all__ = ["CopyStage"]
+
+JOIN_S = 60.0
+"""How long all members may take to be in sync when nothing goes wrong any more."""
+
+
+class CopyStage(Stage):
+    """A broker set with its clients in one world."""
+
+    has_places = False
+    mix: CopyMix
+
+    def __init__(self, world: World, mix: CopyMix) -> None:
+        super().__init__(world, mix)
+        self.history.add(Bound(world.now(), mix.bound_s()))
+        self.probe = LeaderProbe(
+            world, self.names_text, mix, self.history, self.members, self.queues()[0]
+        )
+
+    def _broker(self, name: str, names: str) -> SetNode:
+        self.coordination = WatchedCoordination(self.world, self.history)
+        self.members = [
+            self._member(f"m{number}", names) for number in range(1, 1 + self.mix.members)
+        ]
+        self.set = SetNode(name, self.members, self.coordination)
+        self.set.on_serving = self._has_led
+        return self.set
+
+    def _member(self, name: str, names: str) -> MemberNode:
+        node = MemberNode(
+            self.world,
+            name,
+            lambda machine: self.mix.settings(name, machine.address, names),
+            self.coordination,
+            self.history,
+        )
+        node.disk.slow_sync(*self.mix.sync_s)
+        return node
+
+    # Starting
+
+    def people(self) -> None:
+        """Start producers, consumers and transactional producers, and the probe."""
+        world, mix, names, history = self.world, self.mix, self.names_text, self.history
+        args = (names, mix, history)
+        self.producers = [
+            Producer(world, f"producer-{n}", *args, self.queues()) for n in range(mix.producers)
+        ]
+        self.consumers = [
+            Consumer(world, f"consumer-{group}", *args, f"group-{group}", self.queues())
+            for group in range(mix.groups)
+        ]
+        if mix.transactions is not None:
+            self.ledgers = [Ledger("bank-0", history)]
+            self.transactors = [
+                SetTransactor(world, f"t{n}", *args, self.ledgers[0], self.queues(), ())
+                for n in range(mix.transactions.producers)
+            ]
+        for client in (*self.clients, self.probe):
+            client.start()
+
+    # While it runs
+
+    def _has_led(self, node: SetNode) -> None:
+        # Asked from inside the member's own program; what looks at it must outlive that.
+        self.world.loop.call_soon(self._look_aside, node, context=Context())
+
+    def _look_aside(self, node: SetNode) -> None:
+        task = asyncio.create_task(self._look(node))
+        self._helpers.add(task)
+        task.add_done_callback(self._helpers.discard)
+
+    async def _look(self, node: SetNode) -> bool:
+        with suppress(TransportError, BrokerRefused):
+            for group in range(self.mix.groups):
+                name = f"group-{group}"
+                async for queue, offset in self.auditor.places(name, node, self.queues()):
+                    self.history.add(OffsetShown(self.world.now(), name, queue, offset))
+        return self._draw.chance(self.mix.audit_chance) and await self._audit(node)
+
+    def lose(self, node: MemberNode, how: str) -> None:
+        """Note that a member is about to be lost."""
+        has_heir = any(other.member for other in self.set.in_sync() if other is not node)
+        is_leader = self.set.leader is node
+        self.history.add(MemberLost(self.world.now(), node.name, how, is_leader, has_heir))
+
+    def disturb(self, what: str, *, begins: bool) -> None:
+        """Note that a hardship begins or ends."""
+        self.history.add(Disturbed(self.world.now(), what, begins))
+
+    # The end
+
+    def calm(self) -> None:
+        """Let nothing go wrong any more, and let everything that is down come back."""
+        self.world.network.heal()
+        self.coordination.delay = 0.002
+        for node in self.members:
+            self.coordination.heal(node.name)
+            node.machine.resume()
+            node.disk.repair()
+            node.disk.capacity = None
+            node.disk.slow_sync(*self.mix.sync_s)
+            if node.wire is not None:
+                node.wire.clear()
+            for client in (*self.clients, *self.members):
+                if client is not node:
+                    self.world.network.slow(node.name, client.name, 0.0)
+        for node in (*self.names, *self.members):
+            node.start()
+        for transactor in self.transactors:
+            transactor.calm()
+        self.history.add(Calm(self.world.now()))
+
+    async def close(self) -> None:
+        """Compare the copies, and have each member lead and be looked at."""
+        self.set.on_serving = _unwatched
+        while self._helpers:
+            await asyncio.wait(self._helpers)
+        await self._compare()
+        for _ in self.members[1:]:
+            await self._hand_over()
+            await self._compare()
+        await self._look_up()
+        await self.probe.stop()
+        await self.set.stop()
+        for node in self.names:
+            await node.stop()
+
+    async def _compare(self) -> None:
+        await self._join_all()
+        for node in self.members:
+            self.history.add(node.read_copy())
+        await self._look(self.set)
+        await self._audit(self.set)
+
+    async def _join_all(self) -> None:
+        """Wait until every member is in sync and has all of the log, but not for ever."""
+        deadline = self.world.now() + JOIN_S
+        while not self._is_whole() and self.world.now() < deadline:
+            await asyncio.sleep(LOOK_S)
+
+    def _is_whole(self) -> bool:
+        if not self.set.is_serving or len(self.set.in_sync()) < len(self.members):
+            return False
+        files = [node.read_copy().files for node in self.members]
+        return all(found == files[0] for found in files)
+
+    async def _hand_over(self) -> None:
+        leader = self.set.leader
+        if leader is None:
+            return
+        self.lose(leader, "hand-over")
+        await leader.stop()
+        deadline = self.world.now() + self.mix.bound_s()
+        while not self.set.is_serving and self.world.now() < deadline:
+            await asyncio.sleep(LOOK_S)
+        leader.start()
+
+
+def _unwatched(node: SetNode) -> None:
+    pass

@@ -1,0 +1,204 @@
+"""The checkers of broker sets find a replication that is broken on purpose, each by what it breaks.
+
+Every one of these is made from the real one by taking a single thought away.
+"""
+
+import pytest
+
+from tests.simulation.broken import names, run_all, see_it_found
+from tests.simulation.checkers import (
+    acknowledged,
+    fresh_offsets,
+    identical_logs,
+    kept,
+    leader_bound,
+    liveness,
+    one_leader,
+    reused,
+)
+from tests.simulation.copy_mix import CopyMix
+from tests.simulation.copy_runs import run_copy_seed
+from tests.simulation.mix import TransactionMix, kib
+from txmq.protocol.copies import CopiedTables
+from txmq.protocol.span import Decision
+from txmq.runtime.coordinator import View
+from txmq.testing import Conditions
+from txmq_broker.core.in_sync import InSyncSet
+from txmq_broker.handlers.copies import CopyHandlers
+from txmq_broker.member import SetMember
+from txmq_broker.services.copied_answers import CopiedAnswers
+from txmq_broker.services.flusher import Flusher
+from txmq_broker.services.follower import Follower
+from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.store.record_restorer import RecordRestorer
+
+MIX = CopyMix(
+    segment=kib(64),
+    queues=1,
+    producers=1,
+    lanes=3,
+    sends=100,
+    think_s=0.05,
+    body_max=100,
+    batch_chance=0.0,
+    oneway_chance=0.0,
+    hold_s=0.3,
+    chaos_s=20.0,
+    pause_s=0.7,
+    audit_chance=0.5,
+    recovery_chance=0.0,
+    sync_s=(0.0, 0.2),
+    lag_max=1.0,
+    faults=("kill ahead",),
+)
+"""Much is sent all the time, copies are late, and leaders die."""
+
+TRANSACTIONS = MIX.but(
+    transactions=TransactionMix(timeout_s=0.5, interval_s=0.5, lanes=3, think_s=0.1, beat_s=0.3)
+)
+
+
+def test_the_whole_replication_passes():
+    for mix in (MIX, TRANSACTIONS):
+        run_all(run_copy_seed, mix)
+
+
+def a_send_is_answered_before_the_followers_have_it(patch):
+    patch(InSyncSet, "has_copied", lambda self, end: True)
+
+
+def the_lease_is_not_looked_at(patch):
+    patch(HeldLeadership, "is_certain", lambda self: not self.ended.is_set())
+    return MIX.but(faults=("pause",))
+
+
+def a_member_leads_that_is_not_in_sync(patch):
+    patch(View, "may_lead", lambda self, member: self.leader is None)
+
+
+def the_set_shrinks_before_the_store_says_so(patch):
+    record = HeldLeadership.record
+
+    async def hasty(self, members):
+        if members < self.in_sync:
+            self.in_sync = members
+            return members
+        return await record(self, members)
+
+    patch(HeldLeadership, "record", hasty)
+
+
+def a_follower_joins_with_less_than_was_answered(patch):
+    note = InSyncSet.note_copied
+
+    def note_copied(self, member, position, answered):
+        note(self, member, position, 0)
+
+    patch(InSyncSet, "note_copied", note_copied)
+    slow = Conditions(latency_s=0.02)
+    return MIX.but(members=2, segment=kib(2), faults=("kill at a join",), conditions=slow)
+
+
+def nothing_is_cut_back(patch):
+    async def cut_back(self, *_):
+        pass
+
+    patch(Follower, "_cut_back", cut_back)
+
+
+def a_wiped_member_is_taken_for_the_old_one(patch):
+    def own_name(self):
+        self._disk.replace("member", b"same")
+        return f"{self._settings.replication.member}.same"
+
+    patch(SetMember, "_own_name", own_name)
+    return MIX.but(faults=("wipe",))
+
+
+def readers_see_what_the_copies_lack(patch):
+    hold, release = CopiedAnswers.hold, Flusher.release
+
+    def hold_shown(self, span, tickets):
+        release(self._release.__self__, span, {})
+        hold(self, span, tickets)
+
+    def send(self, span, tickets):
+        for connection, (_, answers) in tickets.items():
+            connection.send(*answers)
+
+    patch(CopiedAnswers, "hold", hold_shown)
+    patch(Flusher, "release", send)
+
+
+def a_new_leader_shows_what_its_copies_lack(patch):
+    async def opened(self):
+        pass
+
+    patch(CopiedAnswers, "opened", opened)
+    return MIX.but(faults=("kill twice",))
+
+
+def a_follower_that_is_gone_stays_in_the_set(patch):
+    patch(InSyncSet, "leave", lambda self, member: None)
+    patch(InSyncSet, "drop_behind", lambda self, position: [])
+    return MIX.but(faults=("wipe",))
+
+
+def a_new_leader_waits_for_the_one_that_is_gone(patch):
+    tick = CopiedAnswers.tick
+
+    def patient(self, connected):
+        tick(self, {*connected, *self._set.present})
+
+    patch(CopiedAnswers, "tick", patient)
+    patch(InSyncSet, "drop_behind", lambda self, position: [])
+    init = HeldLeadership.__init__
+    patch(HeldLeadership, "__init__", lambda self, *args: init(self, *args[:3], "", args[4]))
+    return MIX.but(faults=("wipe",))
+
+
+def offsets_are_not_copied(patch):
+    tables = CopyHandlers._tables
+
+    def without(self):
+        found = tables(self)
+        return CopiedTables(found.topics, found.groups, None, found.floors)
+
+    patch(CopyHandlers, "_tables", without)
+    return MIX.but(faults=("kill",))
+
+
+def a_follower_forgets_decisions(patch):
+    restore = RecordRestorer.restore
+
+    def forgetful(self, record, position, data):
+        if not isinstance(record, Decision):
+            restore(self, record, position, data)
+
+    patch(RecordRestorer, "restore", forgetful)
+    return TRANSACTIONS
+
+
+@pytest.mark.parametrize(
+    ("breaks", "checkers"),
+    [
+        (a_send_is_answered_before_the_followers_have_it, (acknowledged,)),
+        (the_lease_is_not_looked_at, (one_leader,)),
+        (a_member_leads_that_is_not_in_sync, (acknowledged,)),
+        (the_set_shrinks_before_the_store_says_so, (acknowledged,)),
+        (a_follower_joins_with_less_than_was_answered, (acknowledged,)),
+        (nothing_is_cut_back, (identical_logs,)),
+        (a_wiped_member_is_taken_for_the_old_one, (acknowledged,)),
+        (readers_see_what_the_copies_lack, (reused,)),
+        (a_new_leader_shows_what_its_copies_lack, (reused,)),
+        (a_follower_that_is_gone_stays_in_the_set, (liveness,)),
+        (a_new_leader_waits_for_the_one_that_is_gone, (leader_bound,)),
+        (offsets_are_not_copied, (fresh_offsets,)),
+        (a_follower_forgets_decisions, (kept,)),
+    ],
+    ids=names,
+)
+def test_a_broken_replication_is_found(breaks, checkers, monkeypatch):
+    mix = breaks(monkeypatch.setattr) or MIX
+
+    see_it_found(run_copy_seed, mix, checkers)

@@ -21,11 +21,12 @@ from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
+from txmq.runtime.coordinator import AllowedLoss
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.tls import client_context, load_tls
-from txmq_broker.access.audit import AuditLog
+from txmq_broker.access.audit import AuditEntry, AuditLog
 from txmq_broker.access.front_door import FrontDoor
 from txmq_broker.access.requirements import MessageTopics
 from txmq_broker.config import BrokerSettings
@@ -188,6 +189,8 @@ class Broker:
         self.offsets.load(self._keeper.offsets())
         self._open_store(topics, floors.log_end)
         self._audit.open(self._keeper.owner)
+        if self._leadership is not None and self._leadership.loss is not None:
+            self._audit.append(_entry_of(self._leadership.loss))
         self.topics.load(topics, system_topics(self.settings))
         self.started_ms = self.clock.wall_ms()
         # The address becomes part of every record, so the port must be known before any is served.
@@ -602,3 +605,13 @@ class Broker:
             return self.settings.names
         host, port = self._names.address
         return f"{host}:{port}"
+
+
+def _entry_of(loss: AllowedLoss) -> AuditEntry:
+    """The entry about a leadership that an operator made possible."""
+    fields = {
+        "member": loss.member,
+        "reason": loss.reason,
+        "in_sync_before": ", ".join(loss.former),
+    }
+    return AuditEntry(loss.at_ms, "PROMOTE", "the coordinator", loss.operator, fields)

@@ -32,7 +32,7 @@ from txmq_broker.running import allow_files
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
 
-__all__ = ["Member", "run"]
+__all__ = ["SetMember", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _PATH: Final = "member"
 _TOKEN_BYTES: Final = 4
 
 
-class Member:
+class SetMember:
     """One member of a broker set.
 
     Args:
@@ -94,6 +94,7 @@ class Member:
             OSError: The disk failed, or the address to listen at cannot be opened.
         """
         self.name = self._own_name()
+        log.info("this member is %s", self.name)
         while not self._stopping.is_set():
             view = await self._ask(self._coordinator.view())
             if view is None:
@@ -188,7 +189,9 @@ class Member:
 
     async def _lead(self, leadership: Leadership, view: View) -> None:
         former = self._former if self._former != self.name else ""
-        held = HeldLeadership(self._coordinator, leadership, view.in_sync, former, self._clock)
+        held = HeldLeadership(
+            self._coordinator, leadership, view.in_sync, former, self._clock, view.loss
+        )
         log.info("leading in epoch %d", held.epoch)
         keeping = asyncio.create_task(held.keep(), name="keep the lease")
         broker = Broker(
@@ -276,7 +279,7 @@ async def _run(
         await coordinator.view()
     except TransportError as error:
         raise ConnectFailed(f"the set has no coordinator: {error}") from error
-    member = Member(settings, coordinator, on_leading=leading)
+    member = SetMember(settings, coordinator, on_leading=leading)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, member.stop)

@@ -1,18 +1,24 @@
 """One contract for all coordinators: etcd as a real process, and the simulated store."""
 
 import asyncio
+import base64
+import json
 import secrets
 
 import pytest
 
 from txmq.errors import ConnectFailed, TransportError
-from txmq.runtime.coordinator import Leader, View
+from txmq.runtime.coordinator import AllowedLoss, Leader, View
 from txmq.runtime.etcd import EtcdCoordinator
 from txmq.testing import SeededEntropy, World
 from txmq.testing.coordination import SimulatedCoordination
 
 LEASE_S = 1
 M1, M2 = Leader("m1", "127.0.0.1:10911"), Leader("m2", "127.0.0.1:10921")
+
+
+def as_base64(text):
+    return base64.b64encode(text.encode()).decode()
 
 
 class RealStore:
@@ -27,6 +33,13 @@ class RealStore:
 
     def run(self, scenario):
         return asyncio.run(scenario(self))
+
+    async def losses(self):
+        folder = f"/txmq/sets/{self.name}/losses/"
+        wanted = {"key": as_base64(folder), "range_end": as_base64(folder[:-1] + "0")}
+        answer = await self.coordinator("m1")._call("/v3/kv/range", wanted)
+        values = [json.loads(base64.b64decode(found["value"])) for found in answer["kvs"]]
+        return [AllowedLoss(**value | {"former": tuple(value["former"])}) for value in values]
 
     def restart(self):
         self.server.kill()
@@ -46,6 +59,9 @@ class SimulatedStore:
 
     def run(self, scenario):
         return self.world.run(scenario(self))
+
+    async def losses(self):
+        return self.store.losses
 
     def restart(self):
         self.store.restart()
@@ -158,6 +174,31 @@ def test_the_in_sync_set_changes_only_from_what_its_leader_has_seen(store):
         assert (await second.lead(M2, seen, LEASE_S)).epoch == 2
         assert await first.change_in_sync(leadership, await first.view(), ("m1",)) is None
         assert (await first.view()).in_sync == ("m1", "m2")
+
+    store.run(scenario)
+
+
+def test_an_operator_gives_a_set_without_a_leader_another_member(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        leadership = await first.lead(M1, await first.view(), 60)
+        loss = AllowedLoss("m2", "Li Na", "m1 has burnt", 5, ("m1",))
+        seen = await second.view()
+        assert await second.allow_loss(seen, loss) is None
+        await first.resign(leadership)
+        assert await second.allow_loss(seen._replace(version=seen.version - 1), loss) is None
+        seen = await second.view()
+        waiting = asyncio.create_task(second.changed(seen))
+        view = await first.allow_loss(seen, loss)
+        assert view == await waiting == await second.view()
+        assert (view.epoch, view.in_sync, view.loss) == (1, ("m2",), loss)
+        assert view.may_lead("m2")
+        assert not view.may_lead("m1")
+        assert await first.allow_loss(seen, loss) is None
+        assert (await second.lead(M2, view, LEASE_S)).epoch == 2
+        view = await second.view()
+        assert (view.in_sync, view.loss) == (("m2",), None)
+        assert await store.losses() == [loss]
 
     store.run(scenario)
 

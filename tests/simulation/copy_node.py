@@ -15,7 +15,7 @@ from txmq.testing import Machine, MemoryDisk, World
 from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
-from txmq_broker.member import Member
+from txmq_broker.member import SetMember
 
 __all__ = ["MemberNode", "SetNode", "WatchedCoordination", "machine_of"]
 
@@ -53,7 +53,7 @@ class MemberNode(Node):
         super().__init__(world, name)
         self.settings = settings(self.machine)
         self.address = self.settings.listen
-        self.member: Member | None = None
+        self.member: SetMember | None = None
         self.wire: Tripwire | None = None
         self.on_leading: Callable[[MemberNode], None] = _nothing
         self.leads = 0
@@ -103,7 +103,7 @@ class MemberNode(Node):
         machine = self.machine
         self.wire = Tripwire(machine.disk)
         self.wire.clear()
-        member = self.member = Member(
+        member = self.member = SetMember(
             self.settings,
             self._coordination.coordinator(self.name),
             clock=machine.clock,

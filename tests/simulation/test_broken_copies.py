@@ -25,7 +25,7 @@ from txmq.runtime.coordinator import View
 from txmq.testing import Conditions
 from txmq_broker.core.in_sync import InSyncSet
 from txmq_broker.handlers.copies import CopyHandlers
-from txmq_broker.member import Member
+from txmq_broker.member import SetMember
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.follower import Follower
@@ -111,7 +111,7 @@ def a_wiped_member_is_taken_for_the_old_one(patch):
         self._disk.replace("member", b"same")
         return f"{self._settings.replication.member}.same"
 
-    patch(Member, "_own_name", own_name)
+    patch(SetMember, "_own_name", own_name)
     return MIX.but(faults=("wipe",))
 
 

@@ -17,6 +17,7 @@ from txmq_broker.config import (
     BrokerSettings,
     CheckBackSettings,
     ReplicationSettings,
+    RetentionSettings,
     StoreSettings,
 )
 from txmq_broker.services.follower import Follower
@@ -63,6 +64,7 @@ class SetMember:
             listen=self.address,
             names_listen=f"{self.machine.address}:9876",
             store=store,
+            retention=RetentionSettings(keep=60.0, delete_at=""),
             transaction=CheckBackSettings(timeout=1.0, check_interval=1.0),
             replication=ReplicationSettings(role=role, member=self.name),
         )

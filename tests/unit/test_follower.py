@@ -10,7 +10,7 @@ from tests.unit.handlers.transaction_stage import COMMIT, ROLLBACK, end, prepare
 from tests.unit.set_stage import in_set
 from txmq.errors import ForeignFile, SyncFailed
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import MessageQuery
+from txmq.protocol.headers import MessageQuery, TopicHeader
 
 
 async def fill(client, first=0, count=20, topic="T", size=2000):
@@ -22,8 +22,8 @@ async def bodies(client, topic="T"):
     """The numbers of all messages of a topic, by queue."""
     found = []
     for queue in range(4):
-        offset = 0
-        while (pulled := await client.pull(topic, offset, queue=queue)).records:
+        offset = -1
+        while (pulled := await client.pull(topic, max(offset, 0), queue=queue)).next > offset:
             found += [int(body.split()[0]) for body in pulled.bodies]
             offset = pulled.next
     return sorted(found)
@@ -290,5 +290,77 @@ def test_a_leader_that_cannot_be_reached_is_found_again():
         stage.world.network.heal()
         await stage.caught_up(second)
         assert second.log_files() == first.log_files()
+
+    in_set(main)
+
+
+def test_files_that_a_leader_deletes_are_deleted_and_no_offset_is_given_again():
+    async def main(stage):
+        first, second, third = stage.first, stage.second, stage.third
+        await first.lead()
+        second.follow()
+        client = await first.client()
+        await client.topic("T", 4)
+        await client.topic("Rare", 1)
+        await client.send("Rare", b"once")
+        await fill(client, 0, 200)
+        await stage.caught_up(second)
+        # The index of a file is saved a moment after it is complete.
+        await asyncio.sleep(90)
+        client = await first.client()
+        await fill(client, 200, 50)
+        await client.ok(RequestCode.DELETE_EXPIRED_COMMITLOG)
+        start = first.broker.store.log.start
+        assert start > 0
+        await fill(client, 250, 1)
+        await stage.caught_up(second)
+        assert second.log_files() == first.log_files()
+        # Another one joins where the leader's log begins now.
+        third.follow()
+        await stage.caught_up(third)
+        assert third.log_files() == first.log_files()
+        for heir in (second, third):
+            await heir.stop()
+        await first.kill()
+        for epoch, heir in ((1, second), (2, third)):
+            await heir.lead(epoch)
+            client = await heir.client()
+            assert (await client.send("Rare", b"again")).field_map()["queueOffset"] == "1"
+            assert max(await bodies(client)) == 250
+            await heir.kill()
+
+    in_set(main)
+
+
+def test_topics_that_come_and_go_are_those_of_the_leader():
+    async def main(stage):
+        first, second = stage.first, stage.second
+        await first.lead()
+        second.follow()
+        client = await first.client()
+        for name in ("Kept", "Gone", "Again"):
+            await client.topic(name)
+            await client.send(name, b"old")
+        await stage.caught_up(second)
+        for name in ("Gone", "Again"):
+            await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(name))
+        await client.topic("Again")
+        await client.send("Again", b"new")
+        await client.topic("Empty", 3)
+        await stage.caught_up(second)
+        # What changes only tables is known within the second that a request stays open.
+        await asyncio.sleep(2)
+        await first.kill()
+        await second.stop()
+        await second.lead(1)
+        client = await second.client()
+
+        topics = second.broker.topics.by_name
+        assert {"Kept", "Again", "Empty"} <= set(topics)
+        assert "Gone" not in topics
+        assert topics["Empty"].config.read_queue_nums == 3
+        assert (await client.pull("Kept")).bodies == [b"old"]
+        assert (await client.pull("Again", 1)).bodies == [b"new"]
+        assert (await client.pull("Again", 0)).bodies == []
 
     in_set(main)

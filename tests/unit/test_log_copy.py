@@ -97,10 +97,11 @@ async def test_a_copy_of_a_log_that_begins_later_begins_there_too():
     shelf.close()
 
 
+@pytest.mark.parametrize("is_lazy", [False, True])
 @in_virtual_time
-async def test_files_that_the_leader_deletes_are_deleted():
+async def test_files_that_the_leader_deletes_are_deleted(is_lazy):
     leader = LeadingShelf()
-    copy = FollowedShelf(leader)
+    copy = FollowedShelf(leader, is_lazy=is_lazy)
     await copy.join()
     for part in range(6):
         for number in range(10):

@@ -1,18 +1,14 @@
 """``txmq cluster``: clusters and their brokers."""
 
-import getpass
-import socket
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from txmq.cli.common import FAILED, NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Names, ask, fail
-from txmq.cli.moments import time_text
-from txmq.cli.output import print_result, print_rows
+from txmq.cli.cluster_status import copies_of, print_copies
+from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask
+from txmq.cli.output import print_rows
+from txmq.cli.set_promotion import promote
 from txmq.client import Admin
 from txmq.client.routes import MASTER
-from txmq.errors import NoPermission, TxmqError, UsageError
+from txmq.errors import NoPermission, TxmqError
 
 __all__ = ["app"]
 
@@ -30,6 +26,15 @@ def list_(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
     rows = ask(names, _brokers)
     columns = ["cluster", "broker", "replica", "address", "version", "in/s", "out/s", "access"]
     print_rows(rows, columns, [row.values() for row in rows], json=json)
+
+
+@app.command()
+def status(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
+    """Show the leader of each broker, its followers, and how far each of them is behind."""
+    print_copies(ask(names, copies_of), json=json)
+
+
+app.command()(promote)
 
 
 async def _brokers(admin: Admin) -> list[dict[str, object]]:
@@ -66,54 +71,3 @@ def _first(stats: dict[str, str], *keys: str) -> str:
         if stats.get(key):
             return stats[key].split()[0]
     return ""
-
-
-@app.command()
-def promote(
-    *,
-    data: Annotated[
-        Path,
-        typer.Option("--data", metavar="DIR", help="The follower's directory; it is stopped."),
-    ],
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; the directory keeps it.")
-    ],
-    allow_data_loss: Annotated[
-        bool,
-        typer.Option(
-            "--allow-data-loss", help="Also a copy that never had all that its leader had."
-        ),
-    ] = False,
-    json: AsJson = False,
-) -> None:
-    """Make a follower's directory one that leads, without a coordinator.
-
-    Stop its leader for good first: of two leaders, each has messages that the other one lacks. Then
-    start the directory with brokerRole=ASYNC_MASTER or SYNC_MASTER. With a coordinator, the members
-    elect a leader themselves.
-    """
-    from txmq_broker.promotion import promote as promote_directory
-
-    if not reason.strip():
-        fail("--reason is empty; write why this follower leads from now on", WRONGLY_CALLED)
-    if not (data / "config").is_dir():
-        fail(f"{data} is not the directory of a follower", WRONGLY_CALLED)
-    try:
-        done = promote_directory(
-            data,
-            reason.strip(),
-            operator=getpass.getuser(),
-            host=socket.gethostname(),
-            allow_data_loss=allow_data_loss,
-        )
-    except UsageError as error:
-        fail(str(error), WRONGLY_CALLED)
-    except (TxmqError, OSError) as error:
-        fail(f"{data} cannot be promoted: {error}", FAILED)
-    newest = f", its newest record is of {time_text(done.last_ms)}" if done.last_ms else ""
-    print_result(
-        {"data": str(data), "epoch": done.epoch, "end": done.end, "last_ms": done.last_ms},
-        f"{data} leads from epoch {done.epoch} on: its log ends at position {done.end}{newest}; "
-        "start it with brokerRole=ASYNC_MASTER or SYNC_MASTER",
-        json=json,
-    )

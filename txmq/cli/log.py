@@ -9,13 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 from urllib.parse import quote
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from txmq.cli.common import (
     FAILED,
@@ -27,6 +25,13 @@ from txmq.cli.common import (
     has_terminal,
     moment_of,
 )
+from txmq.cli.findings import (
+    holder_of,
+    offsets_text,
+    print_finding,
+    progress_bar,
+    summary_text,
+)
 from txmq.cli.log_lines import BodyForm, plain_body, record_fields, record_line
 from txmq.cli.moments import LATEST
 from txmq.cli.output import as_json, note, print_result, say
@@ -37,7 +42,7 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk, Lock, ReadOnlyDisk
 
 if TYPE_CHECKING:
-    from txmq_broker.inspection.findings import Finding, InspectionSummary, OffsetRange
+    from txmq_broker.inspection.findings import Finding, InspectionSummary
     from txmq_broker.inspection.log_records import Broken, Item, LogRecord, Selection
     from txmq_broker.inspection.repair import Repair
     from txmq_broker.store.log.reader import Gap, LogReader
@@ -74,9 +79,6 @@ Kinds = Annotated[
 _FOLDERS: Final = ("log", "index", "config")
 _ROUNDS_MAX: Final = 20
 """Repairs in a row; each removes something, so few are ever needed."""
-_RANGES_SHOWN: Final = 8
-
-Advance: TypeAlias = Callable[[int], None]
 
 
 @app.command()
@@ -269,7 +271,7 @@ def _open_directory(data: Path, *, is_writer: bool = False) -> Iterator[LocalDis
         lock = (LocalDisk(data) if is_writer else disk).lock()
         yield disk
     except BlockingIOError:
-        fail(f"{data.absolute()} is in use by {_holder(data)}; stop it first", WRONGLY_CALLED)
+        fail(f"{data.absolute()} is in use by {holder_of(data)}; stop it first", WRONGLY_CALLED)
     except BrokenPipeError:
         raise  # The reader of the output has closed its end; typer ends the program.
     except OSError as error:
@@ -292,36 +294,6 @@ class _NoLock:
         """Do nothing: the command holds the real lock."""
 
 
-def _holder(data: Path) -> str:
-    try:
-        number = (data / "lock").read_text().strip()
-    except OSError:
-        number = ""
-    return f"process {number}" if number.isdecimal() else "another process"
-
-
-@contextmanager
-def _bar(total: int, *, is_shown: bool) -> Iterator[Advance]:
-    """A progress bar on standard error, where that is a terminal."""
-    columns = (TextColumn("log"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    is_off = not (is_shown and sys.stderr.isatty())
-    with Progress(
-        *columns,
-        console=Console(stderr=True),
-        transient=True,
-        disable=is_off,
-        # Lines for a terminal go above the bar; those for a file or a pipe must get there.
-        redirect_stdout=sys.stdout.isatty(),
-    ) as progress:
-        task = progress.add_task("log", total=total)
-
-        def advance(size: int) -> None:
-            progress.advance(task, size)
-
-        # A bar that is off still costs more than the reading.
-        yield (lambda _: None) if is_off else advance
-
-
 def _log_size(disk: LocalDisk) -> int:
     size = 0
     for name in disk.names("log"):
@@ -338,50 +310,14 @@ def _inspect(disk: LocalDisk, *, json: bool) -> "tuple[list[Finding], Inspection
     from txmq_broker.inspection.directory_inspection import Inspection
 
     findings: list[Finding] = []
-    with _bar(_log_size(disk), is_shown=True) as advance:
-        inspection = Inspection(disk, advance)
+    with progress_bar(_log_size(disk)) as bar:
+        inspection = Inspection(disk, bar.advance)
         for finding in inspection.findings():
             findings.append(finding)
-            as_json(finding) if json else say(_finding_text(finding))
+            print_finding(finding, json=json)
     summary = inspection.summary
-    as_json(summary) if json else say(_summary_text(summary))
+    as_json(summary) if json else say(summary_text(summary))
     return findings, summary
-
-
-def _finding_text(finding: "Finding") -> str:
-    where = finding.file
-    if finding.offset is not None:
-        where += f", byte {finding.offset}"
-    if finding.position is not None:
-        where += f", position {finding.position}"
-    if finding.size is not None:
-        where += f", {quantity(finding.size, 'byte')}"
-    text = f"{finding.severity.value} {finding.kind}: {where}: {finding.text}"
-    if finding.offsets:
-        text += f". Messages: {_offsets_text(finding.offsets)}"
-    return text
-
-
-def _offsets_text(offsets: "list[OffsetRange]") -> str:
-    parts = [
-        f"{run.topic}/{run.queue} {run.first}" + (f"-{run.last}" if run.last > run.first else "")
-        for run in offsets[:_RANGES_SHOWN]
-    ]
-    more = len(offsets) - _RANGES_SHOWN
-    return ", ".join(parts) + (f" and {more} more (--json names them)" if more > 0 else "")
-
-
-def _summary_text(summary: "InspectionSummary") -> str:
-    read = (
-        f"read positions {summary.start} to {summary.end} in {quantity(summary.files, 'file')}: "
-        f"{quantity(summary.messages, 'message')}, {quantity(summary.halves, 'half message')}, "
-        f"{quantity(summary.decisions, 'decision')}, "
-        f"{quantity(summary.open_transactions, 'open transaction')}"
-    )
-    if not summary.damages and not summary.losses:
-        return f"{read}; whole"
-    losses = quantity(summary.losses, "loss", "losses")
-    return f"{read}; {quantity(summary.damages, 'damage')}, {losses}"
 
 
 def _repair(disk: LocalDisk, findings: "list[Finding]", data: Path, *, yes: bool) -> bool:
@@ -417,7 +353,7 @@ def _repair_text(disk: LocalDisk, repair: "Repair") -> str:
     else:
         what = f"delete {repair.path}"
         lost = f"goes on without {quantity(records, 'message')}" if records else "loses nothing"
-    named = f": {_offsets_text(offsets)}" if offsets else ""
+    named = f": {offsets_text(offsets)}" if offsets else ""
     return f"repair: {what}; it {lost}{named}"
 
 
@@ -446,8 +382,8 @@ class _LogPass:
         log.open()
         try:
             wanted, is_default = self._records_to_read()
-            with _bar(log.end - log.start, is_shown=has_bar) as advance:
-                for item in select(log, wanted, advance):
+            with progress_bar(log.end - log.start, is_shown=has_bar) as bar:
+                for item in select(log, wanted, bar.advance):
                     found = self._record(log, item, is_default=is_default)
                     if found is None:
                         continue

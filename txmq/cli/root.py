@@ -26,6 +26,7 @@ _NAMES: Final = (
     "relay",
     "dlq",
     "log",
+    "backup",
     "reconcile",
     "cluster",
     "acl",

@@ -10,8 +10,10 @@ from txmq.client.admin.admin import Admin
 from txmq.client.routes import Route
 from txmq.client.session import Session
 from txmq.client.values import (
+    BrokerCopies,
     BrokerInfo,
     ConnectedClient,
+    FollowerCopy,
     GroupConnections,
     OffsetMove,
     OpenTransaction,
@@ -25,8 +27,10 @@ from txmq.client.values import (
 
 __all__ = [
     "Admin",
+    "BrokerCopies",
     "BrokerInfo",
     "ConnectedClient",
+    "FollowerCopy",
     "GroupConnections",
     "OffsetMove",
     "OpenTransaction",

@@ -11,8 +11,10 @@ import msgspec
 from txmq.message import Queue, QueueOffset, ReceivedMessage
 
 __all__ = [
+    "BrokerCopies",
     "BrokerInfo",
     "ConnectedClient",
+    "FollowerCopy",
     "GroupConnections",
     "OffsetMove",
     "OpenTransaction",
@@ -157,6 +159,42 @@ class BrokerInfo:
     cluster: str
     addresses: Mapping[int, str]
     """By replica number; 0 is the master."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerCopy:
+    """A follower's copy of a broker's log, as its leader knows it."""
+
+    member: str
+    """Its name in the set. The part after the last dot belongs to its directory."""
+    address: str
+    """The address of its connection; empty if it is not connected."""
+    in_sync: bool
+    """Whether it has everything that the leader acknowledged."""
+    position: int | None
+    """The end of its durable copy; ``None`` before it has confirmed one."""
+    bytes_behind: int | None
+    seconds_behind: float | None
+    """How long ago the leader's log ended where the copy ends."""
+    is_longer: bool
+    """Whether the copy is further behind than ``seconds_behind``."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerCopies:
+    """The copies of a broker's log."""
+
+    broker: str
+    leader: str
+    """The leader's name in its set; empty if it has none."""
+    epoch: int
+    """The number of the present leadership; 0 without a coordinator."""
+    mode: str
+    """"sync" if answers wait for every follower in sync, "async" if they wait for none."""
+    min_in_sync: int
+    """With fewer copies in sync, the leader's included, sends are refused."""
+    log_end: int
+    followers: tuple[FollowerCopy, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,7 @@ class RequestCode(IntEnum):
     RECHECK_TRANSACTION = 7704
     FOLLOW_LOG = 7705
     NOTE_COPIED = 7706
+    SHOW_COPIES = 7707
 
 
 class Perm(IntFlag):

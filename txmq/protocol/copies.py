@@ -1,11 +1,21 @@
-"""The requests of a follower to its leader, 7705 and 7706."""
+"""The requests of a follower to its leader, 7705 and 7706, and the leader's view of its followers,
+7707.
+"""
 
 from __future__ import annotations
 
 from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
 from txmq.protocol.headers import Header, Int64
 
-__all__ = ["NO_SPAN", "CopiedTables", "FollowAnswer", "FollowLog", "NoteCopied"]
+__all__ = [
+    "NO_SPAN",
+    "CopiedTables",
+    "CopiesView",
+    "FollowAnswer",
+    "FollowLog",
+    "FollowerEntry",
+    "NoteCopied",
+]
 
 NO_SPAN = -1
 """The last span of a follower whose log is empty."""
@@ -61,3 +71,31 @@ class NoteCopied(Header):
 
     member: str
     position: Int64
+
+
+class FollowerEntry(Body):
+    """A follower in the answer to 7707."""
+
+    member: str
+    address: str
+    """The address of its connection; empty if it is not connected."""
+    is_in_sync: bool
+    position: int | None = None
+    """The end of its durable copy; ``None`` before the follower has confirmed one."""
+    bytes_behind: int | None = None
+    seconds_behind: float | None = None
+    """How long ago the leader's log ended where the copy ends."""
+    is_longer: bool = False
+    """Whether the copy is further behind than that; the leader remembers a few seconds."""
+
+
+class CopiesView(Body):
+    """The answer to 7707: a leader and its followers."""
+
+    member: str
+    """The leader's name in its set; empty if it has none."""
+    epoch: int
+    mode: str
+    min_in_sync: int
+    log_end: int
+    followers: list[FollowerEntry]

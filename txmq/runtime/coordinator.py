@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-__all__ = ["Leader", "Leadership", "SetCoordinator", "View"]
+__all__ = ["AllowedLoss", "Leader", "Leadership", "SetCoordinator", "View"]
 
 
 class Leader(NamedTuple):
@@ -17,6 +17,17 @@ class Leader(NamedTuple):
 
     member: str
     address: str
+
+
+class AllowedLoss(NamedTuple):
+    """An operator's decision that a member may lead although acknowledged messages may be lost."""
+
+    member: str
+    operator: str
+    reason: str
+    at_ms: int
+    former: tuple[str, ...]
+    """The in-sync set before."""
 
 
 class View(NamedTuple):
@@ -30,6 +41,8 @@ class View(NamedTuple):
     """The members that have everything the leader acknowledged, sorted."""
     version: int
     """Grows with every change of the epoch or the in-sync set."""
+    loss: AllowedLoss | None = None
+    """The decision that made the in-sync set what it is; ``None`` again when a member leads."""
 
     def may_lead(self, member: str) -> bool:
         """True if nobody leads and this member has everything that was acknowledged."""
@@ -96,6 +109,16 @@ class SetCoordinator(Protocol):
         self, leadership: Leadership, seen: View, members: tuple[str, ...]
     ) -> View | None:
         """Replace the in-sync set; ``None`` if the leadership or the seen state is over.
+
+        Raises:
+            TransportError: The store does not answer.
+        """
+        ...
+
+    async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
+        """Make one member the in-sync set; ``None`` if a member leads or the seen state is over.
+
+        The store keeps the decision for good.
 
         Raises:
             TransportError: The store does not answer.

@@ -180,6 +180,19 @@ class LocalDisk:
         if full.parent.exists():
             sync_path(full.parent)
 
+    def link(self, file: Path, path: str) -> None:
+        """Give a file elsewhere on this file system a second name in here, durably.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+            OSError: It is on another file system, or the disk refuses.
+        """
+        full = self.root / path
+        self._make_folders(full.parent)
+        full.unlink(missing_ok=True)
+        full.hardlink_to(file)
+        sync_path(full.parent)
+
     def space(self) -> Space:
         """See :meth:`Disk.space`."""
         found = os.statvfs(self.root)

@@ -2,7 +2,8 @@
 
 A set has two keys. ``state`` holds the epoch and the in-sync set, and stays. ``leader`` is bound to
 the lease of its writer, so etcd deletes it when the lease ends. Each change is one transaction that
-compares the revision of ``state`` with the one that the member has seen.
+compares the revision of ``state`` with the one that the member has seen. Each loss that an operator
+accepted has a key below ``losses`` as well.
 
 Each request has a connection of its own, with HTTP/1.0: the answer ends with the connection, so no
 framing has to be parsed. Members send a request every second or two.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -20,13 +22,15 @@ import msgspec
 
 from txmq.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import Leader, Leadership, View
+from txmq.runtime.coordinator import AllowedLoss, Leader, Leadership, View
 
 __all__ = ["EtcdCoordinator"]
 
 _PREFIX: Final = "/txmq/sets"
 _HEADERS_BYTES_MAX: Final = 64 * 1024
 _WATCH_S: Final = 5.0
+_QUOTED: Final = 100
+_IN_ANSWERS: Final = {"header", "result"}
 
 
 class SetState(msgspec.Struct, frozen=True):
@@ -34,14 +38,15 @@ class SetState(msgspec.Struct, frozen=True):
 
     epoch: int = 0
     in_sync: tuple[str, ...] = ()
+    loss: AllowedLoss | None = None
 
 
 class EtcdCoordinator:
     """One member's access to etcd.
 
     Args:
-        endpoints: The addresses of the etcd members, as host and port; the first that answers is
-            used.
+        endpoints: The addresses of the etcd members, as host and port. One is used until it
+            fails; then the next request begins with another.
         name: The name of the set.
         clock: For leases.
         timeout: The seconds that a request may take at one endpoint.
@@ -72,16 +77,11 @@ class EtcdCoordinator:
         granted = await self._call("/v3/lease/grant", {"TTL": lease_s})
         lease, lease_s = int(granted["ID"]), int(granted["TTL"])
         state = SetState(seen.epoch + 1, seen.in_sync or (leader.member,))
-        compare = [
-            self._is_seen(seen),
-            # A key that does not exist has create revision 0.
-            _compare("CREATE", self._leader_key, "create_revision", 0),
-        ]
         puts = [
             self._put_state(state),
             _put(self._leader_key, msgspec.json.encode(leader), lease),
         ]
-        if not await self._commit(compare, puts):
+        if not await self._commit([self._is_seen(seen), self._nobody_leads()], puts):
             await self._call("/v3/lease/revoke", {"ID": lease})
             return None
         return Leadership(leader, state.epoch, lease, lease_s, asked + lease_s)
@@ -111,6 +111,19 @@ class EtcdCoordinator:
             return None
         return View(leadership.leader, state.epoch, state.in_sync, version)
 
+    async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
+        """See :meth:`SetCoordinator.allow_loss`."""
+        state = SetState(seen.epoch, (loss.member,), loss)
+        puts = [
+            self._put_state(state),
+            # As an object, for people who read it in etcd.
+            _put(
+                _text(f"{self._folder}losses/{seen.version}"), msgspec.json.encode(loss._asdict())
+            ),
+        ]
+        version = await self._commit([self._is_seen(seen), self._nobody_leads()], puts)
+        return View(None, state.epoch, state.in_sync, version, loss) if version else None
+
     async def changed(self, seen: View) -> View:
         """See :meth:`SetCoordinator.changed`."""
         found, revision = await self._read()
@@ -122,10 +135,11 @@ class EtcdCoordinator:
             "start_revision": revision + 1,
         }
         while found == seen:
-            async with self._answering("/v3/watch", {"create_request": wanted}) as reader:
+            async with self._answering("/v3/watch", {"create_request": wanted}) as (reader, _):
                 # A connection may break without a word, so the state is read now and then.
-                with suppress(RequestTimeout):
-                    await _in_time(_event(reader), _WATCH_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_WATCH_S):
+                        await _event(reader)
             found, revision = await self._read()
             wanted["start_revision"] = revision + 1
         return found
@@ -133,6 +147,13 @@ class EtcdCoordinator:
     # Keys
 
     async def _read(self) -> tuple[View, int]:
+        """The state and the revision of etcd. A read may be repeated, so each endpoint is asked."""
+        for _ in self._endpoints[1:]:
+            with suppress(ConnectionLost, RequestTimeout):
+                return await self._read_once()
+        return await self._read_once()
+
+    async def _read_once(self) -> tuple[View, int]:
         get = [{"request_range": {"key": key}} for key in (self._state_key, self._leader_key)]
         answer = await self._call("/v3/kv/txn", {"success": get})
         stored, leading = (part["response_range"].get("kvs", []) for part in answer["responses"])
@@ -142,11 +163,15 @@ class EtcdCoordinator:
             version = int(stored[0]["mod_revision"])
         if leading:
             leader = msgspec.json.decode(base64.b64decode(leading[0]["value"]), type=Leader)
-        view = View(leader, state.epoch, state.in_sync, version)
+        view = View(leader, state.epoch, state.in_sync, version, state.loss)
         return view, int(answer["header"]["revision"])
 
     def _is_seen(self, seen: View) -> dict[str, Any]:
         return _compare("MOD", self._state_key, "mod_revision", seen.version)
+
+    def _nobody_leads(self) -> dict[str, Any]:
+        # A key that does not exist has create revision 0.
+        return _compare("CREATE", self._leader_key, "create_revision", 0)
 
     def _put_state(self, state: SetState) -> dict[str, Any]:
         return _put(self._state_key, msgspec.json.encode(state))
@@ -161,35 +186,40 @@ class EtcdCoordinator:
     async def _call(
         self, path: str, body: dict[str, Any], *, refused: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        async with self._answering(path, body, refused=refused is not None) as reader:
-            data = await _in_time(reader.read(), self._timeout)
-        try:
-            answer: dict[str, Any] = msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
-            raise ConnectionLost(f"etcd broke off its answer to {path}") from error
+        is_accepted = refused is not None
+        async with self._answering(path, body, refused=is_accepted) as (reader, address):
+            async with asyncio.timeout(self._timeout):
+                data = await reader.read()
+            try:
+                answer: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+            except msgspec.DecodeError as error:
+                raise ConnectionLost(f"{address} does not answer as etcd does: {path}") from error
+            if not is_accepted and not answer.keys() & _IN_ANSWERS:
+                raise ConnectionLost(f"{address} does not answer as etcd does: {path}")
         return answer
 
     @asynccontextmanager
     async def _answering(
         self, path: str, body: dict[str, Any], *, refused: bool = False
-    ) -> AsyncIterator[asyncio.StreamReader]:
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, str]]:
         """The body of an answer; ``refused`` accepts also the one to a refused request."""
         reader, writer, address = await self._open()
         try:
-            data = msgspec.json.encode(body)
-            writer.write(
-                f"POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(data)}\r\n\r\n".encode()
-                + data
-            )
-            head = await _in_time(_head_of(reader), self._timeout)
-            status = head.split(maxsplit=2)[1:2]
-            if status != [b"200"] and not refused:
-                text = await _in_time(reader.read(_HEADERS_BYTES_MAX), self._timeout)
-                raise ConnectionLost(f"etcd at {address} refused {path}: {_reason(text)}")
-            yield reader
+            async with asyncio.timeout(self._timeout):
+                _send(writer, address, path, body)
+                await _read_head(reader, address, path, refused=refused)
+            yield reader, address
+        except TimeoutError as error:
+            self._leave(address)
+            raise RequestTimeout(
+                f"etcd at {address} did not answer within {self._timeout:g} s"
+            ) from error
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            self._leave(address)
             raise ConnectionLost(f"the connection to etcd at {address} broke: {error}") from error
+        except ConnectionLost:
+            self._leave(address)
+            raise
         finally:
             writer.close()
 
@@ -198,19 +228,59 @@ class EtcdCoordinator:
         for host, port in list(self._endpoints):
             address = f"{host}:{port}"
             try:
-                opened = asyncio.open_connection(host, port, limit=_HEADERS_BYTES_MAX)
-                reader, writer = await _in_time(opened, self._timeout)
-            except (OSError, RequestTimeout) as error:
-                failures.append(f"{address}: {error}")
-                # The next request begins with another endpoint.
-                self._endpoints.append(self._endpoints.pop(0))
+                async with asyncio.timeout(self._timeout):
+                    reader, writer = await asyncio.open_connection(
+                        host, port, limit=_HEADERS_BYTES_MAX
+                    )
+            except OSError as error:
+                failures.append(f"{address}: {_why(error)}")
+                self._leave(address)
                 continue
             return reader, writer, address
-        raise ConnectFailed(f"no etcd endpoint can be reached ({'; '.join(failures)})")
+        raise ConnectFailed(f"no etcd can be reached ({'; '.join(failures)})")
+
+    def _leave(self, address: str) -> None:
+        """Begin the next request with another endpoint."""
+        host, port = self._endpoints[0]
+        if address == f"{host}:{port}":
+            self._endpoints.append(self._endpoints.pop(0))
 
 
-async def _head_of(reader: asyncio.StreamReader) -> bytes:
-    return await reader.readuntil(b"\r\n\r\n")
+def _send(writer: asyncio.StreamWriter, address: str, path: str, body: dict[str, Any]) -> None:
+    data = msgspec.json.encode(body)
+    head = (
+        f"POST {path} HTTP/1.0",
+        f"Host: {address}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(data)}",
+    )
+    writer.write("\r\n".join([*head, "", ""]).encode() + data)
+
+
+async def _read_head(
+    reader: asyncio.StreamReader, address: str, path: str, *, refused: bool
+) -> None:
+    """Read the status of an answer and its headers.
+
+    Raises:
+        ConnectionLost: The answer is not from etcd, or refuses the request.
+    """
+    try:
+        line = await reader.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        line = error.partial
+        if not line:
+            raise ConnectionLost(f"{address} closed the connection without an answer") from error
+    except asyncio.LimitOverrunError:
+        line = b""
+    if not line.startswith(b"HTTP/"):
+        raise ConnectionLost(f"{address} does not answer with HTTP, so it is not etcd")
+    while (await reader.readuntil(b"\n")).strip():
+        pass
+    status = line.decode(errors="replace").split(maxsplit=2)[1:2]
+    if status != ["200"] and not refused:
+        reason = _reason(await reader.read(_HEADERS_BYTES_MAX))
+        raise ConnectionLost(f"{address} refused {path}: {' '.join(status)}, {reason}")
 
 
 async def _event(reader: asyncio.StreamReader) -> None:
@@ -220,19 +290,19 @@ async def _event(reader: asyncio.StreamReader) -> None:
     raise ConnectionLost("etcd ended the watch")
 
 
-async def _in_time(work: Any, seconds: float | None) -> Any:
-    try:
-        async with asyncio.timeout(seconds):
-            return await work
-    except TimeoutError as error:
-        raise RequestTimeout(f"etcd did not answer within {seconds} s") from error
+def _why(error: OSError) -> str:
+    """Why no connection was made, in the words of the system."""
+    if error.errno is None:
+        return str(error) or "no answer"
+    return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
 
 
 def _reason(body: bytes) -> str:
+    """The message of etcd, or the first words of something else."""
     try:
-        return str(msgspec.json.decode(body).get("message", body[:200]))
-    except (msgspec.DecodeError, AttributeError):
-        return repr(body[:200])
+        return str(msgspec.json.decode(body, type=dict[str, Any])["message"])
+    except (msgspec.DecodeError, KeyError):
+        return body[:_QUOTED].decode(errors="replace").partition("\n")[0].strip()
 
 
 def _text(text: str) -> str:

@@ -11,7 +11,7 @@ import asyncio
 from typing import Final
 
 from txmq.errors import ConnectionLost
-from txmq.runtime.coordinator import Leader, Leadership, View
+from txmq.runtime.coordinator import AllowedLoss, Leader, Leadership, View
 from txmq.testing.entropy import SeededEntropy
 
 __all__ = ["SimulatedCoordination", "SimulatedCoordinator"]
@@ -29,6 +29,7 @@ class SimulatedCoordination:
 
     def __init__(self, entropy: SeededEntropy, *, delay: float = _DELAY_S) -> None:
         self.delay = delay
+        self.losses: list[AllowedLoss] = []
         self._entropy = entropy
         self._view = View(None, 0, (), 0)
         self._lease = 0
@@ -144,6 +145,15 @@ class SimulatedCoordination:
         self._change(now._replace(in_sync=tuple(sorted(members)), version=now.version + 1))
         return self._view
 
+    def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
+        """Make one member the in-sync set if the state is the seen one and nobody leads."""
+        now = self.view()
+        if now.leader is not None or now.version != seen.version:
+            return None
+        self.losses.append(loss)
+        self._change(View(None, now.epoch, (loss.member,), now.version + 1, loss))
+        return self._view
+
     def _change(self, view: View) -> None:
         self._view = view
         self._wake()
@@ -202,6 +212,13 @@ class SimulatedCoordinator:
         """See :meth:`SetCoordinator.change_in_sync`."""
         life = await self._arrive()
         found = self._store.change_in_sync(leadership.lease, seen, members)
+        await self._return(life)
+        return found
+
+    async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
+        """See :meth:`SetCoordinator.allow_loss`."""
+        life = await self._arrive()
+        found = self._store.allow_loss(seen, loss)
         await self._return(life)
         return found
 

@@ -1,4 +1,4 @@
-"""7705 and 7706 of txmq: followers copy the log."""
+"""7705 to 7707 of txmq: followers copy the log, and operators see how far they are."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import wraps
 from typing import Final
 
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.command import Command
-from txmq.protocol.copies import CopiedTables
+from txmq.protocol.command import Command, answer
+from txmq.protocol.copies import CopiedTables, CopiesView
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.parts import Parts
@@ -33,6 +33,7 @@ class CopyHandlers:
 
     def __init__(self, parts: Parts, leadership: HeldLeadership | None) -> None:
         self._parts = parts
+        self._leadership = leadership
         self._flusher = parts.flusher
         self._is_shipping = False
         self._answers = CopiedAnswers(
@@ -58,14 +59,18 @@ class CopyHandlers:
             self._shipper.watch()
 
     def figures(self) -> dict[str, int]:
-        """What the followers have."""
-        return self._shipper.figures() | self._answers.figures()
+        """What the followers have, and whether this broker leads for certain."""
+        figures = {"epoch": self._parts.store.log.epoch, "is_leader": 1}
+        if self._leadership is not None:
+            figures["seconds_since_lease_renewal"] = int(self._leadership.seconds_since_renewal)
+        return figures | self._shipper.figures() | self._answers.figures()
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
         return {
             RequestCode.FOLLOW_LOG: self.follow,
             RequestCode.NOTE_COPIED: self.note_copied,
+            RequestCode.SHOW_COPIES: self.show,
         }
 
     def follow(self, connection: Connection, request: Command) -> bytes | None:
@@ -96,6 +101,20 @@ class CopyHandlers:
             return None
 
         return serve
+
+    def show(self, connection: Connection, request: Command) -> bytes:
+        """7707: this leader and its followers, and how far each of them is."""
+        del connection
+        copies, log = self._parts.settings.replication, self._parts.store.log
+        view = CopiesView(
+            copies.member if self._leadership is None else self._leadership.member,
+            log.epoch,
+            "sync" if copies.is_sync else "async",
+            copies.min_in_sync,
+            log.end,
+            self._shipper.followers(),
+        )
+        return answer(request, body=view.write())
 
     def _ship(self) -> None:
         self._is_shipping = True

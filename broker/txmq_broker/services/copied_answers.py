@@ -51,6 +51,14 @@ class HeldSpan(NamedTuple):
     since: float
 
 
+class CopyLag(NamedTuple):
+    """How long ago the log ended where a copy ends."""
+
+    seconds: float
+    is_longer: bool
+    """Whether it was longer ago; the moments before are forgotten."""
+
+
 class CopiedAnswers:
     """The in-sync set of a leader, and the answers that wait for it.
 
@@ -114,6 +122,22 @@ class CopiedAnswers:
     def copied_to(self, member: str) -> int:
         """The end of a follower's durable copy; -1 if it is unknown."""
         return self._set.copied_to(member)
+
+    @property
+    def in_sync(self) -> frozenset[str]:
+        """The followers in the set that counts."""
+        return self._set.confirmed
+
+    def lag_of(self, position: int) -> CopyLag:
+        """The age of a copy that ends at a position; it is exact to a tick."""
+        if position >= self._store.log.end:
+            return CopyLag(0.0, is_longer=False)
+        now = self._clock.monotonic()
+        for moment, end in reversed(self._ends):
+            if end <= position:
+                return CopyLag(now - moment, is_longer=False)
+        oldest = self._ends[0][0] if self._ends else now
+        return CopyLag(now - oldest, is_longer=True)
 
     @property
     def is_full(self) -> bool:

@@ -53,6 +53,10 @@ class FollowerStatus(NamedTuple):
     """The end of its log."""
     durable: int
     """The position before which its log is durable."""
+    unindexed: int
+    """The bytes at its end whose records are not indexed; a start on it reads them first."""
+    leaders_end: int
+    """The end of the leader's log when the leader answered last; 0 before that."""
     leader: str
     """The address of the leader that it follows or tries to; empty before it knows one."""
     epoch: int
@@ -92,6 +96,7 @@ class Follower:
         self._is_near = asyncio.Event()
         """Set when there is time to index what was copied."""
         self._leader = ""
+        self._leaders_end = 0
         self._is_following = False
         self._failure = ""
         self._backoff = Backoff(entropy, FIRST_RETRY_S, LAST_RETRY_S)
@@ -100,7 +105,15 @@ class Follower:
     def status(self) -> FollowerStatus:
         """How far it is."""
         copy = self._copy
-        return FollowerStatus(copy.end, copy.durable, self._leader, copy.epoch, self._failure)
+        return FollowerStatus(
+            copy.end,
+            copy.durable,
+            copy.unindexed,
+            self._leaders_end,
+            self._leader,
+            copy.epoch,
+            self._failure,
+        )
 
     def look_again(self) -> None:
         """Leave the present leader, and ask for the leader again."""
@@ -189,6 +202,7 @@ class Follower:
                 "begun"
             )
         self._copy.note_epoch(answer.epoch)
+        self._leaders_end = answer.end
         tables, spans = found.body[: answer.tables_bytes], found.body[answer.tables_bytes :]
         return answer, CopiedTables.read(tables) if tables else None, spans
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from txmq.errors import TransportError
 from txmq.runtime.clock import Clock
-from txmq.runtime.coordinator import Leadership, SetCoordinator, View
+from txmq.runtime.coordinator import AllowedLoss, Leadership, SetCoordinator, View
 
 __all__ = ["HeldLeadership"]
 
@@ -34,12 +34,14 @@ class HeldLeadership:
         in_sync: The in-sync set at the beginning.
         former: The member that led before, if it is gone without having resigned.
         clock: For the lease.
+        loss: The operator's decision by which this member could lead, if there was one.
 
     Attributes:
         epoch: The epoch of this leadership.
         member: This member.
         in_sync: The other members of the in-sync set, as the store had it last.
         former: As given.
+        loss: As given.
         ended: Set when this member does not lead any more.
     """
 
@@ -50,6 +52,7 @@ class HeldLeadership:
         in_sync: tuple[str, ...],
         former: str,
         clock: Clock,
+        loss: AllowedLoss | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._leadership = leadership
@@ -60,7 +63,14 @@ class HeldLeadership:
         self.member = leadership.leader.member
         self.in_sync = frozenset(in_sync) - {self.member}
         self.former = former
+        self.loss = loss
         self.ended = asyncio.Event()
+
+    @property
+    def seconds_since_renewal(self) -> float:
+        """The seconds since the request that the store has answered by the present lease."""
+        held = self._leadership
+        return self._clock.monotonic() - (held.certain_until - held.lease_s)
 
     def is_certain(self) -> bool:
         """True if no other member can lead at this moment."""

@@ -207,7 +207,7 @@ class LogCopy:
             if self.is_open and not self._is_broken:
                 await self.sync()
                 if self.unindexed <= _INDEXED_AT_THE_END:
-                    # A start reads the rest; whoever waits for this end must not wait longer.
+                    # A start reads the rest: a fail-over may wait for this end.
                     await self.index()
                 async with self._indexing:
                     await self._save_indexes()

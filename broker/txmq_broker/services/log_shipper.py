@@ -18,7 +18,14 @@ from txmq.errors import InvalidParameter, NoPermission
 from txmq.protocol import command as commands
 from txmq.protocol.bodies import DataVersion
 from txmq.protocol.command import Command
-from txmq.protocol.copies import NO_SPAN, CopiedTables, FollowAnswer, FollowLog, NoteCopied
+from txmq.protocol.copies import (
+    NO_SPAN,
+    CopiedTables,
+    FollowAnswer,
+    FollowerEntry,
+    FollowLog,
+    NoteCopied,
+)
 from txmq.protocol.span import HEAD_BYTES, ends_in, read_head
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
@@ -100,6 +107,26 @@ class LogShipper:
             "followers": len(self._links),
             "bytes_not_copied": max((end - position for position in copied), default=0),
         }
+
+    def followers(self) -> list[FollowerEntry]:
+        """The connected followers, and those in sync that are not connected at the moment."""
+        members = sorted(self._links.keys() | self._answers.in_sync)
+        return [self._entry(member) for member in members]
+
+    def _entry(self, member: str) -> FollowerEntry:
+        link = self._links.get(member)
+        entry = FollowerEntry(
+            member,
+            link.connection.address if link is not None and link.connection.is_open else "",
+            is_in_sync=member in self._answers.in_sync,
+        )
+        position = self._answers.copied_to(member)
+        if position >= 0:
+            lag = self._answers.lag_of(position)
+            entry.position = position
+            entry.bytes_behind = self._store.log.end - position
+            entry.seconds_behind, entry.is_longer = round(lag.seconds, 3), lag.is_longer
+        return entry
 
     # Requests of followers
 

@@ -270,7 +270,7 @@ class MessageStore:
         checkpoints.file_ms[extent.start] = self.log.last_ms
 
     def last_span(self) -> SpanHead | None:
-        """The head of the newest span in the files; ``None`` if there is none.
+        """The head of the newest span in the files; ``None`` without one.
 
         Raises:
             CorruptRecord: The log is damaged.

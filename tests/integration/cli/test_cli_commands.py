@@ -14,6 +14,7 @@ from txmq.protocol.bodies import (
     GroupConfig,
     SubscriptionData,
 )
+from txmq.protocol.copies import CopiesView, FollowerEntry
 from txmq.protocol.headers import RecallAnswer, SendAnswer
 from txmq.protocol.recall import RecallHandle, encode
 
@@ -444,3 +445,76 @@ def test_the_version_is_told(txmq):
 @pytest.mark.parametrize("group", ["topic", "group", "message", "cluster", "config"])
 def test_every_group_of_commands_explains_itself(txmq, group):
     assert "Usage" in told(txmq(group, "--help"))
+
+
+# Copies
+
+
+def copies(request, *, followers=()):
+    view = CopiesView("m1.0a1b2c3d", 3, "sync", 2, 5000, list(followers))
+    return command.answer(request, body=view.write())
+
+
+FOLLOWERS = (
+    FollowerEntry("m2.11223344", "127.0.0.1:4711", True, 5000, 0, 0.0),
+    FollowerEntry("m3.55667788", "127.0.0.1:4712", False, 100, 4900, 10.02, True),
+    FollowerEntry("m4.99aabbcc", "", True),
+)
+
+
+def test_the_copies_of_each_broker_are_shown(asking, cluster):
+    cluster.replies[7707] = lambda request: copies(request, followers=FOLLOWERS)
+
+    lines = [line.split() for line in told(asking("cluster", "status")).splitlines()]
+
+    address = cluster.brokers[0].address
+    leader = ["m1", address, "3", "sync", "3,", "at", "least", "2", "5000"]
+    assert ["c1", "broker-a", *leader] in lines
+    assert ["broker-b", "m2", "127.0.0.1:4711", "yes", "5000", "0", "0.0"] in lines
+    late = ["m3", "127.0.0.1:4712", "no", "100", "4900", "more", "than", "10.0"]
+    assert ["broker-b", *late] in lines
+    assert ["broker-b", "m4", "not", "connected", "yes", *["unknown"] * 3] in lines
+
+
+def test_the_copies_have_whole_names_in_json(asking, cluster):
+    cluster.replies[7707] = lambda request: copies(request, followers=FOLLOWERS[1:2])
+
+    first, _ = as_json(asking("cluster", "status", "--json"))
+
+    assert first == {
+        "cluster": "c1",
+        "broker": "broker-a",
+        "address": cluster.brokers[0].address,
+        "name": "m1",
+        "member": "m1.0a1b2c3d",
+        "epoch": 3,
+        "mode": "sync",
+        "in_sync": 1,
+        "min_in_sync": 2,
+        "log_end": 5000,
+        "followers": [
+            {
+                "name": "m3",
+                "member": "m3.55667788",
+                "address": "127.0.0.1:4712",
+                "in_sync": False,
+                "position": 100,
+                "bytes_behind": 4900,
+                "seconds_behind": 10.02,
+                "is_longer": True,
+            }
+        ],
+    }
+
+
+def test_brokers_without_followers_or_copies_say_so(asking, cluster):
+    cluster.replies[7707] = copies
+    text = told(asking("cluster", "status"))
+    assert text.endswith("broker-b has no followers: its log has one copy\n")
+
+    # Apache RocketMQ knows no such request.
+    del cluster.replies[7707]
+    text = told(asking("cluster", "status"))
+    assert "broker-a does not tell: " in text
+    first, _ = as_json(asking("cluster", "status", "--json"))
+    assert set(first) == {"cluster", "broker", "address", "problem"}

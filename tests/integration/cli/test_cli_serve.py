@@ -57,6 +57,7 @@ def test_the_banner_says_where_data_lies_and_what_an_answer_is_worth(tmp_path):
         "  listen  127.0.0.1:10911, advertised as 10.0.0.9:10911",
         "  names   127.0.0.1:9876",
         f"  data    {tmp_path}",
+        "  copies  leader; answers do not wait for followers",
         "  flush   sync: a send is answered when its message survives a power cut",
         "  tls     disabled: connections are not encrypted",
         "  access  no accounts: loopback alone",

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from txmq.client.routes import MASTER
 from txmq.client.session import Session
-from txmq.client.values import BrokerInfo
+from txmq.client.values import BrokerCopies, BrokerInfo, FollowerCopy
 from txmq.errors import (
     BrokerRefused,
     ConfigError,
@@ -17,6 +17,7 @@ from txmq.errors import (
 )
 from txmq.protocol.bodies import ClusterView, TextTable
 from txmq.protocol.codes import RequestCode
+from txmq.protocol.copies import CopiesView
 
 __all__ = ["ClusterCalls"]
 
@@ -55,6 +56,40 @@ class ClusterCalls:
         (address,) = (await self._masters(broker=broker)).values()
         answer = await self._session.request(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return TextTable.read(answer.body).table
+
+    async def copies(self, broker: str) -> BrokerCopies:
+        """The copies of a broker's log, from its leader.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            RequestNotSupported: The broker is not a txmq broker.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses.
+        """
+        (address,) = (await self._masters(broker=broker)).values()
+        answer = await self._session.request(address, RequestCode.SHOW_COPIES)
+        view = CopiesView.read(answer.body)
+        followers = tuple(
+            FollowerCopy(
+                member=entry.member,
+                address=entry.address,
+                in_sync=entry.is_in_sync,
+                position=entry.position,
+                bytes_behind=entry.bytes_behind,
+                seconds_behind=entry.seconds_behind,
+                is_longer=entry.is_longer,
+            )
+            for entry in view.followers
+        )
+        return BrokerCopies(
+            broker=broker,
+            leader=view.member,
+            epoch=view.epoch,
+            mode=view.mode,
+            min_in_sync=view.min_in_sync,
+            log_end=view.log_end,
+            followers=followers,
+        )
 
     async def _masters(
         self, *, broker: str | None = None, cluster: str | None = None

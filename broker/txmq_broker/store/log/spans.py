@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from txmq.errors import CorruptRecord, RemoteProtocolError
 from txmq.protocol.checksum import crc32
 from txmq.protocol.span import HEAD_BYTES, Found, SpanHead, found_in, heads_in, read_head
+from txmq.runtime.disk import File
 from txmq_broker.store.log.segments import Extent, Segments
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "scan",
     "span_at",
     "whole_behind",
+    "whole_spans",
 ]
 
 REPAIR_COMMAND: Final = "txmq log verify --repair --data DIR"
@@ -170,6 +172,34 @@ def last_head(segments: Segments, known: int) -> SpanHead | None:
         if newest:
             return newest[0]
     return None
+
+
+def whole_spans(
+    file: File, extent: Extent, start: int, log_id: int
+) -> Iterator[tuple[bytes, SpanHead]]:
+    """The bytes of one file from a position on, as far as its spans are intact.
+
+    They come in large pieces, each with the head of its last span. The caller copies them, so the
+    file may grow meanwhile: a span that is being written ends the pieces.
+    """
+    at, size = start, _WINDOW
+    while at < extent.end:
+        data = file.read(at - extent.start, min(size, extent.end - at))
+        view, here, last = memoryview(data), 0, None
+        while (head := read_head(data, here, at + here)) is not None:
+            after = here + head.size
+            if after > len(data) or head.log != log_id:
+                break
+            if crc32(view[here + HEAD_BYTES : after]) != head.checksum:
+                break
+            here, last = after, head
+        if last is not None:
+            yield data[:here], last
+            at, size = at + here, _WINDOW
+        elif head is not None and size < head.size <= extent.end - at:
+            size = head.size
+        else:
+            return
 
 
 def durable_behind(segments: Segments, bad: int) -> int | None:

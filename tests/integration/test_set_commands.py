@@ -1,0 +1,136 @@
+"""The commands about broker sets, with real members and a real etcd."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import database_server, etcd_server
+from tests.broker_set import BrokerSet
+from tests.serving import environment
+
+LEASE_S = 2
+REASON = "the other machine has burnt"
+
+
+@pytest.fixture(scope="module")
+def etcd():
+    with database_server.wanted(etcd_server.etcd_server) as server:
+        yield server
+
+
+@pytest.fixture
+def members(tmp_path, etcd):
+    with BrokerSet(tmp_path, etcd.port, (f"replication.lease={LEASE_S}",), count=2) as found:
+        yield found
+
+
+def txmq(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "txmq", *map(str, words)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def status(members):
+    done = txmq("cluster", "status", "--names", members.names.names, "--json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)
+    return found
+
+
+def promote(members, member, *more):
+    leader = ["--coordinator", members.members["m1"].etcd, "--broker", members.name]
+    return txmq("cluster", "promote", member, *leader, "--reason", REASON, *more)
+
+
+def whole_name(member):
+    return f"{member.name}.{(member.folder / 'data/member').read_text().strip()}"
+
+
+def test_the_status_of_a_set_names_its_members(members):
+    leader = members.wait_in_sync(1)
+    leader.create_topic("T", 4)
+    members.wait_settled()
+    (follower,) = (member for member in members.members.values() if member is not leader)
+    found = status(members)
+    expected = {
+        "broker": members.name,
+        "address": leader.address,
+        "name": leader.name,
+        "member": whole_name(leader),
+        "epoch": 1,
+        "mode": "sync",
+        "in_sync": 2,
+        "min_in_sync": 1,
+    }
+    assert found.items() >= expected.items()
+    (entry,) = found["followers"]
+    assert entry["address"].startswith("127.0.0.1:")
+    assert (entry["name"], entry["member"]) == (follower.name, whole_name(follower))
+    assert (entry["in_sync"], entry["position"]) == (True, found["log_end"])
+    assert (entry["bytes_behind"], entry["seconds_behind"]) == (0, 0)
+    figures = members.figures(leader)
+    assert (figures["epoch"], figures["isLeader"], figures["followers"]) == ("1", "1", "1")
+    assert int(figures["secondsSinceLeaseRenewal"]) < LEASE_S
+
+
+def test_an_operator_has_a_member_lead_that_may_lack_something(members):
+    leader = members.wait_in_sync(1)
+    leader.create_topic("T", 4)
+    members.wait_settled()
+    (other,) = (member for member in members.members.values() if member is not leader)
+    refused = promote(members, whole_name(other), "--allow-data-loss")
+    assert refused.returncode == 1
+    assert f"{whole_name(leader)} leads {members.name} in epoch 1" in refused.stderr
+
+    other.kill()
+    members.wait_in_sync(0)
+    gone = whole_name(leader)
+    leader.kill()
+    shutil.rmtree(leader.folder / "data")
+    other.start()
+    members.until(lambda: not may_be_led(members, other), "the lease does not end")
+    assert members.leader() is None
+
+    refused = promote(members, whole_name(other))
+    assert refused.returncode == 2
+    assert f"may lack messages that {members.name} acknowledged. In sync: {gone}" in refused.stderr
+    refused = promote(members, "m2", "--allow-data-loss")
+    assert (refused.returncode, "not a whole name" in refused.stderr) == (2, True)
+    refused = promote(members, gone, "--allow-data-loss")
+    assert (refused.returncode, "is in sync: it leads" in refused.stderr) == (1, True)
+
+    done = promote(members, whole_name(other), "--allow-data-loss", "--operator", "Li Na", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout).items() >= {"former": [gone], "reason": REASON}.items()
+    assert members.wait_for_leader() is other
+    assert status(members)["epoch"] == 2
+    lines = txmq("audit", "--data", other.folder / "data", "--json").stdout.splitlines()
+    (entry,) = [line for line in map(json.loads, lines) if line["request"] == "PROMOTE"]
+    assert (entry["account"], entry["fields"]["reason"]) == ("Li Na", REASON)
+    assert entry["fields"]["in_sync_before"] == gone
+
+    # The wiped one joins with a new name, and both are in sync.
+    leader.start()
+    assert members.wait_in_sync(1) is other
+
+
+def may_be_led(members, other):
+    """Whether the set still has its old leader."""
+    return " leads " in promote(members, whole_name(other)).stderr
+
+
+def test_a_set_that_does_not_exist_has_no_leader_to_be(members):
+    leader = ["--coordinator", members.members["m1"].etcd, "--broker", "nosuch"]
+    done = txmq("cluster", "promote", "m1.00000000", *leader, "--reason", REASON)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "txmq: no member of a broker set 'nosuch' has ever led; check the name\n",
+    )

@@ -1,0 +1,97 @@
+"""7707: what a leader says about its followers."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.unit.set_stage import in_set
+from txmq.protocol.bodies import TextTable
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.copies import CopiesView
+from txmq_broker.config import ReplicationSettings
+from txmq_broker.core.admission import Admission
+from txmq_broker.services.copied_answers import CopiedAnswers
+
+
+async def view_at(client):
+    return CopiesView.read((await client.ok(RequestCode.SHOW_COPIES)).body)
+
+
+def test_a_broker_without_followers_has_none():
+    async def main(stage):
+        await stage.first.lead()
+        client = await stage.first.client()
+        assert await view_at(client) == CopiesView("", 0, "async", 1, stage.first.end, [])
+
+    in_set(main)
+
+
+def test_a_follower_has_its_place_in_the_log_and_its_connection():
+    async def main(stage):
+        await stage.first.lead(epoch=4)
+        stage.second.follow()
+        client = await stage.first.client()
+        await client.topic("T", 4)
+        await client.send("T", b"x" * 1000)
+        await stage.caught_up(stage.second)
+        view = await view_at(client)
+        (follower,) = view.followers
+        assert (view.epoch, view.log_end) == (4, stage.first.end)
+        assert (follower.member, follower.is_in_sync) == ("m2", True)
+        assert follower.address.startswith(stage.second.machine.address)
+        assert (follower.position, follower.bytes_behind) == (stage.first.end, 0)
+        assert (follower.seconds_behind, follower.is_longer) == (0, False)
+        table = TextTable.read((await client.ok(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
+        expected = {"epoch": "4", "isLeader": "1", "followers": "1", "followersInSync": "1"}
+        assert table.items() >= {**expected, "bytesNotCopied": "0"}.items()
+        assert "secondsSinceLeaseRenewal" not in table
+
+    in_set(main)
+
+
+class Store:
+    """A log that ends where the test says."""
+
+    def __init__(self):
+        self.log = SimpleNamespace(end=0)
+        self.checkpoints = SimpleNamespace(published=0)
+
+
+@pytest.fixture
+def ticked():
+    """The lag of a copy after the log has ended at some positions, one a second."""
+    store, clock = Store(), SimpleNamespace(now=100.0)
+    clock.monotonic = lambda: clock.now
+    settings = ReplicationSettings(lag_max=10)
+    answers = CopiedAnswers(store, clock, settings, Admission(), lambda *_: None, None)
+
+    def ticked(*ends):
+        for end in ends:
+            store.log.end = end
+            clock.now += 1.0
+            answers.tick(())
+        return answers.lag_of
+
+    return ticked
+
+
+def test_a_copy_is_as_old_as_the_last_moment_at_which_it_was_whole(ticked):
+    lag_of = ticked(10, 20, 20, 30)
+    assert [lag_of(position) for position in (30, 29, 20, 19, 10)] == [
+        (0.0, False),
+        (1.0, False),
+        (1.0, False),
+        (3.0, False),
+        (3.0, False),
+    ]
+
+
+def test_of_an_older_copy_only_the_least_age_is_known(ticked):
+    assert ticked(10, 20)(9) == (1.0, True)
+    assert ticked(*range(30, 60))(9) == (10.0, True)
+
+
+def test_without_a_moment_nothing_is_known(ticked):
+    lag_of = ticked()
+    assert lag_of(0) == (0.0, False)
+    assert lag_of(-1) == (0.0, True)

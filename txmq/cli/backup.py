@@ -1,0 +1,259 @@
+"""``txmq backup``: a backup of a broker's directory created, verified and restored.
+
+These commands read directories themselves and need no broker. A broker that uses the directory goes
+on meanwhile. They load its store late, as ``txmq serve`` does.
+"""
+
+import logging
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+
+from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
+from txmq.cli.findings import holder_of, print_finding, progress_bar, summary_text
+from txmq.cli.moments import time_text
+from txmq.cli.output import as_json, print_result, say
+from txmq.errors import StoreError
+from txmq.quantity import quantity
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.disk import LocalDisk, Lock, ReadOnlyDisk
+
+if TYPE_CHECKING:
+    from txmq_broker.backup.manifest import BackupManifest
+    from txmq_broker.backup.verification import Verification
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    no_args_is_help=True, help="Back up a broker while it runs; verify and restore the backup."
+)
+
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of the backup.")]
+
+_ALWAYS_THERE: Final = frozenset({"lost+found"})
+"""Names in the empty directory of a file system of its own."""
+
+
+@app.command()
+def create(
+    *,
+    data: Annotated[
+        Path,
+        typer.Option("--data", metavar="DIR", help="The broker's directory; it may be running."),
+    ],
+    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="The folder of the backup.")],
+    link: Annotated[
+        bool,
+        typer.Option(
+            "--link",
+            help="Link complete files of the log instead of copying them. It takes no room, and "
+            "protects from deletion only: a damage of the disk is in both.",
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Create a backup of a broker's directory, or bring the one in the folder up to date.
+
+    The folder holds one backup. Only what is new is copied, and the earlier backup stays valid
+    until the new one is complete. Everything that the broker acknowledged before is in it.
+    """
+    if not data.is_dir():
+        fail(f"{data} is not a directory; name a broker's directory", WRONGLY_CALLED)
+    _refuse_nesting(data, to)
+    with _open_folder(to, is_writer=True) as folder:
+        manifest, copied = _create(data, to, folder, has_links=link)
+    result = _manifest_fields(manifest) | {"to": str(to), "copied_bytes": copied}
+    text = (
+        f"backup of {time_text(manifest.taken_ms)} in {to}: positions {manifest.start} to "
+        f"{manifest.end} in {_files_text(manifest)}; {quantity(copied, 'byte is', 'bytes are')} new"
+    )
+    print_result(result, text, json=json)
+
+
+def _create(
+    data: Path, to: Path, folder: LocalDisk, *, has_links: bool
+) -> "tuple[BackupManifest, int]":
+    from txmq_broker.backup.creation import Creation
+    from txmq_broker.backup.manifest import BackupRefused
+
+    def link(path: str, place: str) -> None:
+        folder.link(data / path, place)
+
+    source = ReadOnlyDisk(data)
+    name = f"{platform.node()}:{data.absolute()}"
+    with progress_bar(0) as bar:
+        creation = Creation(source, folder, link if has_links else None, bar.advance)
+        try:
+            bar.begin(creation.open(name))
+            manifest = creation.run(name, SystemClock().wall_ms)
+        except (StoreError, OSError) as error:
+            code = WRONGLY_CALLED if isinstance(error, BackupRefused) else FAILED
+            text = f"no backup of {data} was created in {to}: {error}"
+            if creation.before is not None:
+                text += f". The backup of {time_text(creation.before.taken_ms)} stays valid"
+            fail(text, code)
+    return manifest, creation.copied
+
+
+@app.command()
+def verify(*, folder: Folder, json: AsJson = False) -> None:
+    """Read a whole backup, and name all damage and loss; change nothing.
+
+    Compares every file with its checksum, and checks the contents as txmq log verify does. Exits
+    with 0 if everything is whole, 1 if something is damaged or lost, and 2 if the folder has no
+    backup.
+    """
+    with _open_folder(folder) as disk:
+        verification = _verify(disk, json=json)
+    if verification.summary.damages or verification.summary.losses:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def restore(
+    *,
+    folder: Folder,
+    data: Annotated[
+        Path,
+        typer.Option("--data", metavar="DIR", help="The directory to fill; empty or missing."),
+    ],
+    damaged: Annotated[
+        bool,
+        typer.Option(
+            "--damaged", help="Restore what is left of a damaged backup, to repair it there."
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Verify a backup, and write it into an empty directory, which txmq serve then starts with.
+
+    A backup that lost something is not restored without --damaged. Messages and decisions since
+    the backup are missing, and consumers receive some messages again.
+    """
+    _refuse_nesting(data, folder)
+    if data.exists() and not data.is_dir():
+        fail(f"{data} is not a directory; name an empty or missing one", WRONGLY_CALLED)
+    names = sorted(path.name for path in data.iterdir()) if data.exists() else []
+    if strange := [name for name in names if name not in _ALWAYS_THERE]:
+        fail(
+            f"{data} is not empty: it has {', '.join(strange[:5])}; move it away first, or name "
+            "an empty or missing directory",
+            WRONGLY_CALLED,
+        )
+    with _open_folder(folder) as disk:
+        verification = _verify(disk, json=json)
+        if not (verification.is_restorable or damaged):
+            fail(
+                f"the backup in {folder} is damaged, and nothing was restored; to restore what is "
+                "left of it, add --damaged"
+            )
+        _restore(disk, verification, data)
+    manifest = verification.manifest
+    if json:
+        as_json(_manifest_fields(manifest) | {"kind": "restored", "data": str(data)})
+        return
+    moment = time_text(manifest.taken_ms)
+    say(f"restored {data} as it was at {moment}: {_files_text(manifest)}")
+    say(
+        f"messages and decisions since {moment} are missing; groups continue at their offsets of "
+        "then, so consumers receive some messages again"
+    )
+    if verification.is_restorable:
+        say(f"start it with: txmq serve --data {data}")
+    else:
+        say(f"the backup is damaged; repair it with: txmq log verify --data {data} --repair")
+
+
+def _restore(disk: LocalDisk, verification: "Verification", data: Path) -> None:
+    from txmq_broker.backup.restoration import restore as restore_to
+
+    manifest = verification.manifest
+    size = sum(file.size for file in manifest.files)
+    target = LocalDisk(data)
+    lock: Lock | None = None
+    try:
+        lock = target.lock()
+        with progress_bar(size) as bar:
+            restore_to(disk, manifest, target, bar.advance, damaged=verification.damaged)
+    except (OSError, StoreError) as error:
+        fail(f"{data} is not restored completely: {error}; delete it before you restore again")
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _verify(disk: LocalDisk, *, json: bool) -> "Verification":
+    from txmq_broker.backup.manifest import BackupRefused
+    from txmq_broker.backup.verification import Verification
+
+    try:
+        with progress_bar(0) as bar:
+            verification = Verification(disk, bar.advance)
+            bar.begin(verification.bytes_to_read)
+            for finding in verification.findings():
+                print_finding(finding, json=json)
+    except StoreError as error:
+        code = WRONGLY_CALLED if isinstance(error, BackupRefused) else FAILED
+        fail(f"{disk.root}: {error}", code)
+    if json:
+        as_json(verification.summary)
+    else:
+        manifest = verification.manifest
+        say(f"backup of {time_text(manifest.taken_ms)} from {manifest.source}, log {manifest.log}")
+        say(summary_text(verification.summary))
+    return verification
+
+
+# Folders
+
+
+@contextmanager
+def _open_folder(folder: Path, *, is_writer: bool = False) -> Iterator[LocalDisk]:
+    """The folder of a backup, locked, or the end of the program with the reason."""
+    # The commands report what the store would log.
+    logging.getLogger("txmq_broker").addHandler(logging.NullHandler())
+    if not is_writer and not folder.is_dir():
+        fail(f"{folder} is not a directory; name the folder of a backup", WRONGLY_CALLED)
+    disk = LocalDisk(folder) if is_writer else ReadOnlyDisk(folder)
+    lock: Lock | None = None
+    try:
+        lock = disk.lock()
+        yield disk
+    except BlockingIOError:
+        fail(
+            f"{folder} is in use by {holder_of(folder)}; wait until it has finished",
+            WRONGLY_CALLED,
+        )
+    except BrokenPipeError:
+        raise  # The reader of the output has closed its end; typer ends the program.
+    except OSError as error:
+        what = error.filename or folder
+        fail(f"{what} cannot be used: {error.strerror or error}", WRONGLY_CALLED)
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _refuse_nesting(data: Path, folder: Path) -> None:
+    inner, outer = folder.resolve(), data.resolve()
+    if inner == outer or outer in inner.parents or inner in outer.parents:
+        fail(
+            f"neither of {data} and {folder} may be inside the other: a backup beside its broker "
+            "is lost together with it; use another folder, best on another disk",
+            WRONGLY_CALLED,
+        )
+
+
+def _manifest_fields(manifest: "BackupManifest") -> dict[str, object]:
+    fields: dict[str, object] = msgspec.to_builtins(manifest)
+    del fields["tables"], fields["version"]
+    return fields
+
+
+def _files_text(manifest: "BackupManifest") -> str:
+    return quantity(sum(file.path.startswith("log/") for file in manifest.files), "file")

@@ -1,0 +1,112 @@
+"""``txmq cluster status``: the copies of each broker's log."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Any, Final
+
+from txmq.cli.output import as_json, say, table
+from txmq.client import Admin, BrokerCopies
+from txmq.client.routes import MASTER
+from txmq.errors import TxmqError
+
+__all__ = ["copies_of", "print_copies", "short_name"]
+
+_TOKEN: Final = re.compile(r"\.[0-9a-f]{8}$")
+"""The part of a member's name that belongs to its directory."""
+
+_BROKERS: Final = (
+    "cluster", "broker", "leader", "address", "epoch", "mode", "copies in sync", "log end",
+)  # fmt: skip
+_FOLLOWERS: Final = (
+    "broker", "follower", "connection", "in sync", "position", "bytes behind", "seconds behind",
+)  # fmt: skip
+
+
+def short_name(member: str) -> str:
+    """A member's name without the part that belongs to its directory."""
+    return _TOKEN.sub("", member)
+
+
+async def copies_of(admin: Admin) -> list[dict[str, Any]]:
+    """The copies of every broker, for JSON; a broker that does not answer has a ``problem``."""
+    rows: list[dict[str, Any]] = []
+    for info in await admin.cluster():
+        row: dict[str, Any] = {"cluster": info.cluster, "broker": info.name}
+        row["address"] = info.addresses.get(MASTER, "")
+        try:
+            row |= _fields(await admin.copies(info.name))
+        except TxmqError as error:
+            # The other brokers are shown all the same.
+            row["problem"] = str(error).strip()
+        rows.append(row)
+    return rows
+
+
+def _fields(copies: BrokerCopies) -> dict[str, Any]:
+    followers = [
+        {"name": short_name(follower.member), **asdict(follower)} for follower in copies.followers
+    ]
+    return {
+        "name": short_name(copies.leader),
+        "member": copies.leader,
+        "epoch": copies.epoch,
+        "mode": copies.mode,
+        "in_sync": 1 + sum(follower.in_sync for follower in copies.followers),
+        "min_in_sync": copies.min_in_sync,
+        "log_end": copies.log_end,
+        "followers": followers,
+    }
+
+
+def print_copies(brokers: list[dict[str, Any]], *, json: bool) -> None:
+    """Print the brokers and their followers as two tables, or as JSON."""
+    if json:
+        as_json(brokers)
+        return
+    table(_BROKERS, map(_broker_row, brokers))
+    followers = [
+        _follower_row(broker["broker"], follower)
+        for broker in brokers
+        for follower in broker.get("followers", [])
+    ]
+    if followers:
+        table(_FOLLOWERS, followers)
+    for broker in brokers:
+        if "problem" in broker:
+            say(f"{broker['broker']} does not tell: {broker['problem']}")
+        elif not broker["followers"]:
+            say(f"{broker['broker']} has no followers: its log has one copy")
+
+
+def _broker_row(broker: dict[str, Any]) -> list[object]:
+    start = [broker["cluster"], broker["broker"]]
+    if "problem" in broker:
+        return [*start, "", broker["address"], "", "", "", ""]
+    in_sync = f"{broker['in_sync']}, at least {broker['min_in_sync']}"
+    end = [broker["epoch"], broker["mode"], in_sync, broker["log_end"]]
+    return [*start, broker["name"], broker["address"], *end]
+
+
+def _follower_row(broker: str, follower: dict[str, Any]) -> list[object]:
+    return [
+        broker,
+        follower["name"],
+        follower["address"] or "not connected",
+        "yes" if follower["in_sync"] else "no",
+        _known(follower["position"]),
+        _known(follower["bytes_behind"]),
+        _seconds(follower),
+    ]
+
+
+def _known(number: int | None) -> object:
+    return "unknown" if number is None else number
+
+
+def _seconds(follower: dict[str, Any]) -> str:
+    seconds = follower["seconds_behind"]
+    if seconds is None:
+        return "unknown"
+    return f"more than {seconds:.1f}" if follower["is_longer"] else f"{seconds:.1f}"

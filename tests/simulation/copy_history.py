@@ -9,6 +9,7 @@ from tests.simulation.history import Event
 from txmq.message import Queue
 
 __all__ = [
+    "HAND_OVER",
     "Bound",
     "CopyRead",
     "Disturbed",
@@ -19,6 +20,10 @@ __all__ = [
     "OffsetShown",
     "SetChanged",
 ]
+
+
+HAND_OVER = "hand-over"
+"""How a leader is lost that stops in order; it serves until the end."""
 
 
 @dataclass(frozen=True, slots=True)

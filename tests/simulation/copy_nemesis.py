@@ -11,7 +11,7 @@ import errno
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from tests.simulation.copy_history import MemberBack
+from tests.simulation.copy_history import HAND_OVER, MemberBack
 from tests.simulation.copy_mix import COPY_HARDSHIPS, COPY_LOSSES
 from tests.simulation.copy_node import MemberNode
 from tests.simulation.nemesis import LOSSES
@@ -224,7 +224,7 @@ class CopyNemesis:
     async def _hand_over(self, draw: SeededEntropy) -> None:
         """A member stops in order, and starts again."""
         node = self._node(draw)
-        self._stage.lose(node, "hand-over")
+        self._stage.lose(node, HAND_OVER)
         await node.stop()
         await self._come_back(node, draw)
 

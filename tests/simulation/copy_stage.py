@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from contextvars import Context
 
-from tests.simulation.copy_history import Bound, Disturbed, MemberLost, OffsetShown
+from tests.simulation.copy_history import HAND_OVER, Bound, Disturbed, MemberLost, OffsetShown
 from tests.simulation.copy_mix import CopyMix
 from tests.simulation.copy_node import MemberNode, SetNode, WatchedCoordination
 from tests.simulation.copy_people import LeaderProbe, SetTransactor
@@ -168,7 +168,7 @@ class CopyStage(Stage):
         leader = self.set.leader
         if leader is None:
             return
-        self.lose(leader, "hand-over")
+        self.lose(leader, HAND_OVER)
         await leader.stop()
         deadline = self.world.now() + self.mix.bound_s()
         while not self.set.is_serving and self.world.now() < deadline:

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from tests.simulation.copy_history import Disturbed, MemberBack, MemberLost, OffsetShown, SetChanged
+from tests.simulation.copy_history import (
+    HAND_OVER,
+    Disturbed,
+    MemberBack,
+    MemberLost,
+    OffsetShown,
+    SetChanged,
+)
 from tests.simulation.copy_node import machine_of
 from tests.simulation.history import Began, Committed, Committing, Event
 from txmq.message import Queue
@@ -17,9 +24,6 @@ from txmq.message import Queue
 __all__ = ["broken"]
 
 AGE_S = 1.0
-HAND_OVER = "hand-over"
-"""A leader that hands over serves until the end."""
-
 SLACK_S = 0.3
 """For the network and for the disks of the copies."""
 

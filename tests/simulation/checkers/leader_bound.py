@@ -1,13 +1,25 @@
-"""A set has a leader soon: after the faults stop, and after the loss of a leader alone."""
+"""A set has a leader soon: after the faults stop, and after the loss of a leader alone.
+
+Without faults a leader hands over within a second.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.simulation.copy_history import Bound, Disturbed, LeaderAnswered, MemberLost
+from tests.simulation.copy_history import (
+    HAND_OVER,
+    Bound,
+    Disturbed,
+    LeaderAnswered,
+    Leading,
+    MemberLost,
+)
 from tests.simulation.history import Calm, Event
 
 __all__ = ["broken"]
+
+HAND_OVER_S = 1.0
 
 
 def broken(events: Iterable[Event]) -> list[str]:
@@ -16,6 +28,8 @@ def broken(events: Iterable[Event]) -> list[str]:
     since: float | None = None
     """Since when a leader is wanted that answers what is asked from then on."""
     why = ""
+    is_calm = False
+    handing_over: MemberLost | None = None
     disturbed: set[str] = set()
     complaints: list[str] = []
     for event in events:
@@ -28,7 +42,15 @@ def broken(events: Iterable[Event]) -> list[str]:
             case Calm():
                 since, why = event.at, "the faults stopped"
                 disturbed.clear()
+                is_calm = True
+            case Leading() if handing_over is not None:
+                took = event.at - handing_over.at
+                if took > HAND_OVER_S:
+                    complaints.append(f"{handing_over.member} took {took:.3f} s to hand over")
+                handing_over = None
             case MemberLost():
+                is_whole = is_calm and event.was_leader and event.has_heir
+                handing_over = event if is_whole and event.how == HAND_OVER else None
                 is_simple = event.was_leader and event.has_heir and not disturbed
                 since, why = event.at if is_simple else None, f"{event.member} was lost"
             case Disturbed() if event.begins:

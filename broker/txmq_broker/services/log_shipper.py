@@ -144,6 +144,8 @@ class LogShipper:
                 f"{self._store.log.epoch}; it leads no more"
             )
         link = self._links.get(wanted.member)
+        if link is None and self._answers.has_tokens:
+            self._forget_namesakes(wanted.member)
         if link is None or link.connection is not connection or not wanted.waits:
             # What it confirmed before, it still has.
             link = self._links[wanted.member] = FollowerLink(connection)
@@ -157,6 +159,14 @@ class LogShipper:
             return self._answer(request, wanted, link, is_shared=is_shared)
         link.open = request, wanted
         return None
+
+    def _forget_namesakes(self, member: str) -> None:
+        """Forget a member that lost its directory: it has another token behind its name now."""
+        name, _, _ = member.rpartition(".")
+        for other in list(self._links):
+            if other != member and other.rpartition(".")[0] == name:
+                del self._links[other]
+                self._answers.leave(other)
 
     def note_copied(self, connection: Connection, request: Command) -> None:
         """See :class:`~txmq.protocol.copies.NoteCopied`.

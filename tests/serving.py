@@ -121,6 +121,8 @@ class BrokerProcess:
         self.settings = settings
         self.address = f"127.0.0.1:{free_port()}"
         self.names = f"127.0.0.1:{free_port()}"
+        self.account = {}
+        """The variables of the account with which it asks other servers."""
         self.log = self.folder / "broker.log"
         self.process = None
 
@@ -137,7 +139,7 @@ class BrokerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=environment(),
+                env=environment() | self.account,
                 cwd=self.folder,
             )
         said = queue.SimpleQueue()

@@ -54,7 +54,6 @@ class SetMember:
             its directory is another one, which has nothing of what was acknowledged.
         broker: The broker, while this member leads.
         follower: The follower, while another member leads.
-        failure: Why this member ended by itself.
     """
 
     def __init__(

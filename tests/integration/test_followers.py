@@ -19,8 +19,12 @@ TOPIC = "Copied"
 
 
 class Names(BrokerProcess):
+    def __init__(self, folder, *more):
+        super().__init__(folder)
+        self.more = more
+
     def command(self):
-        return [sys.executable, "-m", "txmq", "names", "--listen", self.names]
+        return [sys.executable, "-m", "txmq", "names", "--listen", self.names, *self.more]
 
 
 class Member(BrokerProcess):
@@ -227,3 +231,67 @@ def test_a_follower_that_is_killed_again_and_again_has_its_leaders_log(members):
 
 def until_equal(first, second):
     asyncio.run(until(lambda: first.log_files() == second.log_files()))
+
+
+def test_a_follower_of_a_leader_with_accounts_needs_an_account(tmp_path, monkeypatch):
+    accounts = tmp_path / "plain_acl.yml"
+    accounts.touch(0o600)
+    accounts.write_text(
+        "accounts:\n- {accessKey: operator, secretKey: the first secret, admin: true}\n"
+    )
+    account = {"TXMQ_ACCESS_KEY": "operator", "TXMQ_SECRET_KEY": "the first secret"}
+    names = Names(tmp_path / "names", "--acl", str(accounts))
+    leader = Member(tmp_path / "m1", names.names, "SYNC_MASTER", acl=accounts)
+    follower = Member(tmp_path / "m2", names.names, "SLAVE", acl=accounts)
+    leader.account = account
+    try:
+        for process in (names, leader, follower):
+            process.start()
+        follower.wait_for_line("not following")
+        assert in_sync(names, account) == []
+        follower.kill()
+
+        follower.account = account
+        follower.start()
+        asyncio.run(until(lambda: in_sync(names, account) == ["1"]))
+    finally:
+        for process in (follower, leader, names):
+            process.close()
+
+
+def in_sync(names, account):
+    """The members in sync, as the command tells them to an operator."""
+    done = subprocess.run(
+        [sys.executable, "-m", "txmq", "cluster", "status", "--names", names.names, "--json"],
+        env=environment() | account,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    (broker,) = json.loads(done.stdout)
+    return [each["member"] for each in broker["followers"] if each["in_sync"]]
+
+
+def test_a_backup_of_a_follower_starts_as_a_leader_once_it_is_promoted(members, tmp_path):
+    first = members("m1", "SYNC_MASTER")
+    second = members("m2", "SLAVE")
+    first.wait_for("followersInSync", 1)
+    texts = [f"message {number}" for number in range(20)]
+    assert set(send(first.names, texts)) == {SendStatus.OK}
+    first.wait_for("bytesNotCopied", 0)
+    folder, data = tmp_path / "backup", tmp_path / "m3/data"
+    assert txmq("backup", "create", "--data", second.folder / "data", "--to", folder) == 0
+    first.kill()
+    assert txmq("backup", "restore", folder, "--data", data) == 0
+    words = ("cluster", "promote", "--data", data, "--reason", "both disks burned")
+    assert txmq(*words) == 0
+
+    third = members("m3", "ASYNC_MASTER")
+    assert set(texts) == stored(third)
+
+
+def txmq(*words):
+    """The exit code of a command."""
+    command = [sys.executable, "-m", "txmq", *map(str, words)]
+    return subprocess.run(command, env=environment(), check=False, timeout=30).returncode

@@ -7,18 +7,11 @@ import sys
 
 import pytest
 
-from tests import database_server, etcd_server
 from tests.broker_set import BrokerSet
 from tests.serving import environment
 
 LEASE_S = 2
 REASON = "the other machine has burnt"
-
-
-@pytest.fixture(scope="module")
-def etcd():
-    with database_server.wanted(etcd_server.etcd_server) as server:
-        yield server
 
 
 @pytest.fixture

@@ -285,12 +285,12 @@ def banner(settings: "BrokerSettings") -> str:
 
 
 def _copies_text(copies: "ReplicationSettings") -> str:
-    mode = "answers wait for every follower in sync" if copies.is_sync else "answers do not wait"
+    waits = "wait for every follower in sync" if copies.is_sync else "do not wait for followers"
     if copies.coordinator:
-        return f"member {copies.member}; {copies.coordinator} decides who leads; {mode}"
+        return f"member {copies.member}; {copies.coordinator} decides who leads; answers {waits}"
     if copies.role == "follower":
         return f"follower {copies.member}: it copies its leader and serves no client"
-    return f"leader; {mode} for followers" if not copies.is_sync else f"leader; {mode}"
+    return f"leader; answers {waits}"
 
 
 def give_up(

@@ -174,6 +174,11 @@ def be(teller):
     asyncio.run(teller.work())
 
 
+def tell(line):
+    """Tell a whole line at once: the teller tells lines as well, over the same pipe."""
+    os.write(1, f"{line}\n".encode())
+
+
 def main(plan_of=Plan, teller_of=Teller):
     """One teller after the other."""
     for line in sys.stdin:
@@ -183,13 +188,13 @@ def main(plan_of=Plan, teller_of=Teller):
             os.close(0)
             be(teller_of(plan))
             sys.exit(0)
-        print("pid", child, flush=True)
+        tell(f"pid {child}")
         while True:
             _, status = os.waitpid(child, os.WUNTRACED)
             if not os.WIFSTOPPED(status):
                 break
-            print("stopped", flush=True)
-        print("ended", os.waitstatus_to_exitcode(status), flush=True)
+            tell("stopped")
+        tell(f"ended {os.waitstatus_to_exitcode(status)}")
 
 
 if __name__ == "__main__":

@@ -18,12 +18,16 @@ BEFORE = """
     from txmq import Client, ConsumerSettings, PushConsumer, StartFrom, blocking
     signal.signal(signal.SIGINT, signal.default_int_handler)  # The parent may ignore it.
     names, settings = sys.argv[1], ConsumerSettings(start=StartFrom.FIRST)
+    entered = threading.Event()  # A message may come while the program still enters its block.
 
     def hang(*args):
+        entered.wait()
         print("hanging", flush=True)
         time.sleep(600)
 
     async def hang_awaiting(*args):
+        while not entered.is_set():
+            await asyncio.sleep(0.01)
         print("hanging", flush=True)
         await asyncio.sleep(600)
 """
@@ -31,12 +35,14 @@ BLOCKING = """
     consumer = blocking.PushConsumer("readers-{number}", names, settings)
     consumer.on("Orders")({handler})
     with consumer:
+        entered.set()
         consumer.wait()
 """
 SCHEDULED = """
     schedule = blocking.ScheduledPull("readers-{number}", names, settings)
     schedule.on("Orders")(hang)
     with schedule:
+        entered.set()
         schedule.wait()
 """
 ASYNCIO = """
@@ -44,6 +50,7 @@ ASYNCIO = """
         consumer = PushConsumer("readers-{number}", names, settings)
         consumer.on("Orders")({handler})
         async with consumer:
+            entered.set()
             await consumer.wait()
 
     asyncio.run(main())

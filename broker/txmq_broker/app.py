@@ -11,7 +11,6 @@ from typing import Final, Protocol, Self
 
 from msgspec.structs import replace
 
-from txmq.credentials import load_credentials
 from txmq.errors import BrokerRefused, InternalError, ServiceUnavailable, StoreError, WriteFailed
 from txmq.protocol.bodies import TopicConfigs
 from txmq.protocol.headers import EndTransaction
@@ -25,7 +24,6 @@ from txmq.runtime.coordinator import AllowedLoss
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
-from txmq.tls import client_context, load_tls
 from txmq_broker.access.audit import AuditEntry, AuditLog
 from txmq_broker.access.front_door import FrontDoor
 from txmq_broker.access.requirements import MessageTopics
@@ -68,6 +66,7 @@ from txmq_broker.services.housekeeping import Housekeeping
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.leader_gate import LeaderGate
 from txmq_broker.services.log_copy import finish_cut
+from txmq_broker.services.own_connections import own_connections
 from txmq_broker.services.registrar import Registrar
 from txmq_broker.services.topic_creator import TopicCreator
 from txmq_broker.store.message_store import MessageStore, Span
@@ -327,12 +326,7 @@ class Broker:
         """The connections to name servers elsewhere; the environment has account and TLS."""
         if not self.settings.names:
             return ConnectionPool(self.network, self.clock)
-        return ConnectionPool(
-            self.network,
-            self.clock,
-            credentials=load_credentials(),
-            tls=client_context(load_tls()),
-        )
+        return own_connections(self.network, self.clock)
 
     def _topic_at(self, position: int) -> str | None:
         data = self.store.record_bytes(position)

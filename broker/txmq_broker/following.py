@@ -8,7 +8,6 @@ import signal
 from collections.abc import Callable
 from typing import Final
 
-from txmq.credentials import load_credentials
 from txmq.errors import BrokerRefused, TransportError, TxmqError
 from txmq.protocol.bodies import ClusterView
 from txmq.protocol.codes import RequestCode
@@ -17,9 +16,9 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.entropy import SystemEntropy
 from txmq.runtime.network import SystemNetwork
-from txmq.tls import client_context, load_tls
 from txmq_broker.config import BrokerSettings
 from txmq_broker.services.follower import Follower
+from txmq_broker.services.own_connections import own_connections
 
 __all__ = ["run"]
 
@@ -48,9 +47,7 @@ def run(settings: BrokerSettings, *, ready: Callable[[], None]) -> int:
 
 async def _run(settings: BrokerSettings, ready: Callable[[], None]) -> int:
     clock = SystemClock()
-    pool = ConnectionPool(
-        SystemNetwork(), clock, credentials=load_credentials(), tls=client_context(load_tls())
-    )
+    pool = own_connections(SystemNetwork(), clock)
 
     async def find_leader() -> tuple[str, int]:
         return await _find_leader(settings, pool), 0

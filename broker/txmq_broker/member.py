@@ -15,9 +15,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from txmq.credentials import load_credentials
 from txmq.errors import ConnectFailed, TransportError
-from txmq.remoting.pool import ConnectionPool
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.coordinator import Leader, Leadership, SetCoordinator, View
 from txmq.runtime.disk import Disk, LocalDisk
@@ -25,12 +23,12 @@ from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.etcd import EtcdCoordinator
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.runtime.tasks import until_first
-from txmq.tls import client_context, load_tls
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, etcd_endpoints
 from txmq_broker.running import allow_files
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.services.own_connections import own_connections
 
 __all__ = ["SetMember", "run"]
 
@@ -145,12 +143,7 @@ class SetMember:
         async def find_leader() -> tuple[str, int]:
             return leader.address, view.epoch
 
-        pool = ConnectionPool(
-            self._network,
-            self._clock,
-            credentials=load_credentials(),
-            tls=client_context(load_tls()),
-        )
+        pool = own_connections(self._network, self._clock)
         copies = replace(self._settings.replication, member=self.name)
         settings = replace(self._settings, replication=copies)
         follower = self.follower = Follower(

@@ -1,0 +1,22 @@
+"""The connections of this process to other servers; the environment has the account and TLS."""
+
+from __future__ import annotations
+
+from txmq.credentials import load_credentials
+from txmq.remoting.pool import ConnectionPool
+from txmq.runtime.clock import Clock
+from txmq.runtime.network import Network
+from txmq.tls import client_context, load_tls
+
+__all__ = ["own_connections"]
+
+
+def own_connections(network: Network, clock: Clock) -> ConnectionPool:
+    """A pool that signs and encrypts as the environment says.
+
+    Raises:
+        ConfigError: A variable of the environment is invalid.
+    """
+    return ConnectionPool(
+        network, clock, credentials=load_credentials(), tls=client_context(load_tls())
+    )

@@ -38,6 +38,7 @@ __all__ = [
     "ask",
     "confirm",
     "fail",
+    "in_doubt",
     "moment_of",
     "queue_of",
     "sentence_of",
@@ -100,7 +101,7 @@ def ask(
     except _CALLER_ERRORS as error:
         fail(str(error), WRONGLY_CALLED)
     except TxmqError as error:
-        fail(f"{sentence_of(error)}{_in_doubt(error) if changes else ''}")
+        fail(f"{sentence_of(error)}{in_doubt(error) if changes else ''}")
 
 
 def sentence_of(error: TxmqError) -> str:
@@ -115,7 +116,8 @@ def sentence_of(error: TxmqError) -> str:
     return text
 
 
-def _in_doubt(error: TxmqError) -> str:
+def in_doubt(error: TxmqError) -> str:
+    """A clause for a failed change that took effect, or may have; otherwise empty."""
     if error.effect is Effect.APPLIED:
         return " (it took effect all the same)"
     # A refusal is an answer; only a missing answer leaves the effect in doubt.

@@ -3,12 +3,10 @@
 import base64
 import getpass
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, BinaryIO, Final, NamedTuple
+from typing import Annotated, BinaryIO
 
 import msgspec
 import typer
@@ -30,12 +28,19 @@ from txmq.cli.common import (
 from txmq.cli.known_names import check_group
 from txmq.cli.moments import LATEST, age_of
 from txmq.cli.output import as_json, listing, message_fields, print_result, print_rows, say, table
+from txmq.cli.resend import (
+    BEFORE,
+    DOUBTFUL,
+    REFUSED,
+    RESENT,
+    LetterFilter,
+    ResendResult,
+    ResendRun,
+)
 from txmq.client import Admin
 from txmq.client.admin.dead_letter_copy import RESENT_AT, RESENT_BY, RESENT_REASON, provenance
 from txmq.client.admin.dead_letters import DeadLetters
 from txmq.client.admin.lookups import TIME_MAX
-from txmq.client.values import SendStatus
-from txmq.errors import Effect, TransportError, TxmqError
 from txmq.message import ReceivedMessage
 from txmq.protocol import properties
 from txmq.quantity import quantity
@@ -53,42 +58,6 @@ Since = Annotated[
 ]
 Until = Annotated[str, typer.Option(help="Dead since then or earlier, likewise; latest is now.")]
 Topic = Annotated[str | None, typer.Option(help="Only those that were sent to this topic.")]
-
-RESENT: Final = "resent"
-BEFORE: Final = "resent before"
-DOUBTFUL: Final = "in doubt"
-REFUSED: Final = "failed"
-UNTRIED: Final = "not tried"
-
-
-class _LetterFilter(NamedTuple):
-    """The selected dead letters of a group."""
-
-    group: str
-    begin_ms: int
-    end_ms: int
-    topic: str | None
-
-    def letters(
-        self, admin: Admin, count: int | None = None
-    ) -> AsyncGenerator[ReceivedMessage, None]:
-        """The letters, from the cluster."""
-        return admin.dead_letters(
-            self.group,
-            count=count,
-            begin_ms=self.begin_ms,
-            end_ms=self.end_ms,
-            topic=self.topic,
-        )
-
-
-class _ResendResult(NamedTuple):
-    """The result of resending one dead letter."""
-
-    id: str
-    place: str
-    outcome: str
-    note: str
 
 
 @app.command("list")
@@ -246,7 +215,7 @@ def resend(
         )
         choice = "" if wanted == _letter_filter(group) else ", if selected,"
         confirm(f"resend the {quantity(there, 'dead letter')}{choice} to {group}?", yes=yes)
-    run = _Resend(group, reason, operator or getpass.getuser(), force=force)
+    run = ResendRun(group, reason, operator or getpass.getuser(), force=force)
     if message_ids:
         found = ask(names, partial(run.these, message_ids), changes=True)
     else:
@@ -260,78 +229,7 @@ def resend(
         raise typer.Exit(FAILED)
 
 
-class _Resend:
-    """One run of the command, and the result for each message."""
-
-    def __init__(self, group: str, reason: str, operator: str, *, force: bool) -> None:
-        self._group = group
-        self._reason = reason
-        self._operator = operator
-        self._force = force
-        self._found: list[_ResendResult] = []
-        self._is_cut_off = False
-
-    async def these(self, message_ids: list[str], admin: Admin) -> list[_ResendResult]:
-        """Resend the named dead letters; stop when the connection to a broker fails."""
-        for message_id in dict.fromkeys(message_ids):
-            if self._is_cut_off:
-                self._note(message_id, "", UNTRIED, "see above")
-                continue
-            try:
-                message = await admin.dead_letter(self._group, message_id)
-            except TxmqError as error:
-                self._note_failure(message_id, "", error)
-            else:
-                await self._one(admin, message)
-        return self._found
-
-    async def all(self, wanted: _LetterFilter, admin: Admin) -> list[_ResendResult]:
-        """Resend the selected dead letters; stop when the connection to a broker fails."""
-        letters = wanted.letters(admin)
-        try:
-            async with aclosing(letters) as found:
-                async for message in found:
-                    await self._one(admin, message)
-                    if self._is_cut_off:
-                        self._note("the rest", "", UNTRIED, "run it again: no message goes twice")
-                        break
-        except TxmqError as error:
-            if not self._found:
-                raise
-            # The results so far must be printed.
-            self._note_failure("the rest", "", error)
-        if not self._found:
-            await check_group(admin, self._group)
-        return self._found
-
-    async def _one(self, admin: Admin, message: ReceivedMessage) -> None:
-        try:
-            before = None if self._force else await admin.resent_copy(self._group, message)
-            if before is not None:
-                note = f"{provenance(before)}; --force resends it once more"
-                self._note(message.id, message.offset_id, BEFORE, note)
-                return
-            stored = await admin.resend_dead_letter(
-                self._group, message, reason=self._reason, operator=self._operator, force=True
-            )
-        except TxmqError as error:
-            self._note_failure(message.id, message.offset_id, error)
-            return
-        safe = "" if stored.status is SendStatus.OK else f" ({stored.status.name.lower()})"
-        self._note(message.id, message.offset_id, RESENT, f"as {stored.offset_id}{safe}")
-
-    def _note_failure(self, message_id: str, place: str, error: TxmqError) -> None:
-        is_cut_off = isinstance(error, TransportError)
-        in_doubt = is_cut_off and bool(place) and error.effect is not Effect.NONE
-        outcome = DOUBTFUL if in_doubt else REFUSED
-        self._is_cut_off = self._is_cut_off or is_cut_off
-        self._note(message_id, place, outcome, str(error).strip())
-
-    def _note(self, message_id: str, place: str, outcome: str, note: str) -> None:
-        self._found.append(_ResendResult(message_id, place, outcome, note))
-
-
-def _print_results(group: str, found: list[_ResendResult]) -> None:
+def _print_results(group: str, found: list[ResendResult]) -> None:
     if not found:
         say(f"group {group} has no dead letters of this kind")
         return
@@ -346,7 +244,7 @@ def _print_results(group: str, found: list[_ResendResult]) -> None:
         say("run it again for those in doubt: messages that arrived are found, and not sent twice")
 
 
-async def _write(wanted: _LetterFilter, file: BinaryIO, admin: Admin) -> int:
+async def _write(wanted: LetterFilter, file: BinaryIO, admin: Admin) -> int:
     there = sum(letters.messages for letters in await admin.dead_letter_groups(wanted.group))
     if not there:
         await check_group(admin, wanted.group)
@@ -419,12 +317,12 @@ def _row(message: ReceivedMessage, now_ms: int) -> list[object]:
 
 def _letter_filter(
     group: str, since: str = "earliest", until: str = "latest", topic: str | None = None
-) -> _LetterFilter:
+) -> LetterFilter:
     begin_ms, end_ms = moment_of(since, "--since"), moment_of(until, "--until")
     # Brokers' clocks may be ahead: no end is later than any of them.
     end_ms = TIME_MAX if end_ms == LATEST else end_ms
     begin_ms = SystemClock().wall_ms() if begin_ms == LATEST else begin_ms
-    return _LetterFilter(group, begin_ms, end_ms, topic)
+    return LetterFilter(group, begin_ms, end_ms, topic)
 
 
 def _time(time_ms: int | None) -> str:

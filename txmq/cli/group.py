@@ -1,39 +1,22 @@
 """``txmq group``: consumer groups created, watched, moved and deleted."""
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm, moment_of
-from txmq.cli.known_names import check_group, check_topic
+from txmq.cli.known_names import check_group, check_topic, is_system_group
 from txmq.cli.output import print_result, print_rows, say, table
 from txmq.client import Admin
 from txmq.client.values import GroupConnections, OffsetMove, QueueProgress
 from txmq.errors import ConsumerOffline
 from txmq.quantity import quantity
 
-__all__ = ["app"]
+__all__ = ["app", "consequence_of"]
 
 app = typer.Typer(no_args_is_help=True, help="Create, watch, move and delete consumer groups.")
 
 Name = Annotated[str, typer.Argument(help="The group.")]
-
-_SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
-_OF_THE_SYSTEM: Final = frozenset(
-    (
-        "DEFAULT_CONSUMER",
-        "SCHEDULE_CONSUMER",
-        "TOOLS_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "__MONITOR_CONSUMER",
-        "SELF_TEST_C_GROUP",
-        "SELF_TEST_CONSUMER_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_OWNER",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_PULL",
-    )
-)
 
 
 @app.command()
@@ -79,7 +62,7 @@ def list_(
     rows = [
         {"group": name, "enabled": config.consume_enable, "retries": config.retry_max_times}
         for name, config in found.items()
-        if everything or not (name in _OF_THE_SYSTEM or name.startswith(_SYSTEM_PREFIX))
+        if everything or not is_system_group(name)
     ]
     print_rows(
         rows,
@@ -184,7 +167,7 @@ def reset(
     plan = ask(names, plan_reset, topic=topic)
     if not json:
         table(["broker", "queue", "now", "then", "difference"], map(_move_row, plan))
-    confirm(f"move group {name} in topic {topic}: {_consequence(plan)}?", yes=yes)
+    confirm(f"move group {name} in topic {topic}: {consequence_of(plan)}?", yes=yes)
     moved = ask(
         names,
         lambda admin: admin.reset_offset(name, topic, time_ms, force=not only_back),
@@ -209,7 +192,8 @@ def _move_row(move: OffsetMove) -> list[object]:
     return [move.queue.broker, move.queue.number, now, move.after, difference]
 
 
-def _consequence(plan: list[OffsetMove]) -> str:
+def consequence_of(plan: list[OffsetMove]) -> str:
+    """How many messages a reset skips, and how many it delivers again."""
     changes = [move.after - move.before for move in plan if move.before is not None]
     skipped, repeated = sum(n for n in changes if n > 0), -sum(n for n in changes if n < 0)
     parts = [f"{quantity(skipped, 'message')} skipped"] if skipped else []

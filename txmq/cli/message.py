@@ -36,7 +36,7 @@ from txmq.message import Message, Queue, ReceivedMessage
 from txmq.protocol.topics import TRACES
 from txmq.quantity import quantity
 
-__all__ = ["app"]
+__all__ = ["app", "find_traces"]
 
 BODY_BYTES_SHOWN: Final = 500
 """The bytes of a body that a table shows: a long cell is folded, which takes long."""
@@ -186,20 +186,31 @@ def trace(
     json: AsJson = False,
 ) -> None:
     """Show who sent and handled a message, if clients leave traces."""
-
-    async def read(admin: Admin) -> list[TraceRecord]:
-        found = await admin.query(trace_topic, message_id)
-        records = [record for message in found for record in decode(message.body)]
-        wanted = [record for record in records if record.id == message_id and _is_of(topic, record)]
-        if not wanted:
-            await check_topic(admin, topic)
-        return wanted
-
-    # A trace message exists twice if its producer had no answer to the first send.
-    found = dict.fromkeys(ask(names, read, topic=trace_topic))
-    records = sorted(found, key=lambda record: record.at_ms)
+    records = ask(
+        names, lambda admin: find_traces(admin, topic, message_id, trace_topic), topic=trace_topic
+    )
     fields, rows = map(trace_fields, records), map(trace_row, records)
     print_rows(list(fields), HEADINGS, rows, json=json, empty="no traces")
+
+
+async def find_traces(
+    admin: Admin, topic: str, message_id: str, trace_topic: str = TRACES
+) -> list[TraceRecord]:
+    """The traces that clients left of a message, the oldest first.
+
+    Raises:
+        TopicNotFound: The topic of the traces does not exist; or there are no traces, and the topic
+            does not exist.
+        TransportError: A name server or broker does not answer.
+        BrokerRefused: A broker refuses.
+    """
+    found = await admin.query(trace_topic, message_id)
+    records = [record for message in found for record in decode(message.body)]
+    wanted = [record for record in records if record.id == message_id and _is_of(topic, record)]
+    if not wanted:
+        await check_topic(admin, topic)
+    # A trace message exists twice if its producer had no answer to the first send.
+    return sorted(dict.fromkeys(wanted), key=lambda record: record.at_ms)
 
 
 def _is_of(topic: str, record: TraceRecord) -> bool:

@@ -27,7 +27,7 @@ from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
 from txmq.quantity import quantity
 
-__all__ = ["app"]
+__all__ = ["app", "check_new_topic"]
 
 app = typer.Typer(no_args_is_help=True, help="Create, change, show and delete topics.")
 
@@ -54,7 +54,7 @@ def create(
     allowed = _perm_of(perm)
 
     async def create_topic(admin: Admin) -> Route:
-        await _check_new(admin, name, queues, broker, cluster)
+        await check_new_topic(admin, name, queues, broker, cluster)
         return await admin.create_topic(
             name, queues, broker, cluster=cluster, perm=allowed, order=order
         )
@@ -64,10 +64,16 @@ def create(
     print_result({"topic": name, "queues": queues, "brokers": route.brokers}, text, json=json)
 
 
-async def _check_new(
+async def check_new_topic(
     admin: Admin, name: str, queues: int, broker: str | None, cluster: str | None
 ) -> None:
-    """Pass if no broker that is to have the topic has it already."""
+    """Pass if no broker that is to have the topic has it already.
+
+    Raises:
+        LocalProtocolError: The topic name is invalid.
+        TopicExists: A broker has it.
+        TransportError: No name server answers.
+    """
     check_name("topic", name)
     try:
         route = await admin.route(name)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 from txmq.client import Admin
 from txmq.client.routes import MASTER
+from txmq.client.values import BrokerInfo
 from txmq.errors import TxmqError
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
 from txmq.protocol.topics import DLQ, RETRY
 
-__all__ = ["Rows", "fields_of", "permission_of", "topic_rows"]
+__all__ = ["Rows", "fields_of", "permission_of", "topic_names", "topic_rows"]
 
 ASKED_TOGETHER_MAX: Final = 16
 """Topics whose messages are counted at the same time."""
@@ -49,12 +50,7 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
         TransportError: No name server answers.
     """
     brokers = await admin.cluster()
-    names = await admin.topics()
-    if not everything:
-        # Each broker has a topic of its own name and one of its cluster's name.
-        own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
-        own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
-        names = [name for name in names if name not in own and not name.startswith(_OF_THE_SYSTEM)]
+    names = await topic_names(admin, brokers, everything=everything)
     silent: dict[str, str] = {}
     configs: dict[str, list[TopicConfig]] = {}
     for broker in brokers if names else ():
@@ -84,6 +80,23 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
         for name, count in zip(names, counts, strict=True)
     ]
     return Rows(rows, silent)
+
+
+async def topic_names(
+    admin: Admin, brokers: Collection[BrokerInfo], *, everything: bool
+) -> list[str]:
+    """The names of all topics; those of the system only if everything is wanted.
+
+    Raises:
+        TransportError: No name server answers.
+    """
+    names = await admin.topics()
+    if everything:
+        return names
+    # Each broker has a topic of its own name and one of its cluster's name.
+    own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
+    own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
+    return [name for name in names if name not in own and not name.startswith(_OF_THE_SYSTEM)]
 
 
 def _sums(configs: list[TopicConfig]) -> dict[str, Any]:

@@ -32,6 +32,42 @@ PATIENCE_MS = 15_000
 ANSWER_SECONDS = 30
 INSTALL_SECONDS = 600
 
+CONTRAST_MIN = 4.5
+TEXTS = """() => {
+  const luminance = ([r, g, b]) => {
+    const part = v => { v /= 255; return v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; };
+    return .2126 * part(r) + .7152 * part(g) + .0722 * part(b);
+  };
+  const pen = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+  const colour = text => {
+    pen.clearRect(0, 0, 1, 1); pen.fillStyle = text; pen.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = pen.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const ground = node => {
+    for (let at = node; at; at = at.parentElement) {
+      const found = colour(getComputedStyle(at).backgroundColor);
+      if (found[3] === 1) return found;
+      if (found[3] > 0) throw new Error("half of a colour: " + at.outerHTML.slice(0, 80));
+    }
+    return [255, 255, 255, 1];
+  };
+  const found = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const node = walk.currentNode.parentElement;
+    const text = walk.currentNode.data.trim();
+    if (!text || node.closest("title, desc, .hidden, .skip, style")) continue;
+    if (!node.getClientRects().length) continue;
+    const style = getComputedStyle(node);
+    const drawn = node.closest("svg") ? style.fill : style.color;
+    const [a, b] = [luminance(colour(drawn)), luminance(ground(node))];
+    found.push([(Math.max(a, b) + .05) / (Math.min(a, b) + .05), text.slice(0, 40)]);
+  }
+  return found;
+}"""
+"""Each visible text of a page, with its contrast to what is behind it."""
+
 
 def program():
     """The path of the one that is named, or of the machine's; None where there is none."""

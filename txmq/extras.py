@@ -17,6 +17,9 @@ _EXTRAS: Final = {
     "pyspark": "spark",
     "pyarrow": "spark",
     "yaml": "broker",
+    "starlette": "console",
+    "jinja2": "console",
+    "uvicorn": "console",
 }
 
 

@@ -327,3 +327,19 @@ the first early."""
 RELAY_THREADS: Final = 4
 """Concurrent statements of a relay on a blocking database: it reads, deletes, renews its lease, and
 reports figures."""
+
+CONSOLE_SESSIONS_MAX: Final = 200
+"""Visitors of a web console with a session; one more ends the session that is unused for
+longest."""
+
+CONSOLE_REQUESTS_MAX: Final = 100
+"""Connections of a web console; to one more it answers 503. A browser opens at most six."""
+
+CONSOLE_FORM_BYTES_MAX: Final = 256 * 1024
+"""A form of a web console; the largest has the body of a test message."""
+
+CONSOLE_ROWS: Final = 50
+"""Rows of a page in a web console. Some rows take two requests to a broker."""
+
+CONSOLE_RESENT_MAX: Final = 500
+"""Dead letters that one press of a button in a web console resends: some seconds."""

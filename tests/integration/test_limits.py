@@ -330,9 +330,16 @@ RELAY_THREADS
 """Limits of producers, consumers and relays."""
 
 
+OF_THE_CONSOLE = """
+CONSOLE_SESSIONS_MAX CONSOLE_REQUESTS_MAX CONSOLE_FORM_BYTES_MAX CONSOLE_ROWS CONSOLE_RESENT_MAX
+"""
+"""Limits of a web console."""
+
+
 def test_every_limit_is_of_one_kind():
     settings = {"connections_max", "pending_max"}
-    kinds = [*SHARED, *(OF_ONE_REQUEST + OF_ONE_TURN + OF_ITS_OWN + OF_CLIENTS).split()]
+    others = (OF_ONE_REQUEST, OF_ONE_TURN, OF_ITS_OWN, OF_CLIENTS, OF_THE_CONSOLE)
+    kinds = [*SHARED, *" ".join(others).split()]
 
     assert len(kinds) == len(set(kinds))
     assert set(kinds) - settings == {name for name in vars(limits) if name.isupper()}

@@ -55,7 +55,7 @@ def installed_extras(chosen: str) -> set[str]:
     extras = set(filter(None, chosen.split(",")))
     if "all" in extras:
         return set(PROJECT["optional-dependencies"]) - {"dev"}
-    return extras | ({"cli"} if "broker" in extras else set())
+    return extras | ({"cli"} if extras & {"broker", "console"} else set())
 
 
 def variables() -> dict[str, str]:

@@ -29,6 +29,7 @@ _NAMES: Final = (
     "backup",
     "reconcile",
     "cluster",
+    "console",
     "acl",
     "audit",
     "schema",

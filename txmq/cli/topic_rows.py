@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from txmq.client import Admin
@@ -14,7 +14,7 @@ from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
 from txmq.protocol.topics import DLQ, RETRY
 
-__all__ = ["Rows", "fields_of", "permission_of", "topic_names", "topic_rows"]
+__all__ = ["Rows", "fields_of", "own_topics", "permission_of", "topic_rows"]
 
 ASKED_TOGETHER_MAX: Final = 16
 """Topics whose messages are counted at the same time."""
@@ -50,7 +50,9 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
         TransportError: No name server answers.
     """
     brokers = await admin.cluster()
-    names = await topic_names(admin, brokers, everything=everything)
+    names = await admin.topics()
+    if not everything:
+        names = own_topics(names, brokers)
     silent: dict[str, str] = {}
     configs: dict[str, list[TopicConfig]] = {}
     for broker in brokers if names else ():
@@ -82,19 +84,10 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
     return Rows(rows, silent)
 
 
-async def topic_names(
-    admin: Admin, brokers: Collection[BrokerInfo], *, everything: bool
-) -> list[str]:
-    """The names of all topics; those of the system only if everything is wanted.
-
-    Raises:
-        TransportError: No name server answers.
-    """
-    names = await admin.topics()
-    if everything:
-        return names
+def own_topics(names: Iterable[str], brokers: list[BrokerInfo]) -> list[str]:
+    """The topics among these that are not of the system."""
     # Each broker has a topic of its own name and one of its cluster's name.
-    own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
+    own = {name for broker in brokers for name in (broker.name, broker.cluster)}
     own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
     return [name for name in names if name not in own and not name.startswith(_OF_THE_SYSTEM)]
 

@@ -1,0 +1,184 @@
+"""Owns a `txmq console` as a real process, what its visitors send, and a cluster to look at."""
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from html import unescape
+
+import httpx
+
+from tests.serving import START_SECONDS, STOP_SECONDS, environment
+from txmq import LocalTransactionState, TransactionProducer
+from txmq.client import Admin, Session
+from txmq.message import Message
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import SendMessageV2
+from txmq.protocol.properties import render
+from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
+
+HOSTILE = "<script>document.title='owned'</script>\x1b[31m\u202e\"'&{{7*7}}"
+PARKING = BrokerSettings(
+    store=StoreSettings(flush="async"),
+    transaction=CheckBackSettings(timeout=0.01, check_interval=0.01, check_max=1),
+)
+"""Asks at once, and parks after the first answer that is none."""
+TOKEN = re.compile(r'name="token" value="([0-9a-f]+)"')
+
+
+class ConsoleProcess:
+    """A console on a free port."""
+
+    def __init__(self, names, *options):
+        command = [sys.executable, "-m", "txmq", "console", "--listen", "127.0.0.1:0"]
+        self.process = subprocess.Popen(
+            [*command, "--names", names, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        watch = threading.Timer(START_SECONDS, self.process.kill)
+        watch.start()
+        self.ready = self.process.stdout.readline()
+        watch.cancel()
+        assert self.ready.startswith("ready"), self.process.stderr.read()
+        self.url = re.search(r"http://127\S+", self.ready)[0]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *ending):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=STOP_SECONDS)
+
+    def stop(self):
+        """SIGTERM: answers what it has begun, and exits 0. Returns what it wrote to stderr."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(STOP_SECONDS)
+        said = self.process.stderr.read()
+        assert code == 0, said
+        return said
+
+
+class Visitor:
+    """A browser without scripts: it keeps cookies, and sends the tokens of its pages back."""
+
+    def __init__(self, url):
+        self.url = url
+        self._client = httpx.Client(base_url=url, follow_redirects=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *ending):
+        self._client.close()
+
+    def get(self, path, **more):
+        return self._client.get(path, **more)
+
+    def post(self, path, page=None, **fields):
+        """Fill in a form of a page, by default of the page at the same address."""
+        found = TOKEN.search(self.get(page or path).text)
+        data = ({"token": found[1]} if found else {}) | fields
+        return self._client.post(path, data=data, headers={"origin": self.url})
+
+    def log_in(self, access_key, secret_key, to="/"):
+        return self.post(f"/login?next={to}", access_key=access_key, secret_key=secret_key)
+
+
+def text_of(response):
+    """What a reader sees of a page, more or less."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", response.text)).split())
+
+
+def run_apart(work):
+    """Run a coroutine in a thread of its own: an open browser has a running loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
+def asked(names, question):
+    async def ask():
+        async with Session(names) as session:
+            return await question(Admin(session), session)
+
+    return run_apart(ask())
+
+
+class Undecided:
+    """The listener of a bank that never knows what became of a transfer."""
+
+    def execute_local_transaction(self, _message, _argument):
+        return LocalTransactionState.UNKNOWN
+
+    def check_local_transaction(self, _message):
+        return LocalTransactionState.UNKNOWN
+
+
+def park(names, *keys, group="icbc", topic="Transfers", body=b'{"amount": 6000}'):
+    """Transactions that the broker has parked; their ids by key."""
+
+    async def main():
+        bank = TransactionProducer(group, names, Undecided())
+        async with Session(names) as session, bank:
+            admin = Admin(session)
+            await admin.create_topic(topic, queues=1)
+            for key in keys:
+                await bank.send_in_transaction(Message(topic=topic, body=body, keys=(key,)), None)
+            async with asyncio.timeout(20):
+                while True:
+                    found = await admin.transactions(state="parked", group=group)
+                    if len(found) >= len(keys):
+                        return {transaction.keys[0]: transaction.id for transaction in found}
+                    await asyncio.sleep(0.01)
+
+    return run_apart(main())
+
+
+def bury(names, *ids, group="g", reason="no such account", body=b"pay"):
+    """Put dead letters where a broker would."""
+
+    async def put(admin, session):
+        dead, retry = f"%DLQ%{group}", f"%RETRY%{group}"
+        await admin.create_group(group)
+        await admin.create_topic(dead, queues=1)
+        await admin.create_topic(retry, queues=1)
+        (address,) = (await session.route(dead)).addresses.popitem()[1].values()
+        for message_id in ids:
+            named = {"UNIQ_KEY": message_id, "KEYS": f"k-{message_id}", "RETRY_TOPIC": "Transfers"}
+            named |= {"ORIGIN_MESSAGE_ID": "0A" * 16, "DLQ_REASON": reason}
+            header = SendMessageV2(
+                producer_group=group,
+                topic=dead,
+                default_topic="TBW102",
+                default_topic_queue_nums=1,
+                queue_id=0,
+                sys_flag=0,
+                born_timestamp=1,
+                flag=0,
+                properties=render(named),
+                reconsume_times=17,
+            )
+            await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=body)
+
+    asked(names, put)
+
+
+def consume(names, group, topic, bodies):
+    """A group that has consumed all but the last of some messages of a topic."""
+
+    async def run(admin, _session):
+        route = await admin.create_topic(topic, queues=1)
+        (queue,) = route.writable
+        messages = [Message(topic=topic, body=body, keys=("k-1",)) for body in bodies]
+        receipts = [await admin.send(message) for message in messages]
+        await admin.create_group(group)
+        await admin.commit_offset(group, queue, len(bodies) - 1)
+        return receipts
+
+    return asked(names, run)

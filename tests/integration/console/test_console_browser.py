@@ -1,0 +1,140 @@
+"""The pages of a console in Chromium: what is seen, and that nothing complains."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser import CONTRAST_MIN, TEXTS
+from tests.console_stage import HOSTILE, PARKING, ConsoleProcess, bury, consume, park
+from txmq_broker.testing import BrokerThread
+
+WIDTHS = (1_440, 390)
+SCHEMES = ("light", "dark")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def stage():
+    """A console with something on every page, and the address of each page."""
+    with BrokerThread(PARKING) as broker:
+        ids = park(broker.names, "t-1", "t-2", group="icbc", topic="Transfers")
+        (hostile,) = park(broker.names, HOSTILE, group="hostile", topic="Hostile").values()
+        bury(broker.names, "A1", "A2", group="billing", reason=f"no such account {HOSTILE}")
+        (*_, receipt) = consume(broker.names, "dunning", "Bills", [b'{"bill": 1}', b"2", b"3"])
+        with ConsoleProcess(broker.names) as console:
+            pages = [
+                "/",
+                "/transactions",
+                f"/transaction?id={ids['t-1']}",
+                f"/transaction?id={hostile}",
+                f"/transaction/decision?id={ids['t-1']}&decision=commit",
+                "/groups",
+                "/group?name=dunning",
+                "/group/reset?name=dunning&topic=Bills&to=earliest",
+                "/topics",
+                "/topic?name=Bills",
+                "/messages?topic=Bills&wanted=k-1",
+                f"/message?place={receipt.offset_id}",
+                "/dead-letters",
+                "/dead-letters/group?group=billing",
+                "/dead-letter?group=billing&id=A1",
+                "/login",
+            ]
+            yield console.url, pages, ids
+
+
+@contextlib.contextmanager
+def opened(browser, width=1_440, height=900, **options):
+    """A page that must not complain."""
+    said = []
+    context = browser.new_context(viewport={"width": width, "height": height}, **options)
+    try:
+        shown = context.new_page()
+        shown.on("pageerror", lambda error: said.append(str(error)))
+        shown.on("console", lambda message: said.append(message.text))
+        yield shown
+    finally:
+        context.close()
+    assert said == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_page_fits_and_can_be_read(browser, stage, width, scheme):
+    url, pages, _ = stage
+    with opened(browser, width, color_scheme=scheme) as shown:
+        for path in pages:
+            shown.goto(url + path)
+            expect(shown.get_by_role("heading", level=1)).to_have_count(1)
+            assert shown.evaluate("document.documentElement.scrollWidth") <= width, path
+            assert shown.title() != "owned", path
+            found = shown.evaluate(TEXTS)
+            assert [row for row in found if row[0] < CONTRAST_MIN] == [], path
+            named = shown.evaluate(
+                """() => [...document.querySelectorAll("input, select, textarea")]
+                .filter(field => field.type != "hidden")
+                .filter(field => !field.labels.length).map(field => field.outerHTML)"""
+            )
+            assert named == [], path
+            if folder := os.environ.get("TXMQ_SCREENSHOTS"):
+                name = f"console-{pages.index(path):02}-{width}-{scheme}.png"
+                shown.screenshot(path=Path(folder) / name, full_page=True)
+
+
+def test_a_transaction_is_decided_by_keyboard_alone(browser, stage):
+    url, _, ids = stage
+    with opened(browser) as shown:
+        shown.goto(f"{url}/transaction?id={ids['t-2']}")
+        shown.keyboard.press("Tab")
+        expect(shown.get_by_role("link", name="Skip to the content")).to_be_focused()
+
+        shown.get_by_role("link", name="Commit…").focus()
+        shown.keyboard.press("Enter")
+        shown.get_by_label("Reason").focus()
+        shown.keyboard.type("in the books")
+        shown.keyboard.press("Tab")
+        shown.keyboard.type("t-2")
+        shown.keyboard.press("Enter")
+
+        expect(shown.get_by_role("status").filter(has_text="committed")).to_contain_text(ids["t-2"])
+        expect(shown.locator("#live")).not_to_contain_text(ids["t-2"])
+
+
+def test_a_list_refreshes_itself_and_keeps_the_focus(browser, stage):
+    url, *_ = stage
+    with opened(browser) as shown, opened(browser) as other:
+        shown.goto(f"{url}/topics?search=Fresh")
+        expect(shown.locator("#live")).to_contain_text("No topic has a name with this text")
+        shown.locator("#all").focus()
+        other.goto(f"{url}/topics")
+        other.get_by_label("Name").fill("Fresh-1")
+        other.get_by_role("button", name="Create").click()
+        expect(other.get_by_role("status").first).to_contain_text("topic Fresh-1 has 8 queues")
+
+        expect(shown.locator("#live")).to_contain_text("Fresh-1")
+        shown.locator("#row-1").focus()
+        other.goto(f"{url}/topics")
+        other.get_by_label("Name").fill("Fresh-2")
+        other.get_by_role("button", name="Create").click()
+        expect(shown.locator("#live")).to_contain_text("Fresh-2")
+        expect(shown.locator("#row-1")).to_be_focused()
+
+
+def test_a_console_that_goes_away_is_missed_in_words(browser, stage):
+    url, *_ = stage
+    context = browser.new_context()
+    try:
+        shown = context.new_page()
+        shown.goto(f"{url}/topics")
+        expect(shown.locator("#offline")).to_be_hidden()
+        context.set_offline(True)
+        expect(shown.locator("#offline")).to_be_visible()
+        expect(shown.locator("#live")).to_contain_text("Bills")
+        context.set_offline(False)
+        expect(shown.locator("#offline")).to_be_hidden()
+    finally:
+        context.close()

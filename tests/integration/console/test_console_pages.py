@@ -1,0 +1,295 @@
+"""A console as operators use it: a process of its own, a real broker, and real sockets."""
+
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from tests.console_stage import (
+    HOSTILE,
+    PARKING,
+    ConsoleProcess,
+    Visitor,
+    asked,
+    bury,
+    consume,
+    park,
+    text_of,
+)
+from tests.serving import BrokerProcess, environment
+from txmq.console.app import PAGES
+from txmq.message import Message, Queue
+from txmq_broker.testing import BrokerThread
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with BrokerThread(PARKING) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def console(broker):
+    with ConsoleProcess(broker.names) as running:
+        yield running
+
+
+@pytest.fixture
+def visitor(console):
+    with Visitor(console.url) as found:
+        yield found
+
+
+def test_it_says_where_it_is_and_stops_when_it_is_told(broker):
+    with ConsoleProcess(broker.names) as console:
+        assert re.fullmatch(
+            rf"ready console http://localhost:\d+ {console.url} names {broker.names}\n",
+            console.ready,
+        )
+        with Visitor(console.url) as visitor:
+            assert "Nothing needs attention" in text_of(visitor.get("/"))
+            assert console.stop() == ""
+
+
+def test_a_parked_transaction_is_committed_by_hand(broker, visitor):
+    ids = park(broker.names, "t-1", "t-2", group="icbc", topic="Moved")
+    listed = visitor.get("/transactions?state=parked&group=icbc")
+    assert all(text in text_of(listed) for text in (*ids.values(), "t-1", "icbc", "Moved"))
+    assert "2 transactions are parked" in text_of(visitor.get("/"))
+
+    shown = text_of(visitor.get(f"/transaction?id={ids['t-1']}"))
+    assert "asked the producers once; none had a decision" in shown
+    assert "a person must decide" in shown
+    assert '"amount": 6000' in shown
+
+    to = f"/transaction/decision?id={ids['t-1']}&broker=broker-a&decision=commit"
+    wrong = visitor.post(to, reason="in the books", repeated="t-2")
+    assert wrong.status_code == 400
+    assert "the key is not the same" in text_of(wrong)
+    assert 'value="in the books"' in wrong.text  # It need not be typed again.
+    without = visitor.post(to, reason="  ", repeated="t-1")
+    assert "the reason is missing" in text_of(without)
+
+    done = text_of(visitor.post(to, reason="in the books", repeated="t-1"))
+    assert f"transaction {ids['t-1']} is committed at broker-a by " in done
+    back = to.replace(ids["t-1"], ids["t-2"]).replace("commit", "rollback")
+    done = text_of(visitor.post(back, reason="never paid", repeated="t-2"))
+    assert f"transaction {ids['t-2']} is rolled back" in done
+
+    async def pull(admin, _session):
+        return (await admin.pull(Queue("Moved", "broker-a", 0), 0)).messages
+
+    assert [message.keys for message in asked(broker.names, pull)] == [("t-1",)]
+    gone = visitor.get(f"/transaction?id={ids['t-1']}")
+    assert (gone.status_code, "is decided, or never was" in text_of(gone)) == (404, True)
+    assert visitor.post(to, "/topics", reason="x", repeated="t-1").status_code == 404
+
+
+def test_a_parked_transaction_is_checked_again(broker, visitor):
+    (name,) = park(broker.names, "t-9", group="checked", topic="Checked").values()
+    page = f"/transaction?id={name}"
+    done = visitor.post(f"/transaction/recheck?id={name}&broker=broker-a", page)
+
+    assert f"broker-a asks the producers of {name} now" in text_of(done)
+    assert name in text_of(done)
+    gone = visitor.post("/transaction/recheck?id=no-such&broker=broker-a", page)
+    assert (gone.status_code, "no transaction no-such is open" in text_of(gone)) == (404, True)
+
+
+def test_a_topic_is_made_and_tried_and_its_message_is_found(visitor):
+    made = visitor.post("/topics", name="Orders", queues="2")
+    assert "topic Orders has 2 queues at each of broker-a" in text_of(made)
+    again = visitor.post("/topics", name="Orders", queues="4")
+    assert "topic 'Orders' exists already" in text_of(again)
+    assert visitor.post("/topics", name="a/b", queues="1").status_code == 400
+    assert visitor.post("/topics", name="Wide", queues="99999999999").status_code == 400
+
+    sent = visitor.post("/topic?name=Orders", body='{"order": 17}', key="o-17", tag="new")
+    name = re.search(r"sent as (\w+)", text_of(sent))[1]
+    for by, wanted in (("key", "o-17"), ("id", name)):
+        found = visitor.get(f"/messages?topic=Orders&by={by}&wanted={wanted}")
+        place = re.search(r"/message\?place=(\w+)", found.text)[1]
+    shown = visitor.get(f"/message?place={place}")
+    assert '"order": 17' in text_of(shown)
+    assert "No client left a trace" in text_of(shown)
+    assert "7b 22 6f" in text_of(visitor.get(f"/message?place={place}&as=hex"))
+    assert visitor.post("/topic?name=Nothing", "/topics", body="x").status_code == 404
+    assert "Orders" in text_of(visitor.get("/topics?search=rder"))
+    assert "No topic has a name" in text_of(visitor.get("/topics?search=nothing-like-it"))
+
+
+def test_a_group_is_moved_after_a_preview(broker, visitor):
+    consume(broker.names, "billing", "Bills", [b"1", b"2", b"3"])
+    assert "billing 1" in text_of(visitor.get("/groups?search=bill"))
+    assert "No consumer of this group is connected" in text_of(visitor.get("/group?name=billing"))
+
+    to = "/group/reset?name=billing&topic=Bills&to=earliest"
+    preview = visitor.get(to)
+    assert "2 messages delivered again" in text_of(preview)
+    moment = re.search(r'name="moment" value="(-?\d+)"', preview.text)[1]
+    wrong = visitor.post(to, moment=moment, repeated="bills")
+    assert "the name of the group is not the same" in text_of(wrong)
+    done = visitor.post(to, moment=moment, repeated="billing")
+    assert "group billing is moved to earliest in 1 queue of Bills" in text_of(done)
+
+    async def committed(admin, _session):
+        return await admin.committed_offset("billing", Queue("Bills", "broker-a", 0))
+
+    assert asked(broker.names, committed) == 0
+    assert visitor.get(to.replace("earliest", "yesterday")).status_code == 400
+
+
+def test_dead_letters_are_resent_one_and_all(broker, visitor):
+    bury(broker.names, "A1", "A2", "A3", group="dunning", reason="no such account")
+    assert "dunning 3" in text_of(visitor.get("/dead-letters"))
+    listed = visitor.get("/dead-letters/group?group=dunning")
+    assert text_of(listed).count("no such account") == 3
+    place = re.search(r"/dead-letter\?group=dunning&amp;id=(\w+)", listed.text)[1]
+
+    one = f"/dead-letter?group=dunning&id={place}"
+    assert "the reason is missing" in text_of(visitor.post(one, reason=""))
+    assert "A1 is resent to dunning" in text_of(visitor.post(one, reason="it is open again"))
+    assert "it was resent before" in text_of(visitor.post(one, reason="once more"))
+    assert "A1 is resent" in text_of(visitor.post(one, reason="once more", again="yes"))
+
+    every = "/dead-letters/group?group=dunning"
+    assert "is not the same" in text_of(visitor.post(every, reason="fixed", repeated="dun"))
+    done = text_of(visitor.post(every, reason="fixed", repeated="dunning"))
+    assert "dead letters of dunning: 1 resent before, 2 resent" in done
+    assert "3 resent before" in text_of(visitor.post(every, reason="fixed", repeated="dunning"))
+
+
+def test_hostile_texts_are_shown_and_do_nothing(broker, visitor):
+    ids = park(broker.names, HOSTILE, group="hostile", topic="Hostile", body=HOSTILE.encode())
+    bury(broker.names, "H1", group="hostile", reason=HOSTILE, body=HOSTILE.encode())
+
+    async def send(admin, _session):
+        texts = {"topic": "Hostile", "body": HOSTILE.encode(), "tags": "t", "keys": ("h-1",)}
+        return await admin.send(Message(**texts, properties={HOSTILE: HOSTILE}))
+
+    receipt = asked(broker.names, send)
+    (name,) = ids.values()
+    pages = [
+        "/transactions?group=hostile",
+        f"/transaction?id={name}",
+        f"/transaction/decision?id={name}&decision=commit",
+        f"/message?place={receipt.offset_id}",
+        "/messages?topic=Hostile&wanted=h-1",
+        "/dead-letters/group?group=hostile",
+        "/dead-letter?group=hostile&id=H1",
+    ]
+    with httpx.Client(base_url=visitor.url) as client:
+        client.get("/")
+        fields = (
+            "name",
+            "group",
+            "id",
+            "topic",
+            "wanted",
+            "search",
+            "state",
+            "to",
+            "broker",
+            "place",
+        )
+        for path in (*pages, *(page.path for page in PAGES)):
+            more = {} if path in pages else dict.fromkeys(fields, HOSTILE)
+            for answer in (
+                client.get(path, params=more or None),
+                client.get(path, params=more or None, headers={"x-shown": "0"}),
+            ):
+                assert answer.status_code < 500, (path, answer.text)
+                assert "<script>document" not in answer.text, path
+                assert "\x1b" not in answer.text, path
+                assert "\u202e" not in answer.text, path
+            if path in pages[1:4] + pages[5:]:
+                assert "&lt;script&gt;" in client.get(path).text, path
+
+
+def test_a_key_of_thirty_thousand_signs_does_not_widen_a_list(broker, visitor):
+    key = "k" * 30_000
+    ids = park(broker.names, key, group="wide", topic="Wide")
+
+    listed = visitor.get("/transactions?group=wide")
+    assert len(listed.content) < 10_000
+    to = f"/transaction/decision?id={ids[key]}&broker=broker-a&decision=rollback"
+    assert f"Type the id {ids[key]} to confirm" in text_of(visitor.get(to))
+
+
+def test_a_page_refreshes_only_what_has_changed(visitor):
+    visitor.post("/topics", name="Quiet", queues="1")
+    page = visitor.get("/topic?name=Quiet")
+    mark = re.search(r'"x-shown": "([0-9a-f]+)"', page.text)[1]
+
+    same = visitor.get("/topic?name=Quiet", headers={"x-shown": mark})
+    assert (same.status_code, same.content) == (204, b"")
+    visitor.post("/topic?name=Quiet", body="x")
+    other = visitor.get("/topic?name=Quiet", headers={"x-shown": mark})
+    assert other.text.lstrip().startswith('<section id="live"')
+    assert "1 message" in text_of(other)
+
+
+def test_it_survives_a_broker_that_goes_away(tmp_path):
+    broker = BrokerProcess(tmp_path)
+    broker.start()
+    with contextlib.closing(broker), ConsoleProcess(broker.names) as console:
+        with Visitor(console.url) as visitor, Visitor(console.url) as late:
+            mark = re.search(r'"x-shown": "(\S+)"', visitor.get("/topics").text)[1]
+            broker.kill()
+
+            away = visitor.get("/topics", headers={"x-shown": mark})
+            assert (away.status_code, "no server listens" in text_of(away)) == (200, True)
+            shown = re.search(r'"x-shown": "(away-\S+)"', away.text)[1]
+            assert visitor.get("/topics", headers={"x-shown": shown}).status_code == 204
+            first = late.get("/")
+            assert (first.status_code, "tries again by itself" in text_of(first)) == (503, True)
+            seen = re.search(r'"x-shown": "(problem-\S+)"', first.text)[1]
+            assert late.get("/", headers={"x-shown": seen}).headers.get("hx-refresh") is None
+
+            broker.start()
+            back = visitor.get("/topics", headers={"x-shown": shown})
+            assert "No topic exists yet" in text_of(back)
+            assert late.get("/", headers={"x-shown": seen}).headers["hx-refresh"] == "true"
+            assert "Nothing needs attention" in text_of(late.get("/"))
+        broker.stop()
+
+
+def test_a_stop_ends_connections_that_ask_nothing(broker):
+    with ConsoleProcess(broker.names) as console:
+        host, port = console.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as idle:
+            idle.sendall(b"GET / HTTP/1.1\r\n")
+            console.stop()
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "why"),
+    [
+        (
+            {"TXMQ_ACCESS_KEY": "operator", "TXMQ_SECRET_KEY": "operator-secret"},
+            [],
+            "log in with accounts of their own",
+        ),
+        ({}, ["--listen", "0.0.0.0:0"], "--origin https://"),
+        ({}, ["--listen", "0.0.0.0:0", "--origin", "http://a.example"], "without TLS"),
+        ({}, ["--listen", "nothing"], "write host:port"),
+        ({}, ["--listen", "192.0.2.1:8080", "--origin", "https://a.example"], "cannot listen on"),
+        ({}, ["--names", "nothing"], "is not an address"),
+    ],
+)
+def test_what_cannot_be_safe_or_cannot_work_does_not_start(variables, options, why):
+    found = subprocess.run(
+        [sys.executable, "-m", "txmq", "console", "--listen", "127.0.0.1:0", *options],
+        capture_output=True, text=True, timeout=30, check=False, env=environment() | variables,
+    )  # fmt: skip
+
+    assert found.returncode in {1, 2}
+    assert why in found.stderr
+    assert found.stderr.count("\n") == 1
+    assert found.stdout == ""

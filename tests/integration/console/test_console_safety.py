@@ -1,0 +1,424 @@
+"""Who may see and change something in a console, with a broker that has accounts or none."""
+
+import asyncio
+import re
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.console_stage import TOKEN, text_of
+from txmq.client import Admin, Session
+from txmq.console.app import CHANGES, PAGES, console_app
+from txmq.console.attempts import FAILURES_MAX
+from txmq.console.request_checks import HEADERS
+from txmq.console.sessions import SESSION_S
+from txmq.console.settings import ConsoleSettings
+from txmq.limits import CONSOLE_FORM_BYTES_MAX
+from txmq.protocol.signature import Credentials
+from txmq.runtime.clock import SystemClock
+from txmq_broker.config import BrokerSettings, StoreSettings
+from txmq_broker.testing import embedded
+
+ORIGIN = "http://localhost:8080"
+SECRET = "operator-secret"
+ACCOUNTS = """
+globalWhiteRemoteAddresses: []
+accounts:
+- {accessKey: operator, secretKey: operator-secret, admin: true}
+- {accessKey: the-shop, secretKey: the-shop-secret, topicPerms: [Orders=PUB]}
+"""
+TRUSTING = f"""{ACCOUNTS}
+- accessKey: trusted
+  secretKey: trusted-secret
+  whiteRemoteAddress: 127.0.0.1
+"""
+FORMS = [change.path for change in CHANGES]
+FIELDS = "name=Orders&topic=Orders&to=latest&id=x&broker=broker-a&group=g&decision=commit"
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_developer(monkeypatch):
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("TXMQ_"):
+            monkeypatch.delenv(name)
+
+
+class MovedClock(SystemClock):
+    """The machine's clock, moved by a test."""
+
+    moved_s = 0.0
+
+    def monotonic(self):
+        return SystemClock.monotonic() + self.moved_s
+
+
+@asynccontextmanager
+async def visitor(names, clock=None, **settings):
+    given = {"origins": frozenset({ORIGIN}), "needs_login": False} | settings
+    app = console_app(ConsoleSettings(names=names, **given), clock)
+    transport = httpx.ASGITransport(app)
+    async with (
+        app._app.router.lifespan_context(app._app),
+        httpx.AsyncClient(
+            transport=transport, base_url=ORIGIN, headers={"origin": ORIGIN}
+        ) as client,
+    ):
+        yield client
+
+
+@asynccontextmanager
+async def stage(tmp_path=None, accounts="", clock=None, **settings):
+    """A visitor of a console, and the names of its cluster."""
+    acl = ""
+    if accounts:
+        file = tmp_path / "plain_acl.yml"
+        file.write_text(accounts)
+        file.chmod(0o600)
+        acl = str(file)
+    wanted = BrokerSettings(acl=acl, store=StoreSettings(flush="async"))
+    async with (
+        embedded(wanted) as broker,
+        visitor(broker.names, clock, **settings) as client,
+    ):
+        client.names, client.data = broker.names, Path(broker.settings.data)
+        yield client
+
+
+async def log_in(client, access_key="operator", secret_key=SECRET, to="/"):
+    page = await client.get("/login")
+    fields = {
+        "access_key": access_key,
+        "secret_key": secret_key,
+        "token": TOKEN.search(page.text)[1],
+    }
+    return await client.post(f"/login?next={to}", data=fields)
+
+
+async def topics(client, credentials=None):
+    async with Session(client.names, credentials=credentials) as session:
+        return [name for name in await Admin(session).topics() if name == "Orders"]
+
+
+# Without accounts
+
+
+def test_a_form_needs_the_token_of_its_visitor():
+    async def main():
+        async with stage() as client:
+            page = await client.get("/topics")
+            token = TOKEN.search(page.text)[1]
+            fields = {"name": "Orders", "queues": "1"}
+            for wrong in ({}, {"token": ""}, {"token": token[:-1]}, {"token": "0" * 64}):
+                refused = await client.post("/topics", data=fields | wrong)
+                assert refused.status_code == 403
+                assert "out of date" in text_of(refused)
+            assert await topics(client) == []
+
+            made = await client.post("/topics", data=fields | {"token": token})
+            assert (made.status_code, made.headers["location"]) == (303, "/topic?name=Orders")
+            assert await topics(client) == ["Orders"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_no_form_works_without_a_token_or_from_elsewhere(path):
+    async def main():
+        async with stage() as client:
+            await client.get("/")
+            address = f"{path}?{FIELDS}"
+            without = await client.post(address, data={"reason": "x"})
+            stranger = await client.post(address, headers={"origin": "http://evil.example"})
+            elsewhere = await client.post(address, headers={"host": "evil.example"})
+
+            codes = [answer.status_code for answer in (without, stranger, elsewhere)]
+            assert codes == [403, 403, 421]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_a_read_only_console_changes_nothing(path):
+    async def main():
+        async with stage(is_read_only=True) as client:
+            token = (await visited(client)).token
+            refused = await client.post(f"{path}?{FIELDS}", data={"token": token, "reason": "x"})
+
+            assert refused.status_code == 403
+            assert "this console is read-only; nothing was changed" in text_of(refused)
+
+    asyncio.run(main())
+
+
+async def visited(client):
+    """The session of a visitor, from inside the console."""
+    await client.get("/")
+    (console,) = {
+        cell.cell_contents
+        for route in client._transport.app._app.routes
+        if getattr(route, "path", "") == "/"
+        for cell in route.endpoint.__closure__
+        if hasattr(cell.cell_contents, "_sessions")
+    }
+    (session,) = console._sessions._by_id.values()
+    return session
+
+
+def test_a_read_only_console_has_no_form_but_searches():
+    async def main():
+        async with stage(is_read_only=True) as client:
+            for page in PAGES:
+                shown = await client.get(f"{page.path}?{FIELDS}")
+                assert 'method="post"' not in shown.text, page.path
+
+    asyncio.run(main())
+
+
+def test_the_routes_that_take_forms_are_those_of_the_table():
+    async def main():
+        async with stage() as client:
+            routes = client._transport.app._app.routes
+            found = {route.path for route in routes if "POST" in getattr(route, "methods", ())}
+            assert found == {*FORMS, "/login", "/logout"}
+
+    asyncio.run(main())
+
+
+def test_every_answer_has_the_headers_of_safety():
+    async def main():
+        async with stage() as client:
+            paths = ["/", "/nothing", "/login", "/static/console.css", "/static/nothing"]
+            for path in [*paths, *(page.path for page in PAGES)]:
+                answer = await client.get(path)
+                for name, value in HEADERS.items():
+                    assert answer.headers[name] == value, path
+            refused = await client.get("/", headers={"host": "evil.example"})
+            assert refused.headers["content-security-policy"].startswith("default-src 'none'")
+
+    asyncio.run(main())
+
+
+def test_no_page_has_a_script_or_a_style_of_its_own():
+    async def main():
+        async with stage() as client:
+            for page in PAGES:
+                text = (await client.get(f"{page.path}?{FIELDS}")).text
+                assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", text), page.path
+                assert re.findall(r"<script(?! src=\"/static/)", text) == [], page.path
+
+    asyncio.run(main())
+
+
+def test_a_form_that_is_too_large_or_none_is_refused():
+    async def main():
+        async with stage() as client:
+            token = (await visited(client)).token
+            large = {"token": token, "name": "x" * CONSOLE_FORM_BYTES_MAX}
+            assert (await client.post("/topics", data=large)).status_code == 413
+            assert (await client.post("/topics", json={"token": token})).status_code == 400
+            many = {f"f{at}": "x" for at in range(100)} | {"token": token}
+            assert (await client.post("/topics", data=many)).status_code == 400
+
+    asyncio.run(main())
+
+
+def test_a_cookie_is_for_this_site_alone_and_for_no_script():
+    async def main():
+        async with stage() as client:
+            cookie = (await client.get("/")).headers["set-cookie"]
+            assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+        async with stage(origins=frozenset({"https://ops.example.com"})) as client:
+            answer = await client.get("https://ops.example.com/")
+            cookie = answer.headers["set-cookie"]
+            assert cookie.startswith("__Host-txmq_console=")
+            assert "Secure" in cookie.split("; ")
+
+    asyncio.run(main())
+
+
+def test_a_console_that_others_reach_shows_nothing_without_accounts():
+    async def main():
+        async with stage(needs_login=True) as client:
+            for page in PAGES:
+                answer = await client.get(page.path)
+                assert answer.headers["location"].startswith("/login?next=%2F")
+            refused = await log_in(client)
+            assert refused.status_code == 400
+            assert "accepts any secret" in text_of(refused)
+            assert "txmq_console" not in client.cookies
+
+    asyncio.run(main())
+
+
+def test_a_place_of_another_server_is_not_asked():
+    async def main():
+        async with stage() as client:
+            asked = []
+            other = await asyncio.start_server(lambda *_: asked.append(1), "127.0.0.1", 0)
+            port = other.sockets[0].getsockname()[1]
+            place = f"7F000001{port:08X}{0:016X}"
+            for path in (f"/message?place={place}", f"/messages?by=place&wanted={place}"):
+                answer = await client.get(path)
+                assert answer.status_code == 400
+                assert "is not a broker of this cluster" in text_of(answer)
+            other.close()
+            assert asked == []
+
+    asyncio.run(main())
+
+
+# With accounts
+
+
+def test_nothing_is_shown_before_a_log_in(tmp_path):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            for page in PAGES:
+                answer = await client.get(f"{page.path}?a=b")
+                assert answer.status_code == 303, page.path
+                assert answer.headers["location"].startswith("/login?next=%2F")
+            for path in FORMS:
+                answer = await client.post(path, data={"token": "0" * 64})
+                assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+
+    asyncio.run(main())
+
+
+def test_an_account_logs_in_and_goes_where_it_wanted(tmp_path):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            done = await log_in(client, to="/topics?search=a")
+            assert done.headers["location"] == "/topics?search=a"
+            page = await client.get("/topics")
+            assert "operator" in text_of(page)
+            assert SECRET not in page.text
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "to", ["//evil.example", "https://evil.example", "/\\evil.example", "x", ""]
+)
+def test_a_log_in_never_leads_elsewhere(tmp_path, to):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            assert (await log_in(client, to=to)).headers["location"] == "/"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("access_key", "secret_key"),
+    [("operator", "operator-wrong"), ("nobody", SECRET), ("operator", "x"), ("the-shop", SECRET)],
+)
+def test_a_wrong_key_logs_nobody_in_and_is_not_told_apart(tmp_path, access_key, secret_key):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            refused = await log_in(client, access_key, secret_key)
+            assert "do not belong together" in text_of(refused)
+            assert secret_key not in refused.text or secret_key == "x"
+            assert (await client.get("/")).status_code == 303
+
+    asyncio.run(main())
+
+
+def test_a_secret_that_the_broker_does_not_check_is_refused(tmp_path):
+    """The broker trusts the console's address: whoever knows the name would be let in."""
+
+    async def main():
+        async with stage(tmp_path, TRUSTING) as client:
+            refused = await log_in(client, "trusted", "a-guessed-secret")
+            assert refused.status_code == 400
+            assert "accepts any secret" in text_of(refused)
+            assert (await log_in(client)).status_code == 303
+
+    asyncio.run(main())
+
+
+def test_after_too_many_failures_an_address_waits(tmp_path):
+    async def main():
+        clock = MovedClock()
+        async with stage(tmp_path, ACCOUNTS, clock) as client:
+            for _ in range(FAILURES_MAX):
+                assert (await log_in(client, secret_key="wrong-secret")).status_code in {400, 403}
+            assert (await log_in(client)).status_code == 429
+            clock.moved_s = 61
+            assert (await log_in(client)).status_code == 303
+
+    asyncio.run(main())
+
+
+def test_a_log_in_needs_the_token_of_its_page(tmp_path):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            fields = {"access_key": "operator", "secret_key": SECRET, "token": "0" * 64}
+            assert (await client.post("/login", data=fields)).status_code == 403
+            await client.get("/login")
+            assert (await client.post("/login", data=fields)).status_code == 403
+
+    asyncio.run(main())
+
+
+def test_a_session_ends_and_its_page_asks_for_a_log_in(tmp_path):
+    async def main():
+        clock = MovedClock()
+        async with stage(tmp_path, ACCOUNTS, clock) as client:
+            await log_in(client)
+            assert (await client.get("/")).status_code == 200
+            clock.moved_s = SESSION_S
+            poll = await client.get("/", headers={"x-shown": "0"})
+            assert (poll.status_code, poll.headers["hx-refresh"]) == (204, "true")
+            assert (await client.get("/")).headers["location"] == "/login?next=%2F"
+
+    asyncio.run(main())
+
+
+def test_a_log_out_needs_the_token_and_ends_the_session(tmp_path):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            await log_in(client)
+            token = TOKEN.search((await client.get("/")).text)[1]
+            cookies = dict(client.cookies)
+            assert (await client.post("/logout", data={"token": "x"})).status_code == 403
+            assert (await client.get("/")).status_code == 200
+            await client.post("/logout", data={"token": token})
+            client.cookies.update(cookies)
+            assert (await client.get("/")).status_code == 303
+
+    asyncio.run(main())
+
+
+def test_an_account_without_rights_sees_why_and_changes_nothing(tmp_path):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            await log_in(client, "the-shop", "the-shop-secret")
+            overview = await client.get("/")
+            assert "account the-shop needs an administrator" in text_of(overview)
+            token = TOKEN.search(overview.text)[1]
+            for path in FORMS:
+                fields = {"token": token, "reason": "x", "name": "Orders", "queues": "1"}
+                fields |= {"repeated": "x", "moment": "0"}
+                answer = await client.post(f"{path}?{FIELDS}", data=fields)
+                assert answer.status_code in {400, 403, 404}, path
+            operator = Credentials(access_key="operator", secret_key=SECRET)
+            assert await topics(client, operator) == []
+
+    asyncio.run(main())
+
+
+def test_the_broker_records_the_person_who_logged_in(tmp_path):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            await log_in(client)
+            token = TOKEN.search((await client.get("/topics")).text)[1]
+            fields = {"token": token, "name": "Orders", "queues": "1"}
+            assert (await client.post("/topics", data=fields)).status_code == 303
+            files = [file for file in (client.data / "audit").rglob("*") if file.is_file()]
+            lines = [line for file in files for line in file.read_text().splitlines()]
+            assert any("operator" in line and "Orders" in line for line in lines), lines
+
+    asyncio.run(main())

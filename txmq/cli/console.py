@@ -1,0 +1,108 @@
+"""``txmq console``: a web console for a cluster."""
+
+import asyncio
+import getpass
+import socket
+from typing import Annotated
+
+import typer
+
+from txmq.background import fast_loop
+from txmq.cli import logs
+from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Cluster, Names, fail
+from txmq.cli.output import flush, say
+from txmq.cli.stop_signals import stop_at_signals
+from txmq.credentials import CREDENTIALS_VARIABLES, load_credentials
+from txmq.errors import ConfigError
+from txmq.extras import named_extra
+from txmq.remoting.pool import split_address
+from txmq.runtime.network import SystemNetwork
+from txmq.tls import load_tls
+
+__all__ = ["console"]
+
+BACKLOG = 100
+
+
+def console(
+    *,
+    listen: Annotated[
+        str, typer.Option(help="The address for browsers, host:port.")
+    ] = "127.0.0.1:8080",
+    origin: Annotated[
+        str | None,
+        typer.Option(help="The address that browsers show, if a proxy is in between."),
+    ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Show everything, and change nothing.")
+    ] = False,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+) -> None:
+    """Serve a web console, until it is stopped.
+
+    Visitors log in with their account of the brokers, and everything that they do is signed with
+    it. If the brokers have no accounts, no log-in is needed, and the console serves only this
+    machine.
+    """
+    logs.configure("text", "warning")
+    try:
+        with named_extra():
+            from txmq.console.server import serve
+            from txmq.console.settings import ConsoleSettings, origins_of
+        host, port = split_address(listen)
+        is_local = SystemNetwork().is_loopback(host)
+        needs_login = not is_local or _has_certificate()
+        with socket.create_server((host, port), backlog=BACKLOG, family=_family(host)) as listening:
+            port = listening.getsockname()[1]
+            settings = ConsoleSettings(
+                names=names,
+                cluster=cluster,
+                origins=origins_of(host, port, origin, is_loopback=is_local),
+                is_read_only=read_only,
+                needs_login=needs_login,
+                operator=_user(),
+            )
+
+            def ready() -> None:
+                shown = " ".join(sorted(settings.origins, reverse=True))
+                say(f"ready console {shown} names {names}")
+                flush()
+
+            async def run() -> None:
+                stopped = asyncio.Event()
+                with stop_at_signals(stopped):
+                    await serve(settings, listening, stopped, ready)
+
+            with asyncio.Runner(loop_factory=fast_loop()) as runner:
+                runner.run(run())
+    except ConfigError as error:
+        fail(str(error), WRONGLY_CALLED)
+    except OSError as error:
+        fail(f"cannot listen on {listen}: {error.strerror}; name another address with --listen")
+
+
+def _has_certificate() -> bool:
+    """Whether the environment has a client certificate, which brokers may take for an account.
+
+    Raises:
+        ConfigError: The environment names an account: every visitor would use it.
+    """
+    if load_credentials() is not None:
+        raise ConfigError(
+            "visitors of a console log in with accounts of their own; start it without "
+            f"{', '.join(CREDENTIALS_VARIABLES)}"
+        )
+    tls = load_tls()
+    return tls is not None and tls.certificate is not None
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # In a container, a user may have a number and no name.
+        return "unknown"
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

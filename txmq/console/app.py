@@ -1,0 +1,379 @@
+"""Composes the console: finds a visitor's session, runs a page or a change, renders the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from txmq.cli.common import in_doubt, sentence_of
+from txmq.console.attempts import LoginAttempts
+from txmq.console.forms import read_form, required
+from txmq.console.links import ClusterLinks
+from txmq.console.markup import PageMarkup, Rendered
+from txmq.console.pages import dead_letters, groups, messages, overview, topics, transactions
+from txmq.console.request_checks import RequestChecks
+from txmq.console.sessions import SESSION_S, SessionTable, VisitorSession
+from txmq.console.settings import ConsoleSettings
+from txmq.console.visits import ChangeForm, ChangeRoute, PageContent, PageFunction, PageRoute, Visit
+from txmq.errors import (
+    BrokerRefused,
+    ConfigError,
+    GroupNotFound,
+    LimitExceeded,
+    LocalProtocolError,
+    NoPermission,
+    NotFound,
+    TopicNotFound,
+    TransportError,
+    TxmqError,
+    UsageError,
+)
+from txmq.protocol.signature import Credentials
+from txmq.runtime.clock import Clock, SystemClock
+from txmq.runtime.entropy import Entropy, SystemEntropy
+
+__all__ = ["CHANGES", "PAGES", "console_app"]
+
+log = logging.getLogger(__name__)
+
+PAGE_S: Final = 10.0
+"""How long a page may wait for brokers; one request waits for three seconds."""
+LOGIN_COOKIE_S: Final = 600
+
+_STATIC: Final = Path(__file__).parent / "static"
+_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters)
+PAGES: Final[tuple[PageRoute, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
+CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
+    change for module in _MODULES for change in getattr(module, "CHANGES", ())
+)
+
+_STATUS: Final[tuple[tuple[type[TxmqError], int], ...]] = (
+    (TransportError, 503),
+    (NoPermission, 403),
+    (NotFound, 404),
+    (TopicNotFound, 404),
+    (GroupNotFound, 404),
+    (LimitExceeded, 413),
+    (UsageError, 400),
+    (ConfigError, 400),
+    (LocalProtocolError, 400),
+    (BrokerRefused, 409),
+)
+
+
+def console_app(
+    settings: ConsoleSettings, clock: Clock | None = None, entropy: Entropy | None = None
+) -> ASGIApp:
+    """The console as an ASGI application.
+
+    Args:
+        settings: What it shows, and to whom.
+        clock: Gives the time.
+        entropy: Gives the ids of sessions.
+
+    Raises:
+        ConfigError: ``settings.names`` names no server.
+    """
+    return _Console(settings, clock or SystemClock(), entropy or SystemEntropy()).app()
+
+
+class _Console:
+    def __init__(self, settings: ConsoleSettings, clock: Clock, entropy: Entropy) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._sessions = SessionTable(entropy)
+        self._attempts = LoginAttempts()
+        self._links = ClusterLinks(settings.names, entropy)
+        self._markup = PageMarkup()
+        # Only a host's own pages over HTTPS can set a cookie with this prefix.
+        prefix = "__Host-" if settings.is_encrypted else ""
+        self._cookie, self._login_cookie = f"{prefix}txmq_console", f"{prefix}txmq_login"
+
+    def app(self) -> ASGIApp:
+        routes: list[BaseRoute] = [
+            Route("/login", self._login_page, methods=["GET"]),
+            Route("/login", self._log_in, methods=["POST"]),
+            Route("/logout", self._log_out, methods=["POST"]),
+            Mount("/static", StaticFiles(directory=_STATIC)),
+            *(Route(page.path, self._endpoint(page), methods=["GET"]) for page in PAGES),
+            *(Route(change.path, self._changer(change), methods=["POST"]) for change in CHANGES),
+        ]
+        app = Starlette(routes=routes, lifespan=self._lifespan)
+        app.add_exception_handler(404, self._not_found)
+        return RequestChecks(app, self._settings)
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await self._links.close()
+
+    # Pages
+
+    def _endpoint(self, page: PageRoute) -> Any:
+        async def endpoint(request: Request) -> Response:
+            try:
+                found = await self._visitor(request)
+            except TxmqError as error:
+                return self._answer(request, None, _problem_page(error))
+            if isinstance(found, Response):
+                return found
+            visit = await self._visit(request, found)
+            response = self._answer(request, visit, await self._content(page.show, visit))
+            self._set_cookie(response, found)
+            return response
+
+        return endpoint
+
+    async def _visit(self, request: Request, session: VisitorSession) -> Visit:
+        self._sessions.expire(self._clock.monotonic())
+        await self._links.keep(self._sessions.accounts() | {session.credentials})
+        return Visit(
+            request=request,
+            session=session,
+            admin=await self._links.admin(session.credentials),
+            settings=self._settings,
+            clock=self._clock,
+        )
+
+    async def _content(self, show: PageFunction, visit: Visit) -> PageContent:
+        try:
+            async with asyncio.timeout(PAGE_S):
+                return await show(visit)
+        except (TxmqError, TimeoutError) as error:
+            return _problem_page(error)
+
+    def _answer(self, request: Request, visit: Visit | None, content: PageContent) -> Response:
+        live = self._markup.live(content.template, {**content.values, "visit": visit})
+        is_problem = content.template == "problem.html"
+        shown = request.headers.get("x-shown")
+        if shown is not None:
+            return self._refreshed(request, live, shown, is_problem=is_problem)
+        notice = ""
+        if visit is not None:
+            notice, visit.session.notice = visit.session.notice, ""
+        text = self._markup.page(
+            content.template,
+            {
+                **content.values,
+                "visit": visit,
+                "notice": notice,
+                "read_only": self._settings.is_read_only,
+                "live": live.live,
+                "mark": f"problem-{live.mark}" if is_problem else live.mark,
+                "here": _here(request),
+                "path": request.url.path,
+            },
+        )
+        return HTMLResponse(text, content.status)
+
+    def _refreshed(
+        self, request: Request, live: Rendered, shown: str, *, is_problem: bool
+    ) -> Response:
+        """The answer to a page that refreshes itself."""
+        if shown.startswith("problem-") and not is_problem:
+            # The page as it was first shown lacks its forms.
+            return Response(status_code=204, headers={"hx-refresh": "true"})
+        begins = shown.partition("-")[0] if shown.startswith("problem-") else "away"
+        mark = f"{begins}-{live.mark}" if is_problem else live.mark
+        if mark == shown:
+            return Response(status_code=204)
+        values = {"live": live.live, "mark": mark, "here": _here(request)}
+        return HTMLResponse(self._markup.page("live.html", values))
+
+    async def _not_found(self, request: Request, _error: Exception) -> Response:
+        values = {
+            "title": "Not found",
+            "status": 404,
+            "problem_text": "The console has no page at this address.",
+        }
+        return self._answer(request, None, PageContent("problem.html", values, 404))
+
+    # Changes
+
+    def _changer(self, change: ChangeRoute) -> Any:
+        async def endpoint(request: Request) -> Response:
+            session = self._session_of(request)
+            if session is None:
+                return RedirectResponse("/login", 303)
+            visit = await self._visit(request, session)
+            try:
+                fields = await self._form_of(request, session)
+                if self._settings.is_read_only:
+                    raise NoPermission("this console is read-only; nothing was changed")
+                visit.form = fields
+                async with asyncio.timeout(change.limit_s or PAGE_S):
+                    done = await change.make(ChangeForm(visit, fields))
+            except (TxmqError, TimeoutError) as error:
+                visit.problem = _problem_text(error, is_change=True)
+                content = await self._content(change.page, visit)
+                content = content._replace(status=_status_of(error))
+                return self._answer(request, visit, content)
+            session.notice = done.notice
+            return RedirectResponse(str(done.to), 303)
+
+        return endpoint
+
+    async def _form_of(self, request: Request, session: VisitorSession) -> Mapping[str, str]:
+        fields = await read_form(request)
+        if not compare_digest(fields.get("token", "").encode(), session.token.encode()):
+            raise NoPermission(
+                "this form is out of date, and nothing was changed; fill it in again"
+            )
+        return fields
+
+    # Sessions
+
+    def _session_of(self, request: Request) -> VisitorSession | None:
+        return self._sessions.find(
+            request.cookies.get(self._cookie, ""),
+            self._clock.monotonic(),
+            is_poll="x-shown" in request.headers,
+        )
+
+    async def _visitor(self, request: Request) -> VisitorSession | Response:
+        """The visitor's session, or the answer that sends the visitor to the log-in.
+
+        Raises:
+            TransportError: No broker answers whether visitors need an account.
+        """
+        session = self._session_of(request)
+        if session is not None:
+            return session
+        is_served = not self._settings.needs_login and await self._links.serves_unsigned()
+        if "x-shown" in request.headers:
+            return Response(status_code=204, headers={"hx-refresh": "true"})
+        if is_served:
+            return self._sessions.open(None, self._settings.operator, self._clock.monotonic())
+        wanted = quote(_here(request), safe="")
+        return RedirectResponse(f"/login?next={wanted}", 303)
+
+    def _set_cookie(self, response: Response, session: VisitorSession) -> None:
+        response.set_cookie(
+            self._cookie,
+            session.id,
+            max_age=int(SESSION_S),
+            path="/",
+            secure=self._settings.is_encrypted,
+            httponly=True,
+            samesite="strict",
+        )
+
+    async def _login_page(self, request: Request) -> Response:
+        session = self._session_of(request)
+        if session is not None and session.credentials is not None:
+            return RedirectResponse(_next_of(request), 303)
+        return self._login_form(request, "", 200)
+
+    def _login_form(self, request: Request, problem: str, status: int) -> Response:
+        token = self._sessions.new_token()
+        wanted = _next_of(request)
+        values = {"title": "Log in", "token": token, "problem_text": problem, "next": wanted}
+        response = self._answer(request, None, PageContent("login.html", values, status))
+        response.set_cookie(
+            self._login_cookie,
+            token,
+            max_age=LOGIN_COOKIE_S,
+            path="/",
+            secure=self._settings.is_encrypted,
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    async def _log_in(self, request: Request) -> Response:
+        now_s = self._clock.monotonic()
+        address = request.client.host if request.client else ""
+        if not self._attempts.is_allowed(address, now_s):
+            text = "Too many attempts failed. Wait a minute, then try again."
+            return self._login_form(request, text, 429)
+        try:
+            fields = await read_form(request)
+            expected = request.cookies.get(self._login_cookie, "")
+            if not expected or not compare_digest(
+                fields.get("token", "").encode(), expected.encode()
+            ):
+                raise NoPermission("this form is out of date; fill it in again")
+            credentials = Credentials(
+                access_key=required(fields, "access_key", "the access key"),
+                secret_key=required(fields, "secret_key", "the secret key"),
+            )
+            async with asyncio.timeout(PAGE_S):
+                await self._links.check_account(credentials)
+        except (TxmqError, TimeoutError) as error:
+            text = _problem_text(error)
+            if isinstance(error, NoPermission | ConfigError):
+                self._attempts.note_failure(address, now_s)
+                log.warning("a log-in from %s failed", address)
+                text = "Access key and secret key do not belong together. Try again."
+            return self._login_form(request, text, _status_of(error))
+        old = self._session_of(request)
+        if old is not None:
+            self._sessions.close(old)
+        session = self._sessions.open(credentials, credentials.access_key, now_s)
+        log.info("%s logged in", session.person)
+        response = RedirectResponse(_next_of(request), 303)
+        response.delete_cookie(self._login_cookie, path="/")
+        self._set_cookie(response, session)
+        return response
+
+    async def _log_out(self, request: Request) -> Response:
+        session = self._session_of(request)
+        if session is not None:
+            try:
+                await self._form_of(request, session)
+            except (TxmqError, TimeoutError) as error:
+                return self._answer(request, None, _problem_page(error))
+            self._sessions.close(session)
+            await self._links.keep(self._sessions.accounts())
+        response = RedirectResponse("/login", 303)
+        response.delete_cookie(self._cookie, path="/")
+        return response
+
+
+def _here(request: Request) -> str:
+    query = request.url.query
+    return f"{request.url.path}?{query}" if query else request.url.path
+
+
+def _next_of(request: Request) -> str:
+    """The page that a visitor wanted before the log-in; never one of another site."""
+    wanted = request.query_params.get("next", "/")
+    is_ours = wanted.startswith("/") and wanted[1:2] not in {"/", "\\"} and wanted.isprintable()
+    return wanted if is_ours and not wanted.startswith("/login") else "/"
+
+
+def _problem_text(error: TxmqError | TimeoutError, *, is_change: bool = False) -> str:
+    if isinstance(error, TxmqError):
+        return sentence_of(error) + (in_doubt(error) if is_change else "")
+    text = f"the brokers did not answer within {PAGE_S:g} s"
+    return f"{text} (the change may have taken effect all the same)" if is_change else text
+
+
+def _problem_page(error: TxmqError | TimeoutError) -> PageContent:
+    status = _status_of(error)
+    titles = {503: "No answer from the cluster", 404: "Not found", 403: "Not allowed"}
+    values = {
+        "title": titles.get(status, "This did not work"),
+        "status": status,
+        "problem_text": _problem_text(error),
+    }
+    return PageContent("problem.html", values, status)
+
+
+def _status_of(error: TxmqError | TimeoutError) -> int:
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 503)

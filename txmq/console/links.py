@@ -1,0 +1,119 @@
+"""The console's connections to the cluster: one set for each account that is logged in."""
+
+from __future__ import annotations
+
+from txmq.client import Admin, Session
+from txmq.client.routes import MASTER
+from txmq.errors import ConnectFailed, NoPermission, TransportError, UsageError
+from txmq.protocol.bodies import Heartbeat
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.signature import Credentials
+from txmq.runtime.entropy import Entropy
+
+__all__ = ["ClusterLinks"]
+
+
+class ClusterLinks:
+    """Opens connections when a page first needs them, and shares them among its visitors.
+
+    Args:
+        names: The name servers.
+        entropy: Makes wrong secrets, to test that brokers refuse them.
+
+    Raises:
+        ConfigError: ``names`` names no server.
+    """
+
+    def __init__(self, names: str, entropy: Entropy) -> None:
+        self._names = names
+        self._entropy = entropy
+        self._open: dict[Credentials | None, Session] = {}
+        Session(names)  # Checks the addresses now, and not when the first visitor comes.
+
+    async def admin(self, credentials: Credentials | None) -> Admin:
+        """The requests of an account, or those of visitors without one."""
+        session = self._open.get(credentials)
+        if session is None:
+            session = self._open[credentials] = Session(self._names, credentials=credentials)
+            await session.__aenter__()
+        return Admin(session)
+
+    async def keep(self, accounts: set[Credentials | None]) -> None:
+        """Close the connections of all other accounts."""
+        for credentials in self._open.keys() - accounts:
+            await self._open.pop(credentials).__aexit__()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.keep(set())
+
+    async def serves_unsigned(self) -> bool:
+        """Whether the brokers serve this console without an account.
+
+        Raises:
+            TransportError: No broker answers.
+        """
+        async with Session(self._names) as session:
+            try:
+                return all([await _is_served(session, at) for at in await _masters(session)])
+            except NoPermission:  # The name server has accounts.
+                return False
+
+    async def check_account(self, credentials: Credentials) -> None:
+        """Pass if the secret of an account is right.
+
+        The check signs a heartbeat without groups, which every account may send. A broker without
+        accounts, or one that trusts the address of this console, would accept any secret. So the
+        same heartbeat with a wrong secret must be refused.
+
+        Raises:
+            NoPermission: A broker refuses the account.
+            UsageError: A broker does not check the secret.
+            TransportError: No broker answers.
+        """
+        wrong = Credentials(
+            access_key=credentials.access_key, secret_key=self._entropy.token(32).hex()
+        )
+        async with (
+            Session(self._names, credentials=credentials) as right,
+            Session(self._names, credentials=wrong) as false,
+        ):
+            for address in await _masters(right):
+                if await _is_served(false, address):
+                    raise UsageError(
+                        f"the broker at {address} accepts any secret from this console, so a "
+                        "log-in would prove nothing; give the broker accounts, and do not let it "
+                        "trust the address of the console"
+                    )
+                if not await _is_served(right, address):
+                    raise NoPermission(f"the broker at {address} refuses this account")
+
+
+async def _masters(session: Session) -> list[str]:
+    """The addresses of the masters that answer.
+
+    Raises:
+        TransportError: None of them answers.
+    """
+    brokers = await Admin(session).cluster()
+    found: list[str] = []
+    failed: TransportError | None = None
+    for address in [info.addresses[MASTER] for info in brokers if MASTER in info.addresses]:
+        try:
+            await session.connection(address)
+        except TransportError as error:
+            failed = error
+        else:
+            found.append(address)
+    if not found:
+        raise failed or ConnectFailed("the name server knows no broker that is up")
+    return found
+
+
+async def _is_served(session: Session, address: str) -> bool:
+    body = Heartbeat(f"console@{session.ids.next()}", [], []).write()
+    try:
+        await session.request(address, RequestCode.HEART_BEAT, body=body)
+    except NoPermission:
+        return False
+    return True

@@ -1,0 +1,98 @@
+"""Makes HTML of templates: everything from the wire is escaped, visible and short."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+import txmq
+from txmq.cli.moments import age_of, time_text
+from txmq.printable import printable
+from txmq.quantity import quantity
+
+__all__ = ["PageMarkup", "Rendered", "link", "url_of"]
+
+CHARS_SHOWN: Final = 300
+"""Characters of one text. Names are shorter; keys and reasons have no limit of their own."""
+_TEMPLATES: Final = Path(__file__).parent / "templates"
+
+
+class Rendered(NamedTuple):
+    """The part of a page that refreshes itself, and a hash that changes with it."""
+
+    live: Markup
+    mark: str
+
+
+def url_of(path: str, **fields: object) -> str:
+    """The address of a page with fields; fields that are empty are left out."""
+    pairs = [
+        f"{name}={quote(str(value), safe='', errors='replace')}"
+        for name, value in fields.items()
+        if value not in (None, "")
+    ]
+    return f"{path}?{'&'.join(pairs)}" if pairs else path
+
+
+def link(path: str, **fields: object) -> Markup:
+    """The same for a template, where long texts are cut and links must not be."""
+    return escape(url_of(path, **fields))
+
+
+class PageMarkup:
+    """The templates of all pages."""
+
+    def __init__(self) -> None:
+        self._environment = Environment(
+            loader=FileSystemLoader(_TEMPLATES),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=_shown,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {
+            "age": age_of,
+            "exact": escape,
+            "lines": _lines,
+            "query": lambda text: escape(quote(text, safe="", errors="replace")),
+            "time": time_text,
+        }
+        self._environment.globals |= {
+            "link": link,
+            "quantity": quantity,
+            "version": txmq.__version__,
+        }
+        # A block that is rendered alone does not see what its template imports.
+        self._environment.globals["ui"] = self._environment.get_template("parts.html").module
+
+    def live(self, template: str, values: Mapping[str, Any]) -> Rendered:
+        """The part of a page that refreshes itself."""
+        found = self._environment.get_template(template)
+        block = found.blocks.get("live")
+        text = "" if block is None else "".join(block(found.new_context(dict(values))))
+        mark = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return Rendered(Markup(text), mark)  # noqa: S704 - a template has escaped it
+
+    def page(self, template: str, values: Mapping[str, Any]) -> str:
+        """A whole page."""
+        return self._environment.get_template(template).render(values)
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    if len(value) <= CHARS_SHOWN:
+        return printable(value)
+    return f"{printable(value[:CHARS_SHOWN])}… ({quantity(len(value), 'character')})"
+
+
+def _lines(lines: Iterable[str]) -> Markup:
+    """Lines for ``<pre>``, in their full length."""
+    return Markup("\n").join(escape(printable(line)) for line in lines)

@@ -1,0 +1,136 @@
+"""Dead letters: counted by group, listed with their reasons, and resent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from txmq.cli.resend import BEFORE, RESENT, LetterFilter, ResendResult, ResendRun
+from txmq.client.admin.dead_letter_copy import provenance
+from txmq.client.admin.lookups import TIME_MAX
+from txmq.console.body_view import body_view
+from txmq.console.forms import required
+from txmq.console.markup import link, url_of
+from txmq.console.pages.lists import ask_together, list_page
+from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
+from txmq.errors import UsageError
+from txmq.limits import CONSOLE_RESENT_MAX, CONSOLE_ROWS, REASON_CHARS_MAX
+from txmq.protocol import properties
+from txmq.protocol.topics import DLQ
+
+__all__ = ["CHANGES", "PAGES"]
+
+RESEND_S: Final = 60.0
+
+
+async def show_groups(visit: Visit) -> PageContent:
+    """Show the groups that have dead letters."""
+    topics = await visit.admin.topics()
+    names = [topic.removeprefix(DLQ) for topic in topics if topic.startswith(DLQ)]
+    page = list_page(names, visit.page_number(), visit.text("search"))
+    counted = await ask_together(page.rows, visit.admin.dead_letter_groups)
+    values = {
+        "title": "Dead letters",
+        "page": page,
+        "rows": [letters for found in counted for letters in found],
+        "now_ms": visit.clock.wall_ms(),
+    }
+    return PageContent("dead_letter_groups.html", values)
+
+
+async def show_list(visit: Visit) -> PageContent:
+    """Show the dead letters of a group, the oldest first."""
+    group, number = visit.required("group"), visit.page_number()
+    start = (number - 1) * CONSOLE_ROWS
+    letters = visit.admin.dead_letters(group, start=start, count=CONSOLE_ROWS + 1)
+    found = [letter async for letter in letters]
+    values = {
+        "title": "Dead letters of a group",
+        "group": group,
+        "rows": found[:CONSOLE_ROWS],
+        "number": number,
+        "has_more": len(found) > CONSOLE_ROWS,
+        "reason_of": properties.DEAD_REASON,
+        "topic_of": properties.RETRY_TOPIC,
+        "now_ms": visit.clock.wall_ms(),
+        "reason_max": REASON_CHARS_MAX,
+        "resent_max": CONSOLE_RESENT_MAX,
+    }
+    return PageContent("dead_letters.html", values)
+
+
+async def show_one(visit: Visit) -> PageContent:
+    """Show one dead letter."""
+    group, name = visit.required("group"), visit.required("id")
+    letter = await visit.admin.dead_letter(group, name)
+    copy = await visit.admin.resent_copy(group, letter)
+    values = {
+        "title": "Dead letter",
+        "group": group,
+        "message": letter,
+        "reason_of": properties.DEAD_REASON,
+        "topic_of": properties.RETRY_TOPIC,
+        "resent": "" if copy is None else provenance(copy),
+        "body": body_view(letter.body, visit.text("as")),
+        "body_link": {
+            form: link("/dead-letter", group=group, id=name, **{"as": form})
+            for form in ("json", "text", "hex")
+        },
+        "reason_max": REASON_CHARS_MAX,
+        "now_ms": visit.clock.wall_ms(),
+    }
+    return PageContent("dead_letter.html", values)
+
+
+async def resend_one(form: ChangeForm) -> ChangeDone:
+    """Resend one dead letter to its group."""
+    visit = form.visit
+    group, name = visit.required("group"), visit.required("id")
+    run = _run(form, group, force=bool(form.fields.get("again")))
+    (result,) = await run.these([name], visit.admin)
+    if result.outcome == BEFORE:
+        raise UsageError("it was resent before; tick the box to resend it once more")
+    if result.outcome != RESENT:
+        raise UsageError(f"{result.outcome}: {result.note}")
+    notice = f"{result.id} is resent to {group}, {result.note}"
+    return ChangeDone(url_of("/dead-letters/group", group=group), notice)
+
+
+async def resend_all(form: ChangeForm) -> ChangeDone:
+    """Resend the dead letters of a group that were not resent before."""
+    group = form.visit.required("group")
+    run = _run(form, group, force=False)
+    if required(form.fields, "repeated", "the name of the group") != group.strip():
+        raise UsageError("the name of the group is not the same; type it as it is shown")
+    wanted = LetterFilter(group, 0, TIME_MAX, None)
+    results = await run.all(wanted, form.visit.admin, most=CONSOLE_RESENT_MAX)
+    notice = f"dead letters of {group}: {_counts(results)}"
+    if sum(result.outcome == RESENT for result in results) >= CONSOLE_RESENT_MAX:
+        notice += "; there may be more, so resend all once more"
+    failed = next((result for result in results if result.outcome not in {RESENT, BEFORE}), None)
+    if failed is not None:
+        notice += f"; the first that was not resent: {failed.note}"
+    return ChangeDone(url_of("/dead-letters/group", group=group), notice)
+
+
+def _run(form: ChangeForm, group: str, *, force: bool) -> ResendRun:
+    reason = required(form.fields, "reason", "the reason")
+    if len(reason) > REASON_CHARS_MAX:
+        raise UsageError(f"the reason has at most {REASON_CHARS_MAX} characters")
+    return ResendRun(group, reason, form.visit.session.person, force=force)
+
+
+def _counts(results: list[ResendResult]) -> str:
+    counts = Counter(result.outcome for result in results)
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or "none left"
+
+
+PAGES: Final = (
+    PageRoute("/dead-letters", show_groups),
+    PageRoute("/dead-letters/group", show_list),
+    PageRoute("/dead-letter", show_one),
+)
+CHANGES: Final = (
+    ChangeRoute("/dead-letter", resend_one, show_one),
+    ChangeRoute("/dead-letters/group", resend_all, show_list, RESEND_S),
+)

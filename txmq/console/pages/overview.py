@@ -1,0 +1,166 @@
+"""The first page: brokers, and what needs attention."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from markupsafe import Markup
+
+from txmq.cli.cluster_status import copies_of
+from txmq.cli.moments import age_of
+from txmq.cli.topic_rows import own_topics
+from txmq.client.routes import MASTER
+from txmq.client.values import BrokerInfo
+from txmq.console.markup import link
+from txmq.console.pages.lists import ask_together
+from txmq.console.visits import PageContent, PageRoute, Visit
+from txmq.errors import TxmqError
+from txmq.limits import CONSOLE_ROWS
+from txmq.protocol.topics import DLQ
+from txmq.quantity import quantity
+
+__all__ = ["PAGES"]
+
+DISK_FULL: Final = 0.9
+DISK_FILLING: Final = 0.75
+OLD_TRANSACTION_MS: Final = 3600 * 1000
+
+
+class Attention(NamedTuple):
+    """Something that an operator should look at."""
+
+    mood: str
+    """``bad`` if work stands still, else ``wait``."""
+    text: str
+    to: Markup | str
+
+
+async def show(visit: Visit) -> PageContent:
+    """Show every broker that the name server knows."""
+    known = [
+        broker
+        for broker in await visit.admin.cluster()
+        if visit.settings.cluster in {None, broker.cluster}
+    ]
+    copies = {row["broker"]: row for row in await copies_of(visit.admin)}
+    brokers = await ask_together(known, lambda broker: _broker(visit, broker))
+    for row in brokers:
+        row["copies"] = _copies_text(copies.get(row["name"], {}))
+    attention = [found for row in brokers for found in _attention_of(row)]
+    counts: dict[str, object] = {}
+    problem = ""
+    try:
+        names = await visit.admin.topics()
+        counts["topics"] = len(own_topics(names, known))
+        letters = await _dead_letters(visit, names)
+        counts["dead letters"] = letters
+        if letters:
+            text = f"{quantity(letters, 'dead letter')} of consumer groups wait for a decision"
+            attention.append(Attention("wait", text, "/dead-letters"))
+    except TxmqError as error:
+        problem = str(error).strip()
+    open_count = sum(row["open"] or 0 for row in brokers)
+    parked = sum(row["parked"] or 0 for row in brokers)
+    values: dict[str, Any] = {
+        "title": "Overview",
+        "brokers": brokers,
+        "attention": sorted(attention, key=lambda item: item.mood),
+        "counts": {"open transactions": open_count, "parked transactions": parked, **counts},
+        "counts_problem": problem,
+        "links": {
+            "open transactions": "/transactions",
+            "parked transactions": link("/transactions", state="parked"),
+            "topics": "/topics",
+            "dead letters": "/dead-letters",
+        },
+    }
+    return PageContent("overview.html", values)
+
+
+async def _broker(visit: Visit, info: BrokerInfo) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": info.name,
+        "cluster": info.cluster,
+        "address": info.addresses.get(MASTER, ""),
+        "followers": len([number for number in info.addresses if number != MASTER]),
+        "problem": "",
+        "open": None,
+        "parked": None,
+        "disk": None,
+        "oldest_ms": None,
+    }
+    try:
+        stats = await visit.admin.broker_stats(info.name)
+    except TxmqError as error:
+        return row | {"problem": str(error).strip(), "version": "", "in_s": "", "out_s": ""}
+    row["version"] = stats.get("brokerVersionDesc", "")
+    row["in_s"] = _rate(stats.get("putTps", ""))
+    row["out_s"] = _rate(stats.get("getTransferredTps") or stats.get("getTransferedTps", ""))
+    row["open"] = _whole(stats.get("transactionsOpen"))
+    row["parked"] = _whole(stats.get("transactionsParkedNow"))
+    row["disk"] = _share(stats.get("commitLogDiskRatio", ""))
+    if row["open"]:
+        oldest = await visit.admin.transactions(limit=1, broker=info.name)
+        now_ms = visit.clock.wall_ms()
+        row["oldest_ms"] = now_ms - oldest[0].stored_ms if oldest else None
+    return row
+
+
+def _attention_of(row: dict[str, Any]) -> list[Attention]:
+    name, found = row["name"], []
+    if row["problem"]:
+        found.append(Attention("bad", f"{name} does not answer: {row['problem']}", ""))
+    if row["parked"]:
+        are = quantity(row["parked"], "transaction is", "transactions are")
+        text = f"{are} parked at {name}: no producer knew the outcome, so a person must decide"
+        found.append(Attention("bad", text, link("/transactions", state="parked")))
+    if (row["oldest_ms"] or 0) >= OLD_TRANSACTION_MS:
+        text = f"the oldest open transaction of {name} waits for {age_of(row['oldest_ms'])}"
+        found.append(Attention("wait", text, "/transactions"))
+    if row["disk"] is not None and row["disk"] >= DISK_FILLING:
+        mood = "bad" if row["disk"] >= DISK_FULL else "wait"
+        found.append(Attention(mood, f"the disk of {name} is {row['disk']:.0%} full", ""))
+    if row["copies"].startswith("only"):
+        found.append(Attention("wait", f"{name}: {row['copies']}", ""))
+    return found
+
+
+def _copies_text(copies: dict[str, Any]) -> str:
+    if "problem" in copies or not copies:
+        return ""
+    wanted = 1 + len(copies["followers"])
+    if wanted == 1:
+        return "one copy"
+    if copies["in_sync"] < wanted:
+        return f"only {copies['in_sync']} of {wanted} copies are in sync"
+    return f"{wanted} copies in sync"
+
+
+async def _dead_letters(visit: Visit, names: list[str]) -> int:
+    """The dead letters of the first groups that have any; a page does not count thousands."""
+    groups = [name.removeprefix(DLQ) for name in names if name.startswith(DLQ)][:CONSOLE_ROWS]
+    found = await ask_together(groups, visit.admin.dead_letter_groups)
+    return sum(letters.messages for counted in found for letters in counted)
+
+
+def _rate(text: str) -> str:
+    # The text has three averages: over 10 seconds, 1 minute, 10 minutes.
+    try:
+        return f"{float(text.split(maxsplit=1)[0]):.1f}"
+    except (ValueError, IndexError):
+        return ""
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _share(text: str) -> float | None:
+    try:
+        share = float(text)
+    except ValueError:
+        return None
+    return share if 0 <= share <= 1 else None
+
+
+PAGES: Final = (PageRoute("/", show),)

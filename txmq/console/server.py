@@ -1,0 +1,84 @@
+"""Serves the console over HTTP until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import uvicorn
+
+from txmq.console.app import console_app
+from txmq.console.settings import ConsoleSettings
+from txmq.limits import CONSOLE_REQUESTS_MAX
+
+__all__ = ["serve"]
+
+STOP_S: Final = 5
+"""How long a stop waits for pages that are being answered."""
+IDLE_S: Final = 15
+"""How long an idle connection of a browser stays open; pages refresh themselves more often."""
+HEADER_BYTES_MAX: Final = 64 * 1024
+
+
+class _ConsoleServer(uvicorn.Server):
+    """Calls a function when it listens. The caller handles signals, because uvicorn would end the
+    process by the signal itself.
+    """
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    settings: ConsoleSettings,
+    listening: socket.socket,
+    stopped: asyncio.Event,
+    ready: Callable[[], None],
+) -> None:
+    """Serve the console on an open socket.
+
+    Args:
+        settings: What the console shows, and to whom.
+        listening: The socket; it is closed at the end.
+        stopped: Ends the console, after the pages that are being answered.
+        ready: Called when browsers can connect.
+
+    Raises:
+        ConfigError: ``settings.names`` names no server.
+    """
+    config = uvicorn.Config(
+        console_app(settings),
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=CONSOLE_REQUESTS_MAX,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=STOP_S,
+        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
+    )
+    server = _ConsoleServer(config, ready)
+    serving = asyncio.ensure_future(server.serve([listening]))
+    stopping = asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await serving
+    finally:
+        stopping.cancel()
+        listening.close()

@@ -66,4 +66,8 @@ def _yes_or_no(*, is_yes: bool) -> str:
 def _time(at_ms: int) -> str:
     if not at_ms:
         return ""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
+    try:
+        moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # Any client may write a trace.
+        return str(at_ms)
+    return moment.isoformat(sep=" ", timespec="milliseconds")

@@ -80,9 +80,6 @@ def test_every_page_fits_and_can_be_read(browser, stage, width, scheme):
                 .filter(field => !field.labels.length).map(field => field.outerHTML)"""
             )
             assert named == [], path
-            if folder := os.environ.get("TXMQ_SCREENSHOTS"):
-                name = f"console-{pages.index(path):02}-{width}-{scheme}.png"
-                shown.screenshot(path=Path(folder) / name, full_page=True)
 
 
 def test_a_transaction_is_decided_by_keyboard_alone(browser, stage):
@@ -138,3 +135,14 @@ def test_a_console_that_goes_away_is_missed_in_words(browser, stage):
         expect(shown.locator("#offline")).to_be_hidden()
     finally:
         context.close()
+
+
+def test_the_picture_of_the_docs(browser, stage):
+    """TXMQ_SCREENSHOTS=docs/images makes it again."""
+    url, _, ids = stage
+    with opened(browser, 1_100, 1_300) as shown:
+        shown.goto(f"{url}/transaction?id={ids['t-1']}")
+
+        expect(shown.get_by_role("button", name="Ask the producers again")).to_be_in_viewport()
+        if folder := os.environ.get("TXMQ_SCREENSHOTS"):
+            shown.screenshot(path=Path(folder) / "console-transaction.png")

@@ -135,6 +135,8 @@ def test_a_group_is_moved_after_a_preview(broker, visitor):
     moment = re.search(r'name="moment" value="(-?\d+)"', preview.text)[1]
     wrong = visitor.post(to, moment=moment, repeated="bills")
     assert "the name of the group is not the same" in text_of(wrong)
+    for number in ("9" * 5_000, "", "soon"):
+        assert visitor.post(to, moment=number, repeated="billing").status_code == 400
     done = visitor.post(to, moment=moment, repeated="billing")
     assert "group billing is moved to earliest in 1 queue of Bills" in text_of(done)
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.console_stage import TOKEN, text_of
+from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client import Admin, Session
 from txmq.console.app import CHANGES, PAGES, console_app
 from txmq.console.attempts import FAILURES_MAX
@@ -18,6 +19,7 @@ from txmq.console.settings import ConsoleSettings
 from txmq.limits import CONSOLE_FORM_BYTES_MAX
 from txmq.protocol.signature import Credentials
 from txmq.runtime.clock import SystemClock
+from txmq.runtime.network import SystemNetwork
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import embedded
 
@@ -420,5 +422,24 @@ def test_the_broker_records_the_person_who_logged_in(tmp_path):
             files = [file for file in (client.data / "audit").rglob("*") if file.is_file()]
             lines = [line for file in files for line in file.read_text().splitlines()]
             assert any("operator" in line and "Orders" in line for line in lines), lines
+
+    asyncio.run(main())
+
+
+# Brokers of another make
+
+
+def test_brokers_that_know_no_transactions_are_shown_all_the_same():
+    async def main():
+        async with (
+            FakeCluster(SystemNetwork(), SystemClock(), brokers=2) as cluster,
+            visitor(cluster.names) as client,
+        ):
+            overview = text_of(await client.get("/"))
+            assert "open transactions unknown" in overview
+            transactions = text_of(await client.get("/transactions"))
+            assert "only those of txmq can" in transactions
+            for page in PAGES:
+                assert (await client.get(f"{page.path}?{FIELDS}")).status_code < 500, page.path
 
     asyncio.run(main())

@@ -17,6 +17,9 @@ from txmq.quantity import quantity
 
 __all__ = ["CHANGES", "PAGES"]
 
+_MOMENT_CHARS_MAX: Final = 16
+"""Milliseconds since 1970, for longer than clocks will count."""
+
 
 async def show_list(visit: Visit) -> PageContent:
     """Show consumer groups with their lag."""
@@ -84,7 +87,7 @@ async def reset(form: ChangeForm) -> ChangeDone:
     if required(form.fields, "repeated", "the name of the group") != name.strip():
         raise UsageError("the name of the group is not the same; type it as it is shown")
     moment = required(form.fields, "moment", "the moment of the preview")
-    if not moment.removeprefix("-").isdecimal():
+    if not moment.removeprefix("-").isdecimal() or len(moment) > _MOMENT_CHARS_MAX:
         raise UsageError("the moment of the preview is not a number; open the preview again")
     await check_group(visit.admin, name, cluster=visit.settings.cluster)
     moved = await visit.admin.reset_offset(name, topic, int(moment))

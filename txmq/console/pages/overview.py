@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
@@ -59,13 +60,15 @@ async def show(visit: Visit) -> PageContent:
             attention.append(Attention("wait", text, "/dead-letters"))
     except TxmqError as error:
         problem = str(error).strip()
-    open_count = sum(row["open"] or 0 for row in brokers)
-    parked = sum(row["parked"] or 0 for row in brokers)
     values: dict[str, Any] = {
         "title": "Overview",
         "brokers": brokers,
         "attention": sorted(attention, key=lambda item: item.mood),
-        "counts": {"open transactions": open_count, "parked transactions": parked, **counts},
+        "counts": {
+            "open transactions": _sum(row["open"] for row in brokers),
+            "parked transactions": _sum(row["parked"] for row in brokers),
+            **counts,
+        },
         "counts_problem": problem,
         "links": {
             "open transactions": "/transactions",
@@ -141,6 +144,12 @@ async def _dead_letters(visit: Visit, names: list[str]) -> int:
     groups = [name.removeprefix(DLQ) for name in names if name.startswith(DLQ)][:CONSOLE_ROWS]
     found = await ask_together(groups, visit.admin.dead_letter_groups)
     return sum(letters.messages for counted in found for letters in counted)
+
+
+def _sum(counts: Iterable[int | None]) -> int | str:
+    # Brokers of Apache RocketMQ count no transactions, and one that is away counts nothing.
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else "unknown"
 
 
 def _rate(text: str) -> str:

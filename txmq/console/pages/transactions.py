@@ -13,7 +13,7 @@ from txmq.console.body_view import body_view
 from txmq.console.forms import required
 from txmq.console.markup import link, url_of
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
-from txmq.errors import TxmqError, UsageError
+from txmq.errors import RequestNotSupported, TxmqError, UsageError
 from txmq.limits import REASON_CHARS_MAX
 from txmq.message import ReceivedMessage
 
@@ -47,15 +47,21 @@ async def show_list(visit: Visit) -> PageContent:
     if state not in {"", "prepared", "parked"}:
         raise UsageError(f"the state is prepared or parked, not {state!r}")
     most = SHOWN_MORE if visit.text("more") else SHOWN
-    found = await visit.admin.transactions(
-        state=state, group=group, limit=most + 1, cluster=visit.settings.cluster
-    )
+    is_supported = True
+    found: list[OpenTransaction] = []
+    try:
+        found = await visit.admin.transactions(
+            state=state, group=group, limit=most + 1, cluster=visit.settings.cluster
+        )
+    except RequestNotSupported:
+        is_supported = False
     found.sort(key=lambda transaction: transaction.stored_ms)
     now_ms = visit.clock.wall_ms()
     values = {
         "title": "Transactions",
         "state": state,
         "group": group,
+        "is_supported": is_supported,
         "rows": found[:most],
         "now_ms": now_ms,
         "has_more": len(found) > most,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from txmq.console.app import console_app
 from txmq.console.settings import ConsoleSettings
@@ -18,9 +19,44 @@ __all__ = ["serve"]
 
 STOP_S: Final = 5
 """How long a stop waits for pages that are being answered."""
+REQUEST_S: Final = 10.0
+"""How long the header of a request may take."""
 IDLE_S: Final = 15
 """How long an idle connection of a browser stays open; pages refresh themselves more often."""
 HEADER_BYTES_MAX: Final = 64 * 1024
+
+
+class _BoundedProtocol(H11Protocol):
+    """Closes a connection whose request does not arrive in time.
+
+    uvicorn itself waits for ever for the first request, and for the rest of one that has begun.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering:
+            self._stop_watch()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(REQUEST_S, self.transport.abort)
+
+    def _stop_watch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class _ConsoleServer(uvicorn.Server):
@@ -60,7 +96,7 @@ async def serve(
     """
     config = uvicorn.Config(
         console_app(settings),
-        http="h11",
+        http=_BoundedProtocol,
         ws="none",
         lifespan="on",
         log_config=None,

@@ -9,6 +9,7 @@ from playwright.sync_api import expect
 
 from tests.browser import CONTRAST_MIN, TEXTS
 from tests.console_stage import HOSTILE, PARKING, ConsoleProcess, bury, consume, park
+from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import BrokerThread
 
 WIDTHS = (1_440, 390)
@@ -135,6 +136,34 @@ def test_a_console_that_goes_away_is_missed_in_words(browser, stage):
         expect(shown.locator("#offline")).to_be_hidden()
     finally:
         context.close()
+
+
+def test_a_visitor_logs_in_and_out(browser, tmp_path):
+    acl = tmp_path / "plain_acl.yml"
+    acl.write_text("accounts:\n- {accessKey: operator, secretKey: operator-secret, admin: true}\n")
+    acl.chmod(0o600)
+    settings = BrokerSettings(acl=str(acl), store=StoreSettings(flush="async"))
+    with (
+        BrokerThread(settings) as broker,
+        ConsoleProcess(broker.names) as console,
+        opened(browser) as shown,
+    ):
+        shown.goto(f"{console.url}/topics?search=a")
+        expect(shown.get_by_label("Access key")).to_be_focused()
+        shown.keyboard.type("operator")
+        shown.keyboard.press("Tab")
+        shown.keyboard.type("operator-secret")
+        shown.keyboard.press("Enter")
+
+        expect(shown.get_by_role("heading", name="Topics")).to_be_visible()
+        assert shown.url == f"{console.url}/topics?search=a"
+        (cookie,) = shown.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        assert shown.evaluate("document.cookie") == ""
+        shown.get_by_role("button", name="Log out").click()
+        expect(shown.get_by_label("Access key")).to_be_visible()
+        shown.goto(f"{console.url}/topics")
+        expect(shown.get_by_label("Access key")).to_be_visible()
 
 
 def test_the_picture_of_the_docs(browser, stage):

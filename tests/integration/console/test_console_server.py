@@ -1,0 +1,75 @@
+"""What connections to a console cost it, and how it ends."""
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.waiting import run
+from txmq.console import server
+from txmq.console.settings import ConsoleSettings, origins_of
+
+PAGE = "GET /static/console.css HTTP/1.1\r\nhost: localhost:{}\r\n\r\n"
+
+
+@asynccontextmanager
+async def serving():
+    """A console without a cluster, and its port."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    origins = origins_of("127.0.0.1", port, None, is_loopback=True)
+    settings = ConsoleSettings(names="127.0.0.1:1", origins=origins)
+    stopped, ready = asyncio.Event(), asyncio.Event()
+    task = asyncio.ensure_future(server.serve(settings, listening, stopped, ready.set))
+    try:
+        await ready.wait()
+        yield port
+    finally:
+        stopped.set()
+        await task
+
+
+@pytest.mark.parametrize("begun", ["", "GET / HTT", PAGE + "GET / HTT"])
+def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch, begun):
+    monkeypatch.setattr(server, "REQUEST_S", 0.1)
+    monkeypatch.setattr(server, "IDLE_S", 1)
+
+    async def main():
+        async with serving() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(begun.format(port).encode())
+            try:
+                answer = await reader.read()
+            except ConnectionResetError:
+                answer = b""
+            assert b" 200 " in answer or "css" not in begun
+            writer.close()
+
+    run(main)
+
+
+def test_beyond_the_most_connections_it_answers_that_it_is_busy(monkeypatch):
+    monkeypatch.setattr(server, "CONSOLE_REQUESTS_MAX", 3)
+
+    async def main():
+        async with serving() as port:
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            await answered(port, b" 503 ")
+            for _, writer in idle:
+                writer.close()
+            await answered(port, b" 200 ")
+
+    run(main)
+
+
+async def answered(port, status):
+    """Ask until the answer has this status; the server accepts and closes in its own time."""
+    async with asyncio.timeout(10):
+        while True:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(PAGE.format(port).encode())
+            answer = await reader.readline()
+            writer.close()
+            if status in answer:
+                return

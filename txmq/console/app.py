@@ -127,8 +127,9 @@ class _Console:
     def _endpoint(self, page: PageRoute) -> Any:
         async def endpoint(request: Request) -> Response:
             try:
-                found = await self._visitor(request)
-            except TxmqError as error:
+                async with asyncio.timeout(PAGE_S):
+                    found = await self._visitor(request)
+            except (TxmqError, TimeoutError) as error:
                 return self._answer(request, None, _problem_page(error))
             if isinstance(found, Response):
                 return found

@@ -17,6 +17,9 @@ from txmq.console.request_checks import HEADERS
 from txmq.console.sessions import SESSION_S
 from txmq.console.settings import ConsoleSettings
 from txmq.limits import CONSOLE_FORM_BYTES_MAX
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import SendMessageV2
+from txmq.protocol.properties import render
 from txmq.protocol.signature import Credentials
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
@@ -419,11 +422,54 @@ def test_the_broker_records_the_person_who_logged_in(tmp_path):
             token = TOKEN.search((await client.get("/topics")).text)[1]
             fields = {"token": token, "name": "Orders", "queues": "1"}
             assert (await client.post("/topics", data=fields)).status_code == 303
-            files = [file for file in (client.data / "audit").rglob("*") if file.is_file()]
-            lines = [line for file in files for line in file.read_text().splitlines()]
+            lines = audit_of(client)
             assert any("operator" in line and "Orders" in line for line in lines), lines
 
     asyncio.run(main())
+
+
+def test_a_decision_is_recorded_with_the_account_and_the_reason(tmp_path):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            await send_half(client.names, "A1")
+            await log_in(client)
+            address = "/transaction/decision?id=A1&broker=broker-a&decision=rollback"
+            token = TOKEN.search((await client.get(address)).text)[1]
+            fields = {"token": token, "reason": "never paid, T-4711", "repeated": "t-17"}
+            done = await client.post(address, data=fields)
+            assert done.headers["location"] == "/transactions"
+            assert "rolled back at broker-a by operator" in text_of(await client.get("/"))
+            (line,) = [line for line in audit_of(client) if "DECIDE_TRANSACTION" in line]
+            assert "operator" in line
+            assert "never paid, T-4711" in line
+
+    asyncio.run(main())
+
+
+async def send_half(names, message_id):
+    """A half message whose producer never decides."""
+    operator = Credentials(access_key="operator", secret_key=SECRET)
+    async with Session(names, credentials=operator) as session:
+        route = await Admin(session).create_topic("Transfers", queues=1)
+        named = {"UNIQ_KEY": message_id, "KEYS": "t-17", "TRAN_MSG": "true", "PGROUP": "icbc"}
+        header = SendMessageV2(
+            producer_group="icbc",
+            topic="Transfers",
+            default_topic="TBW102",
+            default_topic_queue_nums=1,
+            queue_id=0,
+            sys_flag=4,
+            born_timestamp=1,
+            flag=0,
+            properties=render(named),
+        )
+        address = route.master("broker-a")
+        await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=b"6000")
+
+
+def audit_of(client):
+    files = [file for file in (client.data / "audit").rglob("*") if file.is_file()]
+    return [line for file in files for line in file.read_text().splitlines()]
 
 
 # Brokers of another make

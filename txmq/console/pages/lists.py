@@ -40,13 +40,20 @@ def list_page(names: Iterable[str], number: int, search: str) -> ListPage[str]:
 
 
 async def ask_together(things: Iterable[T], question: Callable[[T], Awaitable[R]]) -> list[R]:
-    """The answers to a question about several things, in their order."""
+    """The answers to a question about several things, in their order.
+
+    Raises:
+        TxmqError: The first error of a question; the others are cancelled.
+    """
     limit = asyncio.Semaphore(ASKED_TOGETHER_MAX)
 
     async def ask_one(thing: T) -> R:
         async with limit:
             return await question(thing)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(ask_one(thing)) for thing in things]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ask_one(thing)) for thing in things]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
     return [task.result() for task in tasks]

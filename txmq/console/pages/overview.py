@@ -11,7 +11,7 @@ from txmq.cli.cluster_status import copies_of
 from txmq.cli.moments import age_of
 from txmq.cli.topic_rows import own_topics
 from txmq.client.routes import MASTER
-from txmq.client.values import BrokerInfo
+from txmq.client.values import BrokerInfo, OpenTransaction
 from txmq.console.markup import link
 from txmq.console.pages.lists import ask_together
 from txmq.console.visits import PageContent, PageRoute, Visit
@@ -92,8 +92,11 @@ async def _broker(visit: Visit, info: BrokerInfo) -> dict[str, Any]:
         "disk": None,
         "oldest_ms": None,
     }
+    oldest: list[OpenTransaction] = []
     try:
         stats = await visit.admin.broker_stats(info.name)
+        if _whole(stats.get("transactionsOpen")):
+            oldest = await visit.admin.transactions(limit=1, broker=info.name)
     except TxmqError as error:
         return row | {"problem": str(error).strip(), "version": "", "in_s": "", "out_s": ""}
     row["version"] = stats.get("brokerVersionDesc", "")
@@ -102,10 +105,8 @@ async def _broker(visit: Visit, info: BrokerInfo) -> dict[str, Any]:
     row["open"] = _whole(stats.get("transactionsOpen"))
     row["parked"] = _whole(stats.get("transactionsParkedNow"))
     row["disk"] = _share(stats.get("commitLogDiskRatio", ""))
-    if row["open"]:
-        oldest = await visit.admin.transactions(limit=1, broker=info.name)
-        now_ms = visit.clock.wall_ms()
-        row["oldest_ms"] = now_ms - oldest[0].stored_ms if oldest else None
+    if oldest:
+        row["oldest_ms"] = visit.clock.wall_ms() - oldest[0].stored_ms
     return row
 
 

@@ -20,7 +20,7 @@ from txmq.message import ReceivedMessage
 __all__ = ["CHANGES", "PAGES"]
 
 SHOWN: Final = 100
-SHOWN_MORE: Final = 1_000
+SHOWN_MORE: Final = 500
 _REPEATABLE_CHARS: Final = 100
 """A person can type a key of this length again."""
 

@@ -14,12 +14,12 @@ PAGE = "GET /static/console.css HTTP/1.1\r\nhost: localhost:{}\r\n\r\n"
 
 
 @asynccontextmanager
-async def serving():
-    """A console without a cluster, and its port."""
+async def serving(names="127.0.0.1:1"):
+    """A console, by default without a cluster, and its port."""
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     origins = origins_of("127.0.0.1", port, None, is_loopback=True)
-    settings = ConsoleSettings(names="127.0.0.1:1", origins=origins)
+    settings = ConsoleSettings(names=names, origins=origins, needs_login=False)
     stopped, ready = asyncio.Event(), asyncio.Event()
     task = asyncio.ensure_future(server.serve(settings, listening, stopped, ready.set))
     try:
@@ -59,6 +59,26 @@ def test_beyond_the_most_connections_it_answers_that_it_is_busy(monkeypatch):
             for _, writer in idle:
                 writer.close()
             await answered(port, b" 200 ")
+
+    run(main)
+
+
+def test_a_stop_answers_the_page_that_it_has_begun():
+    """The name server accepts, and never answers: the page waits for as long as one request may."""
+
+    async def main():
+        asked = asyncio.Event()
+        silent = await asyncio.start_server(lambda *_: asked.set(), "127.0.0.1", 0)
+        names = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        async with serving(names) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(PAGE.format(port).replace("static/console.css", "topics").encode())
+            await asked.wait()
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"did not answer in time" in answer
+        writer.close()
+        silent.close()
 
     run(main)
 

@@ -365,6 +365,7 @@ class Broker:
             floors=lambda: self._housekeeping.floors,
             names=lambda: self.names,
             create_topics=self._creator.create,
+            producers_seen=self._checker.producers_seen,
             topics_changed=self._topics_changed,
             groups_changed=self._groups_changed,
             settings_changed=self._settings_changed,
@@ -395,6 +396,7 @@ class Broker:
         self._client_handlers = ClientHandlers(parts)
         self._relays = RelayHandlers(parts)
         self._copies = CopyHandlers(parts, self._leadership)
+        self._pulls.choice = self._copies.choice
         sends = SendHandlers(parts)
         families: list[HandlerFamily] = [
             sends,

@@ -21,6 +21,7 @@ from txmq.limits import (
     SPAN_BYTES_MAX,
 )
 from txmq.remoting.pool import split_address
+from txmq.runtime.memory import memory_bytes
 
 __all__ = [
     "HOW_TO_ADVERTISE",
@@ -147,7 +148,7 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
 
     role: ReplicationRole = "leader"
     """Without a coordinator: "leader" takes sends; "follower" copies the log of the leader of its
-    name, and serves no client.
+    name, and takes no sends.
     """
 
     mode: ReplicationMode = ""
@@ -161,8 +162,23 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
     lag_max: Duration = Duration(10.0)
     """How far behind a follower may be, in time, before answers no longer wait for it."""
 
+    reads: bool = False
+    """Whether consumers may read from followers: a follower serves pulls and queries, and a leader
+    sends consumers to one that are ``far_behind``; RocketMQ's ``slaveReadEnable``.
+    """
+
+    far_behind: float = 0.4
+    """How far behind the end of the log a consumer is sent to a follower, as a part of the size of
+    this machine's memory.
+    """
+
     lease: int = 5
     """After how many seconds without a sign of the leader another member leads."""
+
+    @property
+    def far_behind_bytes(self) -> int:
+        """How many bytes behind the end of the log a consumer is far behind."""
+        return int(self.far_behind * memory_bytes())
 
     @property
     def is_sync(self) -> bool:
@@ -186,6 +202,8 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
             raise ConfigError("replication.min_in_sync must be at least 1")
         if self.lease < 2:
             raise ConfigError("replication.lease must be at least 2 seconds")
+        if self.far_behind < 0:
+            raise ConfigError("replication.far_behind must be 0 or more")
         if self.lag_max <= 0:
             raise ConfigError("replication.lag_max must be above 0")
 

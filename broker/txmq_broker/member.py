@@ -1,8 +1,9 @@
 """A member of a broker set: it follows the leader, or leads.
 
-A coordinator decides who leads. While another member leads, this one is a :class:`Follower`: it
-copies the log into its directory. When it leads, it is a :class:`Broker` on the same directory. It
-is never both, and in between the directory is closed.
+A coordinator decides who leads. While another member leads, this one is a
+:class:`FollowerServer`: it copies the log into its directory, and serves reads of it. When it
+leads, it is a :class:`Broker` on the same directory. It is never both, and in between the directory
+is closed.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from txmq.runtime.network import Network, SystemNetwork
 from txmq.runtime.tasks import until_first
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, etcd_endpoints
+from txmq_broker.follower_server import FollowerServer
 from txmq_broker.running import allow_files
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
-from txmq_broker.services.own_connections import own_connections
 
 __all__ = ["SetMember", "run"]
 
@@ -138,30 +139,40 @@ class SetMember:
     # Following
 
     async def _follow(self, view: View, leader: Leader) -> None:
-        """Follow a leader until the set has another one, or none."""
+        """Follow a leader, and serve reads, until the set has another one."""
 
         async def find_leader() -> tuple[str, int]:
             return leader.address, view.epoch
 
-        pool = own_connections(self._network, self._clock)
         copies = replace(self._settings.replication, member=self.name)
-        settings = replace(self._settings, replication=copies)
-        follower = self.follower = Follower(
-            settings, pool, self._disk, self._clock, self._entropy, find_leader
+        server = FollowerServer(
+            replace(self._settings, replication=copies),
+            find_leader,
+            clock=self._clock,
+            network=self._network,
+            disk=self._disk,
+            entropy=self._entropy,
         )
+        self.follower = server.follower
         log.info("following %s at %s in epoch %d", leader.member, leader.address, view.epoch)
         try:
-            await until_first(follower.run(), self._until_changed(view))
+            await until_first(server.run(), self._until_changed(view))
         finally:
             self.follower = None
-            await pool.close()
+            await server.close(leaves=self._stopping.is_set())
 
-    async def _until_changed(self, view: View) -> None:
+    async def _until_changed(self, followed: View) -> None:
+        """Return when another member leads, or this one may.
+
+        While nobody can lead, consumers go on reading here.
+        """
+        view = followed
         while not self._stopping.is_set():
             found = await self._ask(self._coordinator.changed(view))
-            if found is not None and (found.leader, found.epoch) != (view.leader, view.epoch):
-                return
             view = found or view
+            is_followed = (view.leader, view.epoch) == (followed.leader, followed.epoch)
+            if view.may_lead(self.name) or not (is_followed or view.leader is None):
+                return
 
     # Leading
 

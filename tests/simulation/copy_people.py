@@ -13,7 +13,7 @@ from tests.simulation.history import History
 from tests.simulation.transactor import Transactor
 from tests.simulation.workload import TROUBLE, Client
 from txmq.client import Session
-from txmq.errors import BrokerRefused, TransportError
+from txmq.errors import BrokerRefused, ServiceUnavailable, TransportError
 from txmq.message import Queue
 from txmq.protocol.bodies import Heartbeat, ProducerRegistration
 from txmq.protocol.codes import RequestCode
@@ -58,10 +58,10 @@ class LeaderProbe(Client):
             await session.request(
                 member.address, RequestCode.GET_MAX_OFFSET, header, timeout_s=PATIENCE_S
             )
-        except TransportError:
-            return
+        except (TransportError, ServiceUnavailable):
+            return  # Followers refuse it so: they serve no reads here.
         except BrokerRefused:
-            pass  # A refusal is an answer as well.
+            pass  # A leader's refusal is an answer as well.
         self.history.add(LeaderAnswered(self.now(), member.name, asked))
 
 

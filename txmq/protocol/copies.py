@@ -35,6 +35,10 @@ class FollowLog(Header):
     waits: bool
     """Whether the leader may hold the request until there is something to send. Otherwise it only
     compares the histories."""
+    broker_id: Int64 = 0
+    """The id under which the follower registers or did before; 0 if it has none."""
+    serves_reads: bool = False
+    """Whether consumers may read from it."""
 
 
 class FollowAnswer(Header):
@@ -53,6 +57,10 @@ class FollowAnswer(Header):
     file_start: Int64
     """Where the file begins that holds the spans."""
     tables_bytes: Int64
+    acknowledged: Int64 = -1
+    """Every member in sync has the log durably up to here; readers see nothing behind it."""
+    broker_id: Int64 = 0
+    """The id under which the follower is to register."""
 
 
 class CopiedTables(Body):

@@ -54,6 +54,13 @@ class Offsets:
             if not self._is_known(group):
                 self._count_unknown(group, len(queues))
 
+    def adopt(self, saved: ConsumerOffsets) -> None:
+        """Take over the offsets of another copy of this broker; those it lacks stay."""
+        merged = self.saved().offset_table | saved.offset_table
+        self._offsets, self._unknown = {}, {}
+        self.count = self.unknown = 0
+        self.load(ConsumerOffsets(merged))
+
     def saved(self) -> ConsumerOffsets:
         """All offsets in the form that is saved."""
         return ConsumerOffsets(

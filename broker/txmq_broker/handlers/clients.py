@@ -35,7 +35,7 @@ from txmq_broker.core.client_names import (
 )
 from txmq_broker.core.clients import Member
 from txmq_broker.core.topics import config_for_group
-from txmq_broker.parts import Parts
+from txmq_broker.parts import ReadParts
 from txmq_broker.services.long_requests import LongRequests, Steps
 
 __all__ = ["ClientHandlers"]
@@ -44,9 +44,9 @@ __all__ = ["ClientHandlers"]
 class ClientHandlers:
     """Keeps the registry of clients and notifies consumers when their group changes."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ReadParts) -> None:
         self._clients = parts.clients
-        self._producers_seen = parts.checker.producers_seen
+        self._producers_seen = parts.producers_seen
         self._groups = parts.groups
         self._topics = parts.topics
         self._filters = parts.filters

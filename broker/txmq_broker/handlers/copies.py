@@ -11,6 +11,7 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.copies import CopiedTables, CopiesView
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
+from txmq_broker.core.far_behind import ReplicaChoice
 from txmq_broker.parts import Parts
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.held_leadership import HeldLeadership
@@ -53,6 +54,11 @@ class CopyHandlers:
         )
         self.opened = self._answers.opened
         self.settled = self._answers.settled
+        copies = parts.settings.replication
+        self.choice: ReplicaChoice | None = None
+        """Which replica consumers pull from next, if followers serve reads."""
+        if copies.reads:
+            self.choice = ReplicaChoice(parts.store, copies.far_behind_bytes, self._shipper.reader)
         self.close = self._shipper.close
         if self._answers.holds_answers:
             self._ship()

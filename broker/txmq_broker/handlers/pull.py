@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -29,12 +30,13 @@ from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq.quantity import quantity
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
+from txmq_broker.core.far_behind import ReplicaChoice
 from txmq_broker.core.fetch import FetchOutcome, FetchResult, fetch
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.filters import Filter
 from txmq_broker.core.held_pulls import HeldPulls
 from txmq_broker.core.topics import Topic
-from txmq_broker.parts import Parts
+from txmq_broker.parts import ReadParts
 from txmq_broker.store.message_store import Span
 from txmq_broker.store.queue_store import ConsumeQueue
 
@@ -73,7 +75,7 @@ class HeldPull(NamedTuple):
 class PullHandlers:
     """Serves stored messages to consumers."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ReadParts) -> None:
         self._topics = parts.topics
         self._groups = parts.groups
         self._clients = parts.clients
@@ -86,6 +88,12 @@ class PullHandlers:
         self._missed = parts.statistics.meter("PULLS_MISSED", "")
         self._clock = parts.clock
         self.wait_max = parts.settings.pull_wait_max
+        self.choice: ReplicaChoice | None = None
+        """Which replica consumers pull from next; without it, from the leader."""
+        self.is_copy = False
+        """Whether the queues may end before the leader's."""
+        self._ends: dict[tuple[str, int], int] = {}
+        """Where the queues of a copy ended when pulls were woken last."""
         self._holds: HeldPulls[HeldPull] = HeldPulls()
         self._held_chars = self._not_held = 0
         self._woken: deque[HeldPull] = deque()
@@ -177,6 +185,9 @@ class PullHandlers:
         found = fetch(
             self._store, pull.queue, pull.offset, header.max_msg_nums, bytes_max, pull.wanted
         )
+        if self.is_copy and found.outcome is FetchOutcome.PAST_END:
+            # The consumer has read more at the leader than is copied. It keeps its offset.
+            found = FetchResult(FetchOutcome.AT_END, pull.offset, [])
         if may_hold and not self._is_closing:
             waits = found.outcome in _WAITING and found.next_offset == pull.offset
             at_end = found.next_offset >= pull.queue.max_offset
@@ -200,7 +211,11 @@ class PullHandlers:
         else:
             self._missed.total += 1
         bounds = (found.next_offset, queue.min_offset, queue.max_offset)
-        return templates.pulled(pull.request, code, bounds, found.outcome.value, found.records)
+        replica = 0
+        if self.choice is not None:
+            replica = self.choice.replica_for(queue, found.next_offset)
+        remark = found.outcome.value
+        return templates.pulled(pull.request, code, bounds, remark, found.records, replica)
 
     def _has_room(self, pull: HeldPull) -> bool:
         # A held filter takes about as much memory as its text.
@@ -243,7 +258,20 @@ class PullHandlers:
             reached.add((HALF_TOPIC, 0))
         if span.markers:
             reached.add((OP_TOPIC, 0))
-        for topic, number in sorted(reached):
+        self._wake(sorted(reached))
+
+    def copied(self) -> None:
+        """Wake the pulls that wait at queues which have grown by copying."""
+        grown: list[tuple[str, int]] = []
+        for topic, number in self._holds.queues():
+            end = self._store.end_of(topic, number) or 0
+            if self._ends.get((topic, number)) != end:
+                self._ends[topic, number] = end
+                grown.append((topic, number))
+        self._wake(grown)
+
+    def _wake(self, queues: Iterable[tuple[str, int]]) -> None:
+        for topic, number in queues:
             self._woken += self._holds.wake(topic, number)
         if not self._is_resuming:
             self._resume_woken()

@@ -94,6 +94,7 @@ class CopiedAnswers:
         self._held: deque[HeldSpan] = deque()
         self._answered = store.log.end
         """The end of what was answered. All that a new leader has may have been."""
+        self._acknowledged = -1
         self._began_at = clock.monotonic()
         self._ends: deque[tuple[float, int]] = deque()
         """Where the log ended at each of the last moments."""
@@ -142,6 +143,17 @@ class CopiedAnswers:
                 return CopyLag(now - moment, is_longer=False)
         oldest = self._ends[0][0] if self._ends else now
         return CopyLag(now - oldest, is_longer=True)
+
+    @property
+    def acknowledged(self) -> int:
+        """The position up to which readers see the log here, and no fail-over cuts it.
+
+        Every member that may lead has it durably. -1 before that is known.
+        """
+        ends = [self._set.copied_to(member) for member in self._set.awaited]
+        end = min([self._store.checkpoints.published, self._store.log.durable, *ends])
+        self._acknowledged = max(self._acknowledged, end)
+        return self._acknowledged
 
     @property
     def is_full(self) -> bool:

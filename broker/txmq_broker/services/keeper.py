@@ -65,6 +65,8 @@ class CopyState(Body):
     """Why it was promoted."""
     promoted_ms: int = 0
     """When it was promoted, by the wall clock."""
+    broker_id: int = 0
+    """The id under which it registered as a follower last."""
 
 
 class Keeper:

@@ -29,6 +29,7 @@ from txmq.protocol.copies import (
 from txmq.protocol.span import HEAD_BYTES, ends_in, read_head
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
+from txmq_broker.core.replica_ids import ReplicaIds
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.store.message_store import MessageStore
 
@@ -39,6 +40,9 @@ _HOLD_S: Final = 0.5
 """After how long an open request of a follower is answered with the committed offsets: those of a
 new leader are at most a second old.
 """
+
+_SHOW_S: Final = 0.01
+"""How long a follower that serves reads waits for news of what is acknowledged."""
 
 _SHIPPED_AT_ONCE: Final = 1024 * 1024
 
@@ -59,6 +63,11 @@ class FollowerLink:
     """A connected follower."""
 
     connection: Connection
+    broker_id: int = 0
+    """The id under which it is to register."""
+    serves_reads: bool = False
+    acknowledged: int = -1
+    """The position up to which it may show the log, as it was told last."""
     is_shared: bool = False
     """Whether its log is the beginning of ours."""
     open: tuple[Command, FollowLog] | None = None
@@ -98,6 +107,8 @@ class LogShipper:
         self._links: dict[str, FollowerLink] = {}
         self._changes: deque[HeldChange] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._show_timer: asyncio.TimerHandle | None = None
+        self._ids = ReplicaIds()
 
     def figures(self) -> dict[str, int]:
         """The connected followers, and how far the last of them is behind."""
@@ -112,6 +123,15 @@ class LogShipper:
         """The connected followers, and those in sync that are not connected at the moment."""
         members = sorted(self._links.keys() | self._answers.in_sync)
         return [self._entry(member) for member in members]
+
+    def reader(self) -> int:
+        """The id of an in-sync follower that serves reads, or 0 without one."""
+        found = [
+            link.broker_id
+            for member, link in self._links.items()
+            if link.serves_reads and member in self._answers.in_sync and link.connection.is_open
+        ]
+        return min(found, default=0)
 
     def _entry(self, member: str) -> FollowerEntry:
         link = self._links.get(member)
@@ -149,6 +169,8 @@ class LogShipper:
         if link is None or link.connection is not connection or not wanted.waits:
             # What it confirmed before, it still has.
             link = self._links[wanted.member] = FollowerLink(connection)
+        link.broker_id = self._ids.id_of(self._name_of(wanted.member), wanted.broker_id)
+        link.serves_reads = wanted.serves_reads and wanted.broker_id == link.broker_id
         link.is_shared = is_shared = self._is_shared(wanted)
         self.watch()
         if link.taken != link.versions:
@@ -158,13 +180,18 @@ class LogShipper:
         if not (wanted.waits and is_shared) or is_behind:
             return self._answer(request, wanted, link, is_shared=is_shared)
         link.open = request, wanted
+        if link.serves_reads and link.acknowledged < self._store.log.end:
+            self._watch_acknowledged()
         return None
+
+    def _name_of(self, member: str) -> str:
+        """A member's name without the token of its directory."""
+        return member.rpartition(".")[0] if self._answers.has_tokens else member
 
     def _forget_namesakes(self, member: str) -> None:
         """Forget a member that lost its directory: it has another token behind its name now."""
-        name, _, _ = member.rpartition(".")
         for other in list(self._links):
-            if other != member and other.rpartition(".")[0] == name:
+            if other != member and self._name_of(other) == self._name_of(member):
                 del self._links[other]
                 self._answers.leave(other)
 
@@ -232,7 +259,10 @@ class LogShipper:
             is_shared=is_shared,
             file_start=file_start,
             tables_bytes=len(tables),
+            acknowledged=self._answers.acknowledged,
+            broker_id=link.broker_id,
         )
+        link.acknowledged = header.acknowledged
         return commands.answer(request, header=header, body=tables + spans)
 
     def _spans(self, position: int) -> bytes:
@@ -293,6 +323,24 @@ class LogShipper:
             )
         )
 
+    # Reads from followers
+
+    def _watch_acknowledged(self) -> None:
+        if self._show_timer is None:
+            loop = asyncio.get_running_loop()
+            self._show_timer = loop.call_later(_SHOW_S, self._tell_acknowledged)
+
+    def _tell_acknowledged(self) -> None:
+        """Tell the followers that serve reads what is acknowledged by now."""
+        self._show_timer = None
+        acknowledged = self._answers.acknowledged
+        for link in self._links.values():
+            if link.serves_reads and link.open is not None and link.connection.is_open:
+                if link.acknowledged < acknowledged:
+                    self._answer_open(link)
+                elif acknowledged < self._store.log.end:
+                    self._watch_acknowledged()
+
     # Time
 
     def watch(self) -> None:
@@ -319,5 +367,8 @@ class LogShipper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._show_timer is not None:
+            self._show_timer.cancel()
+            self._show_timer = None
         self._changes.clear()
         self._answers.close()

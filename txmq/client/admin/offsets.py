@@ -170,6 +170,6 @@ class OffsetCalls:
         return target
 
     async def _ask(self, queue: Queue, code: int, header: Header) -> QueueOffset:
-        address = await self._session.address_of(queue)
+        address = await self._session.address_of(queue, reading=True)
         answer = await self._session.request(address, code, header)
         return QueueOffset(answer.read(OffsetAnswer).offset)

@@ -289,7 +289,8 @@ def _copies_text(copies: "ReplicationSettings") -> str:
     if copies.coordinator:
         return f"member {copies.member}; {copies.coordinator} decides who leads; answers {waits}"
     if copies.role == "follower":
-        return f"follower {copies.member}: it copies its leader and serves no client"
+        reads = "consumers may read from it" if copies.reads else "consumers read from the leader"
+        return f"follower {copies.member}: it copies its leader; {reads}"
     return f"leader; answers {waits}"
 
 

@@ -65,13 +65,17 @@ consumer asks here again, and must not do so at once.
 """
 
 _PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
-_MESSAGES: Final = frozenset((
+_STORED: Final = frozenset((
     RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
     RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2,
     RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION, RequestCode.RECALL_MESSAGE,
+    RequestCode.UPDATE_CONSUMER_OFFSET,
 ))  # fmt: skip
-"""Refused as unavailable, so that clients try again elsewhere. RocketMQ answers an END with 11,
-which our producers would take for a decision that is stored.
+"""Refused as unavailable, so that clients try again elsewhere.
+
+RocketMQ answers an END with 11, which our producers would take for a decision that is stored. It
+accepts offsets, and its next copy of the master's overwrites them: a client with an old route would
+take them for committed.
 """
 
 _WRITES: Final = frozenset((
@@ -286,7 +290,7 @@ class FollowerServer:
 
     def _serve(self, connection: Connection, request: Command) -> bytes | None:
         reading, code = self._current(), request.code
-        if code in _MESSAGES:
+        if code in _STORED:
             raise ServiceUnavailable(f"{self._who()}; nothing was stored")
         if reading is None:
             raise ServiceUnavailable(f"{self._who()} and has no copy yet; ask the leader")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.simulation.history import Event
+from tests.simulation.history import Copy, Event
 from txmq.message import Queue
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Bound",
     "CopyRead",
     "Disturbed",
+    "FollowerRead",
     "LeaderAnswered",
     "Leading",
     "MemberBack",
@@ -82,6 +83,15 @@ class Disturbed(Event):
 
     what: str
     begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerRead(Event):
+    """A consumer got messages from a member that did not lead."""
+
+    member: str
+    queue: Queue
+    copies: tuple[Copy, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,8 @@ class CopyMix(Mix):
     lag_max: float = 3.0
     probe_s: float = 0.4
     """Between two requests to each member, whether it leads or not."""
+    reads: bool = False
+    """Whether followers serve reads."""
 
     @classmethod
     def with_copies(cls, seed: int) -> Self:
@@ -82,6 +84,7 @@ class CopyMix(Mix):
         )
         return cls(
             mode="async" if is_async else one("", "sync"),
+            reads=seed % 2 == 1,
             min_in_sync=one(1, 1, 2),
             lease=one(2, 2, 3, 5),
             lag_max=one(1.0, 3.0, 10.0),
@@ -120,6 +123,7 @@ class CopyMix(Mix):
             min_in_sync=self.min_in_sync,
             lag_max=Duration(self.lag_max),
             lease=self.lease,
+            reads=self.reads,
         )
         return replace(Mix.settings(self, "broker-a", address, names), replication=copies)
 

@@ -9,7 +9,7 @@ from contextvars import Context
 from tests.simulation.copy_history import HAND_OVER, Bound, Disturbed, MemberLost, OffsetShown
 from tests.simulation.copy_mix import CopyMix
 from tests.simulation.copy_node import MemberNode, SetNode, WatchedCoordination
-from tests.simulation.copy_people import LeaderProbe, SetTransactor
+from tests.simulation.copy_people import FollowerReader, LeaderProbe, SetTransactor
 from tests.simulation.history import Calm
 from tests.simulation.ledger import Ledger
 from tests.simulation.stage import LOOK_S, Stage
@@ -32,8 +32,9 @@ class CopyStage(Stage):
     def __init__(self, world: World, mix: CopyMix) -> None:
         super().__init__(world, mix)
         self.history.add(Bound(world.now(), mix.bound_s()))
-        self.probe = LeaderProbe(
-            world, self.names_text, mix, self.history, self.members, self.queues()[0]
+        self.probe = LeaderProbe(world, self.names_text, mix, self.history, self.members)
+        self.reader = FollowerReader(
+            world, self.names_text, mix, self.history, self.members, self.queues()
         )
 
     def _broker(self, name: str, names: str) -> SetNode:
@@ -75,7 +76,7 @@ class CopyStage(Stage):
                 SetTransactor(world, f"t{n}", *args, self.ledgers[0], self.queues(), ())
                 for n in range(mix.transactions.producers)
             ]
-        for client in (*self.clients, self.probe):
+        for client in (*self.clients, self.probe, *([self.reader] if mix.reads else [])):
             client.start()
 
     # While it runs
@@ -141,6 +142,7 @@ class CopyStage(Stage):
             await self._compare()
         await self._look_up()
         await self.probe.stop()
+        await self.reader.stop()
         await self.set.stop()
         for node in self.names:
             await node.stop()

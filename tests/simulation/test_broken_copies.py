@@ -8,6 +8,7 @@ import pytest
 from tests.simulation.broken import names, run_all, see_it_found
 from tests.simulation.checkers import (
     acknowledged,
+    follower_reads,
     fresh_offsets,
     identical_logs,
     kept,
@@ -30,6 +31,7 @@ from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.services.log_copy import LogCopy
 from txmq_broker.store.record_restorer import RecordRestorer
 
 MIX = CopyMix(
@@ -59,7 +61,7 @@ TRANSACTIONS = MIX.but(
 
 
 def test_the_whole_replication_passes():
-    for mix in (MIX, TRANSACTIONS):
+    for mix in (MIX, MIX.but(reads=True), TRANSACTIONS):
         run_all(run_copy_seed, mix)
 
 
@@ -179,6 +181,12 @@ def a_follower_forgets_decisions(patch):
     return TRANSACTIONS
 
 
+def a_follower_shows_all_that_it_has(patch):
+    patch(LogCopy, "indexable", property(lambda self: self.unindexed))
+    patch(LogCopy, "is_readable", property(lambda self: self.is_open))
+    return MIX.but(reads=True)
+
+
 @pytest.mark.parametrize(
     ("breaks", "checkers"),
     [
@@ -195,6 +203,7 @@ def a_follower_forgets_decisions(patch):
         (a_new_leader_waits_for_the_one_that_is_gone, (leader_bound,)),
         (offsets_are_not_copied, (fresh_offsets,)),
         (a_follower_forgets_decisions, (kept,)),
+        (a_follower_shows_all_that_it_has, (follower_reads,)),
     ],
     ids=names,
 )

@@ -8,7 +8,13 @@ from tests.unit.handlers.handler_stage import consumer, pulled, pulling, sending
 from tests.unit.handlers.transaction_stage import COMMIT, end, prepare
 from tests.unit.set_stage import in_set
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import GroupHeader, MessageQuery, TopicHeader, TopicSettings
+from txmq.protocol.headers import (
+    GroupHeader,
+    MessageQuery,
+    OffsetCommit,
+    TopicHeader,
+    TopicSettings,
+)
 
 PULL = RequestCode.PULL_MESSAGE
 
@@ -57,6 +63,8 @@ def test_what_was_written_at_a_follower_is_refused_and_nothing_is_stored():
         before = second.log_files()
         client = await second.client()
 
+        commit = OffsetCommit("group", "T", 0, 1)
+        assert await client.code_of(RequestCode.UPDATE_CONSUMER_OFFSET, commit) == 14
         for code in (RequestCode.SEND_MESSAGE, RequestCode.CONSUMER_SEND_MSG_BACK):
             refused = await client.ask(code, sending("T"), body=b"lost")
             assert refused.code == 14, refused.remark

@@ -55,11 +55,10 @@ class Offsets:
                 self._count_unknown(group, len(queues))
 
     def adopt(self, saved: ConsumerOffsets) -> None:
-        """Take over the offsets of another copy of this broker; those it lacks stay."""
-        merged = self.saved().offset_table | saved.offset_table
+        """Have the offsets of another copy of this broker, and no others."""
         self._offsets, self._unknown = {}, {}
         self.count = self.unknown = 0
-        self.load(ConsumerOffsets(merged))
+        self.load(saved)
 
     def saved(self) -> ConsumerOffsets:
         """All offsets in the form that is saved."""

@@ -125,7 +125,7 @@ class PullHandlers:
         topic = self._permitted(header)
         queue = topic.queues[header.queue_id]
         wanted = self._wanted(header)
-        if header.sys_flag & _COMMIT and header.commit_offset >= 0:
+        if header.sys_flag & _COMMIT and header.commit_offset >= 0 and not self.is_copy:
             self._offsets.put(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
             )

@@ -77,6 +77,8 @@ def test_a_follower_shows_what_is_acknowledged_and_refuses_what_would_change_it(
     leader, reader, other = (replicas(members)[number] for number in (0, 1, 2))
     assert send(leader, "first") == send(leader, "second") == 0
     members.until(lambda: b"second" in pull(reader, 0)[2], "the follower shows nothing")
+    shown = members.names.txmq("cluster", "list")
+    assert sorted(row["replica"] for row in shown) == [0, 1, 2]
     # Behind the end a consumer is sent to a follower, and at the end to the leader.
     assert [pull(member, 0)[1] for member in (leader, reader)] == [0, 0]
     assert pull(leader, 0, count=1)[1] in {1, 2}
@@ -101,6 +103,8 @@ def test_a_follower_shows_what_is_acknowledged_and_refuses_what_would_change_it(
     assert sent.wait() == 0
     code, _, body = held.wait()
     assert (code, b"not on all" in body) == (0, True)
+    other.stop()
+    assert set(replicas(members)) == {0, 1}
 
 
 def test_a_follower_that_leads_answers_the_pulls_that_wait_and_is_replica_0_at_once(members):

@@ -99,6 +99,8 @@ class LogCopy:
         """A chunk of an index that is written and not confirmed yet."""
         self._syncing = asyncio.Lock()
         self._indexing = asyncio.Lock()
+        self._has_offsets = False
+        """Whether the leader's offsets were taken since the log was opened."""
         self._is_broken = False
         """Whether the files or the indexes are not what they should be."""
         self._is_closed = False
@@ -125,10 +127,11 @@ class LogCopy:
     def is_readable(self) -> bool:
         """Whether consumers may read everything that is indexed.
 
-        A start indexes the whole log, so they wait until all of it is acknowledged.
+        A start indexes the whole log, so they wait until all of it is acknowledged. And without the
+        leader's offsets, groups would begin anew.
         """
         is_shown = self.acknowledged >= self._store.checkpoints.published
-        return self._serves_reads and self.is_open and is_shown
+        return self._serves_reads and self.is_open and self._has_offsets and is_shown
 
     @property
     def last_ms(self) -> int:
@@ -188,7 +191,7 @@ class LogCopy:
     def _begin_again(self, log_id: int | None) -> None:
         """Forget what was read from the directory, and read whose it is."""
         self.before_closing()
-        self.is_open = False
+        self.is_open = self._has_offsets = False
         self.acknowledged = -1
         self._store.close()
         self._keeper = Keeper(self._disk)
@@ -416,6 +419,7 @@ class LogCopy:
             self.tables = CopiedTables(
                 self.tables.topics, self.tables.groups, late.offsets, self._floors
             )
+            self._has_offsets = True
             self._save_state(is_complete=True)
 
     async def _save_indexes(self) -> None:

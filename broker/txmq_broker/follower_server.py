@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Final
 
 from txmq.errors import InternalError, ServiceUnavailable
@@ -33,11 +34,11 @@ from txmq_broker.access.front_door import FrontDoor
 from txmq_broker.access.requirements import REQUIREMENTS, MessageTopics
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.clients import Clients
-from txmq_broker.core.far_behind import ReplicaChoice
 from txmq_broker.core.filter.filters import Filters
 from txmq_broker.core.groups import Groups
 from txmq_broker.core.locks import Locks
 from txmq_broker.core.offsets import Offsets
+from txmq_broker.core.replica_choice import ReplicaChoice
 from txmq_broker.core.statistics import SAMPLE_S, Statistics
 from txmq_broker.core.topics import Topics, system_topics
 from txmq_broker.handlers.clients import ClientHandlers
@@ -250,6 +251,8 @@ class FollowerServer:
             await asyncio.sleep(SAMPLE_S)
             if self._reading is not None:
                 self._reading.clients.drop_silent()
+            today = datetime.fromtimestamp(self._clock.wall_ms() / 1000).astimezone()
+            self._statistics.sample(self._clock.monotonic(), today.toordinal())
 
     # The registration
 
@@ -379,7 +382,10 @@ class FollowerServer:
             "is_leader": 0,
             "position": status.position,
             "bytes_not_shown": status.unindexed,
+            "pulls_sent_back": len(self._sent_back),
         }
+        if self._reading is not None:
+            figures |= self._reading.pulls.figures()
         return figures | self._listener.figures() | self._clients.figures()
 
     def _wake(self) -> None:

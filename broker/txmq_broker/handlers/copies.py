@@ -11,7 +11,7 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.copies import CopiedTables, CopiesView
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.core.far_behind import ReplicaChoice
+from txmq_broker.core.replica_choice import ReplicaChoice
 from txmq_broker.parts import Parts
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.held_leadership import HeldLeadership

@@ -30,11 +30,11 @@ from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
 from txmq.quantity import quantity
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.core.far_behind import ReplicaChoice
 from txmq_broker.core.fetch import FetchOutcome, FetchResult, fetch
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.filters import Filter
 from txmq_broker.core.held_pulls import HeldPulls
+from txmq_broker.core.replica_choice import ReplicaChoice
 from txmq_broker.core.topics import Topic
 from txmq_broker.parts import ReadParts
 from txmq_broker.store.message_store import Span

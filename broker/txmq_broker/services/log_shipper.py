@@ -64,10 +64,10 @@ class FollowerLink:
 
     connection: Connection
     broker_id: int = 0
-    """The id under which it is to register."""
+    """The id under which it registers."""
     serves_reads: bool = False
     acknowledged: int = -1
-    """The position up to which it may show the log, as it was told last."""
+    """The position that it received last: it may show the log up to there."""
     is_shared: bool = False
     """Whether its log is the beginning of ours."""
     open: tuple[Command, FollowLog] | None = None
@@ -328,10 +328,10 @@ class LogShipper:
     def _watch_acknowledged(self) -> None:
         if self._show_timer is None:
             loop = asyncio.get_running_loop()
-            self._show_timer = loop.call_later(_SHOW_S, self._tell_acknowledged)
+            self._show_timer = loop.call_later(_SHOW_S, self._send_acknowledged)
 
-    def _tell_acknowledged(self) -> None:
-        """Tell the followers that serve reads what is acknowledged by now."""
+    def _send_acknowledged(self) -> None:
+        """Send the acknowledged position to the followers that serve reads."""
         self._show_timer = None
         acknowledged = self._answers.acknowledged
         for link in self._links.values():

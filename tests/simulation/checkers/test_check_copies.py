@@ -3,6 +3,7 @@
 import pytest
 
 from tests.simulation.checkers import (
+    follower_reads,
     fresh_offsets,
     identical_logs,
     leader_bound,
@@ -13,6 +14,7 @@ from tests.simulation.copy_history import (
     Bound,
     CopyRead,
     Disturbed,
+    FollowerRead,
     LeaderAnswered,
     Leading,
     MemberBack,
@@ -22,6 +24,7 @@ from tests.simulation.copy_history import (
 )
 from tests.simulation.history import (
     Acknowledged,
+    Audited,
     Calm,
     Committed,
     Committing,
@@ -170,3 +173,17 @@ def test_a_leader_that_only_stood_still_has_lost_nothing():
     events = [FIRST, *committed(2.0, 9), *paused, lost(4.0), OVER, SECOND]
 
     assert len(fresh_offsets.broken([*events, shown(3)])) == 1
+
+
+# What followers show
+
+
+def test_what_a_follower_has_shown_and_the_log_has_lost_is_found():
+    copy = Copy(4, 100, "id", "mark", "", 0, b"")
+    read = FollowerRead(1.0, "m2", QUEUE, (copy,))
+    kept, lost = (Audited(2.0, "broker-a", 1.5, {QUEUE: found}) for found in ((copy,), ()))
+
+    assert follower_reads.broken([read, kept]) == []
+    (complaint,) = follower_reads.broken([read, kept, lost])
+
+    assert complaint.startswith("m2 showed mark at ")

@@ -195,3 +195,27 @@ def test_a_restarted_follower_shows_nothing_before_its_leader_confirms_it():
         assert pulled(await held).code == 19
 
     in_set(main)
+
+
+def test_a_new_follower_has_the_offsets_of_groups_before_it_serves_them():
+    """Without its offset, a group would begin anew, or at the end."""
+
+    async def main(stage):
+        second = stage.second
+        client = await led(stage, mode="async")
+        await client.beat(consumer("group", "T"))
+        for _ in range(50):
+            await client.send("T", b"." * 2000)
+        await client.commit("group", "T", 0, 7)
+        stage.world.network.partition(second.name, stage.first.name)
+        second.serve_reads()
+        await asyncio.sleep(0.1)
+        reader = await second.client()
+        stage.world.network.heal(second.name, stage.first.name)
+
+        async with asyncio.timeout(60):
+            while (found := await reader.committed("group", "T", zero=False)) == -14:
+                await asyncio.sleep(0.001)
+        assert found == 7
+
+    in_set(main)

@@ -94,10 +94,10 @@ def test_a_follower_shows_what_is_acknowledged_and_refuses_what_would_change_it(
     assert reader.log_bytes() == before
 
     # What one of two followers does not have is on no disk that must not lose it.
-    held = Later(pull, reader, 2, HELD_S)
     other.signal(signal.SIGSTOP)
     sent = Later(send, leader, "not on all")
     members.until(lambda: b"not on all" in reader.log_bytes()[1], "the follower copies nothing")
+    held = Later(pull, reader, 2, HELD_S)
     members.never(lambda: pull(reader, 2)[2] or not held.is_alive(), 1, "it shows too much")
     other.signal(signal.SIGCONT)
     assert sent.wait() == 0

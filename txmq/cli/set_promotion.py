@@ -121,7 +121,7 @@ def _promote_member(
         fail(str(error), WRONGLY_CALLED)
     except (IllegalOperation, TransportError) as error:
         fail(str(error))
-    former = ", ".join(map(short_name, loss.former))
+    former = ", ".join(map(short_name, loss.former)) or "unknown"
     print_result(
         {"broker": broker, **loss._asdict()},
         f"{loss.member} may lead {broker} now, by {loss.operator}; in sync before: {former}",
@@ -135,6 +135,11 @@ async def _accept(
     seen = await store.view()
     _check(seen, loss.member, broker)
     in_sync = ", ".join(seen.in_sync)
+    if not (seen.in_sync or allow_data_loss):
+        raise UsageError(
+            f"no member of a broker set {broker!r} has ever led; check the name, or if its etcd "
+            "has lost its data, add --allow-data-loss"
+        )
     if not allow_data_loss:
         raise UsageError(
             f"{loss.member} may lack messages that {broker} acknowledged. In sync: {in_sync}; "
@@ -150,11 +155,9 @@ def _check(seen: View, member: str, broker: str) -> None:
     """Refuse a promotion that is not necessary, or that would have no effect.
 
     Raises:
-        UsageError: The set does not exist, or the member's name is not whole.
+        UsageError: The member's name is not whole.
         IllegalOperation: The set has a leader, or the member is in sync.
     """
-    if not seen.in_sync:
-        raise UsageError(f"no member of a broker set {broker!r} has ever led; check the name")
     if seen.leader is not None:
         raise IllegalOperation(
             f"{seen.leader.member} leads {broker} in epoch {seen.epoch}; stop it to have another "

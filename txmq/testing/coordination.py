@@ -57,6 +57,12 @@ class SimulatedCoordination:
         self._lives += 1
         self._wake()
 
+    def forget(self) -> None:
+        """Restart the store without its state and its leases, as from an empty disk."""
+        self._leases.clear()
+        self._change(View(None, 0, (), 0))
+        self.restart()
+
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
@@ -134,7 +140,7 @@ class SimulatedCoordination:
             return False
         self._lease = lease
         in_sync = now.in_sync or (leader.member,)
-        self._change(View(leader, now.epoch + 1, in_sync, now.version + 1))
+        self._change(View(leader, seen.epoch + 1, in_sync, now.version + 1))
         return True
 
     def change_in_sync(self, lease: int, seen: View, members: tuple[str, ...]) -> View | None:

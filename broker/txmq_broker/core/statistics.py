@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
+from txmq_broker.core.latency import LatencyHistogram
 from txmq_broker.core.topics import Topics
 
 __all__ = ["MINUTE_S", "SAMPLE_S", "Meter", "MidnightTotals", "Rate", "Statistics"]
@@ -120,6 +121,8 @@ class Statistics:
         self._meters: dict[tuple[str, str], Meter] = {}
         self.put_midnights = MidnightTotals()
         self.get_midnights = MidnightTotals()
+        self.pull_times = LatencyHistogram()
+        """Pulls that found messages, by the time it took to read these."""
 
     def meter(self, name: str, key: str) -> Meter:
         """A counter, created on first use."""

@@ -1,7 +1,7 @@
 """Pages over HTTP for monitoring programs: metrics and health. Just enough HTTP for that.
 
 A connection brings one request and gets one page. The number of connections, the size of a request
-and the time of an exchange are bounded, so the pages cost a server little whoever reads them.
+and the time of an exchange are bounded, so that the pages cost a server little.
 """
 
 from __future__ import annotations

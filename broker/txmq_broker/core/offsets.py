@@ -117,6 +117,10 @@ class Offsets:
         self._unknown[group] = self._unknown.get(group, 0) + count
         self.unknown += count
 
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """The groups and topics that have offsets."""
+        return iter(self._offsets)
+
     def topics(self) -> list[str]:
         """The topics in which any group has offsets."""
         return list(dict.fromkeys(topic for _, topic in self._offsets))

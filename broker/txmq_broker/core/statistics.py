@@ -135,6 +135,10 @@ class Statistics:
         """A counter, or ``None`` if it was never used."""
         return self._meters.get((name, key))
 
+    def totals(self) -> list[tuple[str, str, int]]:
+        """The name, the key and the total of every counter."""
+        return [(name, key, meter.total) for (name, key), meter in self._meters.items()]
+
     def count_puts(self, topics: Topics) -> None:
         """Copy the counters that topics keep themselves to keep the path of a send short."""
         puts, size = topics.puts_forgotten, topics.bytes_forgotten

@@ -7,7 +7,7 @@ its own use, and a scrape reads them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Final, NamedTuple
 
 import txmq
@@ -50,12 +50,15 @@ LIMITS: Final[Mapping[str, int]] = {
 """The limits by the figure that they bound; two more are settings."""
 
 _BETWEEN_PAUSES: Final = 512
-"""Topics, or counters, between two places to pause: some tenths of a millisecond."""
+"""Topics between two places to pause: some tenths of a millisecond."""
 
 _DELIVERED: Final = {
-    "GROUP_GET_NUMS": "group_messages_delivered_total",
-    "GROUP_GET_SIZE": "group_delivered_bytes_total",
+    "messages_delivered_total": "BROKER_GET_NUMS",
+    "delivered_bytes_total": "BROKER_GET_SIZE",
+    "group_messages_delivered_total": "GROUP_GET_NUMS",
+    "group_delivered_bytes_total": "GROUP_GET_SIZE",
 }
+"""The counters of delivered messages, by metric; the key of a group is ``topic@group``."""
 
 _REFUSED: Final = "_refused"
 _OTHER_REFUSALS: Final = (
@@ -114,7 +117,6 @@ class ProcessSamples:
         figures = broker.parts.figures()
         yield SamplePoint("start_time_seconds", broker.started_ms / 1000)
         yield from _messages(broker)
-        yield from _topics(broker)
         yield from _groups(broker)
         yield from _durations(broker)
         yield from self._transactions(broker)
@@ -154,27 +156,24 @@ class ProcessSamples:
         return max(0, broker.clock.wall_ms() - self._oldest[1]) / 1000
 
 
-def _messages(broker: Broker) -> Iterator[SamplePoint]:
-    topics, statistics = broker.topics, broker.statistics
-    puts = topics.puts_forgotten + sum([topic.put_count for topic in topics])
-    size = topics.bytes_forgotten + sum([topic.put_bytes for topic in topics])
-    yield SamplePoint("messages_received_total", puts)
-    yield SamplePoint("received_bytes_total", size)
-    yield SamplePoint("messages_delivered_total", statistics.meter("BROKER_GET_NUMS", "").total)
-    yield SamplePoint("delivered_bytes_total", statistics.meter("BROKER_GET_SIZE", "").total)
-    yield SamplePoint("messages_delayed", len(broker.store.delays))
-
-
-def _topics(broker: Broker) -> Iterator[SamplePoint | None]:
+def _messages(broker: Broker) -> Iterator[SamplePoint | None]:
+    topics = broker.topics
+    # Both at once: a topic that is deleted meanwhile counts exactly once.
+    puts, size, known = topics.puts_forgotten, topics.bytes_forgotten, list(topics)
     named: list[Topic] = []
     dead: list[Topic] = []
-    for number, topic in enumerate(list(broker.topics)):
+    for number, topic in enumerate(known):
         if not number % _BETWEEN_PAUSES:
             yield None
+        puts += topic.put_count
+        size += topic.put_bytes
         if topic.name.startswith(DLQ):
             dead.append(topic)
-        elif topic.name[0] != "%" and not broker.topics.is_system(topic.name):
+        elif topic.name[0] != "%" and not topics.is_system(topic.name):
             named.append(topic)
+    yield SamplePoint("messages_received_total", puts)
+    yield SamplePoint("received_bytes_total", size)
+    yield SamplePoint("messages_delayed", len(broker.store.delays))
     yield SamplePoint("series_left_out", max(0, len(named) - SERIES_MAX), ("topics",))
     yield SamplePoint("series_left_out", max(0, len(dead) - SERIES_MAX), ("dead_letters",))
     for topic in named[:SERIES_MAX]:
@@ -190,21 +189,18 @@ def _stored(topic: Topic) -> int:
     return sum([queue.max_offset - queue.min_offset for queue in topic.queues])
 
 
-def _groups(broker: Broker) -> Iterator[SamplePoint | None]:
-    left = dict.fromkeys(_DELIVERED, SERIES_MAX)
-    for number, (counter, key, total) in enumerate(broker.statistics.totals()):
-        if not number % _BETWEEN_PAUSES:
-            yield None
-        if left.get(counter):
-            left[counter] -= 1
+def _groups(broker: Broker) -> Iterator[SamplePoint]:
+    for metric, counter in _DELIVERED.items():
+        for key, meter in list(islice(broker.statistics.named(counter).items(), SERIES_MAX)):
             topic, _, group = key.partition("@")
-            yield SamplePoint(_DELIVERED[counter], total, (group, topic))
+            labels = (group, topic) if group else ()
+            yield SamplePoint(metric, meter.total, labels)
     progress = ConsumeProgress(
         broker.settings.name, broker.topics, broker.offsets, broker.clients, broker.store
     )
-    pairs = list(broker.offsets)
+    pairs = broker.offsets.pairs()
     yield SamplePoint("series_left_out", max(0, len(pairs) - SERIES_MAX), ("groups",))
-    for group, name in pairs[:SERIES_MAX]:
+    for group, name in list(islice(pairs, SERIES_MAX)):
         found = broker.topics.by_name.get(name)
         if found is not None and not broker.clients.lacks_subscription(group, name):
             yield SamplePoint("group_lag_messages", progress.lag(group, found), (group, name))

@@ -104,7 +104,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
         "transactions_open": _gauge("Transactions without a decision, with the parked ones."),
         "transactions_parked": _gauge("Transactions that wait for a person."),
         "oldest_transaction_age_seconds": _gauge(
-            "The age of the oldest transaction without a decision; 0 without one."
+            "The age of the oldest transaction that is neither decided nor parked; 0 without one."
         ),
         "transactions_prepared_total": _counter("Half messages stored."),
         "transactions_decided_total": _counter("Decisions.", "outcome"),

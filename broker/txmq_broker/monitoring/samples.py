@@ -96,7 +96,7 @@ class ProcessSamples:
         self._settings = settings
         self._process = process
         self._oldest = -1, 0
-        """The position of the oldest open half message, and the time at which it was stored."""
+        """The position of the oldest half message that waits, and the time when it was stored."""
 
     def read(self) -> Iterator[SamplePoint | None]:
         """All samples. The caller may pause after each; ``None`` is only a place to pause."""
@@ -143,10 +143,9 @@ class ProcessSamples:
 
     def _oldest_age(self, broker: Broker) -> float:
         halves = broker.store.halves
-        packed = next(iter(halves.pending.table.values()), None)
-        if packed is None:
+        half = halves.pending.oldest()
+        if half is None:
             return 0.0
-        half = halves.pending.unpack(packed)
         if half.position != self._oldest[0]:
             try:
                 stored_ms = broker.store.stored_ms(halves.half_queue, half.offset)

@@ -211,7 +211,11 @@ def test_transactions_count_by_outcome_and_the_oldest_has_its_age():
         assert parked("transaction_checks_sent_total") == asked > 0
         undecided = parked.labelled("transaction_checks_undecided_total", "reason")
         assert sum(undecided.values()) == undecided["unanswered"] > 0
-        assert parked("oldest_transaction_age_seconds") > 100
+        assert parked("oldest_transaction_age_seconds") == 0
+        await prepare(client, unique="U9")
+        await stage.passes(0.2)
+        again = await scraped(stage.broker)
+        assert 0.2 <= again("oldest_transaction_age_seconds") < 0.4
 
     in_world(main, quick(check_max=2))
 

@@ -1,7 +1,8 @@
 """Print docs/reference/metrics.md: every metric of a broker, from the table that makes them."""
 
+from txmq.limits import METRIC_SERIES_MAX
 from txmq_broker.core.latency import BOUNDS_S
-from txmq_broker.monitoring.metric_table import PREFIX, SECTIONS, SERIES_MAX, Origin
+from txmq_broker.monitoring.metric_table import PREFIX, SECTIONS, Origin
 from txmq_broker.monitoring.samples import LIMITS
 
 HEAD = f"""\
@@ -18,7 +19,7 @@ Counters begin at 0 when a broker starts, and a member of a broker set starts on
 begins to lead.
 A process that leads, or belongs to no set, has the metrics of a *leader*.
 
-A metric has at most {SERIES_MAX:,} series.
+A metric has at most {METRIC_SERIES_MAX:,} series.
 Topics have theirs in the order in which the broker learned of them, and groups likewise, so a \
 series stays as long as its topic does.
 `series_left_out` counts those without; the figures without a topic or group always count all.

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeAlias, cast
 
+from txmq.limits import HTTP_CONNECTIONS_MAX, HTTP_REQUEST_BYTES_MAX
 from txmq.runtime.network import Network, ServerSocket, SystemNetwork
 from txmq.runtime.tasks import Tasks
 
@@ -20,11 +21,8 @@ __all__ = ["METRICS_TYPE", "HttpPage", "HttpServer", "Pages"]
 
 log = logging.getLogger(__name__)
 
-REQUEST_BYTES_MAX: Final = 8 * 1024
 EXCHANGE_S: Final = 10.0
 """The longest from a connection's first moment to the end of its answer."""
-CONNECTIONS_MAX: Final = 16
-"""Connections at once: a few scrapers and probes."""
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _TEXT_TYPE: Final = "text/plain; charset=utf-8"
@@ -90,9 +88,9 @@ class HttpServer:
 
     def _take(self) -> HttpExchange:
         exchange = HttpExchange(self._answer, self._exchanges.discard)
-        if len(self._exchanges) >= CONNECTIONS_MAX:
+        if len(self._exchanges) >= HTTP_CONNECTIONS_MAX:
             exchange.refusal = HttpPage(
-                f"{CONNECTIONS_MAX} connections are open, which is the limit; try again later\n",
+                f"{HTTP_CONNECTIONS_MAX} connections are open, which is the limit\n",
                 HTTPStatus.SERVICE_UNAVAILABLE,
             )
         self._exchanges.add(exchange)
@@ -154,11 +152,11 @@ class HttpExchange(asyncio.Protocol):
         if self.refusal is not None or _HEAD_END in self._received:
             return
         self._received += data
-        if _HEAD_END in self._received[:REQUEST_BYTES_MAX]:
+        if _HEAD_END in self._received[:HTTP_REQUEST_BYTES_MAX]:
             self._answer(self, self._received)
-        elif len(self._received) >= REQUEST_BYTES_MAX:
+        elif len(self._received) >= HTTP_REQUEST_BYTES_MAX:
             self.refusal = HttpPage(
-                f"a request has at most {REQUEST_BYTES_MAX} bytes\n",
+                f"a request has at most {HTTP_REQUEST_BYTES_MAX} bytes\n",
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
             )
             self.send(self.refusal)

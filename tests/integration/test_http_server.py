@@ -7,6 +7,7 @@ import pytest
 
 from txmq import http_server
 from txmq.http_server import HttpPage, HttpServer
+from txmq.limits import HTTP_CONNECTIONS_MAX, HTTP_REQUEST_BYTES_MAX
 
 
 async def hello():
@@ -95,13 +96,13 @@ def test_a_page_that_fails_is_an_error_without_details_and_the_log_has_them(capl
 
 def test_a_request_without_an_end_is_refused_at_the_limit():
     endless, long = answered(
-        b"GET /hello HTTP/1.1\r\n" + b"x" * http_server.REQUEST_BYTES_MAX,
-        b"GET /hello HTTP/1.1\r\nA: " + b"x" * http_server.REQUEST_BYTES_MAX + b"\r\n\r\n",
+        b"GET /hello HTTP/1.1\r\n" + b"x" * HTTP_REQUEST_BYTES_MAX,
+        b"GET /hello HTTP/1.1\r\nA: " + b"x" * HTTP_REQUEST_BYTES_MAX + b"\r\n\r\n",
     )
 
     for answer in (endless, long):
         assert answer.startswith("HTTP/1.1 431 ")
-        assert f"at most {http_server.REQUEST_BYTES_MAX} bytes" in answer
+        assert f"at most {HTTP_REQUEST_BYTES_MAX} bytes" in answer
 
 
 def test_a_silent_connection_and_a_slow_page_end_with_the_time(monkeypatch):
@@ -122,7 +123,7 @@ def test_one_connection_too_many_is_refused_and_the_next_is_served_again():
         async with AsyncExitStack() as stack:
             server = await stack.enter_async_context(HttpServer(PAGES, "127.0.0.1", 0))
             writers = []
-            for _ in range(http_server.CONNECTIONS_MAX):
+            for _ in range(HTTP_CONNECTIONS_MAX):
                 _, writer = await asyncio.open_connection(*server.address)
                 writers.append(writer)
             refused = await exchange(server.address, b"")

@@ -11,6 +11,7 @@ import urllib.request
 import pytest
 from msgspec.structs import replace
 
+from tests.broker_set import BrokerSet
 from tests.integration.cli.test_cli_serve import started, stopped
 from tests.serving import ask
 from tests.unit.monitoring.scraping import Scrape, of_broker, scraped
@@ -179,3 +180,36 @@ def test_a_scrape_while_the_broker_stops_ends_with_it():
             return await asyncio.wait_for(waiting, 10)
 
     assert "txmq_broker_ready" in asyncio.run(run()).text
+
+
+def test_members_of_a_set_show_who_leads_and_each_leadership(tmp_path, etcd):
+    settings = ("replication.lease=2", "http_listen=127.0.0.1:0")
+    with BrokerSet(tmp_path, etcd.port, settings, count=2) as members:
+
+        def pages_of(member):
+            found = re.findall(r"metrics and health at http://([\d.:]+)", member.tail(100_000))
+            return found[-1]
+
+        def scrape_of(member):
+            return Scrape(read(pages_of(member), "/metrics")[1])
+
+        leader = members.wait_in_sync(1)
+        (follower,) = (one for one in members.members.values() if one is not leader)
+        first, copy = scrape_of(leader), scrape_of(follower)
+        assert (first("ready"), copy("ready")) == (1, 0)
+        assert first("leaderships_total") == 1
+        assert copy("leaderships_total") == 0
+        assert 0 <= first("lease_age_seconds") < 2
+        assert first("copies_in_sync") == 2
+        assert first("epoch") == copy("epoch") > 0
+        assert read(pages_of(leader), "/health/ready") == (200, "ready\n")
+        assert leader.address in read(pages_of(follower), "/health/ready")[1]
+        facts = json.loads(read(pages_of(leader), "/info")[1])
+        assert (facts["role"], facts["epoch"]) == ("leader", first("epoch"))
+
+        leader.kill()
+        assert members.wait_for_leader(other_than=leader) is follower
+        members.until(lambda: read(pages_of(follower), "/health/ready")[0] == 200, "never ready")
+        second = scrape_of(follower)
+        assert (second("leaderships_total"), second("copies_in_sync")) == (1, 1)
+        assert second("epoch") > first("epoch")

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-__all__ = ["METRICS", "PREFIX", "SECTIONS", "SERIES_MAX", "MetricKind", "MetricRow", "Origin"]
+__all__ = ["METRICS", "PREFIX", "SECTIONS", "MetricKind", "MetricRow", "Origin"]
 
 PREFIX: Final = "txmq_broker_"
-
-SERIES_MAX: Final = 1_000
-"""Series of one metric: some 4 ms of a scrape. Topics and groups that came later have none."""
 
 
 class MetricKind(StrEnum):

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 import txmq
 from txmq import limits
 from txmq.errors import CorruptRecord
+from txmq.limits import METRIC_SERIES_MAX
 from txmq.protocol.topics import DLQ
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
 from txmq_broker.core.latency import BOUNDS_S, LatencyHistogram
 from txmq_broker.core.progress import ConsumeProgress
 from txmq_broker.core.topics import Topic
-from txmq_broker.monitoring.metric_table import SERIES_MAX
 from txmq_broker.monitoring.readiness import objection, role_of
 from txmq_broker.monitoring.subject import MonitoredProcess
 from txmq_broker.services.follower import Follower
@@ -173,14 +173,14 @@ def _messages(broker: Broker) -> Iterator[SamplePoint | None]:
     yield SamplePoint("messages_received_total", puts)
     yield SamplePoint("received_bytes_total", size)
     yield SamplePoint("messages_delayed", len(broker.store.delays))
-    yield SamplePoint("series_left_out", max(0, len(named) - SERIES_MAX), ("topics",))
-    yield SamplePoint("series_left_out", max(0, len(dead) - SERIES_MAX), ("dead_letters",))
-    for topic in named[:SERIES_MAX]:
+    yield SamplePoint("series_left_out", max(0, len(named) - METRIC_SERIES_MAX), ("topics",))
+    yield SamplePoint("series_left_out", max(0, len(dead) - METRIC_SERIES_MAX), ("dead_letters",))
+    for topic in named[:METRIC_SERIES_MAX]:
         labels = (topic.name,)
         yield SamplePoint("topic_messages_received_total", topic.put_count, labels)
         yield SamplePoint("topic_received_bytes_total", topic.put_bytes, labels)
         yield SamplePoint("topic_messages_stored", _stored(topic), labels)
-    for topic in dead[:SERIES_MAX]:
+    for topic in dead[:METRIC_SERIES_MAX]:
         yield SamplePoint("dead_letters", _stored(topic), (topic.name.removeprefix(DLQ),))
 
 
@@ -190,7 +190,7 @@ def _stored(topic: Topic) -> int:
 
 def _groups(broker: Broker) -> Iterator[SamplePoint]:
     for metric, counter in _DELIVERED.items():
-        for key, meter in list(islice(broker.statistics.named(counter).items(), SERIES_MAX)):
+        for key, meter in list(islice(broker.statistics.named(counter).items(), METRIC_SERIES_MAX)):
             topic, _, group = key.partition("@")
             labels = (group, topic) if group else ()
             yield SamplePoint(metric, meter.total, labels)
@@ -198,8 +198,8 @@ def _groups(broker: Broker) -> Iterator[SamplePoint]:
         broker.settings.name, broker.topics, broker.offsets, broker.clients, broker.store
     )
     pairs = broker.offsets.pairs()
-    yield SamplePoint("series_left_out", max(0, len(pairs) - SERIES_MAX), ("groups",))
-    for group, name in list(islice(pairs, SERIES_MAX)):
+    yield SamplePoint("series_left_out", max(0, len(pairs) - METRIC_SERIES_MAX), ("groups",))
+    for group, name in list(islice(pairs, METRIC_SERIES_MAX)):
         found = broker.topics.by_name.get(name)
         if found is not None and not broker.clients.lacks_subscription(group, name):
             yield SamplePoint("group_lag_messages", progress.lag(group, found), (group, name))
@@ -273,7 +273,7 @@ def _replication(broker: Broker, figures: Mapping[str, int]) -> Iterator[SampleP
     yield SamplePoint("copies_required", copies.min_in_sync)
     yield SamplePoint("bytes_not_copied", figures["bytes_not_copied"])
     yield SamplePoint("answers_waiting_for_followers", figures["answers_waiting_for_followers"])
-    for follower in copies.followers[:SERIES_MAX]:
+    for follower in copies.followers[:METRIC_SERIES_MAX]:
         labels = (follower.member,)
         yield SamplePoint("follower_in_sync", follower.is_in_sync, labels)
         if follower.bytes_behind is not None:

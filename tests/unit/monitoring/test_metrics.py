@@ -271,7 +271,7 @@ def test_each_limit_that_clients_share_is_scraped_with_the_figure_that_it_bounds
 
 
 def test_series_are_bounded_and_those_left_out_are_counted(monkeypatch):
-    monkeypatch.setattr(sampling, "SERIES_MAX", 2)
+    monkeypatch.setattr(sampling, "METRIC_SERIES_MAX", 2)
 
     async def main(stage):
         client = await stage.client()

@@ -17,7 +17,7 @@ from txmq.limits import HTTP_CONNECTIONS_MAX, HTTP_REQUEST_BYTES_MAX
 from txmq.runtime.network import Network, ServerSocket, SystemNetwork
 from txmq.runtime.tasks import Tasks
 
-__all__ = ["METRICS_TYPE", "HttpPage", "HttpServer", "Pages"]
+__all__ = ["METRICS_TYPE", "HttpPage", "HttpServer", "Pages", "health_pages"]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,25 @@ class HttpPage(NamedTuple):
 
 Pages: TypeAlias = Mapping[str, Callable[[], Awaitable[HttpPage]]]
 """The functions that make the pages, by path."""
+
+
+def health_pages(objection: Callable[[], Awaitable[str]]) -> Pages:
+    """The pages that probes ask for.
+
+    Args:
+        objection: Returns why the process cannot do its work now; an empty text if it can.
+    """
+
+    async def live() -> HttpPage:
+        return HttpPage("alive\n")
+
+    async def ready() -> HttpPage:
+        reason = await objection()
+        if reason:
+            return HttpPage(f"not ready: {reason}\n", HTTPStatus.SERVICE_UNAVAILABLE)
+        return HttpPage("ready\n")
+
+    return {"/health/live": live, "/health/ready": ready}
 
 
 class HttpServer:

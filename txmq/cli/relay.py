@@ -23,7 +23,7 @@ from txmq.errors import (
     TopicNotFound,
     TransportError,
 )
-from txmq.http_server import METRICS_TYPE, HttpPage, HttpServer
+from txmq.http_server import METRICS_TYPE, HttpPage, HttpServer, health_pages
 from txmq.quantity import quantity
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def relay(
     metrics: Annotated[
         str | None,
         typer.Option(
-            "--metrics", metavar="HOST:PORT", help="Where to serve metrics to Prometheus."
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Where to serve /metrics, /health/live and /health/ready over HTTP.",
         ),
     ] = None,
     names: Names = NAMES_DEFAULT,
@@ -142,7 +144,11 @@ async def _run(plan: RelayPlan) -> None:
             shown = plan.engine.url.render_as_string(hide_password=True)
             line = f"ready {plan.outbox.name} in {shown} names {plan.names}"
             if plan.metrics is not None:
-                server = HttpServer({"/metrics": lambda: _page(working)}, *plan.metrics)
+                pages = {
+                    "/metrics": lambda: _page(working),
+                    **health_pages(lambda: _objection(working)),
+                }
+                server = HttpServer(pages, *plan.metrics)
                 await stack.enter_async_context(server)
                 line += " metrics http://{}:{}/metrics".format(*server.address)
             say(line)
@@ -161,6 +167,18 @@ async def _check_dead_letter_topic(plan: RelayPlan) -> None:
         async with Session(plan.names) as session:
             name = plan.settings.dead_letter_topic
             await check_topic(Admin(session), name, "the dead-letter topic")
+
+
+async def _objection(relay: Relay) -> str:
+    """Why the relay cannot read its outbox now; empty if it can."""
+    try:
+        async with asyncio.timeout(COUNT_S):
+            await relay.waiting()
+    except TimeoutError:
+        return f"the database did not answer within {COUNT_S:g} s"
+    except DatabaseFailed as error:
+        return str(error)
+    return ""
 
 
 async def _page(relay: Relay) -> HttpPage:

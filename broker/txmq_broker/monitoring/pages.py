@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from http import HTTPStatus
 from typing import Final
 
 import msgspec
@@ -22,7 +21,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 import txmq
-from txmq.http_server import METRICS_TYPE, HttpPage, Pages
+from txmq.http_server import METRICS_TYPE, HttpPage, Pages, health_pages
 from txmq.metrics_text import metrics_text
 from txmq_broker.config import BrokerSettings
 from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind
@@ -57,21 +56,12 @@ class MonitoringPages:
         """The pages by path."""
         return {
             "/metrics": self.metrics,
-            "/health/live": self.live,
-            "/health/ready": self.ready,
+            **health_pages(self._objection),
             "/info": self.info,
         }
 
-    async def live(self) -> HttpPage:
-        """Answer as long as the event loop runs."""
-        return HttpPage("alive\n")
-
-    async def ready(self) -> HttpPage:
-        """Say whether a send would be acknowledged now, and why not."""
-        reason = objection(self._process)
-        if reason:
-            return HttpPage(f"not ready: {reason}\n", HTTPStatus.SERVICE_UNAVAILABLE)
-        return HttpPage("ready\n")
+    async def _objection(self) -> str:
+        return objection(self._process)
 
     async def info(self) -> HttpPage:
         """Facts about the process, as JSON."""

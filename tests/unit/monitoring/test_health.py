@@ -13,16 +13,18 @@ from txmq_broker.config import BrokerSettings, ReplicationSettings, ServerTlsSet
 from txmq_broker.monitoring.pages import MonitoringPages
 from txmq_broker.monitoring.subject import LoneProcess
 
+READY = "/health/ready"
+
 
 async def readiness(broker):
-    page = await of_broker(broker).ready()
+    page = await of_broker(broker).pages()[READY]()
     return page.status, page.text
 
 
 def test_a_broker_that_serves_is_ready_and_alive():
     async def main(stage):
         assert await readiness(stage.broker) == (HTTPStatus.OK, "ready\n")
-        assert (await of_broker(stage.broker).live()).text == "alive\n"
+        assert (await of_broker(stage.broker).pages()["/health/live"]()).text == "alive\n"
 
     in_world(main)
 
@@ -93,7 +95,7 @@ def test_a_follower_is_not_ready_and_names_the_leader():
         follower = stage.second.follower
         pages = MonitoringPages(follower_settings(stage), LoneProcess(follower=follower))
 
-        page = await pages.ready()
+        page = await pages.pages()[READY]()
         assert page.status == HTTPStatus.SERVICE_UNAVAILABLE
         assert f"the process follows {stage.first.address}" in page.text
         facts = json.loads((await pages.info()).text)
@@ -111,7 +113,7 @@ def follower_settings(stage):
 def test_a_process_that_does_neither_waits():
     pages = MonitoringPages(BrokerSettings(), LoneProcess())
 
-    page = asyncio.run(pages.ready())
+    page = asyncio.run(pages.pages()[READY]())
     assert page.status == HTTPStatus.SERVICE_UNAVAILABLE
     assert page.text == "not ready: the process neither leads nor follows yet\n"
     assert "txmq_broker_ready 0.0\n" in asyncio.run(pages.metrics()).text

@@ -25,6 +25,7 @@ from txmq.runtime.network import Network, SystemNetwork
 from txmq.runtime.tasks import until_first
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, etcd_endpoints
+from txmq_broker.monitoring.server import monitored
 from txmq_broker.running import allow_files
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
@@ -53,6 +54,7 @@ class SetMember:
             its directory is another one, which has nothing of what was acknowledged.
         broker: The broker, while this member leads.
         follower: The follower, while another member leads.
+        leaderships: How often this member began to lead.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class SetMember:
         self.name = ""
         self.broker: Broker | None = None
         self.follower: Follower | None = None
+        self.leaderships = 0
 
     def stop(self) -> None:
         """Stop following, or hand over and stop leading; :meth:`run` returns."""
@@ -246,6 +249,7 @@ class SetMember:
         await until_first(start(), held.ended.wait(), self._stopping.wait())
         if self.broker is None:
             return
+        self.leaderships += 1
         if self._on_leading is not None:
             self._on_leading(broker)
         await until_first(held.ended.wait(), broker.stopped.wait(), self._stopping.wait())
@@ -309,6 +313,7 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, member.stop)
-    ready()
-    await member.run()
+    async with monitored(settings, member):
+        ready()
+        await member.run()
     return 0

@@ -12,7 +12,6 @@ from txmq.background import fast_loop
 from txmq.cli import logs
 from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Names, fail
 from txmq.cli.known_names import check_topic
-from txmq.cli.metrics_server import metrics_server
 from txmq.cli.output import flush, say
 from txmq.cli.schema import Database, database_errors
 from txmq.cli.stop_signals import stop_at_signals
@@ -24,6 +23,7 @@ from txmq.errors import (
     TopicNotFound,
     TransportError,
 )
+from txmq.http_server import METRICS_TYPE, HttpPage, HttpServer, health_pages
 from txmq.quantity import quantity
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ def relay(
     metrics: Annotated[
         str | None,
         typer.Option(
-            "--metrics", metavar="HOST:PORT", help="Where to serve metrics to Prometheus."
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Where to serve /metrics, /health/live and /health/ready over HTTP.",
         ),
     ] = None,
     names: Names = NAMES_DEFAULT,
@@ -142,10 +144,13 @@ async def _run(plan: RelayPlan) -> None:
             shown = plan.engine.url.render_as_string(hide_password=True)
             line = f"ready {plan.outbox.name} in {shown} names {plan.names}"
             if plan.metrics is not None:
-                host, port = await stack.enter_async_context(
-                    metrics_server(*plan.metrics, lambda: _page(working))
-                )
-                line += f" metrics http://{host}:{port}/metrics"
+                pages = {
+                    "/metrics": lambda: _page(working),
+                    **health_pages(lambda: _objection(working)),
+                }
+                server = HttpServer(pages, *plan.metrics)
+                await stack.enter_async_context(server)
+                line += " metrics http://{}:{}/metrics".format(*server.address)
             say(line)
             flush()
             await stopped.wait()
@@ -164,7 +169,19 @@ async def _check_dead_letter_topic(plan: RelayPlan) -> None:
             await check_topic(Admin(session), name, "the dead-letter topic")
 
 
-async def _page(relay: Relay) -> str:
+async def _objection(relay: Relay) -> str:
+    """Why the relay cannot read its outbox now; empty if it can."""
+    try:
+        async with asyncio.timeout(COUNT_S):
+            await relay.waiting()
+    except TimeoutError:
+        return f"the database did not answer within {COUNT_S:g} s"
+    except DatabaseFailed as error:
+        return str(error)
+    return ""
+
+
+async def _page(relay: Relay) -> HttpPage:
     from txmq.outbox.metrics import exposition
 
     try:
@@ -172,4 +189,4 @@ async def _page(relay: Relay) -> str:
             waiting = await relay.waiting()
     except (DatabaseFailed, TimeoutError):
         waiting = None  # The page still has the counters of this relay.
-    return exposition(relay.tally, waiting)
+    return HttpPage(exposition(relay.tally, waiting), content_type=METRICS_TYPE)

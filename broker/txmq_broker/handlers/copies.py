@@ -105,8 +105,12 @@ class CopyHandlers:
     def show(self, connection: Connection, request: Command) -> bytes:
         """7707: this leader and its followers, and how far each of them is."""
         del connection
+        return answer(request, body=self.view().write())
+
+    def view(self) -> CopiesView:
+        """This leader and its followers, and how far each of them is."""
         copies, log = self._parts.settings.replication, self._parts.store.log
-        view = CopiesView(
+        return CopiesView(
             copies.member if self._leadership is None else self._leadership.member,
             log.epoch,
             "sync" if copies.is_sync else "async",
@@ -114,7 +118,6 @@ class CopyHandlers:
             log.end,
             self._shipper.followers(),
         )
-        return answer(request, body=view.write())
 
     def _ship(self) -> None:
         self._is_shipping = True

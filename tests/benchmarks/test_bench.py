@@ -26,6 +26,10 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
     document = {
         "ratios": {"broker_cpu_over_floor": {"median": 2.0}, "sync_over_async": {"median": 0.59}},
         "access": {"signed_over_plain": {"median": 1.35}},
+        "copies": {
+            "leader_cpu_over_alone": {"median": 1.31},
+            "catch_up_over_disk": {"median": 0.5},
+        },
         "drain": {"drain_over_sends": {"median": 5.0}},
         "filters": {"dearest_us": {"median": 3.01}},
         "producer": {"over_cpp": {"median": 3.0}, "batched_over_cpp": {"median": 9.9}},
@@ -71,6 +75,7 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
     assert passed == {
         "send_cost",
         "access_cost",
+        "copies_catch_up",
         "drain_cost",
         "transaction_cost",
         "decorated_session",

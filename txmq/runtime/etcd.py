@@ -16,7 +16,7 @@ import base64
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.coordinator import AllowedLoss, Leader, Leadership, View
 
 __all__ = ["EtcdCoordinator"]
+
+T = TypeVar("T")
 
 _PREFIX: Final = "/txmq/sets"
 _HEADERS_BYTES_MAX: Final = 64 * 1024
@@ -164,10 +166,10 @@ class EtcdCoordinator:
         stored, leading = (part["response_range"].get("kvs", []) for part in answer["responses"])
         state, version, leader = SetState(), 0, None
         if stored:
-            state = msgspec.json.decode(base64.b64decode(stored[0]["value"]), type=SetState)
+            state = _value(stored[0], SetState)
             version = int(stored[0]["mod_revision"])
         if leading:
-            leader = msgspec.json.decode(base64.b64decode(leading[0]["value"]), type=Leader)
+            leader = _value(leading[0], Leader)
         view = View(leader, state.epoch, state.in_sync, version, state.loss)
         return view, int(answer["header"]["revision"])
 
@@ -316,6 +318,19 @@ def _reason(body: bytes) -> str:
         return str(msgspec.json.decode(body, type=dict[str, Any])["message"])
     except (msgspec.DecodeError, KeyError):
         return body[:_QUOTED].decode(errors="replace").partition("\n")[0].strip()
+
+
+def _value(pair: dict[str, str], kind: type[T]) -> T:
+    """The value of a key of a set.
+
+    Raises:
+        ConnectionLost: Another program wrote it.
+    """
+    try:
+        return msgspec.json.decode(base64.b64decode(pair["value"]), type=kind)
+    except msgspec.DecodeError as error:
+        key = base64.b64decode(pair["key"]).decode()
+        raise ConnectionLost(f"{key} in etcd is not what members write: {error}") from error
 
 
 def _text(text: str) -> str:

@@ -9,14 +9,12 @@ leader and its followers sync at the same time.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
 from txmq.errors import InvalidParameter, NoPermission
 from txmq.protocol import command as commands
-from txmq.protocol.bodies import DataVersion
 from txmq.protocol.command import Command
 from txmq.protocol.copies import (
     NO_SPAN,
@@ -30,6 +28,7 @@ from txmq.protocol.span import HEAD_BYTES, ends_in, read_head
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq_broker.services.copied_answers import CopiedAnswers
+from txmq_broker.services.held_changes import HeldChanges, TableVersions
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["LogShipper"]
@@ -41,17 +40,6 @@ new leader are at most a second old.
 """
 
 _SHIPPED_AT_ONCE: Final = 1024 * 1024
-
-
-TableVersions: TypeAlias = tuple[DataVersion, DataVersion]
-
-
-class HeldChange(NamedTuple):
-    """The answer to a change of topics or groups that the followers do not have yet."""
-
-    versions: TableVersions
-    connection: Connection
-    answer: bytes
 
 
 @dataclass(slots=True)
@@ -96,7 +84,7 @@ class LogShipper:
         self._tables = tables
         self._answers = answers
         self._links: dict[str, FollowerLink] = {}
-        self._changes: deque[HeldChange] = deque()
+        self._changes = HeldChanges(answers, self._taken_by)
         self._timer: asyncio.TimerHandle | None = None
 
     def figures(self) -> dict[str, int]:
@@ -153,7 +141,7 @@ class LogShipper:
         self.watch()
         if link.taken != link.versions:
             link.taken = link.versions
-            self._release_changes()
+            self._changes.release()
         is_behind = wanted.position < self._store.log.end or link.versions != self._versions()
         if not (wanted.waits and is_shared) or is_behind:
             return self._answer(request, wanted, link, is_shared=is_shared)
@@ -269,29 +257,14 @@ class LogShipper:
 
     def hold_change(self, connection: Connection, answer: bytes) -> None:
         """Send an answer once every follower in the set has the tables as they are now."""
-        self._changes.append(HeldChange(self._versions(), connection, answer))
+        self._changes.hold(self._versions(), connection, answer)
         self.written()
-        self._release_changes()
+        self._changes.release()
         self.watch()
 
-    def _release_changes(self) -> None:
-        while self._changes and self._answers.is_certain():
-            versions, connection, answer = self._changes[0]
-            if not all(self._has(member, versions) for member in self._answers.awaited):
-                return
-            self._changes.popleft()
-            connection.send(answer)
-
-    def _has(self, member: str, wanted: TableVersions) -> bool:
+    def _taken_by(self, member: str) -> TableVersions | None:
         link = self._links.get(member)
-        return (
-            link is not None
-            and link.taken is not None
-            and all(
-                taken.counter >= version.counter
-                for taken, version in zip(link.taken, wanted, strict=True)
-            )
-        )
+        return None if link is None else link.taken
 
     # Time
 
@@ -310,8 +283,8 @@ class LogShipper:
             elif now - link.offsets_at >= _HOLD_S:
                 self._answer_open(link)
         self._answers.tick(self._links.keys())
-        self._release_changes()
-        if self._links or self._changes or self._answers.watches:
+        self._changes.release()
+        if self._links or self._changes.are_held or self._answers.watches:
             self.watch()
 
     def close(self) -> None:

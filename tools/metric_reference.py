@@ -31,6 +31,7 @@ NOTES = {
 The buckets of all histograms end at {", ".join(f"{bound:g}" for bound in BOUNDS_S)} seconds.
 A send begins with the turn of the event loop that reads it, and ends when its answer is written \
 to the connection: with `flush = "sync"` after the sync, and in a broker set after the copies.
+The messages of one write count together, with the mean of their times.
 """,
     "Limits and refusals": f"""\
 Limits: `connections`, `transactions_open`, {", ".join(f"`{name}`" for name in LIMITS)}.

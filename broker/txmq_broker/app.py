@@ -363,6 +363,7 @@ class Broker:
             flusher=self._flusher,
             checker=self._checker,
             figures=self._figures,
+            is_open=lambda: self._listener is not None,
             leadership=self._leadership,
             show_copies=lambda: self._copies.view(),  # noqa: PLW0108  it is made from these parts
             is_registered=lambda: self._registrar is not None and self._registrar.is_registered(),

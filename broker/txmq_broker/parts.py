@@ -62,6 +62,8 @@ class Parts:
 
     figures: Callable[[], dict[str, int]]
     """Counts what peers make the broker keep, and what it refused them, by name."""
+    is_open: Callable[[], bool]
+    """Returns whether the broker serves or drains; false once its files are closed."""
     leadership: HeldLeadership | None
     """The leadership under a coordinator, if there is one."""
     show_copies: Callable[[], CopiesView]

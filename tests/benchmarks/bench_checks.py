@@ -52,6 +52,14 @@ CHECKS = {
         0.5,
         is_most=False,
     ),
+    "scrape_cost": Check(
+        "messages per second of 1 KB sends, 64 in flight, flush=sync, with a scrape of the metrics"
+        " each second over those without",
+        "scrape",
+        "scraped_over_quiet",
+        0.97,
+        is_most=False,
+    ),
     "drain_cost": Check(
         "messages per CPU second by pulls of 32 over those by sends, 64 in flight",
         "drain",

@@ -123,22 +123,34 @@ def counted(histogram):
 
 
 @in_virtual_time
-async def test_each_message_counts_with_the_time_from_its_own_turn_to_its_answer(disk):
+async def test_messages_count_with_the_time_from_their_arrival_to_their_answer(disk):
     disk.slow_sync(0.4)
     async with Press(disk) as press:
         press.send(b"one")
         await asyncio.sleep(0.1)
         press.send(b"two")
         press.send_oneway(b"three")
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(0.2)
         press.send(b"four")
         await asyncio.sleep(1.0)
 
-        # The second sync begins at 0.4 and ends at 0.8.
-        assert counted(press.flusher.send_times) == {0.5: 2, 1.0: 2}
-        assert press.flusher.send_times.sum_s == pytest.approx(0.4 + 2 * 0.7 + 0.45)
+        # The second sync begins at 0.4 and ends at 0.8; its messages came from 0.1 on.
+        assert counted(press.flusher.send_times) == {0.5: 1, 1.0: 3}
+        assert press.flusher.send_times.sum_s == pytest.approx(0.4 + 3 * (0.8 - 0.25))
         assert counted(press.flusher.sync_times) == {0.5: 2}
         assert press.flusher.sync_times.sum_s == pytest.approx(0.8)
+
+
+@in_virtual_time
+async def test_a_turn_without_a_message_does_not_make_the_next_one_longer(disk):
+    disk.slow_sync(0.2)
+    async with Press(disk) as press:
+        press.flusher.turn_ms()
+        await asyncio.sleep(5.0)
+        press.send(b"one")
+        await asyncio.sleep(1.0)
+
+        assert press.flusher.send_times.sum_s == pytest.approx(0.2)
 
 
 @in_virtual_time

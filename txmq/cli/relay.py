@@ -10,7 +10,7 @@ import typer
 
 from txmq.background import fast_loop
 from txmq.cli import logs
-from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Names, fail
+from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Names, fail, host_and_port
 from txmq.cli.known_names import check_topic
 from txmq.cli.output import flush, say
 from txmq.cli.schema import Database, database_errors
@@ -35,7 +35,6 @@ __all__ = ["relay"]
 
 COUNT_S: Final = 5.0
 """Prometheus waits for 10 s by default."""
-PORT_MAX: Final = 65_535
 LEASE_MAX_S: Final = 3_600.0
 
 
@@ -71,9 +70,10 @@ def relay(
             "that died.",
         ),
     ] = 10.0,
-    metrics: Annotated[
+    http: Annotated[
         str | None,
         typer.Option(
+            "--http",
             "--metrics",
             metavar="HOST:PORT",
             help="Where to serve /metrics, /health/live and /health/ready over HTTP.",
@@ -100,7 +100,7 @@ def relay(
             lease_s=lease,
         )
         engine = engine_of(database)
-        where = None if metrics is None else _address(metrics)
+        where = None if http is None else host_and_port(http)
         plan = RelayPlan(engine, Outbox(outbox, schema), names, settings, where)
         try:
             with asyncio.Runner(loop_factory=fast_loop()) as runner:
@@ -110,7 +110,7 @@ def relay(
         except TopicNotFound as error:
             fail(str(error))
         except OSError as error:
-            fail(f"cannot serve metrics at {metrics}: {error}")
+            fail(f"cannot serve metrics at {http}: {error}")
         finally:
             engine.dispose()
 
@@ -122,14 +122,7 @@ class RelayPlan(NamedTuple):
     outbox: Outbox
     names: str
     settings: RelaySettings
-    metrics: tuple[str, int] | None
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > PORT_MAX:
-        fail(f"{text!r} is not an address; write host:port, as in 127.0.0.1:9400", WRONGLY_CALLED)
-    return host.strip("[]"), int(port)
+    http: tuple[str, int] | None
 
 
 async def _run(plan: RelayPlan) -> None:
@@ -143,12 +136,12 @@ async def _run(plan: RelayPlan) -> None:
             await stack.enter_async_context(working)
             shown = plan.engine.url.render_as_string(hide_password=True)
             line = f"ready {plan.outbox.name} in {shown} names {plan.names}"
-            if plan.metrics is not None:
+            if plan.http is not None:
                 pages = {
                     "/metrics": lambda: _page(working),
                     **health_pages(lambda: _objection(working)),
                 }
-                server = HttpServer(pages, *plan.metrics)
+                server = HttpServer(pages, *plan.http)
                 await stack.enter_async_context(server)
                 line += " metrics http://{}:{}/metrics".format(*server.address)
             say(line)

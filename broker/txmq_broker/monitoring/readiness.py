@@ -29,6 +29,8 @@ def _broker_objection(broker: Broker) -> str:
     if broker.failure is not None:
         return str(broker.failure)
     parts = broker.parts
+    if not parts.is_open():
+        return "the broker has stopped"
     if parts.leadership is not None and not parts.leadership.is_certain():
         return "the lease of this leader is over"
     refusal = parts.flusher.refusal()

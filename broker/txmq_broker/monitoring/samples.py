@@ -109,7 +109,8 @@ class ProcessSamples:
         yield SamplePoint("ready", not objection(process))
         yield SamplePoint("leaderships_total", process.leaderships)
         if process.broker is not None:
-            yield from self._of_broker(process.broker)
+            if process.broker.parts.is_open():
+                yield from self._of_broker(process.broker)
         elif process.follower is not None:
             yield from _of_follower(process.follower)
 

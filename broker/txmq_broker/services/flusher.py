@@ -79,13 +79,6 @@ class RunningSync(NamedTuple):
     since: float
 
 
-class TurnStart(NamedTuple):
-    """The beginning of a turn, and the number of messages that were staged before it."""
-
-    at: float
-    staged: int
-
-
 class Flusher:
     """Writes, syncs and releases spans for one store."""
 
@@ -114,12 +107,12 @@ class Flusher:
         self._turn_planned = False
         self._turn_ms = 0
         self._turn_end = 0
-        self._turns: list[TurnStart] = []
-        """The turns of the next span."""
-        self._written_turns: deque[list[TurnStart]] = deque()
-        """Those of each span that is written and not released."""
+        self._began = 0.0
+        """When the first turn of the next span began."""
+        self._arrivals: deque[float] = deque()
+        """When the messages of each span arrived that is written and not released."""
         self.send_times = LatencyHistogram()
-        """Messages by the time from the beginning of their turn to their answer."""
+        """Messages by the time from their arrival to their answer, in the mean of their span."""
         self.sync_times = LatencyHistogram()
         self._syncing: RunningSync | None = None
         self._checkpoint: asyncio.Task[None] | None = None
@@ -195,15 +188,21 @@ class Flusher:
             if log_.next_position <= self._turn_end:
                 return self._turn_ms
             self._end_turn()
-        if (refusal := self.refusal()) is not None:
-            if isinstance(refusal, BrokerBusy):
-                self._busy_refused += 1
-            else:
-                self._sends_refused += 1
-            raise refusal
+        if self._waiting or self._admission.reasons or self._failed or self._copies is not None:
+            self._admit()
         self._turn_end = log_.segments.end + SPAN_BYTES_MAX
         self._turn_ms = self._plan_turn()
         return self._turn_ms
+
+    def _admit(self) -> None:
+        refusal = self.refusal()
+        if refusal is None:
+            return
+        if isinstance(refusal, BrokerBusy):
+            self._busy_refused += 1
+        else:
+            self._sends_refused += 1
+        raise refusal
 
     def refusal(self) -> BrokerBusy | ServiceUnavailable | None:
         """Why a send that comes now is refused; ``None`` if it is stored."""
@@ -268,12 +267,10 @@ class Flusher:
         """End this turn when the loop is free; return the time stamp of its records."""
         if not self._turn_planned:
             self._turn_planned = True
-            self._turns.append(TurnStart(self._clock.monotonic(), self._staged_messages()))
+            if not self._began:
+                self._began = self._clock.monotonic()
             asyncio.get_running_loop().call_soon(self._end_turn)
         return max(self._clock.wall_ms(), self._store.log.last_ms)
-
-    def _staged_messages(self) -> int:
-        return len(self._store.queues.staged) + len(self._store.halves.staged)
 
     # Turns
 
@@ -288,22 +285,25 @@ class Flusher:
             return
         if log_.staged and not self._failed:
             tickets, self._tickets = self._tickets, {}
-            turns, self._turns = self._turns, []
+            began, self._began = self._began, 0.0
             try:
                 span = self._store.write()
             except StoreError as error:
                 log.warning("a write failed: %s", error)
                 self._refuse(tickets, str(error))
             else:
-                self._written_turns.append(turns)
                 if self._is_sync:
-                    self._waiting.append(UnsyncedSpan(span, tickets, self._clock.monotonic()))
+                    now = self._clock.monotonic()
+                    # They arrived in all turns since the first: while the disk was busy, many.
+                    self._arrivals.append((began + now) / 2)
+                    self._waiting.append(UnsyncedSpan(span, tickets, now))
                 else:
+                    self._arrivals.append(began)
                     self._finish(span, tickets)
                 if self._written is not None:
                     self._written()
         else:
-            self._turns.clear()
+            self._began = 0.0
         if self._waiting and self._syncing is None and not self._failed:
             # Start the sync here and not in the task: every answer waits for the disk.
             self._syncing = self._begin_sync()
@@ -333,7 +333,8 @@ class Flusher:
         self._store.publish(span)
         for connection, (_, given) in tickets.items():
             connection.send(*given)
-        self._note_times(len(span.staged) + len(span.halves))
+        waited = self._clock.monotonic() - self._arrivals.popleft()
+        self.send_times.note(waited, len(span.staged) + len(span.halves))
         self._on_published(span)
         if (
             self._checkpoint is None
@@ -343,14 +344,6 @@ class Flusher:
             self._checkpoint = asyncio.create_task(self._save_indexes(), name="checkpoint")
         if self._drained is not None and self._is_idle():
             self._end_drain()
-
-    def _note_times(self, messages: int) -> None:
-        """Count the messages of the oldest span that is written, whose answers are sent."""
-        now = self._clock.monotonic()
-        for at, staged in reversed(self._written_turns.popleft()):
-            if messages > staged:
-                self.send_times.note(now - at, messages - staged)
-                messages = staged
 
     # Syncs
 

@@ -44,6 +44,28 @@ def test_each_reason_to_refuse_sends_is_a_reason_not_to_be_ready():
     in_world(main)
 
 
+def test_a_broker_that_stops_says_so_and_has_no_figures_any_more():
+    kept = []
+
+    async def main(stage):
+        kept.append(stage.broker)
+        pages = of_broker(stage.broker)
+        stage.broker.admission.refuse("stopping", "the broker is stopping")
+        assert (await readiness(stage.broker))[1] == "not ready: the broker is stopping\n"
+        assert "txmq_broker_log_bytes" in (await pages.metrics()).text
+
+    in_world(main)
+    (broker,) = kept
+    status, text = asyncio.run(readiness(broker))
+    assert (status, text) == (
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "not ready: the broker has stopped\n",
+    )
+    page = asyncio.run(of_broker(broker).metrics()).text
+    assert "txmq_broker_ready 0.0" in page
+    assert "txmq_broker_log_bytes" not in page
+
+
 def test_a_broker_that_no_name_server_knows_is_not_ready():
     async def main(stage):
         stage.broker._registrar.is_registered = lambda: False

@@ -35,6 +35,9 @@ __all__ = ["SetMember", "run"]
 log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.5
+_CHOSEN_S: Final = 1.0
+"""How long the others wait for a member that an operator chose."""
+
 _PATH: Final = "member"
 _TOKEN_BYTES: Final = 4
 
@@ -97,7 +100,8 @@ class SetMember:
             if view is None:
                 continue
             if view.may_lead(self.name):
-                await self._try_to_lead(view)
+                if not (view.gives_way(self.name) and await self._another_leads(view)):
+                    await self._try_to_lead(view)
             elif view.leader is None or view.leader.member == self.name:
                 # The old lease of this member, from before it was started again, has to end first.
                 await self._ask(self._coordinator.changed(view))
@@ -129,6 +133,15 @@ class SetMember:
         if found is not None and found.leader is not None:
             self._former = found.leader.member
         return found
+
+    async def _another_leads(self, view: View) -> bool:
+        """Wait for the member that an operator chose; false if it does not come."""
+        try:
+            async with asyncio.timeout(_CHOSEN_S):
+                await self._ask(self._coordinator.changed(view))
+        except TimeoutError:
+            return False
+        return True
 
     def _report(self, error: TransportError) -> None:
         if str(error) != self._failure:
@@ -181,9 +194,7 @@ class SetMember:
 
     async def _lead(self, leadership: Leadership, view: View) -> None:
         former = self._former if self._former != self.name else ""
-        held = HeldLeadership(
-            self._coordinator, leadership, view.in_sync, former, self._clock, view.loss
-        )
+        held = HeldLeadership(self._coordinator, leadership, view, former, self._clock)
         log.info("leading in epoch %d", held.epoch)
         keeping = asyncio.create_task(held.keep(), name="keep the lease")
         broker = Broker(
@@ -203,7 +214,7 @@ class SetMember:
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def _serve(self, broker: Broker, held: HeldLeadership) -> None:
-        """Serve as the leader until the lease ends, this member is stopped, or the disk fails."""
+        """Serve as the leader until the lease or this member ends, or another one is chosen."""
 
         async def start() -> None:
             await broker.__aenter__()
@@ -214,7 +225,8 @@ class SetMember:
             return
         if self._on_leading is not None:
             self._on_leading(broker)
-        await until_first(held.ended.wait(), broker.stopped.wait(), self._stopping.wait())
+        chosen = held.is_handing_over.wait()
+        await until_first(held.ended.wait(), broker.stopped.wait(), self._stopping.wait(), chosen)
         if held.ended.is_set():
             await broker.abandon()
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -29,6 +29,7 @@ from txmq.protocol.copies import (
 from txmq.protocol.span import HEAD_BYTES, ends_in, read_head
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
+from txmq.runtime.coordinator import short_name
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.store.message_store import MessageStore
 
@@ -80,6 +81,7 @@ class LogShipper:
         versions: Returns the versions of the topics and groups.
         tables: Returns the tables beside the log.
         answers: What waits for the followers.
+        refusal: Returns why a member may not follow; empty if it may.
     """
 
     def __init__(
@@ -89,12 +91,14 @@ class LogShipper:
         versions: Callable[[], TableVersions],
         tables: Callable[[], CopiedTables],
         answers: CopiedAnswers,
+        refusal: Callable[[str], str],
     ) -> None:
         self._store = store
         self._clock = clock
         self._versions = versions
         self._tables = tables
         self._answers = answers
+        self._refusal = refusal
         self._links: dict[str, FollowerLink] = {}
         self._changes: deque[HeldChange] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -108,10 +112,10 @@ class LogShipper:
             "bytes_not_copied": max((end - position for position in copied), default=0),
         }
 
-    def followers(self) -> list[FollowerEntry]:
-        """The connected followers, and those in sync that are not connected at the moment."""
-        members = sorted(self._links.keys() | self._answers.in_sync)
-        return [self._entry(member) for member in members]
+    def followers(self, known: Iterable[str]) -> list[FollowerEntry]:
+        """The connected followers, and others that are known to belong to the set."""
+        members = self._links.keys() | self._answers.in_sync | set(known)
+        return [self._entry(member) for member in sorted(members)]
 
     def _entry(self, member: str) -> FollowerEntry:
         link = self._links.get(member)
@@ -134,9 +138,11 @@ class LogShipper:
         """See :class:`~txmq.protocol.copies.FollowLog`.
 
         Raises:
-            NoPermission: The follower has seen a newer epoch.
+            NoPermission: The follower was removed from the set, or has seen a newer epoch.
         """
         wanted = request.read(FollowLog)
+        if refusal := self._refusal(wanted.member):
+            raise NoPermission(refusal)
         if wanted.epoch > self._store.log.epoch:
             self._answers.note_epoch(wanted.epoch)
             raise NoPermission(
@@ -162,11 +168,22 @@ class LogShipper:
 
     def _forget_namesakes(self, member: str) -> None:
         """Forget a member that lost its directory: it has another token behind its name now."""
-        name, _, _ = member.rpartition(".")
+        name = short_name(member)
         for other in list(self._links):
-            if other != member and other.rpartition(".")[0] == name:
+            if other != member and short_name(other) == name:
                 del self._links[other]
                 self._answers.leave(other)
+
+    def leave_removed(self) -> None:
+        """Ship nothing more to the members that may not follow any more."""
+        for member in sorted(self._links.keys() | self._answers.in_sync):
+            if not (refusal := self._refusal(member)):
+                continue
+            link = self._links.pop(member, None)
+            if link is not None and link.open is not None:
+                request, _ = link.open
+                link.connection.send(commands.answer(request, NoPermission.code, remark=refusal))
+            self._answers.leave(member)
 
     def note_copied(self, connection: Connection, request: Command) -> None:
         """See :class:`~txmq.protocol.copies.NoteCopied`.

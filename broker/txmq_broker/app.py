@@ -395,7 +395,7 @@ class Broker:
         self._pulls = PullHandlers(parts)
         self._client_handlers = ClientHandlers(parts)
         self._relays = RelayHandlers(parts)
-        self._copies = CopyHandlers(parts, self._leadership)
+        self._copies = CopyHandlers(parts, self._leadership, self._door.accounts)
         self._set_handlers = BrokerSetHandlers(parts, self._leadership, self._copies)
         sends = SendHandlers(parts)
         families: list[HandlerFamily] = [

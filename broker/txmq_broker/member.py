@@ -23,6 +23,7 @@ from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.etcd import EtcdCoordinator
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.runtime.tasks import until_first
+from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, etcd_endpoints
 from txmq_broker.running import allow_files
@@ -74,6 +75,7 @@ class SetMember:
         self._network: Network = network or SystemNetwork()
         self._disk: Disk = disk or LocalDisk(settings.data)
         self._entropy: Entropy = entropy or SystemEntropy()
+        self._accounts = AccountsCopy(settings.acl, self._clock)
         self._on_leading = on_leading
         self._former = ""
         self._stopping = asyncio.Event()
@@ -160,7 +162,13 @@ class SetMember:
         copies = replace(self._settings.replication, member=self.name)
         settings = replace(self._settings, replication=copies)
         follower = self.follower = Follower(
-            settings, pool, self._disk, self._clock, self._entropy, find_leader
+            settings,
+            pool,
+            self._disk,
+            self._clock,
+            self._entropy,
+            find_leader,
+            self._accounts,
         )
         log.info("following %s at %s in epoch %d", leader.member, leader.address, view.epoch)
         try:

@@ -4,6 +4,8 @@ an operator's changes of it, 7708.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
 from txmq.protocol.headers import Header, Int64
 
@@ -67,6 +69,12 @@ class CopiedTables(Body):
     """Ahead of everything before the end of the log; a follower saves them when it is there."""
     floors: dict[str, dict[int, int]] | None = None
     """Likewise."""
+    accounts: Mapping[str, str] | None = None
+    """The texts of the leader's files of accounts, with secrets; empty if it has none, and ``None``
+    if the follower has them."""
+
+    def __repr__(self) -> str:
+        return "CopiedTables(***)"
 
 
 class NoteCopied(Header):

@@ -12,6 +12,8 @@ from txmq.protocol.copies import CopiedTables, CopiesView, RemovedMember
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.coordinator import short_name
+from txmq_broker.access.account_copies import AccountsSource
+from txmq_broker.access.acl_files import AclFiles
 from txmq_broker.parts import Parts
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.held_leadership import HeldLeadership
@@ -20,13 +22,16 @@ from txmq_broker.services.log_shipper import LogShipper
 __all__ = ["CopyHandlers"]
 
 _CHANGES: Final = (
+    RequestCode.UPDATE_AND_CREATE_ACL_CONFIG,
+    RequestCode.DELETE_ACL_CONFIG,
+    RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
     RequestCode.UPDATE_AND_CREATE_TOPIC,
     RequestCode.DELETE_TOPIC_IN_BROKER,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
     RequestCode.DELETE_SUBSCRIPTIONGROUP,
 )
-"""The requests that change topics and groups."""
+"""The requests that change accounts, topics and groups."""
 
 
 class CopyHandlers:
@@ -37,7 +42,9 @@ class CopyHandlers:
         shipper: The connected followers.
     """
 
-    def __init__(self, parts: Parts, leadership: HeldLeadership | None) -> None:
+    def __init__(
+        self, parts: Parts, leadership: HeldLeadership | None, accounts: AclFiles | None
+    ) -> None:
         self._parts = parts
         self._leadership = leadership
         self._flusher = parts.flusher
@@ -55,6 +62,7 @@ class CopyHandlers:
             parts.clock,
             lambda: (parts.topics.version, parts.groups.version),
             self._tables,
+            AccountsSource(accounts),
             self.answers,
             self._refusal,
         )
@@ -92,7 +100,7 @@ class CopyHandlers:
         self.shipper.note_copied(connection, request)
 
     def confirmed(self, table: Mapping[int, Handler]) -> dict[int, Handler]:
-        """The handlers of a broker, those that change topics and groups with later answers.
+        """The handlers of a broker, those that change the copied tables with later answers.
 
         The answers wait until every follower in the set has the changed tables.
         """

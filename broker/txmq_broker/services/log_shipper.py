@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from txmq.errors import InvalidParameter, NoPermission
 from txmq.protocol import command as commands
@@ -44,11 +44,33 @@ new leader are at most a second old.
 _SHIPPED_AT_ONCE: Final = 1024 * 1024
 
 
-TableVersions: TypeAlias = tuple[DataVersion, DataVersion]
+TableVersions: TypeAlias = tuple[DataVersion, DataVersion, DataVersion]
+"""Of the topics, the groups and the accounts."""
+
+
+class ShippedAccounts(Protocol):
+    """The accounts of a leader."""
+
+    @property
+    def version(self) -> DataVersion:
+        """Grows with every change."""
+        ...
+
+    def texts(self) -> Mapping[str, str]:
+        """The texts of the files."""
+        ...
+
+    def check(self, connection: Connection, request: Command, /) -> None:
+        """Refuse a follower that may not have them.
+
+        Raises:
+            NoPermission: It may not.
+        """
+        ...
 
 
 class HeldChange(NamedTuple):
-    """The answer to a change of topics or groups that the followers do not have yet."""
+    """The answer to a change of topics, groups or accounts that the followers do not have yet."""
 
     versions: TableVersions
     connection: Connection
@@ -65,7 +87,7 @@ class FollowerLink:
     open: tuple[Command, FollowLog] | None = None
     """Its open request."""
     versions: TableVersions | None = None
-    """The versions of the topics and groups that it was sent."""
+    """The versions of the tables that it was sent."""
     taken: TableVersions | None = None
     """The versions that it has saved: it asks again only then."""
     offsets_at: float = field(default=float("-inf"))
@@ -79,7 +101,8 @@ class LogShipper:
         store: The log.
         clock: For how long requests stay open.
         versions: Returns the versions of the topics and groups.
-        tables: Returns the tables beside the log.
+        tables: Returns the tables beside the log, without accounts.
+        accounts: The accounts.
         answers: What waits for the followers.
         refusal: Returns why a member may not follow; empty if it may.
     """
@@ -88,20 +111,25 @@ class LogShipper:
         self,
         store: MessageStore,
         clock: Clock,
-        versions: Callable[[], TableVersions],
+        versions: Callable[[], tuple[DataVersion, DataVersion]],
         tables: Callable[[], CopiedTables],
+        accounts: ShippedAccounts,
         answers: CopiedAnswers,
         refusal: Callable[[str], str],
     ) -> None:
         self._store = store
         self._clock = clock
-        self._versions = versions
+        self._table_versions = versions
         self._tables = tables
+        self._accounts = accounts
         self._answers = answers
         self._refusal = refusal
         self._links: dict[str, FollowerLink] = {}
         self._changes: deque[HeldChange] = deque()
         self._timer: asyncio.TimerHandle | None = None
+
+    def _versions(self) -> TableVersions:
+        return *self._table_versions(), self._accounts.version
 
     def figures(self) -> dict[str, int]:
         """The connected followers, and how far the last of them is behind."""
@@ -138,7 +166,8 @@ class LogShipper:
         """See :class:`~txmq.protocol.copies.FollowLog`.
 
         Raises:
-            NoPermission: The follower was removed from the set, or has seen a newer epoch.
+            NoPermission: The follower was removed from the set, has seen a newer epoch, or may not
+                have the accounts.
         """
         wanted = request.read(FollowLog)
         if refusal := self._refusal(wanted.member):
@@ -153,6 +182,7 @@ class LogShipper:
         if link is None and self._answers.has_tokens:
             self._forget_namesakes(wanted.member)
         if link is None or link.connection is not connection or not wanted.waits:
+            self._accounts.check(connection, request)
             # What it confirmed before, it still has.
             link = self._links[wanted.member] = FollowerLink(connection)
         link.is_shared = is_shared = self._is_shared(wanted)
@@ -279,8 +309,11 @@ class LogShipper:
         tables = self._tables()
         if has_offsets:
             link.offsets_at = now
-            return tables.write()
-        return CopiedTables(tables.topics, tables.groups).write()
+        else:
+            tables = CopiedTables(tables.topics, tables.groups)
+        if is_changed:
+            tables.accounts = self._accounts.texts()
+        return tables.write()
 
     # Changes of the tables
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
+from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail, sentence_of
 from txmq.cli.moments import time_text
 from txmq.cli.output import print_result
 from txmq.errors import (
@@ -149,7 +149,7 @@ def _promote_member(
     except (ConfigError, UsageError, InvalidParameter) as error:
         fail(str(error), WRONGLY_CALLED)
     except (BrokerRefused, TransportError) as error:
-        fail(str(error))
+        fail(sentence_of(error))
     if isinstance(done, AllowedLoss):
         former = ", ".join(map(short_name, done.former))
         print_result(

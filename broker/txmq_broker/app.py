@@ -276,7 +276,7 @@ class Broker:
         log_.epoch = max(log_.epoch, copy_state.epoch)
         if self._leadership is not None:
             log_.epoch = self._leadership.epoch
-        if copy_state.is_copy:
+        if copy_state.is_copy or self._leadership is not None:
             # Before the first span of its own: from now on heads say what was durable here.
             self._keeper.save_copy_state(replace(copy_state, is_copy=False, epoch=log_.epoch))
         if self.recovery.lost:

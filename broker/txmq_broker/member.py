@@ -29,6 +29,7 @@ from txmq_broker.config import BrokerSettings, etcd_endpoints
 from txmq_broker.running import allow_files
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.own_connections import own_connections
 
 __all__ = ["SetMember", "run"]
@@ -78,6 +79,8 @@ class SetMember:
         self._accounts = AccountsCopy(settings.acl, self._clock)
         self._on_leading = on_leading
         self._former = ""
+        self._epoch = 0
+        """The newest epoch that this member has seen, before its last start too."""
         self._stopping = asyncio.Event()
         self._failure = ""
         self.name = ""
@@ -96,12 +99,15 @@ class SetMember:
             OSError: The disk failed, or the address to listen at cannot be opened.
         """
         self.name = self._own_name()
+        self._epoch = Keeper(self._disk).copy_state().epoch
         log.info("this member is %s", self.name)
         while not self._stopping.is_set():
             view = await self._ask(self._coordinator.view())
             if view is None:
                 continue
-            if view.may_lead(self.name):
+            if self._is_forgotten(view):
+                await self._ask(self._coordinator.changed(view))
+            elif view.may_lead(self.name):
                 if not (view.gives_way(self.name) and await self._another_leads(view)):
                     await self._try_to_lead(view)
             elif view.leader is None or view.leader.member == self.name:
@@ -109,6 +115,31 @@ class SetMember:
                 await self._ask(self._coordinator.changed(view))
             else:
                 await self._follow(view, view.leader)
+
+    def _is_forgotten(self, view: View) -> bool:
+        """True if the store has lost its data, and no operator has decided how to go on.
+
+        Then any member could lead, in an epoch that there was before.
+        """
+        is_chosen = view.loss is not None and view.loss.member == self.name
+        if view.epoch >= self._epoch or is_chosen:
+            self._epoch = max(self._epoch, view.epoch)
+            return False
+        if view.loss is not None:
+            return True  # Another member was chosen, and will lead soon.
+        settings = self._settings
+        log.critical(
+            "the store of the set has lost its data: its epoch is %d, and this member has seen "
+            "epoch %d, so it neither leads nor follows; restore the store from a backup, or let "
+            "this member lead with what it has: txmq cluster promote %s --broker %s --coordinator "
+            "%s --allow-data-loss --reason TEXT",
+            view.epoch,
+            self._epoch,
+            self.name,
+            settings.name,
+            settings.replication.coordinator,
+        )
+        return True
 
     def _own_name(self) -> str:
         token = _read(self._disk)
@@ -189,6 +220,8 @@ class SetMember:
     async def _try_to_lead(self, view: View) -> None:
         copies = self._settings.replication
         address = copies.address or self._settings.advertise or self._settings.listen
+        # A store that has lost its data begins with an old epoch.
+        view = view._replace(epoch=max(view.epoch, self._epoch))
         try:
             leadership = await self._coordinator.lead(
                 Leader(self.name, address), view, copies.lease
@@ -203,6 +236,7 @@ class SetMember:
     async def _lead(self, leadership: Leadership, view: View) -> None:
         former = self._former if self._former != self.name else ""
         held = HeldLeadership(self._coordinator, leadership, view, former, self._clock)
+        self._epoch = held.epoch
         log.info("leading in epoch %d", held.epoch)
         keeping = asyncio.create_task(held.keep(), name="keep the lease")
         broker = Broker(

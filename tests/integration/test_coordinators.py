@@ -261,6 +261,18 @@ def test_a_chosen_member_comes_first_until_a_member_leads(store):
     store.run(scenario)
 
 
+def test_a_leader_may_know_a_newer_epoch_than_the_store(store):
+    """As after the loss of the store's data."""
+
+    async def scenario(store):
+        first = store.coordinator("m1")
+        seen = (await first.view())._replace(epoch=7)
+        assert (await first.lead(M1, seen, LEASE_S)).epoch == 8
+        assert (await first.view()).epoch == 8
+
+    store.run(scenario)
+
+
 def test_a_change_wakes_the_members_that_wait(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")

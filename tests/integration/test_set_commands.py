@@ -7,11 +7,13 @@ import sys
 
 import pytest
 
+from tests import database_server, etcd_server
 from tests.broker_set import BrokerSet
 from tests.serving import environment
 
 LEASE_S = 2
 REASON = "the other machine has burnt"
+LOST = "the store of the set has lost its data: its epoch is 0, and this member has seen epoch 1"
 
 
 @pytest.fixture
@@ -220,7 +222,36 @@ def test_a_removal_that_leaves_too_few_copies_needs_consent(tmp_path, etcd):
 def test_a_set_that_does_not_exist_has_no_leader_to_be(members):
     leader = ["--coordinator", members.members["m1"].etcd, "--broker", "nosuch"]
     done = txmq("cluster", "promote", "m1.00000000", *leader, "--reason", REASON)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "txmq: no member of a broker set 'nosuch' has ever led; check the name\n",
+    assert done.returncode == 2
+    assert done.stderr == (
+        "txmq: no member of a broker set 'nosuch' has ever led; check the name, or if its etcd has "
+        "lost its data, add --allow-data-loss\n"
     )
+
+
+def test_an_etcd_that_has_lost_its_data_leads_nobody_until_an_operator_chooses(tmp_path):
+    """Members that have seen an epoch do not begin with the first one again."""
+    with (
+        database_server.wanted(etcd_server.etcd_server) as etcd,
+        BrokerSet(tmp_path, etcd.port, (f"replication.lease={LEASE_S}",), count=2) as members,
+    ):
+        leader = members.wait_in_sync(1)
+        leader.create_topic("T", 4)
+        members.wait_settled()
+        etcd.kill()
+        shutil.rmtree(etcd.home / "data")
+        assert etcd.start()
+        for member in members.members.values():
+            members.until(lambda member=member: LOST in member.tail(), "does not say so")
+        members.until(lambda: members.leader() is None, "the name server forgets nobody")
+        leader.kill()
+        leader.start()
+        members.never(members.leader, 2 * LEASE_S, "a member leads")
+
+        refused = promote(members, whole_name(leader))
+        assert refused.returncode == 2
+        assert "if its etcd has lost its data, add --allow-data-loss" in refused.stderr
+        done = promote(members, whole_name(leader), "--allow-data-loss")
+        assert done.returncode == 0, done.stderr
+        assert members.wait_in_sync(1) is leader
+        assert status(members)["epoch"] == 2

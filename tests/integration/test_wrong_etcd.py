@@ -9,11 +9,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests import database_server, etcd_server
+from tests.cut_proxy import CutProxy
 from tests.serving import environment, free_port
 from txmq.errors import ConnectionLost, RequestTimeout, TransportError
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.coordinator import Leader
 from txmq.runtime.etcd import EtcdCoordinator
+from txmq_broker.services.held_leadership import HeldLeadership
 
 TIMEOUT_S = 0.3
+LEASE_S = 2
 
 ANSWERS = {
     "closes": (b"", "closed the connection without an answer"),
@@ -102,6 +107,25 @@ def test_an_endpoint_that_fails_leaves_the_next_request_to_another(etcd, answer)
             with pytest.raises(TransportError):
                 await store._call("/v3/lease/grant", {"TTL": 5})
             assert "ID" in await store._call("/v3/lease/grant", {"TTL": 5})
+
+    asyncio.run(main())
+
+
+def test_a_leader_with_a_short_lease_goes_on_when_an_endpoint_hangs(etcd):
+    async def main():
+        with CutProxy(etcd.port) as proxy:
+            ports = (proxy.port, etcd.port)
+            store = EtcdCoordinator([("127.0.0.1", port) for port in ports], "a/short lease")
+            view = await store.view()
+            leadership = await store.lead(Leader("m1", "127.0.0.1:1"), view, LEASE_S)
+            held = HeldLeadership(store, leadership, view, "", SystemClock())
+            keeping = asyncio.create_task(held.keep())
+            proxy.cut()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(held.ended.wait(), 2 * LEASE_S)
+            keeping.cancel()
+            assert held.is_certain()
+            assert (await store.view()).leader == leadership.leader
 
     asyncio.run(main())
 

@@ -15,6 +15,7 @@ from tests.simulation.copy_history import HAND_OVER, MemberBack
 from tests.simulation.copy_mix import COPY_HARDSHIPS, COPY_LOSSES
 from tests.simulation.copy_node import MemberNode
 from tests.simulation.nemesis import LOSSES
+from txmq.runtime.coordinator import AllowedLoss
 from txmq.testing import Loss, SeededEntropy
 from txmq.testing.pages import PAGE
 
@@ -28,7 +29,7 @@ CUT_S = 3.0
 
 LOOK_S = 0.01
 
-UNFAIR = ("kill ahead", "kill twice")
+UNFAIR = ("kill ahead", "kill twice", "pause ahead", "store emptied")
 """Losses with something else beside them that keeps copies late."""
 
 
@@ -192,6 +193,31 @@ class CopyNemesis:
         node.machine.resume()
         self._stage.history.add(MemberBack(self._world.now(), node.name))
 
+    async def _pause_ahead(self, draw: SeededEntropy) -> None:
+        """The leader stands still while a follower is behind, and goes on beside the next leader.
+
+        Then that one dies.
+        """
+        whole, first = self._stage.set, self._stage.set.leader
+        if first is None:
+            return
+        behind = self._other(draw, first)
+        self._network.partition(first.name, behind.name)
+        await asyncio.sleep(0.2 + (0.5, 1.5 * self._stage.mix.lag_max)[draw.below(2)])
+        self._stage.lose(first, "pause")
+        first.machine.pause()
+        self._network.heal(first.name, behind.name)
+        await self._until_another_leads(first)
+        first.machine.resume()
+        self._stage.history.add(MemberBack(self._world.now(), first.name))
+        await asyncio.sleep(0.5 * draw.fraction())
+        second = whole.leader
+        if second is not None and second is not first:
+            self._stage.lose(second, "kill")
+            await second.kill()
+            await self._until_another_leads(second)
+            await self._come_back(second, draw)
+
     async def _wipe(self, draw: SeededEntropy) -> None:
         """A member loses its disk and rejoins with an empty one."""
         node = self._node(draw)
@@ -227,6 +253,18 @@ class CopyNemesis:
         self._stage.lose(node, HAND_OVER)
         await node.stop()
         await self._come_back(node, draw)
+
+    async def _empty_store(self, draw: SeededEntropy) -> None:
+        """The store loses its data; later an operator names a member that has everything."""
+        coordination, whole = self._stage.coordination, self._stage.set
+        in_sync = coordination.view().in_sync
+        if len(whole.in_sync()) < len(self._stage.members):
+            return  # A member that has seen no epoch would begin a set of its own.
+        coordination.forget()
+        await asyncio.sleep(self._stage.mix.lease * (1.0 + draw.fraction()))
+        chosen = in_sync[draw.below(len(in_sync))]
+        coordination.allow_loss(coordination.view(), AllowedLoss(chosen, "Li Na", "", 0, ()))
+        await self._wait_for(lambda: whole.is_serving, self._stage.mix.bound_s())
 
     # Hardships
 
@@ -313,9 +351,11 @@ class CopyNemesis:
         "power cut": _power_cut,
         "power cut at an event": _power_cut_at_an_event,
         "pause": _pause,
+        "pause ahead": _pause_ahead,
         "wipe": _wipe,
         "kill at a join": _kill_at_a_join,
         "hand-over": _hand_over,
+        "store emptied": _empty_store,
         "members apart": _members_apart,
         "store apart": _store_apart,
         "client apart": _client_apart,

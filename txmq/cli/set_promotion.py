@@ -151,7 +151,7 @@ def _promote_member(
     except (BrokerRefused, TransportError) as error:
         fail(sentence_of(error))
     if isinstance(done, AllowedLoss):
-        former = ", ".join(map(short_name, done.former))
+        former = ", ".join(map(short_name, done.former)) or "unknown"
         print_result(
             {"broker": broker, **done._asdict()},
             f"{done.member} may lead {broker} now, by {done.operator}; in sync before: {former}",
@@ -178,8 +178,6 @@ async def _promote(
     store: SetCoordinator, wanted: AllowedLoss, broker: str, *, allow_data_loss: bool
 ) -> AllowedLoss | NewLeader:
     seen = await store.view()
-    if not seen.in_sync:
-        raise UsageError(f"no member of a broker set {broker!r} has ever led; check the name")
     if seen.leader is None:
         return await _accept(store, seen, wanted, broker, allow_data_loss=allow_data_loss)
     if allow_data_loss:
@@ -228,6 +226,11 @@ async def _accept(
 ) -> AllowedLoss:
     from txmq_broker.core.set_acts import find_member
 
+    if not (seen.in_sync or allow_data_loss):
+        raise UsageError(
+            f"no member of a broker set {broker!r} has ever led; check the name, or if its etcd "
+            "has lost its data, add --allow-data-loss"
+        )
     if short_name(loss.member) == loss.member:
         loss = loss._replace(member=find_member(loss.member, seen.members, seen.in_sync))
     if loss.member in seen.in_sync:

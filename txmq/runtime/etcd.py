@@ -37,6 +37,7 @@ __all__ = ["EtcdCoordinator"]
 _PREFIX: Final = "/txmq/sets"
 _HEADERS_BYTES_MAX: Final = 64 * 1024
 _WATCH_S: Final = 5.0
+_TRIES_PER_LEASE: Final = 4
 _QUOTED: Final = 100
 _IN_ANSWERS: Final = {"header", "result"}
 
@@ -115,13 +116,16 @@ class EtcdCoordinator:
     async def renew(self, leadership: Leadership) -> Leadership | None:
         """See :meth:`SetCoordinator.renew`."""
         asked = self._clock.monotonic()
-        answer = await self._call("/v3/lease/keepalive", {"ID": leadership.lease})
+        # If an endpoint hangs, there is time to ask the next one before the lease ends.
+        within_s = min(self._timeout, leadership.lease_s / _TRIES_PER_LEASE)
+        body = {"ID": leadership.lease}
+        answer = await self._call("/v3/lease/keepalive", body, within_s=within_s)
         left = int(answer.get("result", {}).get("TTL", 0))
         return leadership._replace(certain_until=asked + left) if left > 0 else None
 
     async def resign(self, leadership: Leadership) -> None:
         """See :meth:`SetCoordinator.resign`."""
-        await self._call("/v3/lease/revoke", {"ID": leadership.lease}, refused={})
+        await self._call("/v3/lease/revoke", {"ID": leadership.lease}, refused=True)
 
     async def change(
         self, leadership: Leadership, seen: View, wanted: View, act: SetAct | None = None
@@ -165,7 +169,8 @@ class EtcdCoordinator:
             "start_revision": revision + 1,
         }
         while found == seen:
-            async with self._answering("/v3/watch", {"create_request": wanted}) as (reader, _):
+            watch = self._answering("/v3/watch", {"create_request": wanted}, self._timeout)
+            async with watch as (reader, _):
                 # A connection may break without a word, so the state is read now and then.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_WATCH_S):
@@ -218,35 +223,41 @@ class EtcdCoordinator:
     # Requests
 
     async def _call(
-        self, path: str, body: dict[str, Any], *, refused: dict[str, Any] | None = None
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        refused: bool = False,
+        within_s: float | None = None,
     ) -> dict[str, Any]:
-        is_accepted = refused is not None
-        async with self._answering(path, body, refused=is_accepted) as (reader, address):
-            async with asyncio.timeout(self._timeout):
+        within_s = within_s or self._timeout
+        request = self._answering(path, body, within_s, refused=refused)
+        async with request as (reader, address):
+            async with asyncio.timeout(within_s):
                 data = await reader.read()
             try:
                 answer: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
             except msgspec.DecodeError as error:
                 raise ConnectionLost(f"{address} does not answer as etcd does: {path}") from error
-            if not is_accepted and not answer.keys() & _IN_ANSWERS:
+            if not refused and not answer.keys() & _IN_ANSWERS:
                 raise ConnectionLost(f"{address} does not answer as etcd does: {path}")
         return answer
 
     @asynccontextmanager
     async def _answering(
-        self, path: str, body: dict[str, Any], *, refused: bool = False
+        self, path: str, body: dict[str, Any], within_s: float, *, refused: bool = False
     ) -> AsyncIterator[tuple[asyncio.StreamReader, str]]:
         """The body of an answer; ``refused`` accepts also the one to a refused request."""
-        reader, writer, address = await self._open()
+        reader, writer, address = await self._open(within_s)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(within_s):
                 _send(writer, address, path, body)
                 await _read_head(reader, address, path, refused=refused)
             yield reader, address
         except TimeoutError as error:
             self._leave(address)
             raise RequestTimeout(
-                f"etcd at {address} did not answer within {self._timeout:g} s"
+                f"etcd at {address} did not answer within {within_s:g} s"
             ) from error
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             self._leave(address)
@@ -257,12 +268,14 @@ class EtcdCoordinator:
         finally:
             writer.close()
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
+    async def _open(
+        self, within_s: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
         failures: list[str] = []
         for host, port in list(self._endpoints):
             address = f"{host}:{port}"
             try:
-                async with asyncio.timeout(self._timeout):
+                async with asyncio.timeout(within_s):
                     reader, writer = await asyncio.open_connection(
                         host, port, limit=_HEADERS_BYTES_MAX
                     )

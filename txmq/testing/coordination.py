@@ -66,6 +66,12 @@ class SimulatedCoordination:
         self._lives += 1
         self._wake()
 
+    def forget(self) -> None:
+        """Restart the store without its state and its leases, as from an empty disk."""
+        self._leases.clear()
+        self._change(View(None, 0, (), 0))
+        self.restart()
+
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
@@ -145,7 +151,7 @@ class SimulatedCoordination:
         in_sync = now.in_sync or (leader.member,)
         members = known_members(now.members, in_sync)
         self._change(
-            View(leader, now.epoch + 1, in_sync, now.version + 1, None, members, now.removed)
+            View(leader, seen.epoch + 1, in_sync, now.version + 1, None, members, now.removed)
         )
         return True
 

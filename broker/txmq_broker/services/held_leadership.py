@@ -100,8 +100,9 @@ class HeldLeadership:
 
     async def keep(self) -> None:
         """Renew the lease until it ends."""
+        pause_s = self._leadership.lease_s / _RENEWALS_PER_LEASE
         while self.is_certain():
-            await asyncio.sleep(self._leadership.lease_s / _RENEWALS_PER_LEASE)
+            await asyncio.sleep(_RETRY_S if self._is_cut_off else pause_s)
             try:
                 renewed = await self._coordinator.renew(self._leadership)
             except TransportError as error:

@@ -20,11 +20,10 @@ from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import AllowedLoss
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
-from txmq_broker.access.audit import AuditEntry, AuditLog
+from txmq_broker.access.audit import AuditLog, entries_about
 from txmq_broker.access.front_door import FrontDoor
 from txmq_broker.access.requirements import MessageTopics
 from txmq_broker.config import BrokerSettings
@@ -39,6 +38,7 @@ from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics, queue_counts, system_topics
 from txmq_broker.handlers.accounts import AccountHandlers
+from txmq_broker.handlers.broker_set import BrokerSetHandlers
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.handlers.groups import GroupHandlers
@@ -188,8 +188,9 @@ class Broker:
         self.offsets.load(self._keeper.offsets())
         self._open_store(topics, floors.log_end)
         self._audit.open(self._keeper.owner)
-        if self._leadership is not None and self._leadership.loss is not None:
-            self._audit.append(_entry_of(self._leadership.loss))
+        if self._leadership is not None:
+            for entry in entries_about(self._leadership.before):
+                self._audit.append(entry)
         self.topics.load(topics, system_topics(self.settings))
         self.started_ms = self.clock.wall_ms()
         # The address becomes part of every record, so the port must be known before any is served.
@@ -400,7 +401,8 @@ class Broker:
         self._pulls = PullHandlers(parts)
         self._client_handlers = ClientHandlers(parts)
         self._relays = RelayHandlers(parts)
-        self._copies = CopyHandlers(parts, self._leadership)
+        self._copies = CopyHandlers(parts, self._leadership, self._door.accounts)
+        self._set_handlers = BrokerSetHandlers(parts, self._leadership, self._copies)
         sends = SendHandlers(parts)
         families: list[HandlerFamily] = [
             sends,
@@ -419,6 +421,7 @@ class Broker:
             AccountHandlers(parts, self._door.accounts),
             self._relays,
             self._copies,
+            self._set_handlers,
         ]
         table: dict[int, Handler] = {}
         for family in families:
@@ -489,6 +492,7 @@ class Broker:
         self._tasks.clear()
         self._creator.close()
         if hasattr(self, "_copies"):
+            await self._set_handlers.stop()
             self._copies.close()
         if self._listener is not None:
             self._listener.close()
@@ -605,13 +609,3 @@ class Broker:
             return self.settings.names
         host, port = self._names.address
         return f"{host}:{port}"
-
-
-def _entry_of(loss: AllowedLoss) -> AuditEntry:
-    """The entry about a leadership that an operator made possible."""
-    fields = {
-        "member": loss.member,
-        "reason": loss.reason,
-        "in_sync_before": ", ".join(loss.former),
-    }
-    return AuditEntry(loss.at_ms, "PROMOTE", "the coordinator", loss.operator, fields)

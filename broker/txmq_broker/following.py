@@ -16,6 +16,7 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.entropy import SystemEntropy
 from txmq.runtime.network import SystemNetwork
+from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.config import BrokerSettings
 from txmq_broker.monitoring.server import monitored
 from txmq_broker.monitoring.subject import LoneProcess
@@ -55,7 +56,8 @@ async def _run(settings: BrokerSettings, ready: Callable[[], None]) -> int:
         return await _find_leader(settings, pool), 0
 
     disk, entropy = LocalDisk(settings.data), SystemEntropy()
-    follower = Follower(settings, pool, disk, clock, entropy, find_leader)
+    accounts = AccountsCopy(settings.acl, clock)
+    follower = Follower(settings, pool, disk, clock, entropy, find_leader, accounts)
     following = asyncio.create_task(follower.run(), name="follower")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -23,6 +23,7 @@ from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.etcd import EtcdCoordinator
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.runtime.tasks import until_first
+from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, etcd_endpoints
 from txmq_broker.monitoring.server import monitored
@@ -37,6 +38,9 @@ __all__ = ["SetMember", "run"]
 log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.5
+_CHOSEN_S: Final = 1.0
+"""How long the others wait for a member that an operator chose."""
+
 _PATH: Final = "member"
 _TOKEN_BYTES: Final = 4
 
@@ -74,6 +78,7 @@ class SetMember:
         self._network: Network = network or SystemNetwork()
         self._disk: Disk = disk or LocalDisk(settings.data)
         self._entropy: Entropy = entropy or SystemEntropy()
+        self._accounts = AccountsCopy(settings.acl, self._clock)
         self._on_leading = on_leading
         self._former = ""
         self._epoch = 0
@@ -106,7 +111,8 @@ class SetMember:
             if self._is_forgotten(view):
                 await self._ask(self._coordinator.changed(view))
             elif view.may_lead(self.name):
-                await self._try_to_lead(view)
+                if not (view.gives_way(self.name) and await self._another_leads(view)):
+                    await self._try_to_lead(view)
             elif view.leader is None or view.leader.member == self.name:
                 # The old lease of this member, from before it was started again, has to end first.
                 await self._ask(self._coordinator.changed(view))
@@ -164,6 +170,15 @@ class SetMember:
             self._former = found.leader.member
         return found
 
+    async def _another_leads(self, view: View) -> bool:
+        """Wait for the member that an operator chose; false if it does not come."""
+        try:
+            async with asyncio.timeout(_CHOSEN_S):
+                await self._ask(self._coordinator.changed(view))
+        except TimeoutError:
+            return False
+        return True
+
     def _report(self, error: TransportError) -> None:
         if str(error) != self._failure:
             self._failure = str(error)
@@ -181,7 +196,13 @@ class SetMember:
         copies = replace(self._settings.replication, member=self.name)
         settings = replace(self._settings, replication=copies)
         follower = self.follower = Follower(
-            settings, pool, self._disk, self._clock, self._entropy, find_leader
+            settings,
+            pool,
+            self._disk,
+            self._clock,
+            self._entropy,
+            find_leader,
+            self._accounts,
         )
         log.info("following %s at %s in epoch %d", leader.member, leader.address, view.epoch)
         try:
@@ -217,9 +238,7 @@ class SetMember:
 
     async def _lead(self, leadership: Leadership, view: View) -> None:
         former = self._former if self._former != self.name else ""
-        held = HeldLeadership(
-            self._coordinator, leadership, view.in_sync, former, self._clock, view.loss
-        )
+        held = HeldLeadership(self._coordinator, leadership, view, former, self._clock)
         self._epoch = held.epoch
         log.info("leading in epoch %d", held.epoch)
         keeping = asyncio.create_task(held.keep(), name="keep the lease")
@@ -240,7 +259,7 @@ class SetMember:
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def _serve(self, broker: Broker, held: HeldLeadership) -> None:
-        """Serve as the leader until the lease ends, this member is stopped, or the disk fails."""
+        """Serve as the leader until the lease or this member ends, or another one is chosen."""
 
         async def start() -> None:
             await broker.__aenter__()
@@ -252,7 +271,8 @@ class SetMember:
         self.leaderships += 1
         if self._on_leading is not None:
             self._on_leading(broker)
-        await until_first(held.ended.wait(), broker.stopped.wait(), self._stopping.wait())
+        chosen = held.is_handing_over.wait()
+        await until_first(held.ended.wait(), broker.stopped.wait(), self._stopping.wait(), chosen)
         if held.ended.is_set():
             await broker.abandon()
         else:

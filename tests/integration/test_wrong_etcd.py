@@ -132,7 +132,7 @@ def test_a_leader_with_a_short_lease_goes_on_when_an_endpoint_hangs(etcd):
             store = EtcdCoordinator([("127.0.0.1", port) for port in ports], "a/short lease")
             view = await store.view()
             leadership = await store.lead(Leader("m1", "127.0.0.1:1"), view, LEASE_S)
-            held = HeldLeadership(store, leadership, (), "", SystemClock())
+            held = HeldLeadership(store, leadership, view, "", SystemClock())
             keeping = asyncio.create_task(held.keep())
             proxy.cut()
             with pytest.raises(TimeoutError):

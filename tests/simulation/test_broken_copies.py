@@ -306,23 +306,23 @@ def the_epoch_is_not_looked_at_either(patch):
     """With :func:`the_lease_is_not_looked_at`: an old leader changes the set of a newer epoch."""
     the_lease_is_not_looked_at(patch)
 
-    async def change(self, members):
+    async def change(self, change, act=None):
         seen = await self._coordinator.view()
-        wanted = tuple(sorted({*members, self.member}))
-        if await self._coordinator.change_in_sync(self._leadership, seen, wanted) is None:
+        wanted = change(seen)
+        if await self._coordinator.change(self._leadership, seen, wanted, act) is None:
             return False
-        self.in_sync = members
+        self.in_sync = frozenset(wanted.in_sync) - {self.member}
         return True
 
-    def change_in_sync(self, lease, seen, members):
+    def change_of_any_epoch(self, lease, seen, wanted, act):
         now = self.view()
         if now.leader is None or now.version != seen.version:
             return None
-        self._change(now._replace(in_sync=members, version=now.version + 1))
+        self._change(now._replace(in_sync=wanted.in_sync, version=now.version + 1))
         return self._view
 
     patch(HeldLeadership, "_change", change)
-    patch(SimulatedCoordination, "change_in_sync", change_in_sync)
+    patch(SimulatedCoordination, "change", change_of_any_epoch)
     return BESIDE
 
 

@@ -3,7 +3,7 @@
 A set has two keys. ``state`` holds the epoch and the in-sync set, and stays. ``leader`` is bound to
 the lease of its writer, so etcd deletes it when the lease ends. Each change is one transaction that
 compares the revision of ``state`` with the one that the member has seen. Each loss that an operator
-accepted has a key below ``losses`` as well.
+accepted has a key below ``losses`` as well, and each other act of an operator one below ``acts``.
 
 Each request has a connection of its own, with HTTP/1.0: the answer ends with the connection, so no
 framing has to be parsed. Members send a request every second or two.
@@ -22,7 +22,15 @@ import msgspec
 
 from txmq.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import AllowedLoss, Leader, Leadership, View
+from txmq.runtime.coordinator import (
+    AllowedLoss,
+    Leader,
+    Leadership,
+    SetAct,
+    View,
+    known_members,
+    short_name,
+)
 
 __all__ = ["EtcdCoordinator"]
 
@@ -42,6 +50,22 @@ class SetState(msgspec.Struct, frozen=True):
     epoch: int = 0
     in_sync: tuple[str, ...] = ()
     loss: AllowedLoss | None = None
+    members: tuple[str, ...] = ()
+    removed: tuple[SetAct, ...] = ()
+    hand_over: SetAct | None = None
+
+    def seen_by(self, leader: Leader | None, version: int) -> View:
+        """The state of the set."""
+        return View(
+            leader,
+            self.epoch,
+            self.in_sync,
+            version,
+            self.loss,
+            self.members,
+            self.removed,
+            self.hand_over,
+        )
 
 
 class EtcdCoordinator:
@@ -79,7 +103,9 @@ class EtcdCoordinator:
         asked = self._clock.monotonic()
         granted = await self._call("/v3/lease/grant", {"TTL": lease_s})
         lease, lease_s = int(granted["ID"]), int(granted["TTL"])
-        state = SetState(seen.epoch + 1, seen.in_sync or (leader.member,))
+        in_sync = seen.in_sync or (leader.member,)
+        members = known_members(seen.members, in_sync)
+        state = SetState(seen.epoch + 1, in_sync, members=members, removed=seen.removed)
         puts = [
             self._put_state(state),
             _put(self._leader_key, msgspec.json.encode(leader), lease),
@@ -103,32 +129,36 @@ class EtcdCoordinator:
         """See :meth:`SetCoordinator.resign`."""
         await self._call("/v3/lease/revoke", {"ID": leadership.lease}, refused=True)
 
-    async def change_in_sync(
-        self, leadership: Leadership, seen: View, members: tuple[str, ...]
+    async def change(
+        self, leadership: Leadership, seen: View, wanted: View, act: SetAct | None = None
     ) -> View | None:
-        """See :meth:`SetCoordinator.change_in_sync`."""
-        state = SetState(leadership.epoch, tuple(sorted(members)))
+        """See :meth:`SetCoordinator.change`."""
+        state = SetState(
+            leadership.epoch,
+            tuple(sorted(wanted.in_sync)),
+            members=known_members(wanted.members, wanted.in_sync),
+            removed=wanted.removed,
+            hand_over=wanted.hand_over,
+        )
+        puts = [self._put_state(state)]
+        if act is not None:
+            puts.append(self._put_for_good("acts", seen, act))
         compare = [
             self._is_seen(seen),
             _compare("LEASE", self._leader_key, "lease", leadership.lease),
         ]
-        version = await self._commit(compare, [self._put_state(state)])
-        if not version:
-            return None
-        return View(leadership.leader, state.epoch, state.in_sync, version)
+        version = await self._commit(compare, puts)
+        return state.seen_by(leadership.leader, version) if version else None
 
     async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
         """See :meth:`SetCoordinator.allow_loss`."""
-        state = SetState(seen.epoch, (loss.member,), loss)
-        puts = [
-            self._put_state(state),
-            # As an object, for people who read it in etcd.
-            _put(
-                _text(f"{self._folder}losses/{seen.version}"), msgspec.json.encode(loss._asdict())
-            ),
-        ]
+        name = short_name(loss.member)
+        removed = tuple(act for act in seen.removed if act.member != name)
+        members = known_members(seen.members, (loss.member,))
+        state = SetState(seen.epoch, (loss.member,), loss, members, removed)
+        puts = [self._put_state(state), self._put_for_good("losses", seen, loss)]
         version = await self._commit([self._is_seen(seen), self._nobody_leads()], puts)
-        return View(None, state.epoch, state.in_sync, version, loss) if version else None
+        return state.seen_by(None, version) if version else None
 
     async def changed(self, seen: View) -> View:
         """See :meth:`SetCoordinator.changed`."""
@@ -170,8 +200,7 @@ class EtcdCoordinator:
             version = int(stored[0]["mod_revision"])
         if leading:
             leader = _value(leading[0], Leader)
-        view = View(leader, state.epoch, state.in_sync, version, state.loss)
-        return view, int(answer["header"]["revision"])
+        return state.seen_by(leader, version), int(answer["header"]["revision"])
 
     def _is_seen(self, seen: View) -> dict[str, Any]:
         return _compare("MOD", self._state_key, "mod_revision", seen.version)
@@ -182,6 +211,11 @@ class EtcdCoordinator:
 
     def _put_state(self, state: SetState) -> dict[str, Any]:
         return _put(self._state_key, msgspec.json.encode(state))
+
+    def _put_for_good(self, folder: str, seen: View, decision: SetAct | AllowedLoss) -> Any:
+        # As an object, for people who read it in etcd.
+        value = msgspec.json.encode(decision._asdict())
+        return _put(_text(f"{self._folder}{folder}/{seen.version}"), value)
 
     async def _commit(self, compare: list[dict[str, Any]], puts: list[dict[str, Any]]) -> int:
         """The revision of a transaction, or 0 if a comparison failed."""

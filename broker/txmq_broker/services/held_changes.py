@@ -1,4 +1,4 @@
-"""Answers to changes of topics and groups, which wait until the followers have the tables.
+"""Answers to changes of topics, groups and accounts, which wait until the followers have them.
 
 After a fail-over the new leader has every change that was answered.
 """
@@ -15,8 +15,8 @@ from txmq_broker.services.copied_answers import CopiedAnswers
 
 __all__ = ["HeldChanges", "TableVersions"]
 
-TableVersions: TypeAlias = tuple[DataVersion, DataVersion]
-"""The versions of the topics and of the groups."""
+TableVersions: TypeAlias = tuple[DataVersion, DataVersion, DataVersion]
+"""The versions of the topics, the groups and the accounts."""
 
 
 class HeldChange(NamedTuple):

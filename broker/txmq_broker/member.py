@@ -16,16 +16,16 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from txmq.errors import ConnectFailed, TransportError
+from txmq.etcd_access import etcd_coordinator
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.coordinator import Leader, Leadership, SetCoordinator, View
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
-from txmq.runtime.etcd import EtcdCoordinator
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.runtime.tasks import until_first
 from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, etcd_endpoints
+from txmq_broker.config import BrokerSettings
 from txmq_broker.monitoring.server import monitored
 from txmq_broker.running import allow_files
 from txmq_broker.services.follower import Follower
@@ -322,9 +322,8 @@ async def _run(
     ready: Callable[[], None],
     leading: Callable[[Broker], None],
 ) -> int:
-    coordinator = EtcdCoordinator(
-        etcd_endpoints(settings.replication.coordinator), f"{settings.cluster}/{settings.name}"
-    )
+    address = settings.replication.coordinator
+    coordinator = etcd_coordinator(address, settings.cluster, settings.name)
     try:
         await coordinator.view()
     except TransportError as error:

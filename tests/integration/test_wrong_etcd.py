@@ -168,8 +168,8 @@ def start(folder, address):
 )
 def test_an_address_that_is_none_is_a_wrong_setting(tmp_path, address):
     line = (
-        f"txmq: replication.coordinator cannot be '{address}'; it takes etcd://HOST:PORT, and "
-        "further addresses of the same etcd after commas"
+        f"txmq: replication.coordinator cannot be '{address}'; it takes etcd://HOST:PORT, or "
+        "etcds:// for TLS, and further addresses of the same etcd after commas"
     )
     assert start(tmp_path, address) == (2, line)
 

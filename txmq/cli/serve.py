@@ -22,6 +22,7 @@ from txmq.cli.output import flush, note_lines, say
 from txmq.config import ForeignName, load
 from txmq.credentials import CREDENTIALS_VARIABLES
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
+from txmq.etcd_access import ETCD_VARIABLES
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.memory import keep_freed_memory
@@ -52,6 +53,7 @@ NOT_SETTINGS: Final = (
     LOG_FORMAT_VARIABLE,
     LOG_LEVEL_VARIABLE,
     *CREDENTIALS_VARIABLES,
+    *ETCD_VARIABLES,
     *TLS_VARIABLES,
 )
 """Variables of the command line that are not settings of the broker."""

@@ -24,11 +24,11 @@ from txmq.errors import (
     TxmqError,
     UsageError,
 )
+from txmq.etcd_access import etcd_coordinator
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import SetChange, SetChanged
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.coordinator import AllowedLoss, Leader, SetCoordinator, View, short_name
-from txmq.runtime.etcd import EtcdCoordinator
 from txmq.runtime.network import SystemNetwork
 
 __all__ = ["promote"]
@@ -141,10 +141,8 @@ def _promote_member(
     allow_data_loss: bool,
     json: bool,
 ) -> None:
-    from txmq_broker.config import etcd_endpoints
-
     try:
-        store = EtcdCoordinator(etcd_endpoints(coordinator), f"{cluster}/{broker}")
+        store = etcd_coordinator(coordinator, cluster, broker)
         done = asyncio.run(_promote(store, wanted, broker, allow_data_loss=allow_data_loss))
     except (ConfigError, UsageError, InvalidParameter) as error:
         fail(str(error), WRONGLY_CALLED)

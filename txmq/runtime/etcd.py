@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -32,7 +33,7 @@ from txmq.runtime.coordinator import (
     short_name,
 )
 
-__all__ = ["EtcdCoordinator"]
+__all__ = ["EtcdCoordinator", "EtcdTls", "EtcdUser"]
 
 T = TypeVar("T")
 
@@ -42,6 +43,44 @@ _WATCH_S: Final = 5.0
 _TRIES_PER_LEASE: Final = 4
 _QUOTED: Final = 100
 _IN_ANSWERS: Final = {"header", "result"}
+_NO_TOKEN: Final = (
+    "etcdserver: user name is empty",
+    "etcdserver: invalid auth token",
+    "etcdserver: revision of auth store is old",
+)
+"""What etcd says to a request without a token, or with one that it does not know any more."""
+_NO_USERS: Final = "etcdserver: authentication is not enabled"
+_HINTS: Final = {
+    "etcdserver: permission denied": "the user needs readwrite permission for the prefix /txmq/",
+    "CommonName of client": "an etcd with users takes only client certificates without one",
+}
+"""What to do about refusals that begin so."""
+
+
+class EtcdTls(Protocol):
+    """How connections to etcd are encrypted."""
+
+    def context(self) -> ssl.SSLContext:
+        """The context of the next connection."""
+        ...
+
+    def reason_of(self, error: ssl.SSLError, /) -> str:
+        """Why a connection failed, and what to change."""
+        ...
+
+
+class EtcdUser(NamedTuple):
+    """A user of etcd."""
+
+    name: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"EtcdUser(name={self.name!r}, password=***)"
+
+
+class NotAuthenticated(ConnectionLost):
+    """etcd has not carried out a request, because it has no valid token."""
 
 
 class SetState(msgspec.Struct, frozen=True):
@@ -77,6 +116,8 @@ class EtcdCoordinator:
         name: The name of the set.
         clock: For leases.
         timeout: The seconds that a request may take at one endpoint.
+        tls: How connections are encrypted; they are not if left out.
+        user: The user of etcd; without one, requests have no token.
     """
 
     def __init__(
@@ -86,10 +127,16 @@ class EtcdCoordinator:
         *,
         clock: Clock | None = None,
         timeout: float = 2.0,
+        tls: EtcdTls | None = None,
+        user: EtcdUser | None = None,
     ) -> None:
         self._endpoints = list(endpoints)
         self._clock: Clock = clock or SystemClock()
         self._timeout = timeout
+        self._tls = tls
+        self._user = user
+        self._token: str | None = None if user is not None else ""
+        """Sent with each request; ``None`` if etcd has to be asked for one."""
         self._folder = f"{_PREFIX}/{name}/"
         self._state_key = _text(f"{self._folder}state")
         self._leader_key = _text(f"{self._folder}leader")
@@ -171,6 +218,7 @@ class EtcdCoordinator:
             "start_revision": revision + 1,
         }
         while found == seen:
+            # The read has a valid token.
             watch = self._answering("/v3/watch", {"create_request": wanted}, self._timeout)
             async with watch as (reader, _):
                 # A connection may break without a word, so the state is read now and then.
@@ -233,6 +281,40 @@ class EtcdCoordinator:
         within_s: float | None = None,
     ) -> dict[str, Any]:
         within_s = within_s or self._timeout
+        if self._token is None:
+            await self._authenticate(within_s)
+        try:
+            return await self._call_once(path, body, within_s, refused=refused)
+        except NotAuthenticated:
+            if self._user is None:
+                raise
+        # The token has expired, or etcd has users only now.
+        await self._authenticate(within_s)
+        return await self._call_once(path, body, within_s, refused=refused)
+
+    async def _authenticate(self, within_s: float) -> None:
+        """Ask for a token.
+
+        Raises:
+            ConnectionLost: etcd refuses the user, or the connection broke.
+        """
+        assert self._user is not None, "without a user there is always a token"
+        self._token = ""
+        named = {"name": self._user.name, "password": self._user.password}
+        path = "/v3/auth/authenticate"
+        answer = await self._call_once(path, named, within_s, refused=True)
+        if "token" in answer:
+            self._token = str(answer["token"])
+        elif (reason := _message_of(answer)) != _NO_USERS:
+            self._token = None
+            raise ConnectionLost(
+                f"etcd refused the user {self._user.name!r}: {reason}; look at TXMQ_ETCD_USER and "
+                "TXMQ_ETCD_PASSWORD"
+            )
+
+    async def _call_once(
+        self, path: str, body: dict[str, Any], within_s: float, *, refused: bool
+    ) -> dict[str, Any]:
         request = self._answering(path, body, within_s, refused=refused)
         async with request as (reader, address):
             async with asyncio.timeout(within_s):
@@ -240,7 +322,12 @@ class EtcdCoordinator:
             try:
                 answer: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
             except msgspec.DecodeError as error:
+                if refused and (reason := _reason(data)):
+                    refusal = f"{address} refused {path}: {_explained(reason)}"
+                    raise ConnectionLost(refusal) from error
                 raise ConnectionLost(f"{address} does not answer as etcd does: {path}") from error
+            if (message := _message_of(answer)) in _NO_TOKEN:
+                raise _no_token(address, message)
             if not refused and not answer.keys() & _IN_ANSWERS:
                 raise ConnectionLost(f"{address} does not answer as etcd does: {path}")
         return answer
@@ -253,7 +340,7 @@ class EtcdCoordinator:
         reader, writer, address = await self._open(within_s)
         try:
             async with asyncio.timeout(within_s):
-                _send(writer, address, path, body)
+                _send(writer, address, path, body, self._token or "")
                 await _read_head(reader, address, path, refused=refused)
             yield reader, address
         except TimeoutError as error:
@@ -263,7 +350,10 @@ class EtcdCoordinator:
             ) from error
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             self._leave(address)
-            raise ConnectionLost(f"the connection to etcd at {address} broke: {error}") from error
+            why = self._why_tls(error) or str(error)
+            raise ConnectionLost(f"the connection to etcd at {address} broke: {why}") from error
+        except NotAuthenticated:
+            raise
         except ConnectionLost:
             self._leave(address)
             raise
@@ -278,15 +368,34 @@ class EtcdCoordinator:
             address = f"{host}:{port}"
             try:
                 async with asyncio.timeout(within_s):
-                    reader, writer = await asyncio.open_connection(
-                        host, port, limit=_HEADERS_BYTES_MAX
-                    )
+                    reader, writer = await self._connect(host, port)
             except OSError as error:
-                failures.append(f"{address}: {_why(error)}")
+                failures.append(f"{address}: {self._why_tls(error) or _why(error)}")
                 self._leave(address)
                 continue
             return reader, writer, address
         raise ConnectFailed(f"no etcd can be reached ({'; '.join(failures)})")
+
+    async def _connect(
+        self, host: str, port: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._tls is None:
+            return await asyncio.open_connection(host, port, limit=_HEADERS_BYTES_MAX)
+        return await asyncio.open_connection(
+            host,
+            port,
+            limit=_HEADERS_BYTES_MAX,
+            ssl=self._tls.context(),
+            server_hostname=host,
+            ssl_shutdown_timeout=self._timeout,
+        )
+
+    def _why_tls(self, error: Exception) -> str:
+        if self._tls is None:
+            return ""
+        if isinstance(error, ssl.SSLError):
+            return self._tls.reason_of(error)
+        return "" if str(error) else "no answer with TLS"
 
     def _leave(self, address: str) -> None:
         """Begin the next request with another endpoint."""
@@ -295,14 +404,18 @@ class EtcdCoordinator:
             self._endpoints.append(self._endpoints.pop(0))
 
 
-def _send(writer: asyncio.StreamWriter, address: str, path: str, body: dict[str, Any]) -> None:
+def _send(
+    writer: asyncio.StreamWriter, address: str, path: str, body: dict[str, Any], token: str
+) -> None:
     data = msgspec.json.encode(body)
-    head = (
+    head = [
         f"POST {path} HTTP/1.0",
         f"Host: {address}",
         "Content-Type: application/json",
         f"Content-Length: {len(data)}",
-    )
+    ]
+    if token:
+        head.append(f"Authorization: {token}")
     writer.write("\r\n".join([*head, "", ""]).encode() + data)
 
 
@@ -319,7 +432,10 @@ async def _read_head(
     except asyncio.IncompleteReadError as error:
         line = error.partial
         if not line:
-            raise ConnectionLost(f"{address} closed the connection without an answer") from error
+            raise ConnectionLost(
+                f"{address} closed the connection without an answer; if it is an etcd with TLS, "
+                "write etcds://"
+            ) from error
     except asyncio.LimitOverrunError:
         line = b""
     if not line.startswith(b"HTTP/"):
@@ -329,13 +445,24 @@ async def _read_head(
     status = line.decode(errors="replace").split(maxsplit=2)[1:2]
     if status != ["200"] and not refused:
         reason = _reason(await reader.read(_HEADERS_BYTES_MAX))
-        raise ConnectionLost(f"{address} refused {path}: {' '.join(status)}, {reason}")
+        if reason in _NO_TOKEN:
+            raise _no_token(address, reason)
+        raise ConnectionLost(f"{address} refused {path}: {' '.join(status)}, {_explained(reason)}")
+
+
+def _no_token(address: str, reason: str) -> NotAuthenticated:
+    return NotAuthenticated(
+        f"etcd at {address} has users ({reason}); set TXMQ_ETCD_USER and TXMQ_ETCD_PASSWORD"
+    )
 
 
 async def _event(reader: asyncio.StreamReader) -> None:
     while line := await reader.readline():
-        if "events" in msgspec.json.decode(line).get("result", {}):
+        result = msgspec.json.decode(line).get("result", {})
+        if "events" in result:
             return
+        if result.get("canceled"):
+            raise ConnectionLost(f"etcd ended the watch: {result.get('cancel_reason', '')}")
     raise ConnectionLost("etcd ended the watch")
 
 
@@ -344,6 +471,12 @@ def _why(error: OSError) -> str:
     if error.errno is None:
         return str(error) or "no answer"
     return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+
+
+def _message_of(answer: dict[str, Any]) -> str:
+    """The message in a refusal, or in an answer that ends with one; empty without a refusal."""
+    error = answer.get("error")
+    return str(error.get("message", "") if isinstance(error, dict) else answer.get("message", ""))
 
 
 def _reason(body: bytes) -> str:
@@ -365,6 +498,11 @@ def _value(pair: dict[str, str], kind: type[T]) -> T:
     except msgspec.DecodeError as error:
         key = base64.b64decode(pair["key"]).decode()
         raise ConnectionLost(f"{key} in etcd is not what members write: {error}") from error
+
+
+def _explained(reason: str) -> str:
+    hints = [hint for text, hint in _HINTS.items() if reason.startswith(text)]
+    return "; ".join([reason, *hints])
 
 
 def _text(text: str) -> str:

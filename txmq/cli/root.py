@@ -29,6 +29,7 @@ _NAMES: Final = (
     "backup",
     "reconcile",
     "cluster",
+    "broker",
     "acl",
     "audit",
     "schema",

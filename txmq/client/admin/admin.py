@@ -5,6 +5,7 @@ class only joins them. It keeps no state and never retries.
 from __future__ import annotations
 
 from txmq.client.admin.accounts import AccountCalls
+from txmq.client.admin.brokers import BrokerCalls
 from txmq.client.admin.dead_letters import DeadLetterCalls
 from txmq.client.admin.groups import GroupCalls
 from txmq.client.admin.lookups import LookupCalls
@@ -18,6 +19,7 @@ __all__ = ["Admin"]
 
 class Admin(
     AccountCalls,
+    BrokerCalls,
     DeadLetterCalls,
     TopicCalls,
     GroupCalls,

@@ -203,7 +203,11 @@ class Admin(_Facade[txmq.Admin]):
     groups = _waits(txmq.Admin.groups)
     group_progress = _waits(txmq.Admin.group_progress)
     group_connections = _waits(txmq.Admin.group_connections)
+    group_lag = _waits(txmq.Admin.group_lag)
     producer_connections = _waits(txmq.Admin.producer_connections)
+    producers = _waits(txmq.Admin.producers)
+    consumer_report = _waits(txmq.Admin.consumer_report)
+    consume_directly = _waits(txmq.Admin.consume_directly)
     max_offset = _waits(txmq.Admin.max_offset)
     min_offset = _waits(txmq.Admin.min_offset)
     offset_by_time = _waits(txmq.Admin.offset_by_time)
@@ -211,6 +215,8 @@ class Admin(_Facade[txmq.Admin]):
     commit_offset = _waits(txmq.Admin.commit_offset)
     plan_reset = _waits(txmq.Admin.plan_reset)
     reset_offset = _waits(txmq.Admin.reset_offset)
+    plan_clone = _waits(txmq.Admin.plan_clone)
+    clone_offsets = _waits(txmq.Admin.clone_offsets)
     send = _waits(txmq.Admin.send)
     send_batch = _waits(txmq.Admin.send_batch)
     recall = _waits(txmq.Admin.recall)
@@ -229,6 +235,10 @@ class Admin(_Facade[txmq.Admin]):
     resend_dead_letter = _waits(txmq.Admin.resend_dead_letter)
     cluster = _waits(txmq.Admin.cluster)
     broker_stats = _waits(txmq.Admin.broker_stats)
+    broker_config = _waits(txmq.Admin.broker_config)
+    change_broker_config = _waits(txmq.Admin.change_broker_config)
+    forbid_writing = _waits(txmq.Admin.forbid_writing)
+    allow_writing = _waits(txmq.Admin.allow_writing)
 
 
 class Client(_Openable[txmq.Client]):

@@ -60,6 +60,8 @@ class Listing(NamedTuple):
     """Lines for standard error, such as brokers that do not answer."""
     code: int = 0
     """The exit code, for scripts that watch something."""
+    empty: str = ""
+    """The line for people if there is no row, instead of the command's."""
 
 
 class _View(NamedTuple):
@@ -183,7 +185,7 @@ def _print(found: Listing, view: _View, empty: str, *, json: bool) -> None:
     if json:
         as_json(shown)
     elif not chosen:
-        say(empty if not found.rows else "no row matches")
+        say("no row matches" if found.rows else found.empty or empty)
     else:
         columns = view.columns
         cells = [[column.show(row[column.key]) for column in columns] for row in shown]

@@ -19,6 +19,7 @@ _NAMES: Final = (
     "names",
     "topic",
     "group",
+    "producer",
     "message",
     "tx",
     "resolve",

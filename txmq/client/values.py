@@ -14,8 +14,12 @@ __all__ = [
     "BrokerCopies",
     "BrokerInfo",
     "ConnectedClient",
+    "ConsumerReport",
     "FollowerCopy",
     "GroupConnections",
+    "GroupLag",
+    "HandledMessage",
+    "HeldQueueReport",
     "OffsetMove",
     "OpenTransaction",
     "PullOutcome",
@@ -149,6 +153,58 @@ class GroupConnections:
     """The filter expression by topic."""
     message_model: str
     consume_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """How far a group is behind, in all its topics or in one."""
+
+    group: str
+    topics: tuple[str, ...]
+    """The topics in which it has offsets."""
+    lag: int
+    """Stored messages that are not consumed yet."""
+    per_second: float
+    """Messages that it fetches a second, over the last minute."""
+    consumed_ms: int | None
+    """When the oldest of its last consumed messages was stored, in queues where it is behind;
+    ``None`` if it is not behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldQueueReport:
+    """A queue that a consumer holds, as the consumer reports it."""
+
+    queue: Queue
+    offset: QueueOffset
+    """Everything before it is consumed."""
+    fetched: int
+    """Messages that it has fetched and not consumed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerReport:
+    """What a consumer reports about itself."""
+
+    client: str
+    is_orderly: bool
+    started_ms: int | None
+    subscriptions: Mapping[str, str]
+    """The filter expression by topic."""
+    queues: tuple[HeldQueueReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandledMessage:
+    """The result of a message that a consumer handled by hand."""
+
+    client: str
+    is_consumed: bool
+    result: str
+    """RocketMQ's word for it, such as ``CR_SUCCESS``."""
+    remark: str
+    """The consumer's error, if it failed."""
+    spent_ms: int
 
 
 @dataclass(frozen=True, slots=True)

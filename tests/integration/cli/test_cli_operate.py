@@ -1,9 +1,12 @@
 """The commands of operators against one real broker."""
 
+import asyncio
 import json
+import threading
 
 import pytest
 
+from txmq import ConsumerSettings, Message, Producer, PushConsumer, StartFrom, blocking
 from txmq_broker.testing import BrokerThread
 
 
@@ -46,6 +49,38 @@ def rounds(monkeypatch):
         return pauses
 
     return end_after
+
+
+@pytest.fixture(scope="module")
+def shop(broker):
+    """A service that consumes Orders as billing and sends as shop; fails while the event is set."""
+    with blocking.Client(broker.names) as client:
+        client.admin.create_topic("Orders", queues=1)
+    started, stop, failing = threading.Event(), threading.Event(), threading.Event()
+    handled = []
+
+    async def serve():
+        consumer = PushConsumer("billing", broker.names, ConsumerSettings(start=StartFrom.FIRST))
+
+        @consumer.on("Orders")
+        async def handle(message):
+            handled.append(message.body)
+            if failing.is_set():
+                raise ValueError("it is broken")
+
+        async with Producer("shop", broker.names) as producer, consumer:
+            await producer.send(Message(topic="Orders", body=b"tea", keys=("17",)))
+            while not handled:
+                await asyncio.sleep(0.01)
+            started.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(20)
+    yield failing
+    stop.set()
+    thread.join()
 
 
 # Brokers
@@ -114,3 +149,87 @@ def test_a_list_matches_sorts_and_pages(run, rows):
     assert "no column 'valve'; the nearest name is 'value'" in run(
         *every, "--sort", "valve", code=2
     )
+
+
+# Producers and consumers
+
+
+def test_producers_are_listed(run, rows, shop):
+    (found,) = rows("producer", "list")
+
+    assert (found["group"], found["language"]) == ("shop", "JAVA")
+    assert rows("producer", "list", "--group", "shop") == [found]
+    assert rows("producer", "list", "--match", "nosuch") == []
+    unknown = run("producer", "list", "--group", "nosuch", code=1)
+    assert "'nosuch' has no open transactions and no connected producers" in unknown
+
+
+def test_the_clients_of_a_topic_are_shown(run, rows, shop):
+    (found,) = rows("topic", "clients", "Orders")
+
+    assert (found["group"], found["expression"]) == ("billing", "*")
+    assert found["client"] in run("topic", "clients", "Orders")
+    run("topic", "create", "Unread")
+    assert run("topic", "clients", "Unread") == "no group consumes this topic\n"
+    assert "'Ordrs' does not exist; the nearest name is" in run("topic", "clients", "Ordrs", code=1)
+
+
+def test_a_topic_is_forbidden_and_permitted(run, rows):
+    run("topic", "create", "Archive", "--queues", 1)
+
+    assert run("topic", "permit", "Archive", "r") == "topic Archive at broker-a: 1 queue, r\n"
+    assert "no queue that can be written to" in run("message", "send", "Archive", "x", code=1)
+    assert rows("topic", "permit", "Archive", "none")[0]["permission"] == "none"
+    assert rows("topic", "permit", "Archive", "rw")[0]["permission"] == "rw"
+    assert "not one of rw, r, w, none" in run("topic", "permit", "Archive", "x", code=2)
+
+
+def test_consumers_report_their_state(run, rows, shop):
+    found = rows("group", "status", "billing")
+    (consumer,) = found["consumers"]
+
+    assert found["group"] == "billing"
+    assert consumer["subscriptions"]["Orders"] == "*"
+    queues = [held["queue"] for held in consumer["queues"] if held["queue"]["topic"] == "Orders"]
+    assert queues == [{"topic": "Orders", "broker": "broker-a", "number": 0}]
+    assert consumer["client"] in run("group", "status", "billing")
+    assert "group 'biling' does not exist" in run("group", "status", "biling", code=1)
+
+
+def test_groups_that_are_behind_are_found(run, rows, shop):
+    run("topic", "create", "Backlog", "--queues", 1)
+    run("group", "create", "slow")
+    for _ in range(3):
+        run("message", "send", "Backlog", "x")
+    run("group", "reset", "slow", "Backlog", "--to", "earliest", "--yes")
+
+    found = {row["group"]: row for row in rows("group", "monitor")}
+    assert (found["slow"]["lag"], found["slow"]["consumers"]) == (3, 0)
+    assert (found["billing"]["consumers"], found["slow"]["topics"]) == (1, ["Backlog"])
+    assert rows("group", "monitor", "--sort", "-behind")[0]["group"] == "slow"
+    assert "slow" in run("group", "monitor", "--match", "slow")
+    assert "no group is more than 3 messages behind" in run("group", "monitor", "--lag-max", 3)
+    run("group", "monitor", "--lag-max", 2, code=1)
+
+
+def test_a_group_is_cloned_and_skips(run, rows, shop):
+    run("topic", "create", "Copied", "--queues", 1)
+    run("group", "create", "first")
+    for _ in range(2):
+        run("message", "send", "Copied", "x")
+    run("group", "reset", "first", "Copied", "--to", "latest", "--yes")
+
+    (cloned,) = rows("group", "clone", "first", "second", "Copied", "--yes")
+    assert (cloned["before"], cloned["offset"]) == (None, 2)
+    run("message", "send", "Copied", "x")
+    assert rows("group", "progress", "second")["lag"] == 1
+    assert run("group", "skip", "second", "Copied", "--yes").endswith(
+        "group second is moved in 1 queue of Copied\n"
+    )
+    assert rows("group", "progress", "second")["lag"] == 0
+
+    refused = run("group", "clone", "first", "billing", "Copied", "--yes", code=1)
+    assert "group 'billing' has 1 connected consumer" in refused
+    empty = run("group", "clone", "second", "third", "Orders", "--yes", code=1)
+    assert "group 'second' has no offset in topic 'Orders'" in empty
+    assert "name two groups" in run("group", "clone", "first", "first", "Copied", code=2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from txmq.client.admin.accounts import AccountCalls
 from txmq.client.admin.brokers import BrokerCalls
+from txmq.client.admin.consumers import ConsumerCalls
 from txmq.client.admin.dead_letters import DeadLetterCalls
 from txmq.client.admin.groups import GroupCalls
 from txmq.client.admin.lookups import LookupCalls
@@ -20,6 +21,7 @@ __all__ = ["Admin"]
 class Admin(
     AccountCalls,
     BrokerCalls,
+    ConsumerCalls,
     DeadLetterCalls,
     TopicCalls,
     GroupCalls,

@@ -198,6 +198,8 @@ class Admin(_Facade[txmq.Admin]):
     topics_of_broker = _waits(txmq.Admin.topics_of_broker)
     topic_status = _waits(txmq.Admin.topic_status)
     topic_groups = _waits(txmq.Admin.topic_groups)
+    clusters_of = _waits(txmq.Admin.clusters_of)
+    traffic = _waits(txmq.Admin.traffic)
     create_group = _waits(txmq.Admin.create_group)
     delete_group = _waits(txmq.Admin.delete_group)
     groups = _waits(txmq.Admin.groups)

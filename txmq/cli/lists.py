@@ -198,7 +198,12 @@ def _print(found: Listing, view: _View, empty: str, *, json: bool) -> None:
 
 
 def watched(
-    collect: Callable[[], Any], show: Callable[[Any], None], *, watch: bool, every: str
+    collect: Callable[[], Any],
+    show: Callable[[Any], None],
+    *,
+    watch: bool,
+    every: str,
+    clears: bool = True,
 ) -> None:
     """Show something once, or again and again until Ctrl-C.
 
@@ -210,6 +215,7 @@ def watched(
         show: Prints it.
         watch: Whether to repeat it.
         every: The pause between two rounds.
+        clears: Whether each round replaces the one before on the screen.
 
     Raises:
         typer.Exit: It failed, or was called wrongly.
@@ -222,7 +228,8 @@ def watched(
         while True:
             try:
                 found = collect()
-                clear()
+                if clears:
+                    clear()
                 show(found)
             except typer.Exit as ended:
                 if ended.exit_code != FAILED:

@@ -13,7 +13,7 @@ from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
 from txmq.protocol.topics import DLQ, RETRY
 
-__all__ = ["Rows", "client_rows", "fields_of", "permission_of", "topic_rows"]
+__all__ = ["Rows", "application_topics", "client_rows", "fields_of", "permission_of", "topic_rows"]
 
 _OF_THE_SYSTEM: Final = (
     "TBW102",
@@ -46,12 +46,7 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
         TransportError: No name server answers.
     """
     brokers = await admin.cluster()
-    names = await admin.topics()
-    if not everything:
-        # Each broker has a topic of its own name and one of its cluster's name.
-        own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
-        own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
-        names = [name for name in names if name not in own and not name.startswith(_OF_THE_SYSTEM)]
+    names = await admin.topics() if everything else await application_topics(admin)
     silent: dict[str, str] = {}
     configs: dict[str, list[TopicConfig]] = {}
     for broker in brokers if names else ():
@@ -79,6 +74,20 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
         for name, count in zip(names, counts, strict=True)
     ]
     return Rows(rows, silent)
+
+
+async def application_topics(admin: Admin) -> list[str]:
+    """The names of all topics but those of the system, of retries and of dead letters.
+
+    Raises:
+        TransportError: No name server answers.
+    """
+    brokers = await admin.cluster()
+    # Each broker has a topic of its own name and one of its cluster's name.
+    own = {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
+    own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
+    names = await admin.topics()
+    return [name for name in names if name not in own and not name.startswith(_OF_THE_SYSTEM)]
 
 
 async def client_rows(admin: Admin, topic: str) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from txmq.client.values import (
     QueueStatus,
     SendResult,
     SendStatus,
+    TopicTraffic,
 )
 
 __all__ = [
@@ -50,4 +51,5 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Session",
+    "TopicTraffic",
 ]

@@ -29,6 +29,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "StoredBatch",
+    "TopicTraffic",
 ]
 
 
@@ -169,6 +170,25 @@ class GroupLag:
     consumed_ms: int | None
     """When the oldest of its last consumed messages was stored, in queues where it is behind;
     ``None`` if it is not behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTraffic:
+    """The messages of a topic, and those that one of its groups fetches."""
+
+    topic: str
+    group: str
+    """Empty if no group consumes the topic."""
+    lag: int
+    """Stored messages that the group has not consumed yet."""
+    in_per_second: float
+    """Messages that arrive a second, over the last minute."""
+    out_per_second: float
+    """Messages that the group fetches a second, over the last minute."""
+    in_of_day: int
+    """Messages that arrived in the last 24 hours."""
+    out_of_day: int
+    """Messages that the group fetched in the last 24 hours."""
 
 
 @dataclass(frozen=True, slots=True)

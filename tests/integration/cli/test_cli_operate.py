@@ -6,7 +6,16 @@ import threading
 
 import pytest
 
-from txmq import ConsumerSettings, Message, Producer, PushConsumer, StartFrom, blocking
+from tests.integration.cli.test_cli_tx import prepare
+from txmq import (
+    ConsumerSettings,
+    Message,
+    Producer,
+    ProducerSettings,
+    PushConsumer,
+    StartFrom,
+    blocking,
+)
 from txmq_broker.testing import BrokerThread
 
 
@@ -20,11 +29,12 @@ def broker():
 def run(txmq, broker):
     """Run a command at the broker; returns what it printed, or its complaint."""
 
-    def ask(*words, code=0, **more):
-        result = txmq(*words, "--names", broker.names, **more)
+    def ask(*words, code=0, shown=None):
+        result = txmq(*words, "--names", broker.names)
         assert result.exit_code == code, result.output
-        return result.stderr if code else result.stdout
+        return getattr(result, shown or ("stderr" if code else "stdout"))
 
+    ask.names = broker.names
     return ask
 
 
@@ -233,3 +243,88 @@ def test_a_group_is_cloned_and_skips(run, rows, shop):
     empty = run("group", "clone", "second", "third", "Orders", "--yes", code=1)
     assert "group 'second' has no offset in topic 'Orders'" in empty
     assert "name two groups" in run("group", "clone", "first", "first", "Copied", code=2)
+
+
+def test_a_consumer_handles_one_message_by_hand(run, rows, shop):
+    (sent,) = [row for row in rows("message", "pull", "Orders") if row["keys"] == ["17"]]
+    by_id = ("message", "consume-directly", sent["id"], "billing", "--topic", "Orders")
+
+    assert "consumed it" in run("message", "consume-directly", sent["offset_id"], "billing")
+    assert rows(*by_id)["result"] == "CR_SUCCESS"
+    shop.set()
+    assert "did not consume it: CR_THROW_EXCEPTION" in run(*by_id, code=1, shown="stdout")
+    shop.clear()
+    refused = run(*by_id, "--client", "nosuch", code=1)
+    assert "no consumer nosuch of group billing is connected" in refused
+
+
+def test_rates_are_shown_by_topic_and_group(run, rows, shop):
+    (found,) = rows("stats", "--topic", "Orders")
+
+    assert (found["topic"], found["group"]) == ("Orders", "billing")
+    assert found["lag"] in (0, 1)  # Consumers commit their offsets once a second.
+    assert (found["in_of_day"], found["out_of_day"]) == (1, 1)
+    assert "billing" in run("stats", "--active", "--sort", "-out/s")
+    assert "'Ordrs' does not exist" in run("stats", "--topic", "Ordrs", code=1)
+
+
+# Clusters
+
+
+def test_a_broker_is_drained_and_takes_messages_again(run, rows):
+    run("topic", "create", "Drained", "--queues", 1)
+
+    assert "for reading only" in run("cluster", "drain", "broker-a")
+    assert rows("topic", "route", "Drained")[0]["writable"] == 0
+    assert rows("topic", "route", "Drained")[0]["readable"] == 1
+    assert rows("cluster", "undrain", "broker-a", "--yes")["writable"] is True
+    assert rows("topic", "route", "Drained")[0]["writable"] == 1
+    assert "'broker-b' is unknown" in run("cluster", "drain", "broker-b", code=2)
+
+
+# Traces
+
+
+def test_traces_are_followed(run):
+    with blocking.Client(run.names) as client:
+        producer = blocking.Producer("tracing", client, ProducerSettings(is_traced=True))
+        with producer:
+            for key in ("a", "b", "c"):
+                producer.send(Message(topic="Traced", body=b"x", keys=(key,)))
+    follow = ("trace", "tail", "--since", "earliest", "--group", "tracing")
+
+    lines = run(*follow, "--count", "3", "--json").splitlines()
+    assert [json.loads(line)["keys"] for line in lines] == ["a", "b", "c"]
+    assert "sent" in run(*follow, "--key", "b", "--topic", "Traced", "--count", 1)
+
+
+# Transactions
+
+
+def test_open_transactions_are_rechecked_together(run, rows):
+    prepare(run.names, "A1", "A2")
+    prepare(run.names, "B1", group="ccb")
+
+    assert rows("tx", "recheck", "--all", "--group", "icbc")["rechecks_requested"] == 2
+    assert run("tx", "recheck", "--all") == "brokers ask the producers of 3 transactions\n"
+    assert "no open transactions" in run("tx", "recheck", "--all", "--group", "abc", code=1)
+    assert "or write --all" in run("tx", "recheck", code=2)
+    assert "or write --all" in run("tx", "recheck", "A1", "--group", "icbc", code=2)
+
+
+def test_open_transactions_are_watched(run, monkeypatch):
+    prepare(run.names, "W1")
+
+    def decide_then_open(seconds):
+        if run("tx", "list", "--json").count('"W2"'):
+            raise KeyboardInterrupt
+        run("tx", "commit", "W1", "--reason", "paid", "--yes")
+        prepare(run.names, "W2")
+
+    monkeypatch.setattr("time.sleep", decide_then_open)
+    changes = [json.loads(line) for line in run("tx", "watch", "--json").splitlines()]
+
+    assert [(each["change"], each["transaction"]["id"]) for each in changes] == [
+        ("opened", "W2"),
+        ("closed", "W1"),
+    ]

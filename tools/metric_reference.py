@@ -41,6 +41,7 @@ Reasons of refusals:
 | reason | counts |
 |---|---|
 | `sends` | sends while the disk is too full, too few copies are in sync, or the broker stops |
+| `halves` | half messages while the disk has room only for decisions |
 | `busy` | sends while too much waits for the disk or for followers |
 | `access` | requests without the permission that they need |
 | `connections`, `handshakes` | connections beyond the limit, and without a TLS handshake where \

@@ -140,6 +140,7 @@ def test_a_run_prints_one_document_with_every_figure_of_floor_and_sends(document
             latency = figures["latency_ms"]
             assert 0 < latency["p50"] <= latency["p99"] <= latency["p99.9"]
     assert document["ratios"]["in_flight"] == 64
+    assert document["scrape"]["scrape_ms"]["median"] > 0
     assert {"send_cost", "sync_throughput"} <= document["checks"].keys()
 
 

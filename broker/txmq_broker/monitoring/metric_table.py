@@ -24,7 +24,7 @@ class Origin(StrEnum):
 
     ALL = "all"
     LEADER = "leader"
-    """A broker that serves clients, also one without a set."""
+    """A broker that takes sends, also one without a set."""
     FOLLOWER = "follower"
 
 

@@ -22,7 +22,7 @@ def objection(process: MonitoredProcess) -> str:
     if process.follower is None:
         return "the process neither leads nor follows yet"
     leader = process.follower.status.leader
-    return f"the process follows {leader or 'no leader yet'}; only the leader serves clients"
+    return f"the process follows {leader or 'no leader yet'}; only the leader takes sends"
 
 
 def _broker_objection(broker: Broker) -> str:

@@ -15,7 +15,7 @@ class MonitoredProcess(Protocol):
     """A process that leads, follows, or does neither at the moment.
 
     Attributes:
-        broker: The broker while it serves clients.
+        broker: The broker while it leads, or belongs to no set.
         follower: The follower while it copies another log.
         leaderships: How often the process began to lead a set.
     """

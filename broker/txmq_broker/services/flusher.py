@@ -133,6 +133,7 @@ class Flusher:
             "bytes_waiting_for_sync": log_.next_position - log_.durable,
             "busy_refused": self._busy_refused,
             "sends_refused": self._sends_refused,
+            "halves_refused": self._admission.halves_refused,
         }
 
     def ship_with(self, written: Callable[[], None], copies: HeldAnswers | None) -> None:

@@ -21,6 +21,7 @@ from tests.unit.handlers.transaction_stage import (
     checks_heard,
     end,
     prepare,
+    preparing,
     quick,
     stay,
 )
@@ -250,12 +251,18 @@ def test_refusals_count_by_reason():
         stage.broker.admission.refuse("disk", "the disk is full")
         for _ in range(3):
             await client.ask(RequestCode.SEND_MESSAGE, sending("T"), body=b"x")
+        stage.broker.admission.lift("disk")
+        stage.broker.admission.refuse_halves("disk", "the rest is for decisions")
+        await client.ask(RequestCode.SEND_MESSAGE, preparing(), body=b"x")
         scrape = await scraped(stage.broker)
 
         found = scrape.labelled("refusals_total", "reason")
-        assert {reason: count for reason, count in found.items() if count} == {"sends": 3}
+        assert {reason: count for reason, count in found.items() if count} == {
+            "sends": 3,
+            "halves": 1,
+        }
         assert found.keys() >= {"access", "busy", "connections", "transactions", "pulls_not_held"}
-        assert scrape("ready") == 0
+        assert scrape("ready") == 1
         assert scrape("connections") == scrape("limit_used", limit="connections") == 1
         assert scrape("limit", limit="connections") == stage.broker.settings.connections_max
         assert scrape("limit_used", limit="subscriptions") == 1

@@ -6,9 +6,11 @@ import logging
 import pytest
 
 from tests.simulation.copy_mix import CopyMix
+from tests.simulation.copy_node import machine_of
 from tests.simulation.copy_stage import CopyStage
 from txmq.runtime.coordinator import AllowedLoss
 from txmq.testing import World
+from txmq.testing.coordination import SimulatedCoordinator
 
 LOST = "the store of the set has lost its data"
 
@@ -70,3 +72,27 @@ def test_a_leader_whose_disk_is_full_leads_again_after_a_restart():
         leader.disk.capacity = None
 
     in_set(main, CopyMix(members=1))
+
+
+@pytest.mark.parametrize("method", ["renew", "change_in_sync"])
+def test_a_leader_that_cannot_speak_with_the_store_any_more_gives_way(method, monkeypatch):
+    """By a fault of its own, which no retry mends."""
+
+    async def main(stage):
+        leader, ask = stage.set.leader, getattr(SimulatedCoordinator, method)
+
+        async def broken(self, leadership, *given):
+            if machine_of(leadership.leader.member) == leader.name:
+                raise RuntimeError("a fault of the program")
+            return await ask(self, leadership, *given)
+
+        monkeypatch.setattr(SimulatedCoordinator, method, broken)
+        other = next(node for node in stage.members if node is not leader)
+        await other.kill()  # So the in-sync set has to change.
+        async with asyncio.timeout(10):
+            while not stage.set.is_serving or stage.set.leader is leader:
+                await asyncio.sleep(0.1)
+        monkeypatch.undo()
+        other.start()
+
+    in_set(main)

@@ -236,7 +236,13 @@ class CopiedAnswers:
             self._changed = None
 
     async def _record(self, leadership: HeldLeadership, wanted: frozenset[str]) -> None:
-        confirmed = await leadership.record(wanted)
+        try:
+            confirmed = await leadership.record(wanted)
+        except Exception as error:
+            # Answers would wait for ever for a set that does not change any more.
+            log.exception("the in-sync set could not be changed")
+            leadership.end(f"it cannot change its in-sync set: {error!r}")
+            return
         if confirmed is not None:
             self._note_set(confirmed)
             self._adjust()

@@ -231,7 +231,8 @@ class Broker:
             may_publish = self._authorizer.may_publish
             self._checker.may_check = lambda producer, half: may_publish(producer, half.queue.topic)
         self._deliverer = Deliverer(self.schedule, self.store.delays, self._flusher, self.clock)
-        self._serve(self._parts())
+        self.parts = self._parts()
+        self._serve(self.parts)
         self._flusher.start()
         self._complete_tables()
         if self._gate is not None:
@@ -363,6 +364,10 @@ class Broker:
             flusher=self._flusher,
             checker=self._checker,
             figures=self._figures,
+            is_open=lambda: self._listener is not None,
+            leadership=self._leadership,
+            show_copies=lambda: self._copies.view(),  # noqa: PLW0108  it is made from these parts
+            is_registered=lambda: self._registrar is not None and self._registrar.is_registered(),
             floors=lambda: self._housekeeping.floors,
             names=lambda: self.names,
             create_topics=self._creator.create,
@@ -377,6 +382,7 @@ class Broker:
         assert self._listener is not None, "not started"
         parts: tuple[Counted, ...] = (
             self._listener,
+            self._door,
             self.clients,
             self.groups,
             self.offsets,

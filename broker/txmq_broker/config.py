@@ -391,6 +391,9 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
     names: str = ""
     """Name servers elsewhere, separated by ``;``; with any, it runs none of its own."""
 
+    http_listen: str = ""
+    """Where it serves metrics and health over HTTP, without accounts; empty: nowhere."""
+
     acl: str = ""
     """A file of accounts as RocketMQ's ``plain_acl.yml``, or a directory of such files. With it,
     every request needs a signature and a permission; it is read again when it changes.
@@ -440,6 +443,8 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
         if self.replication.address:
             _address("replication.address", self.replication.address, port_min=1)
         _address("names_listen", self.names_listen)
+        if self.http_listen:
+            _address("http_listen", self.http_listen)
         host, _ = _address("listen", self.listen)
         if self.advertise:
             _check_advertise(self.advertise)

@@ -26,6 +26,7 @@ from txmq.runtime.tasks import until_first
 from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
+from txmq_broker.monitoring.server import monitored
 from txmq_broker.running import allow_files
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
@@ -57,6 +58,7 @@ class SetMember:
             its directory is another one, which has nothing of what was acknowledged.
         broker: The broker, while this member leads.
         follower: The follower, while another member leads.
+        leaderships: How often this member began to lead.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class SetMember:
         self.name = ""
         self.broker: Broker | None = None
         self.follower: Follower | None = None
+        self.leaderships = 0
 
     def stop(self) -> None:
         """Stop following, or hand over and stop leading; :meth:`run` returns."""
@@ -265,6 +268,7 @@ class SetMember:
         await until_first(start(), held.ended.wait(), self._stopping.wait())
         if self.broker is None:
             return
+        self.leaderships += 1
         if self._on_leading is not None:
             self._on_leading(broker)
         chosen = held.is_handing_over.wait()
@@ -328,6 +332,7 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, member.stop)
-    ready()
-    await member.run()
+    async with monitored(settings, member):
+        ready()
+        await member.run()
     return 0

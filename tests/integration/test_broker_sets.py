@@ -3,10 +3,12 @@
 import shutil
 import signal
 import time
+from contextlib import ExitStack
 from statistics import median
 
 import pytest
 
+from tests import full_disk
 from tests.broker_set import BrokerSet
 from tests.set_traffic import QUEUES, Traffic
 from tests.soak import count
@@ -162,6 +164,33 @@ def test_a_leader_whose_followers_are_cut_off_goes_on_with_what_is_left(linked):
         linked.wait_in_sync(2)
     clients.check(leader)
     assert_alike(linked)
+
+
+@pytest.mark.parametrize("kind", full_disk.KINDS)
+def test_a_follower_whose_disk_is_full_leaves_the_set_and_catches_up_with_room(
+    kind, tmp_path, etcd
+):
+    members = BrokerSet(tmp_path, etcd.port, SETTINGS)
+    with ExitStack() as stack:
+        disks = {
+            name: stack.enter_context(kind(tmp_path / name / "data")) for name in members.members
+        }
+        stack.enter_context(members)
+        with traffic(members) as clients:
+            clients.wait_for_more()
+            leader = members.wait_in_sync(2)
+            follower = next(one for one in members.members.values() if one is not leader)
+            disk = disks[follower.name]
+            disk.fill(follower.process)
+            members.wait_in_sync(1)
+            clients.wait_for_more(200)
+            assert members.leader() is leader
+            (line,) = [line for line in follower.tail().splitlines() if "the disk is full" in line]
+            assert "not following: the disk is full" in line
+            disk.make_room(follower.process)
+            members.wait_in_sync(2)
+        clients.check(leader)
+        assert_alike(members)
 
 
 def test_with_two_copies_demanded_a_leader_alone_refuses(tmp_path, etcd):

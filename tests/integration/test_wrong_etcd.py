@@ -1,6 +1,7 @@
 """Addresses at which no etcd answers: what the coordinator and the start of a member say."""
 
 import asyncio
+import base64
 import re
 import subprocess
 import sys
@@ -107,6 +108,19 @@ def test_an_endpoint_that_fails_leaves_the_next_request_to_another(etcd, answer)
             with pytest.raises(TransportError):
                 await store._call("/v3/lease/grant", {"TTL": 5})
             assert "ID" in await store._call("/v3/lease/grant", {"TTL": 5})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("key", ["state", "leader"])
+def test_a_key_that_somebody_else_wrote_is_named(etcd, key):
+    async def main():
+        store = EtcdCoordinator([("127.0.0.1", etcd.port)], f"a/foreign {key}")
+        path = f"/txmq/sets/a/foreign {key}/{key}"
+        pair = [base64.b64encode(part).decode() for part in (path.encode(), b"[7]")]
+        await store._call("/v3/kv/put", dict(zip(("key", "value"), pair, strict=True)))
+        with pytest.raises(ConnectionLost, match=f"{path} in etcd is not what members write"):
+            await store.view()
 
     asyncio.run(main())
 

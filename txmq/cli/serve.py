@@ -188,6 +188,15 @@ def serve(
         str | None,
         typer.Option(metavar="NAME", help="This member of the broker set."),
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            show_default="nowhere",
+            help="Where to serve /metrics, /health/live, /health/ready and /info over HTTP, "
+            "without accounts.",
+        ),
+    ] = None,
     accept_loss: Annotated[
         str | None,
         typer.Option(
@@ -222,6 +231,7 @@ def serve(
         "security.trust_brokers": trust_brokers,
         "replication.coordinator": coordinator,
         "replication.member": member,
+        "http_listen": http,
     }
     arguments = [f"{key}={value}" for key, value in options.items() if value is not None]
     if names_listen is not None:
@@ -354,6 +364,8 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
         _say_ready(broker)
 
     addresses = {"--listen": settings.listen}
+    if settings.http_listen:
+        addresses["--http"] = settings.http_listen
     if not settings.names:
         addresses["--names-listen"] = settings.names_listen
     try:

@@ -17,7 +17,7 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -34,6 +34,8 @@ from txmq.runtime.coordinator import (
 )
 
 __all__ = ["EtcdCoordinator", "EtcdTls", "EtcdUser"]
+
+T = TypeVar("T")
 
 _PREFIX: Final = "/txmq/sets"
 _HEADERS_BYTES_MAX: Final = 64 * 1024
@@ -242,10 +244,10 @@ class EtcdCoordinator:
         stored, leading = (part["response_range"].get("kvs", []) for part in answer["responses"])
         state, version, leader = SetState(), 0, None
         if stored:
-            state = msgspec.json.decode(base64.b64decode(stored[0]["value"]), type=SetState)
+            state = _value(stored[0], SetState)
             version = int(stored[0]["mod_revision"])
         if leading:
-            leader = msgspec.json.decode(base64.b64decode(leading[0]["value"]), type=Leader)
+            leader = _value(leading[0], Leader)
         return state.seen_by(leader, version), int(answer["header"]["revision"])
 
     def _is_seen(self, seen: View) -> dict[str, Any]:
@@ -488,6 +490,19 @@ def _reason(body: bytes) -> str:
 def _explained(reason: str) -> str:
     hints = [hint for text, hint in _HINTS.items() if reason.startswith(text)]
     return "; ".join([reason, *hints])
+
+
+def _value(pair: dict[str, str], kind: type[T]) -> T:
+    """The value of a key of a set.
+
+    Raises:
+        ConnectionLost: Another program wrote it.
+    """
+    try:
+        return msgspec.json.decode(base64.b64decode(pair["value"]), type=kind)
+    except msgspec.DecodeError as error:
+        key = base64.b64decode(pair["key"]).decode()
+        raise ConnectionLost(f"{key} in etcd is not what members write: {error}") from error
 
 
 def _text(text: str) -> str:

@@ -120,6 +120,10 @@ class CopyHandlers:
     def show(self, connection: Connection, request: Command) -> bytes:
         """7707: this leader and its followers, and how far each of them is."""
         del connection
+        return answer(request, body=self.view().write())
+
+    def view(self) -> CopiesView:
+        """This leader and its followers, and how far each of them is."""
         copies, log = self._parts.settings.replication, self._parts.store.log
         leadership = self._leadership
         member, known, removed = copies.member, set[str](), list[RemovedMember]()
@@ -129,7 +133,7 @@ class CopyHandlers:
                 RemovedMember(act.member, act.operator, act.reason, act.at_ms)
                 for act in leadership.removed.values()
             ]
-        view = CopiesView(
+        return CopiesView(
             member,
             log.epoch,
             "sync" if copies.is_sync else "async",
@@ -138,7 +142,6 @@ class CopyHandlers:
             self.shipper.followers(known),
             removed,
         )
-        return answer(request, body=view.write())
 
     def _refusal(self, member: str) -> str:
         removed = {} if self._leadership is None else self._leadership.removed

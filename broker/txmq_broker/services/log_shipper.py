@@ -9,10 +9,9 @@ leader and its followers sync at the same time.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, Protocol
 
 from txmq.errors import InvalidParameter, NoPermission
 from txmq.protocol import command as commands
@@ -31,6 +30,7 @@ from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.coordinator import short_name
 from txmq_broker.services.copied_answers import CopiedAnswers
+from txmq_broker.services.held_changes import HeldChanges, TableVersions
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["LogShipper"]
@@ -42,10 +42,6 @@ new leader are at most a second old.
 """
 
 _SHIPPED_AT_ONCE: Final = 1024 * 1024
-
-
-TableVersions: TypeAlias = tuple[DataVersion, DataVersion, DataVersion]
-"""Of the topics, the groups and the accounts."""
 
 
 class ShippedAccounts(Protocol):
@@ -67,14 +63,6 @@ class ShippedAccounts(Protocol):
             NoPermission: It may not.
         """
         ...
-
-
-class HeldChange(NamedTuple):
-    """The answer to a change of topics, groups or accounts that the followers do not have yet."""
-
-    versions: TableVersions
-    connection: Connection
-    answer: bytes
 
 
 @dataclass(slots=True)
@@ -125,7 +113,7 @@ class LogShipper:
         self._answers = answers
         self._refusal = refusal
         self._links: dict[str, FollowerLink] = {}
-        self._changes: deque[HeldChange] = deque()
+        self._changes = HeldChanges(answers, self._taken_by)
         self._timer: asyncio.TimerHandle | None = None
 
     def _versions(self) -> TableVersions:
@@ -189,7 +177,7 @@ class LogShipper:
         self.watch()
         if link.taken != link.versions:
             link.taken = link.versions
-            self._release_changes()
+            self._changes.release()
         is_behind = wanted.position < self._store.log.end or link.versions != self._versions()
         if not (wanted.waits and is_shared) or is_behind:
             return self._answer(request, wanted, link, is_shared=is_shared)
@@ -319,29 +307,14 @@ class LogShipper:
 
     def hold_change(self, connection: Connection, answer: bytes) -> None:
         """Send an answer once every follower in the set has the tables as they are now."""
-        self._changes.append(HeldChange(self._versions(), connection, answer))
+        self._changes.hold(self._versions(), connection, answer)
         self.written()
-        self._release_changes()
+        self._changes.release()
         self.watch()
 
-    def _release_changes(self) -> None:
-        while self._changes and self._answers.is_certain():
-            versions, connection, answer = self._changes[0]
-            if not all(self._has(member, versions) for member in self._answers.awaited):
-                return
-            self._changes.popleft()
-            connection.send(answer)
-
-    def _has(self, member: str, wanted: TableVersions) -> bool:
+    def _taken_by(self, member: str) -> TableVersions | None:
         link = self._links.get(member)
-        return (
-            link is not None
-            and link.taken is not None
-            and all(
-                taken.counter >= version.counter
-                for taken, version in zip(link.taken, wanted, strict=True)
-            )
-        )
+        return None if link is None else link.taken
 
     # Time
 
@@ -360,8 +333,8 @@ class LogShipper:
             elif now - link.offsets_at >= _HOLD_S:
                 self._answer_open(link)
         self._answers.tick(self._links.keys())
-        self._release_changes()
-        if self._links or self._changes or self._answers.watches:
+        self._changes.release()
+        if self._links or self._changes.are_held or self._answers.watches:
             self.watch()
 
     def close(self) -> None:

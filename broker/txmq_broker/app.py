@@ -23,6 +23,7 @@ from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
+from txmq_broker.access.account_copies import AccountsSource
 from txmq_broker.access.audit import AuditLog, entries_about
 from txmq_broker.access.front_door import FrontDoor
 from txmq_broker.access.requirements import MessageTopics
@@ -405,7 +406,8 @@ class Broker:
         self._pulls = PullHandlers(parts)
         self._client_handlers = ClientHandlers(parts)
         self._relays = RelayHandlers(parts)
-        self._copies = CopyHandlers(parts, self._leadership, self._door.accounts)
+        accounts = AccountsSource(self._door.accounts, self._audit)
+        self._copies = CopyHandlers(parts, self._leadership, accounts)
         self._set_handlers = BrokerSetHandlers(parts, self._leadership, self._copies)
         sends = SendHandlers(parts)
         families: list[HandlerFamily] = [

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from txmq.errors import ConnectFailed, TransportError
 from txmq.etcd_access import etcd_coordinator
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import Leader, Leadership, SetCoordinator, View
+from txmq.runtime.coordinator import Leader, Leadership, SetAct, SetCoordinator, View
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
@@ -85,6 +85,7 @@ class SetMember:
         """The newest epoch that this member has seen, before its last start too."""
         self._stopping = asyncio.Event()
         self._failure = ""
+        self._removal: SetAct | None = None
         self.name = ""
         self.broker: Broker | None = None
         self.follower: Follower | None = None
@@ -114,6 +115,7 @@ class SetMember:
                 if not (view.gives_way(self.name) and await self._another_leads(view)):
                     await self._try_to_lead(view)
             elif view.leader is None or view.leader.member == self.name:
+                self._report_removal(view)
                 # The old lease of this member, from before it was started again, has to end first.
                 await self._ask(self._coordinator.changed(view))
             else:
@@ -178,6 +180,17 @@ class SetMember:
         except TimeoutError:
             return False
         return True
+
+    def _report_removal(self, view: View) -> None:
+        act = view.removal_of(self.name)
+        if act is not None and act != self._removal:
+            log.warning(
+                "%s was removed from the set by %s, so it does not lead: %s",
+                self.name,
+                act.operator,
+                act.reason,
+            )
+        self._removal = act
 
     def _report(self, error: TransportError) -> None:
         if str(error) != self._failure:

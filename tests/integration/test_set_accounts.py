@@ -1,11 +1,15 @@
 """A broker set with accounts: they are in force at whichever member leads."""
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
 
 import pytest
 
 from tests.broker_set import BrokerSet
+from tests.serving import environment
 from txmq import Client, ClientSettings, Credentials, Message, Producer, ProducerSettings
 from txmq.client import Admin, Session
 from txmq.errors import NoPermission, TransportError
@@ -82,6 +86,21 @@ def send(members, text, key=SHOP):
     return asyncio.run(run())
 
 
+def received(leader):
+    """The entries of the leader's audit about followers that received the accounts."""
+    words = ["audit", "--data", str(leader.folder / "data"), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "txmq", *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    entries = map(json.loads, done.stdout.splitlines())
+    return [entry for entry in entries if entry["request"] == "FOLLOW_LOG"]
+
+
 def test_an_account_of_the_first_leader_works_at_the_second(members):
     leader = wait_in_sync(members, 2)
     operate(members, lambda admin: admin.create_topic(TOPIC, queues=1))
@@ -89,6 +108,7 @@ def test_an_account_of_the_first_leader_works_at_the_second(members):
         members,
         lambda admin: admin.put_account("the-shop", SHOP.secret_key, topics={TOPIC: "PUB"}),
     )
+    assert {entry["account"] for entry in received(leader)} == {"operator"}
     # The answer to the change came when the followers had it.
     assert {acl(member).read_text() for member in members.members.values()} == {
         acl(leader).read_text()

@@ -68,7 +68,9 @@ def test_another_member_that_was_chosen_comes_first_but_not_for_long():
     assert 1.0 <= run(lambda world: seconds_until_leading(world, hand_over=CHOSEN)) < 1.5
 
 
-def test_a_member_that_was_removed_does_not_lead():
+def test_a_member_that_was_removed_does_not_lead(caplog):
     removal = SetAct("remove", "m1", "Li Na", "a slow disk", 5)
     with pytest.raises(TimeoutError):
         run(lambda world: seconds_until_leading(world, removed=(removal,)))
+    line = f"{M1} was removed from the set by Li Na, so it does not lead: a slow disk"
+    assert caplog.messages.count(line) == 1

@@ -19,9 +19,11 @@ from txmq.protocol.bodies import DataVersion
 from txmq.protocol.command import Command
 from txmq.protocol.signature import ACCESS_KEY
 from txmq.remoting.connection import Connection
+from txmq.repeated_lines import RepeatedLines
 from txmq.runtime.clock import Clock
 from txmq_broker.access.accounts import AccessRules
 from txmq_broker.access.acl_files import SUFFIXES, AclFiles, parse, read_texts, replace_text
+from txmq_broker.access.audit import AuditLog
 
 __all__ = ["AccountsCopy", "AccountsSource"]
 
@@ -36,10 +38,13 @@ class AccountsSource:
 
     Args:
         files: Its files; ``None`` if it has no accounts.
+        audit: Where it is recorded who receives them.
     """
 
-    def __init__(self, files: AclFiles | None) -> None:
+    def __init__(self, files: AclFiles | None, audit: AuditLog) -> None:
         self._files = files
+        self._audit = audit
+        self._followers = RepeatedLines()
 
     @property
     def version(self) -> DataVersion:
@@ -73,6 +78,9 @@ class AccountsSource:
                 "a follower receives the accounts with their secrets, so it has to sign as an "
                 "administrator: set its TXMQ_ACCESS_KEY and TXMQ_SECRET_KEY"
             )
+        # A follower that fails asks every second.
+        if self._followers.note(f"{account.name} at {connection.host}") is not None:
+            self._audit.note(connection, request)
 
 
 class AccountsCopy:

@@ -13,7 +13,6 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.coordinator import short_name
 from txmq_broker.access.account_copies import AccountsSource
-from txmq_broker.access.acl_files import AclFiles
 from txmq_broker.parts import Parts
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.held_leadership import HeldLeadership
@@ -43,7 +42,7 @@ class CopyHandlers:
     """
 
     def __init__(
-        self, parts: Parts, leadership: HeldLeadership | None, accounts: AclFiles | None
+        self, parts: Parts, leadership: HeldLeadership | None, accounts: AccountsSource
     ) -> None:
         self._parts = parts
         self._leadership = leadership
@@ -62,7 +61,7 @@ class CopyHandlers:
             parts.clock,
             lambda: (parts.topics.version, parts.groups.version),
             self._tables,
-            AccountsSource(accounts),
+            accounts,
             self.answers,
             self._refusal,
         )

@@ -30,6 +30,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
+from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.access.front_door import FrontDoor
 from txmq_broker.access.requirements import REQUIREMENTS, MessageTopics
 from txmq_broker.config import BrokerSettings
@@ -143,6 +144,7 @@ class FollowerServer:
     Args:
         settings: The settings of the broker.
         find_leader: See :class:`Follower`.
+        accounts: The copy of the leader's accounts.
 
     Raises:
         ConfigError: A file of accounts or certificates is invalid, or a variable of the
@@ -153,6 +155,7 @@ class FollowerServer:
         self,
         settings: BrokerSettings,
         find_leader: Callable[[], Awaitable[tuple[str, int]]],
+        accounts: AccountsCopy,
         *,
         clock: Clock,
         network: Network,
@@ -165,7 +168,7 @@ class FollowerServer:
         self._disk = disk
         self._entropy = entropy
         self._pool = own_connections(network, clock)
-        self.follower = Follower(settings, self._pool, disk, clock, entropy, find_leader)
+        self.follower = Follower(settings, self._pool, disk, clock, entropy, find_leader, accounts)
         self.follower.on_following = self._register
         self.follower.on_indexed = self._wake
         self.follower.copy.before_closing = self._end_reading

@@ -16,8 +16,11 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.entropy import SystemEntropy
 from txmq.runtime.network import SystemNetwork
+from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.config import BrokerSettings
 from txmq_broker.follower_server import FollowerServer
+from txmq_broker.monitoring.server import monitored
+from txmq_broker.monitoring.subject import LoneProcess
 from txmq_broker.running import allow_files
 from txmq_broker.services.own_connections import own_connections
 
@@ -57,17 +60,19 @@ async def _run(settings: BrokerSettings, ready: Callable[[], None]) -> int:
     server = FollowerServer(
         settings,
         find_leader,
+        AccountsCopy(settings.acl, clock),
         clock=clock,
         network=network,
         disk=LocalDisk(settings.data),
         entropy=SystemEntropy(),
     )
-    serving = asyncio.create_task(server.run(ready), name="follower")
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, serving.cancel)
     try:
-        await serving
+        async with monitored(settings, LoneProcess(follower=server.follower)):
+            serving = asyncio.create_task(server.run(ready), name="follower")
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, serving.cancel)
+            await serving
     except asyncio.CancelledError:
         log.info("stopping")
     finally:

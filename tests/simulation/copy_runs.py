@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tests.simulation.checkers import (
     acknowledged,
     decisions,
+    enough_copies,
     follower_reads,
     fresh_offsets,
     identical_logs,
@@ -42,6 +43,7 @@ ASYNC_CHECKERS = (one_leader, identical_logs, leader_bound, liveness, follower_r
 COPY_CHECKERS = (
     *ASYNC_CHECKERS,
     acknowledged,
+    enough_copies,
     reused,
     fresh_offsets,
     visible,

@@ -259,6 +259,19 @@ class LogCopy:
         """
         self._save_state(broker_id=broker_id)
 
+    @property
+    def accounts(self) -> str:
+        """The digest of the leader's accounts that were taken last; empty before the first."""
+        return self._state.accounts
+
+    def note_accounts(self, digest: str) -> None:
+        """Keep the digest of the leader's accounts that were taken.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self._save_state(accounts=digest)
+
     async def close(self) -> None:
         """Make everything durable, save the indexes, and release the directory; harmless when
         repeated.

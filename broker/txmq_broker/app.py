@@ -278,9 +278,13 @@ class Broker:
         log_.epoch = max(log_.epoch, copy_state.epoch)
         if self._leadership is not None:
             log_.epoch = self._leadership.epoch
-        if copy_state.is_copy or self._leadership is not None:
+        if copy_state.is_copy:
             # Before the first span of its own: from now on heads say what was durable here.
             self._keeper.save_copy_state(replace(copy_state, is_copy=False, epoch=log_.epoch))
+        elif self._leadership is not None:
+            # A member remembers its epochs in case the store of the set does not.
+            with contextlib.suppress(OSError):
+                self._keeper.save_copy_state(replace(copy_state, epoch=log_.epoch))
         if self.recovery.lost:
             log.error("going on without what is missing: %s", self.recovery.lost)
             return

@@ -56,3 +56,17 @@ def test_a_store_that_lost_its_data_gets_no_leader_until_a_person_names_one(rest
         assert stage.coordination.view().epoch > view.epoch
 
     in_set(main)
+
+
+def test_a_leader_whose_disk_is_full_leads_again_after_a_restart():
+    async def main(stage):
+        leader = stage.set.leader
+        await leader.kill()
+        leader.disk.capacity = leader.disk.space().used
+        leader.start()
+        async with asyncio.timeout(10):
+            while not stage.set.is_serving:
+                await asyncio.sleep(0.1)
+        leader.disk.capacity = None
+
+    in_set(main, CopyMix(members=1))

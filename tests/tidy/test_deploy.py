@@ -79,6 +79,14 @@ def test_counters_are_read_as_rates_and_gauges_as_they_are():
             assert is_rate == (METRICS[metric].kind is not MetricKind.GAUGE), query
 
 
+def test_a_legend_names_only_labels_that_its_query_keeps():
+    for panels in dashboard.ROWS.values():
+        for panel in panels:
+            for legend, query in panel.queries.items():
+                kept = ",".join(re.findall(r"\bby \(([^)]*)\)", query)).replace(" ", "").split(",")
+                assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= set(kept), panel.title
+
+
 def test_the_dashboard_is_fresh():
     printed = json.dumps(dashboard.dashboard(), indent=1) + "\n"
 

@@ -7,6 +7,7 @@ from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask
 from txmq.cli.output import print_rows
 from txmq.cli.set_members import rejoin, remove
 from txmq.cli.set_promotion import promote
+from txmq.cli.write_permission import drain, undrain
 from txmq.client import Admin
 from txmq.client.routes import MASTER
 from txmq.errors import NoPermission, TxmqError
@@ -38,6 +39,8 @@ def status(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
 app.command()(promote)
 app.command()(remove)
 app.command()(rejoin)
+app.command()(drain)
+app.command()(undrain)
 
 
 async def _brokers(admin: Admin) -> list[dict[str, object]]:

@@ -38,6 +38,7 @@ __all__ = [
     "ask",
     "confirm",
     "fail",
+    "for_each",
     "has_terminal",
     "host_and_port",
     "moment_of",
@@ -64,6 +65,10 @@ Cluster = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 
 T = TypeVar("T")
+K = TypeVar("K")
+
+ASKED_TOGETHER_MAX: Final = 16
+"""Topics, groups or consumers that are queried at the same time."""
 
 _CALLER_ERRORS: Final = (ConfigError, UsageError, LocalProtocolError, LimitExceeded)
 
@@ -103,6 +108,17 @@ def ask(
         fail(str(error), WRONGLY_CALLED)
     except TxmqError as error:
         fail(f"{sentence_of(error)}{_in_doubt(error) if changes else ''}")
+
+
+async def for_each(things: list[K], query: Callable[[K], Awaitable[T]]) -> list[T]:
+    """Query a cluster about each thing, several at a time; the results are in order."""
+    limit = asyncio.Semaphore(ASKED_TOGETHER_MAX)
+
+    async def one(thing: K) -> T:
+        async with limit:
+            return await query(thing)
+
+    return await asyncio.gather(*map(one, things))
 
 
 def sentence_of(error: TxmqError) -> str:

@@ -1,14 +1,17 @@
 """``txmq group``: consumer groups created, watched, moved and deleted."""
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm, moment_of
+from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm
+from txmq.cli.group_moves import clone, reset, skip
+from txmq.cli.group_state import is_of_system, monitor, status
 from txmq.cli.known_names import check_group, check_topic
-from txmq.cli.output import print_result, print_rows, say, table
+from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.output import print_result, print_rows, say
 from txmq.client import Admin
-from txmq.client.values import GroupConnections, OffsetMove, QueueProgress
+from txmq.client.values import GroupConnections, QueueProgress
 from txmq.errors import ConsumerOffline
 from txmq.quantity import quantity
 
@@ -17,23 +20,6 @@ __all__ = ["app"]
 app = typer.Typer(no_args_is_help=True, help="Create, watch, move and delete consumer groups.")
 
 Name = Annotated[str, typer.Argument(help="The group.")]
-
-_SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
-_OF_THE_SYSTEM: Final = frozenset(
-    (
-        "DEFAULT_CONSUMER",
-        "SCHEDULE_CONSUMER",
-        "TOOLS_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "__MONITOR_CONSUMER",
-        "SELF_TEST_C_GROUP",
-        "SELF_TEST_CONSUMER_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_OWNER",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_PULL",
-    )
-)
 
 
 @app.command()
@@ -67,26 +53,28 @@ def create(
 
 
 @app.command("list")
+@listed(
+    [
+        ListColumn("group", "group"),
+        ListColumn("may consume", "enabled", lambda enabled: "yes" if enabled else "no"),
+        ListColumn("retries", "retries"),
+    ],
+    empty="no groups",
+)
 def list_(
     *,
     everything: Annotated[bool, typer.Option("--all", help="Also groups of the system.")] = False,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """List consumer groups."""
     found = ask(names, lambda admin: admin.groups(cluster=cluster))
-    rows = [
-        {"group": name, "enabled": config.consume_enable, "retries": config.retry_max_times}
-        for name, config in found.items()
-        if everything or not (name in _OF_THE_SYSTEM or name.startswith(_SYSTEM_PREFIX))
-    ]
-    print_rows(
-        rows,
-        ["group", "may consume", "retries"],
-        [[row["group"], "yes" if row["enabled"] else "no", row["retries"]] for row in rows],
-        json=json,
-        empty="no groups",
+    return Listing(
+        [
+            {"group": name, "enabled": config.consume_enable, "retries": config.retry_max_times}
+            for name, config in found.items()
+            if everything or not is_of_system(name)
+        ]
     )
 
 
@@ -157,64 +145,11 @@ def progress(
         say(f"{quantity(lag, 'message')} behind")
 
 
-@app.command()
-def reset(
-    name: Name,
-    topic: Annotated[str, typer.Argument(help="The topic.")],
-    *,
-    to: Annotated[
-        str,
-        typer.Option(help="earliest, latest, 2024-05-01T12:00, 2h (ago), milliseconds since 1970."),
-    ],
-    only_back: Annotated[
-        bool, typer.Option("--only-back", help="Skip no message that is not consumed yet.")
-    ] = False,
-    yes: Yes = False,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
-    """Move a group to the messages stored at a moment; shows the change, and asks."""
-    time_ms = moment_of(to, "--to")
-
-    async def plan_reset(admin: Admin) -> list[OffsetMove]:
-        plan = await admin.plan_reset(name, topic, time_ms, force=not only_back)
-        await check_group(admin, name)
-        return plan
-
-    plan = ask(names, plan_reset, topic=topic)
-    if not json:
-        table(["broker", "queue", "now", "then", "difference"], map(_move_row, plan))
-    confirm(f"move group {name} in topic {topic}: {_consequence(plan)}?", yes=yes)
-    moved = ask(
-        names,
-        lambda admin: admin.reset_offset(name, topic, time_ms, force=not only_back),
-        changes=True,
-        topic=topic,
-    )
-    before = {move.queue: move.before for move in plan}
-    print_result(
-        [
-            {"queue": queue, "before": before.get(queue), "offset": offset}
-            for queue, offset in moved.items()
-        ],
-        f"group {name} is moved in {quantity(len(moved), 'queue')} of {topic}",
-        json=json,
-    )
-
-
-def _move_row(move: OffsetMove) -> list[object]:
-    now, difference = "never consumed", ""
-    if move.before is not None:
-        now, difference = str(move.before), f"{move.after - move.before:+d}"
-    return [move.queue.broker, move.queue.number, now, move.after, difference]
-
-
-def _consequence(plan: list[OffsetMove]) -> str:
-    changes = [move.after - move.before for move in plan if move.before is not None]
-    skipped, repeated = sum(n for n in changes if n > 0), -sum(n for n in changes if n < 0)
-    parts = [f"{quantity(skipped, 'message')} skipped"] if skipped else []
-    parts += [f"{quantity(repeated, 'message')} delivered again"] if repeated else []
-    return ", ".join(parts) or "no message skipped or delivered again"
+app.command()(reset)
+app.command()(skip)
+app.command()(clone)
+app.command()(status)
+app.command()(monitor)
 
 
 @app.command()

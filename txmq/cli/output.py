@@ -21,6 +21,7 @@ from txmq.printable import printable, printable_json
 
 __all__ = [
     "as_json",
+    "clear",
     "flush",
     "listing",
     "message_fields",
@@ -69,6 +70,12 @@ def note_lines(text: str) -> None:
 def flush() -> None:
     """Send the printed lines now: a program may wait for them at a pipe."""
     sys.stdout.flush()
+
+
+def clear() -> None:
+    """Clear the screen, if the output is one: the next lines replace those shown before."""
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[H\x1b[2J")
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:

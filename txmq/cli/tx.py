@@ -2,7 +2,7 @@
 
 import getpass
 from collections import Counter
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -16,12 +16,15 @@ from txmq.cli.common import (
     ask,
     confirm,
     fail,
+    for_each,
 )
 from txmq.cli.known_names import check_producer_group
 from txmq.cli.moments import age_of
 from txmq.cli.output import as_json, listing, message_fields, print_result, print_rows, say
+from txmq.cli.tx_watch import watch
 from txmq.client import Admin
 from txmq.client.values import OpenTransaction
+from txmq.errors import NotFound
 from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
 
@@ -32,19 +35,21 @@ app = typer.Typer(no_args_is_help=True, help="Show open transactions, and decide
 Id = Annotated[
     str, typer.Argument(metavar="ID", help="The id of the transaction, or of its half message.")
 ]
+State = Annotated[str, typer.Option(metavar="prepared|parked", help="Only those in this state.")]
 Reason = Annotated[str, typer.Option(help="Why; the broker keeps it in its log.")]
 Operator = Annotated[
     str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
 ]
 Broker = Annotated[str | None, typer.Option(help="The broker, if several have it open.")]
 
+RECHECKED_MAX: Final = 1_000_000
+"""The most transactions of a broker that one command rechecks: more than a broker holds open."""
+
 
 @app.command("list")
 def list_(
     *,
-    state: Annotated[
-        str, typer.Option(metavar="prepared|parked", help="Only those in this state.")
-    ] = "",
+    state: State = "",
     group: Annotated[str, typer.Option(help="Only those of this producer group.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="The most of each broker.")] = 100,
     broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
@@ -53,8 +58,7 @@ def list_(
     json: AsJson = False,
 ) -> None:
     """List open transactions, the oldest first."""
-    if state not in ("", "prepared", "parked"):
-        fail(f"--state is prepared or parked, not {state}", WRONGLY_CALLED)
+    _check_state(state)
 
     async def read(admin: Admin) -> list[OpenTransaction]:
         found = await admin.transactions(
@@ -145,14 +149,30 @@ def rollback(
 
 @app.command()
 def recheck(
-    name: Id,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="ID", help="The id of the transaction, or of its half message."),
+    ] = None,
     *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All open transactions, or all of --group.")
+    ] = False,
+    group: Annotated[str, typer.Option(help="With --all: of this producer group.")] = "",
+    state: State = "",
     broker: Broker = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Have the broker ask the producers of a transaction again, even if it is parked."""
+    """Have the broker ask the producers of a transaction again, even if it is parked.
+
+    With --all it does so for every open transaction: after producers were away for long, say.
+    """
+    if (name is None) is not everything or ((group or state) and not everything):
+        fail("name one transaction, or write --all with or without --group", WRONGLY_CALLED)
+    if name is None:
+        _recheck_all(state, group, {"broker": broker, "cluster": cluster}, names, json=json)
+        return
     ask(
         names,
         lambda admin: admin.recheck_transaction(name, broker=broker, cluster=cluster),
@@ -160,6 +180,42 @@ def recheck(
     )
     text = f"the broker asks the producers of {name} now, or as soon as one of them connects"
     print_result({"transaction": name, "recheck_requested": True}, text, json=json)
+
+
+def _recheck_all(
+    state: str, group: str, where: dict[str, str | None], names: str, *, json: bool
+) -> None:
+    _check_state(state)
+
+    async def recheck_each(admin: Admin) -> int:
+        found = await admin.transactions(state=state, group=group, limit=RECHECKED_MAX, **where)
+        if group and not found:
+            await check_producer_group(admin, group)
+
+        async def one(transaction: OpenTransaction) -> bool:
+            try:
+                await admin.recheck_transaction(
+                    transaction.offset_id or transaction.id,
+                    broker=transaction.queue.broker,
+                    cluster=where["cluster"],
+                )
+            except NotFound:
+                return False  # It was decided meanwhile.
+            return True
+
+        return sum(await for_each(found, one))
+
+    count = ask(names, recheck_each, changes=True)
+    text = f"brokers ask the producers of {quantity(count, 'transaction')}"
+    print_result({"group": group, "rechecks_requested": count}, text, json=json)
+
+
+app.command()(watch)
+
+
+def _check_state(state: str) -> None:
+    if state not in ("", "prepared", "parked"):
+        fail(f"--state is prepared or parked, not {state}", WRONGLY_CALLED)
 
 
 def _decide(

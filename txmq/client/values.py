@@ -14,9 +14,13 @@ __all__ = [
     "BrokerCopies",
     "BrokerInfo",
     "ConnectedClient",
+    "ConsumerReport",
     "FollowerCopy",
     "FormerMember",
     "GroupConnections",
+    "GroupLag",
+    "HandledMessage",
+    "HeldQueueReport",
     "OffsetMove",
     "OpenTransaction",
     "PullOutcome",
@@ -26,6 +30,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "StoredBatch",
+    "TopicTraffic",
 ]
 
 
@@ -150,6 +155,77 @@ class GroupConnections:
     """The filter expression by topic."""
     message_model: str
     consume_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """How far a group is behind, in all its topics or in one."""
+
+    group: str
+    topics: tuple[str, ...]
+    """The topics in which it has offsets."""
+    lag: int
+    """Stored messages that are not consumed yet."""
+    per_second: float
+    """Messages that it fetches a second, over the last minute."""
+    consumed_ms: int | None
+    """When the oldest of its last consumed messages was stored, in queues where it is behind;
+    ``None`` if it is not behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTraffic:
+    """The messages of a topic, and those that one of its groups fetches."""
+
+    topic: str
+    group: str
+    """Empty if no group consumes the topic."""
+    lag: int
+    """Stored messages that the group has not consumed yet."""
+    in_per_second: float
+    """Messages that arrive a second, over the last minute."""
+    out_per_second: float
+    """Messages that the group fetches a second, over the last minute."""
+    in_of_day: int
+    """Messages that arrived in the last 24 hours."""
+    out_of_day: int
+    """Messages that the group fetched in the last 24 hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldQueueReport:
+    """A queue that a consumer holds, as the consumer reports it."""
+
+    queue: Queue
+    offset: QueueOffset
+    """Everything before it is consumed."""
+    fetched: int
+    """Messages that it has fetched and not consumed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerReport:
+    """What a consumer reports about itself."""
+
+    client: str
+    is_orderly: bool
+    started_ms: int | None
+    subscriptions: Mapping[str, str]
+    """The filter expression by topic."""
+    queues: tuple[HeldQueueReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandledMessage:
+    """The result of a message that a consumer handled by hand."""
+
+    client: str
+    is_consumed: bool
+    result: str
+    """RocketMQ's word for it, such as ``CR_SUCCESS``."""
+    remark: str
+    """The consumer's error, if it failed."""
+    spent_ms: int
 
 
 @dataclass(frozen=True, slots=True)

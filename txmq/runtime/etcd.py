@@ -487,11 +487,6 @@ def _reason(body: bytes) -> str:
         return body[:_QUOTED].decode(errors="replace").partition("\n")[0].strip()
 
 
-def _explained(reason: str) -> str:
-    hints = [hint for text, hint in _HINTS.items() if reason.startswith(text)]
-    return "; ".join([reason, *hints])
-
-
 def _value(pair: dict[str, str], kind: type[T]) -> T:
     """The value of a key of a set.
 
@@ -503,6 +498,11 @@ def _value(pair: dict[str, str], kind: type[T]) -> T:
     except msgspec.DecodeError as error:
         key = base64.b64decode(pair["key"]).decode()
         raise ConnectionLost(f"{key} in etcd is not what members write: {error}") from error
+
+
+def _explained(reason: str) -> str:
+    hints = [hint for text, hint in _HINTS.items() if reason.startswith(text)]
+    return "; ".join([reason, *hints])
 
 
 def _text(text: str) -> str:

@@ -13,9 +13,10 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from txmq.errors import CorruptRecord, DamagedFile, DiskFull, ForeignFile, WriteFailed
 from txmq.protocol.checksum import crc32
-from txmq.protocol.span import FOLDER, HEAD_BYTES, SpanHead, read_head, start_in
+from txmq.protocol.span import FOLDER, SpanHead, start_in
 from txmq.runtime.disk import NO_ROOM, Disk, File
 from txmq_broker.access.audit import FOLDER as AUDIT_FOLDER
+from txmq_broker.backup.history import check_history
 from txmq_broker.backup.manifest import (
     LINKED_FOLDER,
     BackupManifest,
@@ -144,7 +145,7 @@ class Creation:
     def _continue(self, before: BackupManifest, source: str) -> None:
         with self._segments() as segments:
             try:
-                _check_history(before, segments, source)
+                check_history(before, self._source, segments, source)
             except BackupRefused:
                 if before.taken_ms:
                     raise
@@ -529,29 +530,6 @@ class Creation:
                 elif not file.is_linked:
                     with self._continued(file):
                         pass
-
-
-def _check_history(before: BackupManifest, segments: Segments, source: str) -> None:
-    """Make sure that the log continues the one in the backup.
-
-    Raises:
-        BackupRefused: It does not.
-    """
-    if before.end > segments.end:
-        raise BackupRefused(
-            f"the backup reaches position {before.end} of the log, and the log in {source} ends at "
-            f"{segments.end}: it lost its end, or an older copy was restored there. The backup may "
-            "have messages that it lacks: keep it, and use another folder"
-        )
-    if before.mark is None or before.last_span < segments.start:
-        return
-    head = read_head(segments.read(before.last_span, HEAD_BYTES), 0, before.last_span)
-    if not before.mark.is_of(head):
-        raise BackupRefused(
-            f"the log in {source} continues differently at position {before.last_span} than the "
-            "one in the backup: an older copy was restored there. The backup may have messages "
-            "that it lacks: keep it, and use another folder"
-        )
 
 
 def _despite_deletions(look: Callable[[], T]) -> T:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
 from txmq.errors import ConnectionLost, ConsumerOffline, InternalError, ServiceUnavailable
 from txmq.limits import (
     GROUPS_TOGETHER,
@@ -14,11 +12,13 @@ from txmq.limits import (
     TOPIC_CHARS_MAX,
 )
 from txmq.protocol.bodies import (
+    AllProducers,
     ClientConnection,
     ConsumerConnections,
     ConsumerIds,
     Heartbeat,
     ProducerConnections,
+    RegisteredProducer,
     SubscriptionCheck,
     TopicConfig,
 )
@@ -212,18 +212,18 @@ class ClientHandlers:
         age = self._clock.wall_ms() - int(self._clock.monotonic() * 1000)
         data = {
             group: [
-                {
-                    "clientId": member.client_id,
-                    "remoteIP": member.connection.address,
-                    "language": member.language,
-                    "version": member.version,
-                    "lastUpdateTimestamp": age + int(member.seen_at * 1000),
-                }
+                RegisteredProducer(
+                    member.client_id,
+                    member.connection.address,
+                    member.language,
+                    member.version,
+                    age + int(member.seen_at * 1000),
+                )
                 for member in members.values()
             ]
             for group, members in self._clients.producer_groups.items()
         }
-        return answer(request, body=msgspec.json.encode({"data": data}))
+        return answer(request, body=AllProducers(data).write())
 
 
 def _shown(member: Member[Connection]) -> ClientConnection:

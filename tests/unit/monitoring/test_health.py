@@ -86,7 +86,7 @@ def test_a_leader_that_lacks_copies_is_not_ready_until_one_has_joined():
         plain = stage.first.settings
         await stage.first.lead()
         broker = stage.first.broker
-        copies = broker._copies._answers
+        copies = broker._copies.answers
         copies._settings = replace(copies._settings, min_in_sync=2)
         copies._adjust()
         status, text = await readiness(broker)

@@ -172,7 +172,9 @@ class FollowerServer:
         self.follower.on_following = self._register
         self.follower.on_indexed = self._wake
         self.follower.copy.before_closing = self._end_reading
-        self._door = FrontDoor(settings.acl, settings.security, settings.tls, network)
+        self._door = FrontDoor(
+            settings.acl, settings.security, settings.tls, network, may_lack_accounts=True
+        )
         authorizer = self._door.authorizer(MessageTopics(self._topic_at, lambda _: None))
         self._dispatch = Dispatcher({}, authorizer.check if authorizer else None)
         self._dispatch.serve(self._table())

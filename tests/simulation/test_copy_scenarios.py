@@ -74,7 +74,7 @@ def test_a_leader_whose_disk_is_full_leads_again_after_a_restart():
     in_set(main, CopyMix(members=1))
 
 
-@pytest.mark.parametrize("method", ["renew", "change_in_sync"])
+@pytest.mark.parametrize("method", ["renew", "change"])
 def test_a_leader_that_cannot_speak_with_the_store_any_more_gives_way(method, monkeypatch):
     """By a fault of its own, which no retry mends."""
 

@@ -27,6 +27,10 @@ _MODE: Final = 0o600
 class AclFiles(WatchedFiles[AccessRules]):
     """The accounts in a file, or in all ``.yml`` and ``.yaml`` files below a directory.
 
+    Args:
+        path: The file or directory.
+        may_lack: Whether it may be missing at first; until it is there, nobody has an account.
+
     Raises:
         ConfigError: A file cannot be read, others may read it, or a value in it is invalid.
 
@@ -36,14 +40,17 @@ class AclFiles(WatchedFiles[AccessRules]):
         reads: How often rules were read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, may_lack: bool = False) -> None:
         self._path = path
+        self._may_lack = may_lack
         self.texts: Mapping[str, str] = {}
         self.reads = 0
         super().__init__(lambda: _files(path), self._read, "accounts")
 
     def _read(self) -> AccessRules:
         path = self._path
+        if self._may_lack and not self.reads and not path.exists():
+            return AccessRules.of({})
         texts = read_texts(path)
         if not texts:
             raise ConfigError(f"acl {path} holds no .yml file")

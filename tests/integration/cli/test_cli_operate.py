@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -266,6 +269,28 @@ def test_rates_are_shown_by_topic_and_group(run, rows, shop):
     assert (found["in_of_day"], found["out_of_day"]) == (1, 1)
     assert "billing" in run("stats", "--active", "--sort", "-out/s")
     assert "'Ordrs' does not exist" in run("stats", "--topic", "Ordrs", code=1)
+
+
+# Shells
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_script(txmq, shell):
+    assert "_TXMQ_COMPLETE" in txmq("completion", shell).stdout
+
+
+def test_a_shell_completes_commands():
+    asked = {"COMP_WORDS": "txmq topic per", "COMP_CWORD": "2", "_TXMQ_COMPLETE": "complete_bash"}
+    done = subprocess.run(
+        [sys.executable, "-m", "txmq"],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert (done.stdout, done.returncode) == ("permit\n", 0), done.stderr
 
 
 # Clusters

@@ -337,6 +337,17 @@ def test_open_transactions_are_rechecked_together(run, rows):
     assert "or write --all" in run("tx", "recheck", "A1", "--group", "icbc", code=2)
 
 
+def test_open_transactions_are_sorted_and_matched(run, rows):
+    prepare(run.names, "S1", group="sorted")
+    prepare(run.names, "S2", group="sorted")
+    listed = ("tx", "list", "--group", "sorted")
+
+    assert [row["id"] for row in rows(*listed, "--sort", "-id")] == ["S2", "S1"]
+    assert [row["id"] for row in rows(*listed, "--sort", "-age")] == ["S1", "S2"]
+    assert [row["id"] for row in rows(*listed, "--match", "s2")] == ["S2"]
+    assert "which --limit shows" in run(*listed, "--limit", 1)
+
+
 def test_open_transactions_are_watched(run, monkeypatch):
     prepare(run.names, "W1")
 

@@ -2,7 +2,6 @@
 
 import base64
 import getpass
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -13,8 +12,6 @@ from typing import Annotated, BinaryIO, Final, NamedTuple
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from txmq.cli.common import (
     FAILED,
@@ -31,7 +28,16 @@ from txmq.cli.common import (
 from txmq.cli.known_names import check_group
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.moments import LATEST, age_of
-from txmq.cli.output import as_json, listing, message_fields, print_result, print_rows, say, table
+from txmq.cli.output import (
+    as_json,
+    listing,
+    message_fields,
+    print_result,
+    print_rows,
+    progress_bar,
+    say,
+    table,
+)
 from txmq.client import Admin
 from txmq.client.admin.dead_letter_copy import RESENT_AT, RESENT_BY, RESENT_REASON, provenance
 from txmq.client.admin.dead_letters import DeadLetters
@@ -356,13 +362,11 @@ async def _write(wanted: _LetterFilter, file: BinaryIO, admin: Admin) -> int:
     if not there:
         await check_group(admin, wanted.group)
     count = 0
-    on_terminal = sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
-        task = bar.add_task("dead letters", total=there)
+    with progress_bar("dead letters", there) as advance:
         async for message in wanted.letters(admin):
             file.write(msgspec.json.encode(_line(message)) + b"\n")
             count += 1
-            bar.advance(task)
+            advance()
     return count
 
 

@@ -22,7 +22,7 @@ from txmq.cli.common import (
 from txmq.cli.known_names import check_producer_group
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.moments import age_of
-from txmq.cli.output import as_json, listing, message_fields, print_result
+from txmq.cli.output import as_json, listing, message_fields, print_result, progress_bar
 from txmq.cli.tx_watch import watch
 from txmq.client import Admin
 from txmq.client.values import OpenTransaction
@@ -209,15 +209,18 @@ def _recheck_all(
         async def one(transaction: OpenTransaction) -> bool:
             try:
                 await admin.recheck_transaction(
-                    transaction.offset_id or transaction.id,
+                    transaction.id or transaction.offset_id,
                     broker=transaction.queue.broker,
                     cluster=where["cluster"],
                 )
             except NotFound:
                 return False  # It was decided meanwhile.
+            finally:
+                advance()
             return True
 
-        return sum(await for_each(found, one))
+        with progress_bar("transactions", len(found)) as advance:
+            return sum(await for_each(found, one))
 
     count = ask(names, recheck_each, changes=True)
     text = f"brokers ask the producers of {quantity(count, 'transaction')}"

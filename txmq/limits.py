@@ -327,3 +327,12 @@ the first early."""
 RELAY_THREADS: Final = 4
 """Concurrent statements of a relay on a blocking database: it reads, deletes, renews its lease, and
 reports figures."""
+
+HTTP_REQUEST_BYTES_MAX: Final = 8 * 1024
+"""A request for a page about metrics or health; those of browsers have one or two thousand."""
+
+HTTP_CONNECTIONS_MAX: Final = 16
+"""Connections at once to such pages: a few programs that scrape and probe. One more gets 503."""
+
+METRIC_SERIES_MAX: Final = 1_000
+"""Series of one metric: some 4 ms of a scrape. Topics and groups that came later have none."""

@@ -16,7 +16,10 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.entropy import SystemEntropy
 from txmq.runtime.network import SystemNetwork
+from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.config import BrokerSettings
+from txmq_broker.monitoring.server import monitored
+from txmq_broker.monitoring.subject import LoneProcess
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.own_connections import own_connections
 
@@ -53,17 +56,20 @@ async def _run(settings: BrokerSettings, ready: Callable[[], None]) -> int:
         return await _find_leader(settings, pool), 0
 
     disk, entropy = LocalDisk(settings.data), SystemEntropy()
-    follower = Follower(settings, pool, disk, clock, entropy, find_leader)
+    accounts = AccountsCopy(settings.acl, clock)
+    follower = Follower(settings, pool, disk, clock, entropy, find_leader, accounts)
     following = asyncio.create_task(follower.run(), name="follower")
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, following.cancel)
-    ready()
     try:
-        await following
+        async with monitored(settings, LoneProcess(follower=follower)):
+            ready()
+            await following
     except asyncio.CancelledError:
         log.info("stopping")
     finally:
+        following.cancel()
         await pool.close()
     return 0
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from txmq.protocol.bodies import TopicConfig
+from txmq.protocol.copies import CopiesView
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
@@ -24,6 +25,7 @@ from txmq_broker.core.topics import Topics
 from txmq_broker.identity import Identity
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
+from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["Parts"]
@@ -60,6 +62,14 @@ class Parts:
 
     figures: Callable[[], dict[str, int]]
     """Counts what peers make the broker keep, and what it refused them, by name."""
+    is_open: Callable[[], bool]
+    """Returns whether the broker serves or drains; false once its files are closed."""
+    leadership: HeldLeadership | None
+    """The leadership under a coordinator, if there is one."""
+    show_copies: Callable[[], CopiesView]
+    """Returns how far the followers are."""
+    is_registered: Callable[[], bool]
+    """Returns whether a name server knows the broker."""
     floors: Callable[[], dict[str, dict[int, int]]]
     """Returns the offsets below which queues were emptied, by topic and queue."""
     names: Callable[[], str]

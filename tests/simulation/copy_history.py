@@ -11,6 +11,7 @@ from txmq.message import Queue
 __all__ = [
     "HAND_OVER",
     "Bound",
+    "CopiesCounted",
     "CopyRead",
     "Disturbed",
     "LeaderAnswered",
@@ -74,6 +75,18 @@ class LeaderAnswered(Event):
 
     member: str
     asked: float
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesCounted(Event):
+    """How many disks held a message durably when its client got the answer."""
+
+    message: str
+    copies: int
+    least: int
+    """So many are promised."""
+    lacking: tuple[str, ...]
+    """The members that the store called in sync, and that had no copy."""
 
 
 @dataclass(frozen=True, slots=True)

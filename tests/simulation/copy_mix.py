@@ -21,11 +21,13 @@ COPY_LOSSES = (
     "power cut",
     "power cut at an event",
     "pause",
+    "pause ahead",
     "wipe",
     "kill at a join",
     "hand-over",
+    "store emptied",
 )
-"""What takes a member away; one of them at a time."""
+"""What takes a member away, or the store's data; one of them at a time."""
 
 COPY_HARDSHIPS = (
     "members apart",

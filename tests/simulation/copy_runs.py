@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tests.simulation.checkers import (
     acknowledged,
     decisions,
+    enough_copies,
     fresh_offsets,
     identical_logs,
     kept,
@@ -41,6 +42,7 @@ ASYNC_CHECKERS = (one_leader, identical_logs, leader_bound, liveness)
 COPY_CHECKERS = (
     *ASYNC_CHECKERS,
     acknowledged,
+    enough_copies,
     reused,
     fresh_offsets,
     visible,

@@ -16,6 +16,7 @@ from tools import (
     cli_reference,
     error_reference,
     fault_table,
+    metric_reference,
     mqadmin_page,
     reconcile_rules,
     state_diagram,
@@ -62,6 +63,12 @@ def test_the_wire_page_is_fresh():
             return wire_reference.page(broker)
 
     assert (DOCS / "reference/wire.md").read_text() == asyncio.run(printed()), "run: make docs"
+
+
+def test_the_page_of_metrics_is_fresh():
+    page = metric_reference.page()
+
+    assert (DOCS / "reference/metrics.md").read_text() == page, "run: make docs"
 
 
 def test_the_page_of_commands_is_fresh():

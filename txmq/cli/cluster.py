@@ -5,6 +5,7 @@ import typer
 from txmq.cli.cluster_status import copies_of, print_copies
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask
 from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.set_members import rejoin, remove
 from txmq.cli.set_promotion import promote
 from txmq.cli.write_permission import drain, undrain
 from txmq.client import Admin
@@ -47,6 +48,8 @@ def status(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
 
 
 app.command()(promote)
+app.command()(remove)
+app.command()(rejoin)
 app.command()(drain)
 app.command()(undrain)
 

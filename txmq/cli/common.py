@@ -25,7 +25,7 @@ from txmq.errors import (
 )
 from txmq.message import Queue
 from txmq.printable import printable
-from txmq.remoting.pool import NO_SERVER
+from txmq.remoting.pool import NO_SERVER, split_address
 from txmq.runtime.clock import SystemClock
 
 __all__ = [
@@ -39,6 +39,8 @@ __all__ = [
     "confirm",
     "fail",
     "for_each",
+    "has_terminal",
+    "host_and_port",
     "moment_of",
     "queue_of",
     "sentence_of",
@@ -176,6 +178,18 @@ def confirm(question: str, *, yes: bool, code: int = WRONGLY_CALLED) -> None:
 def has_terminal() -> bool:
     """True if the user can answer a question."""
     return sys.stdin.isatty()
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """The address to serve pages at, from an option.
+
+    Raises:
+        typer.Exit: It is not an address.
+    """
+    try:
+        return split_address(text)
+    except ConfigError:
+        fail(f"{text!r} is not an address; write host:port, as in 127.0.0.1:9400", WRONGLY_CALLED)
 
 
 def moment_of(text: str, option: str) -> int:

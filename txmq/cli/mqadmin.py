@@ -36,7 +36,7 @@ EQUIVALENTS: Final[Mapping[str, Equivalent]] = {
         ("message send",), "the time is that of one message; clients measure their own sends"
     ),
     "checkRocksdbCqWriteProgress": _ROCKSDB,
-    "cleanBrokerMetadata": _CONTROLLER,
+    "cleanBrokerMetadata": Equivalent(("cluster remove",)),
     "cleanExpiredCQ": Equivalent(text="the entries of a queue are deleted with their messages"),
     "cleanUnusedTopic": Equivalent(
         text="`txmq topic delete` removes a topic's data; RocketMQ's tool can remove late offsets"
@@ -44,7 +44,7 @@ EQUIVALENTS: Final[Mapping[str, Equivalent]] = {
     "cloneGroupOffset": Equivalent(("group clone",), "one topic at a time"),
     "clusterAclConfigVersion": Equivalent(("acl show",), "reads the file of accounts"),
     "clusterList": Equivalent(("cluster list", "cluster status", "broker status")),
-    "clusterRT": Equivalent(("message send",), "as for `checkMsgSendRT`"),
+    "clusterRT": Equivalent(("message send",), "as for `checkMsgSendRT`; `/metrics` has latencies"),
     "consumeMessage": Equivalent(("message pull",), "no group's offset moves"),
     "consumerConnection": Equivalent(("group clients", "topic clients")),
     "consumerProgress": Equivalent(

@@ -16,6 +16,7 @@ __all__ = [
     "ConnectedClient",
     "ConsumerReport",
     "FollowerCopy",
+    "FormerMember",
     "GroupConnections",
     "GroupLag",
     "HandledMessage",
@@ -262,6 +263,17 @@ class FollowerCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class FormerMember:
+    """A member that an operator removed from a broker set."""
+
+    name: str
+    """Its name in its settings."""
+    operator: str
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerCopies:
     """The copies of a broker's log."""
 
@@ -276,6 +288,8 @@ class BrokerCopies:
     """With fewer copies in sync, the leader's included, sends are refused."""
     log_end: int
     followers: tuple[FollowerCopy, ...]
+    removed: tuple[FormerMember, ...] = ()
+    """The members that an operator removed."""
 
 
 @dataclass(frozen=True, slots=True)

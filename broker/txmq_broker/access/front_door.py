@@ -56,6 +56,10 @@ class FrontDoor:
         )
         """Decides by addresses, if there are no accounts."""
 
+    def figures(self) -> dict[str, int]:
+        """What was refused since the start for lack of a permission."""
+        return {"access_refused": self._refusals.count}
+
     @property
     def port_tls(self) -> ServerTls | None:
         """How listeners speak TLS; ``None`` if they do not."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView
 
 from txmq.errors import ServiceUnavailable
 from txmq.limits import OFFSETS_MAX, UNKNOWN_OFFSETS_MAX
@@ -116,6 +116,10 @@ class Offsets:
     def _count_unknown(self, group: str, count: int) -> None:
         self._unknown[group] = self._unknown.get(group, 0) + count
         self.unknown += count
+
+    def pairs(self) -> KeysView[tuple[str, str]]:
+        """The groups and topics that have offsets, the oldest first."""
+        return self._offsets.keys()
 
     def topics(self) -> list[str]:
         """The topics in which any group has offsets."""

@@ -82,6 +82,7 @@ class PullHandlers:
         self._store = parts.store
         self._statistics = parts.statistics
         self._served = parts.statistics.meter("BROKER_GET_NUMS", "")
+        self._served_bytes = parts.statistics.meter("BROKER_GET_SIZE", "")
         self._found = parts.statistics.meter("PULLS_FOUND", "")
         self._missed = parts.statistics.meter("PULLS_MISSED", "")
         self._clock = parts.clock
@@ -174,6 +175,7 @@ class PullHandlers:
     def _serve(self, pull: HeldPull, *, may_hold: bool, is_woken: bool = False) -> bytes | None:
         header = pull.header
         bytes_max = header.max_msg_bytes or PULL_BYTES_MAX
+        began = self._clock.monotonic()
         found = fetch(
             self._store, pull.queue, pull.offset, header.max_msg_nums, bytes_max, pull.wanted
         )
@@ -185,6 +187,8 @@ class PullHandlers:
             if waits and self._has_room(pull):
                 self._hold(pull._replace(offset=found.next_offset))
                 return None
+        if found.records:
+            self._statistics.pull_times.note(self._clock.monotonic() - began)
         return self._answer(pull, found)
 
     def _answer(self, pull: HeldPull, found: FetchResult) -> bytes:
@@ -196,6 +200,7 @@ class PullHandlers:
             self._statistics.meter("GROUP_GET_NUMS", key).total += len(found.records)
             self._statistics.meter("GROUP_GET_SIZE", key).total += size
             self._served.total += len(found.records)
+            self._served_bytes.total += size
             self._found.total += 1
         else:
             self._missed.total += 1

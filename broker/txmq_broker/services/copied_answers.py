@@ -86,6 +86,7 @@ class CopiedAnswers:
         self._release = release
         self._leadership = leadership
         self._awaits = settings.is_sync
+        self._followers_min = settings.min_in_sync - 1
         self.holds_answers = self._awaits or leadership is not None
         """Whether durable spans come to :meth:`hold`."""
         self._set = InSyncSet()
@@ -235,7 +236,13 @@ class CopiedAnswers:
             self._changed = None
 
     async def _record(self, leadership: HeldLeadership, wanted: frozenset[str]) -> None:
-        confirmed = await leadership.record(wanted)
+        try:
+            confirmed = await leadership.record(wanted)
+        except Exception as error:
+            # Answers would wait for ever for a set that does not change any more.
+            log.exception("the in-sync set could not be changed")
+            leadership.end(f"it cannot change its in-sync set: {error!r}")
+            return
         if confirmed is not None:
             self._note_set(confirmed)
             self._adjust()
@@ -252,14 +259,18 @@ class CopiedAnswers:
         return self._held[-1].tickets if self._held else None
 
     def hold(self, span: Span, tickets: Tickets) -> None:
-        """Send a durable span's answers once every in-sync follower has it."""
+        """Send a durable span's answers once every in-sync follower has it.
+
+        If followers leave meanwhile and too few copies are left, the answers wait until more
+        followers have it: an answer promises ``min_in_sync`` copies.
+        """
         self._held.append(HeldSpan(span, tickets, self._clock.monotonic()))
         self._release_held()
 
     def _release_held(self) -> None:
         while self._held:
             span, tickets, since = self._held[0]
-            if self._awaits and not self._set.has_copied(span.end):
+            if self._awaits and not self._set.has_copied(span.end, self._followers_min):
                 return
             if not self.is_certain():
                 return

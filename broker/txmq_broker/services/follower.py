@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple, Protocol
 
 from txmq.errors import (
     BrokerRefused,
+    ConfigError,
     DiskFull,
     RemoteProtocolError,
     TransportError,
@@ -43,7 +44,30 @@ LAST_RETRY_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 _NEAR_BYTES: Final = 4 * 1024 * 1024
 _INDEXED_AT_ONCE: Final = 64 * 1024
-_RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull)
+_ACCOUNTS_S: Final = 1.0
+"""The interval at which accounts that were changed here are noticed."""
+
+_RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull, ConfigError)
+
+
+class OwnAccounts(Protocol):
+    """The accounts of a follower, which are those of its leader."""
+
+    def take(self, texts: Mapping[str, str], before: str, /) -> str:
+        """Put the leader's accounts in place, and return their digest.
+
+        Raises:
+            ConfigError: They cannot be those of this follower.
+        """
+        ...
+
+    def restore(self) -> None:
+        """Undo changes that were made here.
+
+        Raises:
+            ConfigError: The files cannot be read or written.
+        """
+        ...
 
 
 class FollowerStatus(NamedTuple):
@@ -76,6 +100,7 @@ class Follower:
         entropy: For names that must be unique.
         find_leader: Returns the address and the epoch of the present leader. It waits for one, or
             raises :class:`TransportError` or :class:`BrokerRefused`.
+        accounts: Receives the leader's accounts; nothing does if left out.
     """
 
     def __init__(
@@ -86,10 +111,12 @@ class Follower:
         clock: Clock,
         entropy: Entropy,
         find_leader: Callable[[], Awaitable[tuple[str, int]]],
+        accounts: OwnAccounts | None = None,
     ) -> None:
         self._member = settings.replication.member
         self._pool = pool
         self._find_leader = find_leader
+        self._accounts = accounts
         self._copy = LogCopy(disk, settings.store, clock, entropy)
         self._connection: Connection | None = None
         self._copied = asyncio.Event()
@@ -212,6 +239,9 @@ class Follower:
             asyncio.create_task(self._sync_copies(connection), name="sync copies"),
             asyncio.create_task(self._index_copies(), name="index copies"),
         ]
+        if self._accounts is not None:
+            guard = self._keep_accounts(self._accounts)
+            tasks.append(asyncio.create_task(guard, name="keep accounts"))
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
@@ -229,6 +259,8 @@ class Follower:
             if not answer.is_shared:
                 raise RemoteProtocolError("the leader has another history than a moment ago")
             if tables is not None:
+                if tables.accounts is not None and self._accounts is not None:
+                    copy.note_accounts(self._accounts.take(tables.accounts, copy.accounts))
                 # Before the records that need them.
                 copy.take_tables(tables, answer.end)
             if spans:
@@ -245,6 +277,11 @@ class Follower:
             await self._copy.sync()
             copied = NoteCopied(self._member, self._copy.durable)
             connection.oneway(RequestCode.NOTE_COPIED, copied)
+
+    async def _keep_accounts(self, accounts: OwnAccounts) -> None:
+        while True:
+            await asyncio.sleep(_ACCOUNTS_S)
+            accounts.restore()
 
     async def _index_copies(self) -> None:
         while True:

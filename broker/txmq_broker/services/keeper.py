@@ -65,6 +65,8 @@ class CopyState(Body):
     """Why it was promoted."""
     promoted_ms: int = 0
     """When it was promoted, by the wall clock."""
+    accounts: str = ""
+    """The digest of the leader's accounts that were taken last."""
 
 
 class Keeper:

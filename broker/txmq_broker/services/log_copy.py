@@ -201,6 +201,19 @@ class LogCopy:
         if self.is_open:
             self._save_state(epoch=self.epoch)
 
+    @property
+    def accounts(self) -> str:
+        """The digest of the leader's accounts that were taken last; empty before the first."""
+        return self._state.accounts
+
+    def note_accounts(self, digest: str) -> None:
+        """Keep the digest of the leader's accounts that were taken.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self._save_state(accounts=digest)
+
     async def close(self) -> None:
         """Make everything durable, save the indexes, and release the directory."""
         try:

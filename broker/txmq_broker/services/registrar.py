@@ -71,6 +71,10 @@ class Registrar:
         for changed in self._changed.values():
             changed.set()
 
+    def is_registered(self) -> bool:
+        """Whether a name server has the last registration, and its connection is open."""
+        return any(connection.is_open for connection in self._registered.values())
+
     async def give_up(self) -> None:
         """Register no more."""
         for task in self._tasks:

@@ -124,6 +124,17 @@ def test_a_watch_goes_on_until_it_is_interrupted(run, rounds):
     assert "50ms or more" in run("broker", "status", "--watch", "--every", "0", code=2)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("cluster", "status"), ("cluster", "list"), ("topic", "list"), ("tx", "list")],
+    ids=" ".join,
+)
+def test_what_is_shown_can_be_watched(run, rounds, words):
+    rounds(2)
+
+    assert run(*words, "--watch", "--json").count("\n") == 2
+
+
 def test_a_watch_outlives_a_broker_that_is_away(txmq, broker, rounds):
     rounds(2)
     result = txmq("broker", "status", "--watch", "--names", "127.0.0.1:1")

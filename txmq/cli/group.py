@@ -8,7 +8,7 @@ from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, con
 from txmq.cli.group_moves import clone, reset, skip
 from txmq.cli.group_state import is_of_system, monitor, status
 from txmq.cli.known_names import check_group, check_topic
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
 from txmq.cli.output import print_result, print_rows, say
 from txmq.client import Admin
 from txmq.client.values import GroupConnections, QueueProgress
@@ -107,6 +107,8 @@ def progress(
     *,
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
     cluster: Cluster = None,
+    watch: Watch = False,
+    every: Every = EVERY_DEFAULT,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
@@ -121,7 +123,13 @@ def progress(
                 await check_topic(admin, topic)
         return found
 
-    found = ask(names, read)
+    def show(found: list[QueueProgress]) -> None:
+        _print_progress(name, found, json=json)
+
+    watched(lambda: ask(names, read), show, watch=watch, every=every)
+
+
+def _print_progress(name: str, found: list[QueueProgress], *, json: bool) -> None:
     lag = sum(queue.lag for queue in found)
     fields = ("queue", "broker_offset", "group_offset", "lag", "consumed_ms")
     queues = [{field: getattr(queue, field) for field in fields} for queue in found]

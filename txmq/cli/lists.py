@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -36,8 +36,6 @@ SortBy = Annotated[
 Limit = Annotated[int | None, typer.Option("--limit", min=1, help="The most rows of a page.")]
 Page = Annotated[int, typer.Option("--page", min=1, help="The page, with --limit.")]
 
-Row = dict[str, Any]
-
 
 class ListColumn(NamedTuple):
     """A column of a list."""
@@ -48,12 +46,30 @@ class ListColumn(NamedTuple):
     """Its name in rows and in JSON."""
     show: Callable[[Any], object] = lambda value: "" if value is None else value
     """The text of a value, for people."""
+    order: Callable[[Any], Any] | None = None
+    """What to sort by, if not by a number or by the text."""
+
+    def value_in(self, row: Any) -> Any:
+        """The value of a row, which is a mapping or an object."""
+        return row[self.key] if isinstance(row, Mapping) else getattr(row, self.key)
+
+    def sort_key(self, row: Any) -> tuple[bool, Any]:
+        """A key by which rows can be sorted."""
+        value = self.value_in(row)
+        if self.order is not None:
+            value = self.order(value)
+        if isinstance(value, str) and value.isdecimal():
+            value = int(value)  # Settings and figures are texts on the wire.
+        if isinstance(value, int | float):
+            return True, value
+        return False, str(self.show(value))
 
 
 class Listing(NamedTuple):
     """The rows of a list, and what people should know about them."""
 
-    rows: Sequence[Row]
+    rows: Sequence[Any]
+    """Mappings or objects."""
     remarks: Sequence[str] = ()
     """Lines to print below the table, for people."""
     warnings: Sequence[str] = ()
@@ -71,33 +87,33 @@ class _View(NamedTuple):
     limit: int | None
     page: int
 
-    def chosen(self, rows: Iterable[Row]) -> list[Row]:
+    def chosen(self, rows: Iterable[Any]) -> list[Any]:
         """The rows that match, in order; all pages."""
         found = [row for row in rows if not self.match or self._matches(row)]
         if not self.sort:
             return found
-        key = self._sort_key()
+        column = self._sort_column()
         # Values that are missing come last, whichever end the list begins with.
-        known = [row for row in found if row[key] is not None]
-        known.sort(key=lambda row: _comparable(row[key]), reverse=self.sort.startswith("-"))
-        return known + [row for row in found if row[key] is None]
+        known = [row for row in found if column.value_in(row) is not None]
+        known.sort(key=column.sort_key, reverse=self.sort.startswith("-"))
+        return known + [row for row in found if column.value_in(row) is None]
 
-    def _matches(self, row: Row) -> bool:
+    def _matches(self, row: Any) -> bool:
         wanted = self.match.casefold()
         return any(
-            wanted in str(column.show(row[column.key])).casefold() for column in self.columns
+            wanted in str(column.show(column.value_in(row))).casefold() for column in self.columns
         )
 
-    def _sort_key(self) -> str:
+    def _sort_column(self) -> ListColumn:
         wanted = self.sort.removeprefix("-").casefold()
         for column in self.columns:
             if wanted in (column.heading.casefold(), column.key.casefold()):
-                return column.key
+                return column
         names = [column.heading for column in self.columns]
         text = f"there is no column {wanted!r}{nearest(wanted, names)}"
         return fail(f"{text}; the columns are {', '.join(names)}", WRONGLY_CALLED)
 
-    def cut(self, rows: list[Row]) -> list[Row]:
+    def cut(self, rows: list[Any]) -> list[Any]:
         """The rows of the wanted page."""
         if self.limit is None:
             return rows
@@ -112,18 +128,13 @@ class _View(NamedTuple):
         return f"page {self.page} of {pages}, {quantity(count, 'row')}{more}"
 
 
-def _comparable(value: Any) -> tuple[bool, Any]:
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)  # Settings and figures are texts on the wire.
-    return (True, value) if isinstance(value, int | float) else (False, str(value))
-
-
 def listed(
     columns: Sequence[ListColumn], *, empty: str
 ) -> Callable[[Callable[..., Listing]], Callable[..., None]]:
     """Make a command of a function that returns rows.
 
-    The command has the function's own options and those of all lists.
+    The command has the function's own options and those of all lists. A function with an option
+    ``limit`` of its own reads no more rows than that, so its command has no pages.
 
     Args:
         columns: The columns that people see; JSON has whole rows.
@@ -131,18 +142,14 @@ def listed(
     """
 
     def decorate(collect: Callable[..., Listing]) -> Callable[..., None]:
+        own = inspect.signature(collect, eval_str=True)
+        limits = "limit" in own.parameters
+
         @wraps(collect)
         def command(
-            *words: Any,
-            match: str,
-            sort: str,
-            limit: int | None,
-            page: int,
-            watch: bool,
-            every: str,
-            json: bool,
-            **options: Any,
+            *words: Any, match: str, sort: str, watch: bool, every: str, json: bool, **options: Any
         ) -> None:
+            limit, page = (None, 1) if limits else (options.pop("limit"), options.pop("page"))
             view = _View(columns, match, sort, limit, page)
 
             def show(found: Listing) -> None:
@@ -152,8 +159,8 @@ def listed(
 
             watched(lambda: collect(*words, **options), show, watch=watch, every=every)
 
-        own = inspect.signature(collect, eval_str=True)
-        parameters = [*own.parameters.values(), *_PARAMETERS]
+        more = [option for option in _PARAMETERS if not (limits and option.name in _PAGES)]
+        parameters = [*own.parameters.values(), *more]
         command.__signature__ = own.replace(  # type: ignore[attr-defined]
             parameters=parameters, return_annotation=None
         )
@@ -176,6 +183,7 @@ def _parameters(
     """The options of all lists; typer reads them from here."""
 
 
+_PAGES: Final = frozenset(("limit", "page"))
 _PARAMETERS: Final = tuple(inspect.signature(_parameters, eval_str=True).parameters.values())
 
 
@@ -188,7 +196,7 @@ def _print(found: Listing, view: _View, empty: str, *, json: bool) -> None:
         say("no row matches" if found.rows else found.empty or empty)
     else:
         columns = view.columns
-        cells = [[column.show(row[column.key]) for column in columns] for row in shown]
+        cells = [[column.show(column.value_in(row)) for column in columns] for row in shown]
         table([column.heading for column in columns], cells)
         for line in (view.rest(len(chosen)), *found.remarks):
             if line:

@@ -8,6 +8,7 @@ from txmq.cli.common import NAMES_DEFAULT, Cluster, Names, ask
 from txmq.cli.known_names import check_producer_group
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.client import Admin, ConnectedClient
+from txmq.errors import RequestNotSupported
 
 __all__ = ["app"]
 
@@ -40,7 +41,11 @@ def list_(
 
     async def read(admin: Admin) -> dict[str, tuple[ConnectedClient, ...]]:
         if not group:
-            return await admin.producers(cluster=cluster)
+            try:
+                return await admin.producers(cluster=cluster)
+            except RequestNotSupported as error:
+                error.add_note("name a group with --group, which older brokers answer too")
+                raise
         found = await admin.producer_connections(group, cluster=cluster)
         if not found:
             await check_producer_group(admin, group)

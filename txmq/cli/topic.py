@@ -203,24 +203,19 @@ def clients(name: Name, *, names: Names = NAMES_DEFAULT) -> Listing:
 
 
 @app.command()
-def status(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
+@listed(
+    [
+        ListColumn("broker", "queue", lambda queue: queue.broker),
+        ListColumn("queue", "queue", lambda queue: queue.number),
+        ListColumn("oldest", "min_offset"),
+        ListColumn("next", "max_offset"),
+        ListColumn("messages", "messages"),
+    ],
+    empty="no queues",
+)
+def status(name: Name, *, names: Names = NAMES_DEFAULT) -> Listing:
     """Show the queues of a topic."""
-    found = ask(names, lambda admin: admin.topic_status(name), topic=name)
-    print_rows(
-        found,
-        ["broker", "queue", "oldest", "next", "messages"],
-        [
-            [
-                queue.queue.broker,
-                queue.queue.number,
-                queue.min_offset,
-                queue.max_offset,
-                queue.max_offset - queue.min_offset,
-            ]
-            for queue in found
-        ],
-        json=json,
-    )
+    return Listing(ask(names, lambda admin: admin.topic_status(name), topic=name))
 
 
 @app.command()

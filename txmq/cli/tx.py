@@ -2,6 +2,7 @@
 
 import getpass
 from collections import Counter
+from operator import neg
 from typing import Annotated, Final, Literal
 
 import typer
@@ -19,8 +20,9 @@ from txmq.cli.common import (
     for_each,
 )
 from txmq.cli.known_names import check_producer_group
+from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.moments import age_of
-from txmq.cli.output import as_json, listing, message_fields, print_result, print_rows, say
+from txmq.cli.output import as_json, listing, message_fields, print_result, progress_bar
 from txmq.cli.tx_watch import watch
 from txmq.client import Admin
 from txmq.client.values import OpenTransaction
@@ -46,7 +48,24 @@ RECHECKED_MAX: Final = 1_000_000
 """The most transactions of a broker that one command rechecks: more than a broker holds open."""
 
 
+def _age(stored_ms: int) -> str:
+    return age_of(SystemClock().wall_ms() - stored_ms)
+
+
 @app.command("list")
+@listed(
+    [
+        ListColumn("id", "id"),
+        ListColumn("state", "state"),
+        ListColumn("age", "stored_ms", _age, neg),
+        ListColumn("checks", "checks"),
+        ListColumn("group", "group"),
+        ListColumn("topic", "queue", lambda queue: queue.topic),
+        ListColumn("keys", "keys", " ".join),
+        ListColumn("broker", "queue", lambda queue: queue.broker),
+    ],
+    empty="no open transactions",
+)
 def list_(
     *,
     state: State = "",
@@ -55,8 +74,7 @@ def list_(
     broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """List open transactions, the oldest first."""
     _check_state(state)
 
@@ -69,14 +87,10 @@ def list_(
         return found
 
     found = ask(names, read)
-    now_ms = SystemClock().wall_ms()
-    headings = ["id", "state", "age", "checks", "group", "topic", "keys", "broker"]
-    rows = [_row(transaction, now_ms) for transaction in found]
-    print_rows(found, headings, rows, json=json, empty="no open transactions")
     counts = Counter(transaction.queue.broker for transaction in found).values()
-    if not json and max(counts, default=0) >= limit:
-        shown = quantity(limit, "of a broker is", "of a broker are")
-        say(f"{shown} shown; there may be more, which --limit shows")
+    shown = quantity(limit, "of a broker is", "of a broker are")
+    remark = f"{shown} shown; there may be more, which --limit shows"
+    return Listing(found, [remark] if max(counts, default=0) >= limit else [])
 
 
 @app.command()
@@ -195,15 +209,18 @@ def _recheck_all(
         async def one(transaction: OpenTransaction) -> bool:
             try:
                 await admin.recheck_transaction(
-                    transaction.offset_id or transaction.id,
+                    transaction.id or transaction.offset_id,
                     broker=transaction.queue.broker,
                     cluster=where["cluster"],
                 )
             except NotFound:
                 return False  # It was decided meanwhile.
+            finally:
+                advance()
             return True
 
-        return sum(await for_each(found, one))
+        with progress_bar("transactions", len(found)) as advance:
+            return sum(await for_each(found, one))
 
     count = ask(names, recheck_each, changes=True)
     text = f"brokers ask the producers of {quantity(count, 'transaction')}"
@@ -242,16 +259,3 @@ def _decide(
     done = "committed" if decision == "commit" else "rolled back"
     text = f"transaction {name} is {done} at {broker} by {who}"
     print_result({"transaction": name, "broker": broker, **made}, text, json=json)
-
-
-def _row(found: OpenTransaction, now_ms: int) -> list[object]:
-    return [
-        found.id,
-        found.state,
-        age_of(now_ms - found.stored_ms),
-        found.checks,
-        found.group,
-        found.queue.topic,
-        " ".join(found.keys),
-        found.queue.broker,
-    ]

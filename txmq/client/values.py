@@ -110,6 +110,11 @@ class QueueStatus:
     max_offset: QueueOffset
     updated_ms: int
 
+    @property
+    def messages(self) -> int:
+        """The number of stored messages."""
+        return self.max_offset - self.min_offset
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetMove:

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -119,6 +122,17 @@ def test_a_watch_goes_on_until_it_is_interrupted(run, rounds):
     assert pauses == [5.0] * 3
     assert "not 'soon'" in run("broker", "status", "--watch", "--every", "soon", code=2)
     assert "50ms or more" in run("broker", "status", "--watch", "--every", "0", code=2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("cluster", "status"), ("cluster", "list"), ("topic", "list"), ("tx", "list")],
+    ids=" ".join,
+)
+def test_what_is_shown_can_be_watched(run, rounds, words):
+    rounds(2)
+
+    assert run(*words, "--watch", "--json").count("\n") == 2
 
 
 def test_a_watch_outlives_a_broker_that_is_away(txmq, broker, rounds):
@@ -268,6 +282,28 @@ def test_rates_are_shown_by_topic_and_group(run, rows, shop):
     assert "'Ordrs' does not exist" in run("stats", "--topic", "Ordrs", code=1)
 
 
+# Shells
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_script(txmq, shell):
+    assert "_TXMQ_COMPLETE" in txmq("completion", shell).stdout
+
+
+def test_a_shell_completes_commands():
+    asked = {"COMP_WORDS": "txmq topic per", "COMP_CWORD": "2", "_TXMQ_COMPLETE": "complete_bash"}
+    done = subprocess.run(
+        [sys.executable, "-m", "txmq"],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert (done.stdout, done.returncode) == ("permit\n", 0), done.stderr
+
+
 # Clusters
 
 
@@ -310,6 +346,17 @@ def test_open_transactions_are_rechecked_together(run, rows):
     assert "no open transactions" in run("tx", "recheck", "--all", "--group", "abc", code=1)
     assert "or write --all" in run("tx", "recheck", code=2)
     assert "or write --all" in run("tx", "recheck", "A1", "--group", "icbc", code=2)
+
+
+def test_open_transactions_are_sorted_and_matched(run, rows):
+    prepare(run.names, "S1", group="sorted")
+    prepare(run.names, "S2", group="sorted")
+    listed = ("tx", "list", "--group", "sorted")
+
+    assert [row["id"] for row in rows(*listed, "--sort", "-id")] == ["S2", "S1"]
+    assert [row["id"] for row in rows(*listed, "--sort", "-age")] == ["S1", "S2"]
+    assert [row["id"] for row in rows(*listed, "--match", "s2")] == ["S2"]
+    assert "which --limit shows" in run(*listed, "--limit", 1)
 
 
 def test_open_transactions_are_watched(run, monkeypatch):

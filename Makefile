@@ -52,8 +52,11 @@ bench: $(READY)  ## the benchmarks, JSON on stdout
 docs: $(READY)  ## write the generated reference pages again
 	$(RUN) -m txmq config reference > docs/reference/configuration.md
 	$(RUN) -m tools.wire_reference > docs/reference/wire.md
+	$(RUN) -m tools.metric_reference > docs/reference/metrics.md
+	$(RUN) -m tools.dashboard > deploy/grafana/txmq-broker.json
 	$(RUN) -m tools.reconcile_rules > docs/reference/reconcile-rules.md
 	$(RUN) -m tools.cli_reference > docs/reference/cli.md
+	$(RUN) -m tools.mqadmin_page > docs/reference/mqadmin.md
 	$(RUN) -m tools.error_reference > docs/reference/errors.md
 	$(RUN) -m tools.api_reference docs/reference/api
 	$(RUN) -m tools.fault_table > docs/internals/faults.md

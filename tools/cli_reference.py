@@ -80,6 +80,8 @@ def paragraphs(command: Any) -> list[str]:
 def section(path: str, command: Any, example: str, common: Collection[str]) -> str:
     """What a command does, an example, how it is called, and its options."""
     text = "\n\n".join(paragraphs(command)) + "\n"
+    if command.epilog:
+        text += f"\n{command.epilog.replace('mqadmin', '[mqadmin](mqadmin.md)', 1)}\n"
     shown = options(command)
     if is_only_a_group(command):
         return text
@@ -112,7 +114,7 @@ def row(param: Any) -> str:
 
 def is_help(param: Any) -> bool:
     """Whether it is the option that every command has."""
-    return param.name in {"help", "install_completion", "show_completion"}
+    return bool(param.name == "help")
 
 
 def usage(params: list[Any]) -> Iterator[str]:

@@ -14,6 +14,7 @@ _EXTRAS: Final = {
     "sqlalchemy": "sql",
     "psycopg": "sql",
     "redis": "redis",
+    "prometheus_client": "broker",
     "pyspark": "spark",
     "pyarrow": "spark",
     "yaml": "broker",

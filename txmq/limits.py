@@ -343,3 +343,12 @@ CONSOLE_ROWS: Final = 50
 
 CONSOLE_RESENT_MAX: Final = 500
 """Dead letters that one press of a button in a web console resends: some seconds."""
+
+HTTP_REQUEST_BYTES_MAX: Final = 8 * 1024
+"""A request for a page about metrics or health; those of browsers have one or two thousand."""
+
+HTTP_CONNECTIONS_MAX: Final = 16
+"""Connections at once to such pages: a few programs that scrape and probe. One more gets 503."""
+
+METRIC_SERIES_MAX: Final = 1_000
+"""Series of one metric: some 4 ms of a scrape. Topics and groups that came later have none."""

@@ -246,7 +246,7 @@ _REASONS: Final = {
     "UNSUPPORTED_PROTOCOL": "the peer speaks no TLS newer than 1.1; 1.2 and 1.3 are accepted",
     "TLSV1_ALERT_PROTOCOL_VERSION": "the peer accepts none of the TLS versions 1.2 and 1.3",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the server requires a client certificate; set "
-    "TXMQ_TLS_CERTIFICATE and TXMQ_TLS_KEY",
+    "{variables}_CERTIFICATE and {variables}_KEY",
     "TLSV1_ALERT_UNKNOWN_CA": "the peer does not trust the authority of our certificate",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the peer says that our certificate has expired",
     "SSLV3_ALERT_BAD_CERTIFICATE": "the peer refuses our certificate",
@@ -257,18 +257,26 @@ _REASONS: Final = {
 }
 _UNKNOWN_AUTHORITY: Final = frozenset((2, 18, 19, 20, 21))
 """OpenSSL's codes for chains that do not end at a trusted authority."""
-_HOW_TO_TRUST: Final = "name the file of its authority in TXMQ_TLS_CA, or in tls.client_ca"
 
 
-def reason_of(error: ssl.SSLError) -> str:
-    """Why a connection with TLS failed, and what to change."""
+def reason_of(error: ssl.SSLError, variables: str = _TLS) -> str:
+    """Why a connection with TLS failed, and what to change.
+
+    Args:
+        error: The failure.
+        variables: How the variables begin that configure the connection.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         text = error.verify_message.strip().rstrip(".")
         text = f"{text[:1].lower()}{text[1:]}" if text[:2] != "IP" else text
         if error.verify_code in _UNKNOWN_AUTHORITY:
-            return f"no trusted authority signed the peer's certificate ({text}); {_HOW_TO_TRUST}"
+            trust = f"name the file of its authority in {variables}_CA"
+            if variables == _TLS:
+                trust += ", or in tls.client_ca"
+            return f"no trusted authority signed the peer's certificate ({text}); {trust}"
         return f"the peer's certificate is refused: {text}"
-    return _REASONS.get(error.reason or "", _plain(error))
+    reason = _REASONS.get(error.reason or "", _plain(error))
+    return reason.replace("{variables}", variables)
 
 
 def _plain(error: ssl.SSLError) -> str:

@@ -20,11 +20,11 @@ from txmq.remoting.dispatch import Dispatcher, Handler
 from txmq.remoting.listener import Listener
 from txmq.remoting.pool import ConnectionPool, split_address
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import AllowedLoss
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
 from txmq.runtime.network import Network, SystemNetwork
-from txmq_broker.access.audit import AuditEntry, AuditLog
+from txmq_broker.access.account_copies import AccountsSource
+from txmq_broker.access.audit import AuditLog, entries_about
 from txmq_broker.access.front_door import FrontDoor
 from txmq_broker.access.requirements import MessageTopics
 from txmq_broker.config import BrokerSettings
@@ -39,6 +39,7 @@ from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.statistics import Statistics
 from txmq_broker.core.topics import Topics, queue_counts, system_topics
 from txmq_broker.handlers.accounts import AccountHandlers
+from txmq_broker.handlers.broker_set import BrokerSetHandlers
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.handlers.groups import GroupHandlers
@@ -188,8 +189,9 @@ class Broker:
         self.offsets.load(self._keeper.offsets())
         self._open_store(topics, floors.log_end)
         self._audit.open(self._keeper.owner)
-        if self._leadership is not None and self._leadership.loss is not None:
-            self._audit.append(_entry_of(self._leadership.loss))
+        if self._leadership is not None:
+            for entry in entries_about(self._leadership.before):
+                self._audit.append(entry)
         self.topics.load(topics, system_topics(self.settings))
         self.started_ms = self.clock.wall_ms()
         # The address becomes part of every record, so the port must be known before any is served.
@@ -230,7 +232,8 @@ class Broker:
             may_publish = self._authorizer.may_publish
             self._checker.may_check = lambda producer, half: may_publish(producer, half.queue.topic)
         self._deliverer = Deliverer(self.schedule, self.store.delays, self._flusher, self.clock)
-        self._serve(self._parts())
+        self.parts = self._parts()
+        self._serve(self.parts)
         self._flusher.start()
         self._complete_tables()
         if self._gate is not None:
@@ -278,6 +281,10 @@ class Broker:
         if copy_state.is_copy:
             # Before the first span of its own: from now on heads say what was durable here.
             self._keeper.save_copy_state(replace(copy_state, is_copy=False, epoch=log_.epoch))
+        elif self._leadership is not None:
+            # A member remembers its epochs in case the store of the set does not.
+            with contextlib.suppress(OSError):
+                self._keeper.save_copy_state(replace(copy_state, epoch=log_.epoch))
         if self.recovery.lost:
             log.error("going on without what is missing: %s", self.recovery.lost)
             return
@@ -362,9 +369,14 @@ class Broker:
             flusher=self._flusher,
             checker=self._checker,
             figures=self._figures,
+            is_open=lambda: self._listener is not None,
+            leadership=self._leadership,
+            show_copies=lambda: self._copies.view(),  # noqa: PLW0108  it is made from these parts
+            is_registered=lambda: self._registrar is not None and self._registrar.is_registered(),
             floors=lambda: self._housekeeping.floors,
             names=lambda: self.names,
             create_topics=self._creator.create,
+            producers_seen=self._checker.producers_seen,
             topics_changed=self._topics_changed,
             groups_changed=self._groups_changed,
             settings_changed=self._settings_changed,
@@ -376,6 +388,7 @@ class Broker:
         assert self._listener is not None, "not started"
         parts: tuple[Counted, ...] = (
             self._listener,
+            self._door,
             self.clients,
             self.groups,
             self.offsets,
@@ -394,7 +407,10 @@ class Broker:
         self._pulls = PullHandlers(parts)
         self._client_handlers = ClientHandlers(parts)
         self._relays = RelayHandlers(parts)
-        self._copies = CopyHandlers(parts, self._leadership)
+        accounts = AccountsSource(self._door.accounts, self._audit)
+        self._copies = CopyHandlers(parts, self._leadership, accounts)
+        self._pulls.choice = self._copies.choice
+        self._set_handlers = BrokerSetHandlers(parts, self._leadership, self._copies)
         sends = SendHandlers(parts)
         families: list[HandlerFamily] = [
             sends,
@@ -413,6 +429,7 @@ class Broker:
             AccountHandlers(parts, self._door.accounts),
             self._relays,
             self._copies,
+            self._set_handlers,
         ]
         table: dict[int, Handler] = {}
         for family in families:
@@ -483,6 +500,7 @@ class Broker:
         self._tasks.clear()
         self._creator.close()
         if hasattr(self, "_copies"):
+            await self._set_handlers.stop()
             self._copies.close()
         if self._listener is not None:
             self._listener.close()
@@ -599,13 +617,3 @@ class Broker:
             return self.settings.names
         host, port = self._names.address
         return f"{host}:{port}"
-
-
-def _entry_of(loss: AllowedLoss) -> AuditEntry:
-    """The entry about a leadership that an operator made possible."""
-    fields = {
-        "member": loss.member,
-        "reason": loss.reason,
-        "in_sync_before": ", ".join(loss.former),
-    }
-    return AuditEntry(loss.at_ms, "PROMOTE", "the coordinator", loss.operator, fields)

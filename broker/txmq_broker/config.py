@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from contextlib import suppress
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from txmq.config import Duration, Size, parse_duration
 from txmq.errors import ConfigError
+from txmq.etcd_access import etcd_address
 from txmq.limits import (
     DELAY_LEVELS_MAX,
     FRAME_BYTES_MAX,
@@ -21,6 +21,7 @@ from txmq.limits import (
     SPAN_BYTES_MAX,
 )
 from txmq.remoting.pool import split_address
+from txmq.runtime.memory import memory_bytes
 
 __all__ = [
     "HOW_TO_ADVERTISE",
@@ -34,7 +35,6 @@ __all__ = [
     "ServerTlsSettings",
     "StoreSettings",
     "TopicDefaults",
-    "etcd_endpoints",
 ]
 
 
@@ -135,7 +135,8 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
     """
 
     coordinator: str = ""
-    """The etcd that decides who leads, as "etcd://h1:2379,h2:2379". The members of a broker set
+    """The etcd that decides who leads, as "etcd://h1:2379,h2:2379", or with "etcds://" over TLS.
+    Certificates and the user are in variables TXMQ_ETCD_... alone. The members of a broker set
     share it and their ``name``, and each has a directory of its own.
     """
 
@@ -147,7 +148,7 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
 
     role: ReplicationRole = "leader"
     """Without a coordinator: "leader" takes sends; "follower" copies the log of the leader of its
-    name, and serves no client.
+    name, and takes no sends.
     """
 
     mode: ReplicationMode = ""
@@ -161,8 +162,23 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
     lag_max: Duration = Duration(10.0)
     """How far behind a follower may be, in time, before answers no longer wait for it."""
 
+    reads: bool = False
+    """Whether consumers may read from followers: a follower serves pulls and queries, and a leader
+    sends consumers to one that are ``far_behind``; RocketMQ's ``slaveReadEnable``.
+    """
+
+    far_behind: float = 0.4
+    """How far behind the end of the log a consumer is sent to a follower, as a part of the size of
+    this machine's memory.
+    """
+
     lease: int = 5
     """After how many seconds without a sign of the leader another member leads."""
+
+    @property
+    def far_behind_bytes(self) -> int:
+        """How many bytes behind the end of the log a consumer is far behind."""
+        return int(self.far_behind * memory_bytes())
 
     @property
     def is_sync(self) -> bool:
@@ -181,29 +197,15 @@ class ReplicationSettings(Struct, frozen=True, kw_only=True):
                 raise ConfigError(
                     "replication.role is for sets without a coordinator; leave out one of the two"
                 )
-            etcd_endpoints(self.coordinator)
+            etcd_address(self.coordinator)
         if self.min_in_sync < 1:
             raise ConfigError("replication.min_in_sync must be at least 1")
         if self.lease < 2:
             raise ConfigError("replication.lease must be at least 2 seconds")
+        if self.far_behind < 0:
+            raise ConfigError("replication.far_behind must be 0 or more")
         if self.lag_max <= 0:
             raise ConfigError("replication.lag_max must be above 0")
-
-
-def etcd_endpoints(text: str) -> list[tuple[str, int]]:
-    """The hosts and ports in an address of etcd.
-
-    Raises:
-        ConfigError: The text is no such address.
-    """
-    scheme, _, rest = text.partition("://")
-    if scheme == "etcd":
-        with suppress(ConfigError):
-            return [split_address(address.strip()) for address in rest.split(",")]
-    raise ConfigError(
-        f"replication.coordinator cannot be {text!r}; it takes etcd://HOST:PORT, and further "
-        "addresses of the same etcd after commas"
-    )
 
 
 class TopicDefaults(Struct, frozen=True, kw_only=True):
@@ -407,6 +409,9 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
     names: str = ""
     """Name servers elsewhere, separated by ``;``; with any, it runs none of its own."""
 
+    http_listen: str = ""
+    """Where it serves metrics and health over HTTP, without accounts; empty: nowhere."""
+
     acl: str = ""
     """A file of accounts as RocketMQ's ``plain_acl.yml``, or a directory of such files. With it,
     every request needs a signature and a permission; it is read again when it changes.
@@ -456,6 +461,8 @@ class BrokerSettings(Struct, frozen=True, kw_only=True):
         if self.replication.address:
             _address("replication.address", self.replication.address, port_min=1)
         _address("names_listen", self.names_listen)
+        if self.http_listen:
+            _address("http_listen", self.http_listen)
         host, _ = _address("listen", self.listen)
         if self.advertise:
             _check_advertise(self.advertise)

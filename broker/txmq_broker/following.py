@@ -16,8 +16,12 @@ from txmq.runtime.clock import SystemClock
 from txmq.runtime.disk import LocalDisk
 from txmq.runtime.entropy import SystemEntropy
 from txmq.runtime.network import SystemNetwork
+from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.config import BrokerSettings
-from txmq_broker.services.follower import Follower
+from txmq_broker.follower_server import FollowerServer
+from txmq_broker.monitoring.server import monitored
+from txmq_broker.monitoring.subject import LoneProcess
+from txmq_broker.running import allow_files
 from txmq_broker.services.own_connections import own_connections
 
 __all__ = ["run"]
@@ -33,37 +37,46 @@ def run(settings: BrokerSettings, *, ready: Callable[[], None]) -> int:
 
     Args:
         settings: The settings; the environment has the account and TLS.
-        ready: Called when the follower looks for its leader.
+        ready: Called when the follower listens and looks for its leader.
 
     Raises:
         StoreError: The data directory is in use, damaged, or of another log.
-        OSError: The disk failed.
+        OSError: The disk failed, or the address to listen at cannot be opened.
         ConfigError: A setting of the environment is invalid.
     """
     import uvloop
 
+    allow_files(settings.connections_max)
     return uvloop.run(_run(settings, ready))
 
 
 async def _run(settings: BrokerSettings, ready: Callable[[], None]) -> int:
-    clock = SystemClock()
-    pool = own_connections(SystemNetwork(), clock)
+    clock, network = SystemClock(), SystemNetwork()
+    pool = own_connections(network, clock)
 
     async def find_leader() -> tuple[str, int]:
         return await _find_leader(settings, pool), 0
 
-    disk, entropy = LocalDisk(settings.data), SystemEntropy()
-    follower = Follower(settings, pool, disk, clock, entropy, find_leader)
-    following = asyncio.create_task(follower.run(), name="follower")
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, following.cancel)
-    ready()
+    server = FollowerServer(
+        settings,
+        find_leader,
+        AccountsCopy(settings.acl, clock),
+        clock=clock,
+        network=network,
+        disk=LocalDisk(settings.data),
+        entropy=SystemEntropy(),
+    )
     try:
-        await following
+        async with monitored(settings, LoneProcess(follower=server.follower)):
+            serving = asyncio.create_task(server.run(ready), name="follower")
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, serving.cancel)
+            await serving
     except asyncio.CancelledError:
         log.info("stopping")
     finally:
+        await server.close(leaves=True)
         await pool.close()
     return 0
 

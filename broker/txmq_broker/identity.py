@@ -32,6 +32,8 @@ class Identity:
     """Proves to name servers that this is the same broker, also at another address. It follows from
     the identity of its log, so a copy of its directory is the same broker, and two directories
     never are."""
+    broker_id: int = 0
+    """The id among the replicas of this name; 0 is the leader's."""
     _ids_given: int = field(default=0)
 
     @classmethod

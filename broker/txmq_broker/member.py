@@ -1,8 +1,9 @@
 """A member of a broker set: it follows the leader, or leads.
 
-A coordinator decides who leads. While another member leads, this one is a :class:`Follower`: it
-copies the log into its directory. When it leads, it is a :class:`Broker` on the same directory. It
-is never both, and in between the directory is closed.
+A coordinator decides who leads. While another member leads, this one is a
+:class:`FollowerServer`: it copies the log into its directory, and serves reads of it. When it
+leads, it is a :class:`Broker` on the same directory. It is never both, and in between the directory
+is closed.
 """
 
 from __future__ import annotations
@@ -16,25 +17,31 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from txmq.errors import ConnectFailed, TransportError
+from txmq.etcd_access import etcd_coordinator
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import Leader, Leadership, SetCoordinator, View
+from txmq.runtime.coordinator import Leader, Leadership, SetAct, SetCoordinator, View
 from txmq.runtime.disk import Disk, LocalDisk
 from txmq.runtime.entropy import Entropy, SystemEntropy
-from txmq.runtime.etcd import EtcdCoordinator
 from txmq.runtime.network import Network, SystemNetwork
 from txmq.runtime.tasks import until_first
+from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.app import Broker
-from txmq_broker.config import BrokerSettings, etcd_endpoints
+from txmq_broker.config import BrokerSettings
+from txmq_broker.follower_server import FollowerServer
+from txmq_broker.monitoring.server import monitored
 from txmq_broker.running import allow_files
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
-from txmq_broker.services.own_connections import own_connections
+from txmq_broker.services.keeper import Keeper
 
 __all__ = ["SetMember", "run"]
 
 log = logging.getLogger(__name__)
 
 _RETRY_S: Final = 0.5
+_CHOSEN_S: Final = 1.0
+"""How long the others wait for a member that an operator chose."""
+
 _PATH: Final = "member"
 _TOKEN_BYTES: Final = 4
 
@@ -52,6 +59,7 @@ class SetMember:
             its directory is another one, which has nothing of what was acknowledged.
         broker: The broker, while this member leads.
         follower: The follower, while another member leads.
+        leaderships: How often this member began to lead.
     """
 
     def __init__(
@@ -71,13 +79,18 @@ class SetMember:
         self._network: Network = network or SystemNetwork()
         self._disk: Disk = disk or LocalDisk(settings.data)
         self._entropy: Entropy = entropy or SystemEntropy()
+        self._accounts = AccountsCopy(settings.acl, self._clock)
         self._on_leading = on_leading
         self._former = ""
+        self._epoch = 0
+        """The newest epoch that this member has seen, before its last start too."""
         self._stopping = asyncio.Event()
         self._failure = ""
+        self._removal: SetAct | None = None
         self.name = ""
         self.broker: Broker | None = None
         self.follower: Follower | None = None
+        self.leaderships = 0
 
     def stop(self) -> None:
         """Stop following, or hand over and stop leading; :meth:`run` returns."""
@@ -91,18 +104,48 @@ class SetMember:
             OSError: The disk failed, or the address to listen at cannot be opened.
         """
         self.name = self._own_name()
+        self._epoch = Keeper(self._disk).copy_state().epoch
         log.info("this member is %s", self.name)
         while not self._stopping.is_set():
             view = await self._ask(self._coordinator.view())
             if view is None:
                 continue
-            if view.may_lead(self.name):
-                await self._try_to_lead(view)
+            if self._is_forgotten(view):
+                await self._ask(self._coordinator.changed(view))
+            elif view.may_lead(self.name):
+                if not (view.gives_way(self.name) and await self._another_leads(view)):
+                    await self._try_to_lead(view)
             elif view.leader is None or view.leader.member == self.name:
+                self._report_removal(view)
                 # The old lease of this member, from before it was started again, has to end first.
                 await self._ask(self._coordinator.changed(view))
             else:
                 await self._follow(view, view.leader)
+
+    def _is_forgotten(self, view: View) -> bool:
+        """True if the store has lost its data, and no operator has decided how to go on.
+
+        Then any member could lead, in an epoch that there was before.
+        """
+        is_chosen = view.loss is not None and view.loss.member == self.name
+        if view.epoch >= self._epoch or is_chosen:
+            self._epoch = max(self._epoch, view.epoch)
+            return False
+        if view.loss is not None:
+            return True  # Another member was chosen, and will lead soon.
+        settings = self._settings
+        log.critical(
+            "the store of the set has lost its data: its epoch is %d, and this member has seen "
+            "epoch %d, so it neither leads nor follows; restore the store from a backup, or let "
+            "this member lead with what it has: txmq cluster promote %s --broker %s --coordinator "
+            "%s --allow-data-loss --reason TEXT",
+            view.epoch,
+            self._epoch,
+            self.name,
+            settings.name,
+            settings.replication.coordinator,
+        )
+        return True
 
     def _own_name(self) -> str:
         token = _read(self._disk)
@@ -130,6 +173,26 @@ class SetMember:
             self._former = found.leader.member
         return found
 
+    async def _another_leads(self, view: View) -> bool:
+        """Wait for the member that an operator chose; false if it does not come."""
+        try:
+            async with asyncio.timeout(_CHOSEN_S):
+                await self._ask(self._coordinator.changed(view))
+        except TimeoutError:
+            return False
+        return True
+
+    def _report_removal(self, view: View) -> None:
+        act = view.removal_of(self.name)
+        if act is not None and act != self._removal:
+            log.warning(
+                "%s was removed from the set by %s, so it does not lead: %s",
+                self.name,
+                act.operator,
+                act.reason,
+            )
+        self._removal = act
+
     def _report(self, error: TransportError) -> None:
         if str(error) != self._failure:
             self._failure = str(error)
@@ -138,36 +201,53 @@ class SetMember:
     # Following
 
     async def _follow(self, view: View, leader: Leader) -> None:
-        """Follow a leader until the set has another one, or none."""
+        """Follow a leader, and serve reads, until the set has another one."""
 
         async def find_leader() -> tuple[str, int]:
             return leader.address, view.epoch
 
-        pool = own_connections(self._network, self._clock)
         copies = replace(self._settings.replication, member=self.name)
-        settings = replace(self._settings, replication=copies)
-        follower = self.follower = Follower(
-            settings, pool, self._disk, self._clock, self._entropy, find_leader
+        server = FollowerServer(
+            replace(self._settings, replication=copies),
+            find_leader,
+            self._accounts,
+            clock=self._clock,
+            network=self._network,
+            disk=self._disk,
+            entropy=self._entropy,
         )
+        self.follower = server.follower
         log.info("following %s at %s in epoch %d", leader.member, leader.address, view.epoch)
         try:
-            await until_first(follower.run(), self._until_changed(view))
+            await until_first(server.run(), self._until_changed(view))
         finally:
             self.follower = None
-            await pool.close()
+            is_out = self._removal is not None
+            await server.close(leaves=is_out or self._stopping.is_set())
 
-    async def _until_changed(self, view: View) -> None:
+    async def _until_changed(self, followed: View) -> None:
+        """Return when another member leads, or this one may, or it was removed or let back.
+
+        While nobody can lead, consumers go on reading here.
+        """
+        view = followed
         while not self._stopping.is_set():
             found = await self._ask(self._coordinator.changed(view))
-            if found is not None and (found.leader, found.epoch) != (view.leader, view.epoch):
-                return
             view = found or view
+            self._report_removal(view)
+            if view.removal_of(self.name) != followed.removal_of(self.name):
+                return
+            is_led = view.leader not in {None, followed.leader} or view.epoch != followed.epoch
+            if view.may_lead(self.name) or is_led:
+                return
 
     # Leading
 
     async def _try_to_lead(self, view: View) -> None:
         copies = self._settings.replication
         address = copies.address or self._settings.advertise or self._settings.listen
+        # A store that has lost its data begins with an old epoch.
+        view = view._replace(epoch=max(view.epoch, self._epoch))
         try:
             leadership = await self._coordinator.lead(
                 Leader(self.name, address), view, copies.lease
@@ -181,9 +261,8 @@ class SetMember:
 
     async def _lead(self, leadership: Leadership, view: View) -> None:
         former = self._former if self._former != self.name else ""
-        held = HeldLeadership(
-            self._coordinator, leadership, view.in_sync, former, self._clock, view.loss
-        )
+        held = HeldLeadership(self._coordinator, leadership, view, former, self._clock)
+        self._epoch = held.epoch
         log.info("leading in epoch %d", held.epoch)
         keeping = asyncio.create_task(held.keep(), name="keep the lease")
         broker = Broker(
@@ -203,7 +282,7 @@ class SetMember:
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def _serve(self, broker: Broker, held: HeldLeadership) -> None:
-        """Serve as the leader until the lease ends, this member is stopped, or the disk fails."""
+        """Serve as the leader until the lease or this member ends, or another one is chosen."""
 
         async def start() -> None:
             await broker.__aenter__()
@@ -212,9 +291,11 @@ class SetMember:
         await until_first(start(), held.ended.wait(), self._stopping.wait())
         if self.broker is None:
             return
+        self.leaderships += 1
         if self._on_leading is not None:
             self._on_leading(broker)
-        await until_first(held.ended.wait(), broker.stopped.wait(), self._stopping.wait())
+        chosen = held.is_handing_over.wait()
+        await until_first(held.ended.wait(), broker.stopped.wait(), self._stopping.wait(), chosen)
         if held.ended.is_set():
             await broker.abandon()
         else:
@@ -264,9 +345,8 @@ async def _run(
     ready: Callable[[], None],
     leading: Callable[[Broker], None],
 ) -> int:
-    coordinator = EtcdCoordinator(
-        etcd_endpoints(settings.replication.coordinator), f"{settings.cluster}/{settings.name}"
-    )
+    address = settings.replication.coordinator
+    coordinator = etcd_coordinator(address, settings.cluster, settings.name)
     try:
         await coordinator.view()
     except TransportError as error:
@@ -275,6 +355,7 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, member.stop)
-    ready()
-    await member.run()
+    async with monitored(settings, member):
+        ready()
+        await member.run()
     return 0

@@ -1,4 +1,4 @@
-"""The parts of a broker that its request handlers use."""
+"""The parts of a broker or a follower that its request handlers use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from txmq.protocol.bodies import TopicConfig
+from txmq.protocol.copies import CopiesView
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
 from txmq.runtime.disk import Disk
@@ -24,14 +25,15 @@ from txmq_broker.core.topics import Topics
 from txmq_broker.identity import Identity
 from txmq_broker.services.checker import Checker
 from txmq_broker.services.flusher import Flusher
+from txmq_broker.services.held_leadership import HeldLeadership
 from txmq_broker.store.message_store import MessageStore
 
-__all__ = ["Parts"]
+__all__ = ["Parts", "ReadParts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The parts of a running broker; each family of handlers takes the parts it needs."""
+class ReadParts:
+    """The parts that serve reads, of a leader or of a follower."""
 
     settings: BrokerSettings
     """The settings at the start; a change reaches the parts through ``settings_changed``."""
@@ -41,31 +43,48 @@ class Parts:
     started_ms: int
     disk: Disk
     clock: Clock
-    entropy: Entropy
 
     store: MessageStore
     topics: Topics
     groups: Groups
     offsets: Offsets
     clients: Clients[Connection]
-    coordinator: Coordinator
-    schedule: Schedule
     filters: Filters
     locks: Locks
     statistics: Statistics
+
+    figures: Callable[[], dict[str, int]]
+    """Counts what peers make the broker keep, and what it refused them, by name."""
+    create_topics: Callable[[Iterable[TopicConfig]], None]
+    """Creates the topics that a client's request needs; see ``TopicCreator.create``."""
+    producers_seen: Callable[[Iterable[str]], None]
+    """Notes that producers of these groups are connected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts(ReadParts):
+    """The parts of a running broker; each family of handlers takes the parts it needs."""
+
+    entropy: Entropy
+    coordinator: Coordinator
+    schedule: Schedule
     admission: Admission
 
     flusher: Flusher
     checker: Checker
 
-    figures: Callable[[], dict[str, int]]
-    """Counts what peers make the broker keep, and what it refused them, by name."""
+    is_open: Callable[[], bool]
+    """Returns whether the broker serves or drains; false once its files are closed."""
+    leadership: HeldLeadership | None
+    """The leadership under a coordinator, if there is one."""
+    show_copies: Callable[[], CopiesView]
+    """Returns how far the followers are."""
+    is_registered: Callable[[], bool]
+    """Returns whether a name server knows the broker."""
     floors: Callable[[], dict[str, dict[int, int]]]
     """Returns the offsets below which queues were emptied, by topic and queue."""
     names: Callable[[], str]
     """Returns the addresses of the name servers."""
-    create_topics: Callable[[Iterable[TopicConfig]], None]
-    """Creates the topics that a client's request needs; see ``TopicCreator.create``."""
     topics_changed: Callable[[], None]
     """Saves the topics and registers them with the name servers."""
     groups_changed: Callable[[], None]

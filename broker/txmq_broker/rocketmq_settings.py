@@ -223,6 +223,8 @@ _KEPT: Final[dict[str, ForeignName]] = {
         ("replication.role", "replication.mode"), _role, "`ASYNC_MASTER`, `SYNC_MASTER` or `SLAVE`"
     ),
     "brokerId": Derived(("replication.member",), _member, "from 1 on the name of a follower"),
+    "slaveReadEnable": Alias("replication.reads", _truth),
+    "accessMessageInMemoryMaxRatio": Alias("replication.far_behind", percent, "percent"),
     "flushDiskType": Alias("store.flush", _flush, "`SYNC_FLUSH` or `ASYNC_FLUSH`"),
     "flushIntervalCommitLog": Alias("store.flush_interval", milliseconds, "milliseconds"),
     "mappedFileSizeCommitLog": Alias("store.segment_size", text="bytes"),
@@ -437,8 +439,8 @@ _UNUSED: Final = (
     _Group(
         "an answer to a pull has fixed limits on its messages and bytes",
         """
-        accessMessageInMemoryHotRatio accessMessageInMemoryMaxRatio defaultQueryMaxNum
-        maxConsumeQueueScan maxFilterMessageSize maxMsgsNumBatch maxTransferBytesOnMessageInDisk
+        accessMessageInMemoryHotRatio defaultQueryMaxNum maxConsumeQueueScan
+        maxFilterMessageSize maxMsgsNumBatch maxTransferBytesOnMessageInDisk
         maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk
         maxTransferCountOnMessageInMemory pullBatchMaxMessageCount readUnCommitted
         transferMsgByHeap
@@ -565,7 +567,7 @@ _UNUSED: Final = (
         """,
     ),
     _Group(
-        "followers copy over the port of the clients, and take neither reads nor leadership",
+        "followers copy over the port of the clients, and the coordinator decides who leads",
         """
         asyncLearner brokerElectionPriority brokerHeartbeatInterval brokerIP2
         brokerNotActiveTimeoutMillis checkSyncStateSetPeriod controllerAddr
@@ -575,7 +577,7 @@ _UNUSED: Final = (
         haMaxTimeSlaveNotCatchup haSendHeartbeatInterval haSlaveFallbehindMax haTransferBatchSize
         isBrokerContainer isInBrokerContainer maxChecksumRange maxHaTransferByteInSecond
         maxSlaveResendLength offsetCheckInSlave preferredLeaderId sendHeartbeatTimeoutMillis
-        skipPreOnline slaveReadEnable slaveTimeout syncBrokerMemberGroupPeriod
+        skipPreOnline slaveTimeout syncBrokerMemberGroupPeriod
         syncBrokerMetadataPeriod syncControllerMetadataPeriod syncFromLastFile
         syncMasterFlushOffsetWhenStartup
         """,

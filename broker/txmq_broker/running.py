@@ -12,6 +12,8 @@ from typing import Final
 from txmq.runtime.memory import exempt_from_collection
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
+from txmq_broker.monitoring.server import monitored
+from txmq_broker.monitoring.subject import LoneProcess
 
 __all__ = ["allow_files", "run"]
 
@@ -64,7 +66,12 @@ async def _run(
     settings: BrokerSettings, ready: Callable[[Broker], None], accept_loss: str | None
 ) -> int:
     loop = asyncio.get_running_loop()
-    async with Broker(settings, accept_loss=accept_loss) as broker:
+    process = LoneProcess()
+    async with (
+        monitored(settings, process),
+        Broker(settings, accept_loss=accept_loss) as process.broker,
+    ):
+        broker = process.broker
         asked = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, asked.set)

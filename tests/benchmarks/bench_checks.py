@@ -36,6 +36,30 @@ CHECKS = {
         1.35,
         is_most=True,
     ),
+    "copies_cost": Check(
+        "leader CPU per durable 1 KB send with one follower in sync over that of a broker without"
+        " copies, 64 in flight",
+        "copies",
+        "leader_cpu_over_alone",
+        1.3,
+        is_most=True,
+    ),
+    "copies_catch_up": Check(
+        "bytes per second that a new follower copies, until it is in sync, over those of one long"
+        " durable write to the same disk",
+        "copies",
+        "catch_up_over_disk",
+        0.5,
+        is_most=False,
+    ),
+    "scrape_cost": Check(
+        "messages per second of 1 KB sends, 64 in flight, flush=sync, with a scrape of the metrics"
+        " each second over those without",
+        "scrape",
+        "scraped_over_quiet",
+        0.97,
+        is_most=False,
+    ),
     "drain_cost": Check(
         "messages per CPU second by pulls of 32 over those by sends, 64 in flight",
         "drain",

@@ -35,6 +35,7 @@ from bench_reconcile_extract import reconcile_extract
 from bench_relay import relay
 from bench_resolve import resolve
 from bench_restart import restart
+from bench_scrape import scrape
 from bench_sends import floor, ratios, sends
 from bench_tls import tls
 from bench_transactions import transactions
@@ -45,6 +46,7 @@ SECTIONS = {
     "sends": sends,
     "ratios": ratios,
     "access": access,
+    "scrape": scrape,
     "tls": tls,
     "copies": copies,
     "drain": drain,

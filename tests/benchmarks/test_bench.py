@@ -26,6 +26,11 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
     document = {
         "ratios": {"broker_cpu_over_floor": {"median": 2.0}, "sync_over_async": {"median": 0.59}},
         "access": {"signed_over_plain": {"median": 1.35}},
+        "copies": {
+            "leader_cpu_over_alone": {"median": 1.31},
+            "catch_up_over_disk": {"median": 0.5},
+        },
+        "scrape": {"scraped_over_quiet": {"median": 0.97}},
         "drain": {"drain_over_sends": {"median": 5.0}},
         "filters": {"dearest_us": {"median": 3.01}},
         "producer": {"over_cpp": {"median": 3.0}, "batched_over_cpp": {"median": 9.9}},
@@ -71,6 +76,8 @@ def test_a_check_passes_at_its_limit_and_fails_beyond_it():
     assert passed == {
         "send_cost",
         "access_cost",
+        "copies_catch_up",
+        "scrape_cost",
         "drain_cost",
         "transaction_cost",
         "decorated_session",
@@ -96,7 +103,7 @@ def test_sections_left_out_are_not_judged():
 
 
 SECTIONS = (
-    *("floor", "sends", "ratios", "access"),
+    *("floor", "sends", "ratios", "access", "scrape"),
     *(
         ("tls", "transactions", "pending", "decorated", "filters", "resolve", "delays")
         if IS_SOAK
@@ -133,6 +140,7 @@ def test_a_run_prints_one_document_with_every_figure_of_floor_and_sends(document
             latency = figures["latency_ms"]
             assert 0 < latency["p50"] <= latency["p99"] <= latency["p99.9"]
     assert document["ratios"]["in_flight"] == 64
+    assert document["scrape"]["scrape_ms"]["median"] > 0
     assert {"send_cost", "sync_throughput"} <= document["checks"].keys()
 
 

@@ -60,6 +60,7 @@ OPERATED = {
     "howto/dead-letters",
     "howto/monitor",
     "howto/replicate",
+    "howto/replicate-by-hand",
     "howto/topics-and-groups",
     "reference/cli",
 }

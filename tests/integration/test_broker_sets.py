@@ -1,13 +1,19 @@
 """Broker sets as real processes with a real etcd: who leads dies, and nothing else is lost."""
 
+import json
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from contextlib import ExitStack
 from statistics import median
 
 import pytest
 
+from tests import full_disk
 from tests.broker_set import BrokerSet
+from tests.serving import environment
 from tests.set_traffic import QUEUES, Traffic
 from tests.soak import count
 
@@ -94,6 +100,38 @@ def test_a_leader_that_is_stopped_hands_over_at_once(members):
     assert_alike(members)
 
 
+def test_a_leader_hands_over_to_a_chosen_member_and_loses_nothing(members):
+    with traffic(members) as clients:
+        times = []
+        for number in range(count(2, 10)):
+            clients.wait_for_more()
+            leader = members.wait_in_sync(2)
+            others = [member for member in members.members.values() if member is not leader]
+            chosen = others[number % 2]
+            times.append(promote(members, chosen))
+            assert members.wait_for_leader(leader) is chosen
+    print(f"seconds of a hand-over: median {median(times):.2f}, worst {max(times):.2f}")
+    assert min(times) < 1
+    assert max(times) < 1 + BUSY_S
+    clients.check(members.wait_in_sync(2))
+    assert_alike(members)
+
+
+def promote(members, member):
+    """Have a member lead, as an operator does; the seconds that the command tells."""
+    where = ["--coordinator", member.etcd, "--broker", members.name, "--reason", "a test"]
+    done = subprocess.run(
+        [sys.executable, "-m", "txmq", "cluster", "promote", member.name, *where, "--json"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stderr}\n{members.told()}"
+    return json.loads(done.stdout)["ms"] / 1000
+
+
 def test_a_member_that_lost_its_directory_joins_again_and_never_leads_before(members):
     with traffic(members) as clients:
         clients.wait_for_more()
@@ -162,6 +200,33 @@ def test_a_leader_whose_followers_are_cut_off_goes_on_with_what_is_left(linked):
         linked.wait_in_sync(2)
     clients.check(leader)
     assert_alike(linked)
+
+
+@pytest.mark.parametrize("kind", full_disk.KINDS)
+def test_a_follower_whose_disk_is_full_leaves_the_set_and_catches_up_with_room(
+    kind, tmp_path, etcd
+):
+    members = BrokerSet(tmp_path, etcd.port, SETTINGS)
+    with ExitStack() as stack:
+        disks = {
+            name: stack.enter_context(kind(tmp_path / name / "data")) for name in members.members
+        }
+        stack.enter_context(members)
+        with traffic(members) as clients:
+            clients.wait_for_more()
+            leader = members.wait_in_sync(2)
+            follower = next(one for one in members.members.values() if one is not leader)
+            disk = disks[follower.name]
+            disk.fill(follower.process)
+            members.wait_in_sync(1)
+            clients.wait_for_more(200)
+            assert members.leader() is leader
+            (line,) = [line for line in follower.tail().splitlines() if "the disk is full" in line]
+            assert "not following: the disk is full" in line
+            disk.make_room(follower.process)
+            members.wait_in_sync(2)
+        clients.check(leader)
+        assert_alike(members)
 
 
 def test_with_two_copies_demanded_a_leader_alone_refuses(tmp_path, etcd):

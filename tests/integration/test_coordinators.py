@@ -8,7 +8,7 @@ import secrets
 import pytest
 
 from txmq.errors import ConnectFailed, TransportError
-from txmq.runtime.coordinator import AllowedLoss, Leader, View
+from txmq.runtime.coordinator import AllowedLoss, Leader, SetAct, View
 from txmq.runtime.etcd import EtcdCoordinator
 from txmq.testing import SeededEntropy, World
 from txmq.testing.coordination import SimulatedCoordination
@@ -35,11 +35,17 @@ class RealStore:
         return asyncio.run(scenario(self))
 
     async def losses(self):
-        folder = f"/txmq/sets/{self.name}/losses/"
+        values = await self.kept("losses")
+        return [AllowedLoss(**value | {"former": tuple(value["former"])}) for value in values]
+
+    async def acts(self):
+        return [SetAct(**value) for value in await self.kept("acts")]
+
+    async def kept(self, folder):
+        folder = f"/txmq/sets/{self.name}/{folder}/"
         wanted = {"key": as_base64(folder), "range_end": as_base64(folder[:-1] + "0")}
         answer = await self.coordinator("m1")._call("/v3/kv/range", wanted)
-        values = [json.loads(base64.b64decode(found["value"])) for found in answer["kvs"]]
-        return [AllowedLoss(**value | {"former": tuple(value["former"])}) for value in values]
+        return [json.loads(base64.b64decode(found["value"])) for found in answer["kvs"]]
 
     def restart(self):
         self.server.kill()
@@ -63,6 +69,9 @@ class SimulatedStore:
     async def losses(self):
         return self.store.losses
 
+    async def acts(self):
+        return self.store.acts
+
     def restart(self):
         self.store.restart()
 
@@ -77,6 +86,11 @@ def store(request):
 async def led(coordinator, leader):
     """The leadership that a member takes from the present state."""
     return await coordinator.lead(leader, await coordinator.view(), LEASE_S)
+
+
+async def in_sync_set(coordinator, leadership, seen, *members):
+    """The state after its leader replaced the in-sync set."""
+    return await coordinator.change(leadership, seen, seen._replace(in_sync=members))
 
 
 def test_a_new_set_has_no_leader_and_the_first_member_may_lead(store):
@@ -105,7 +119,7 @@ def test_the_leader_is_gone_when_its_lease_ends_and_the_next_epoch_is_higher(sto
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         leadership = await led(first, M1)
-        view = await first.change_in_sync(leadership, await first.view(), ("m2", "m1"))
+        view = await in_sync_set(first, leadership, await first.view(), "m2", "m1")
         assert view.in_sync == ("m1", "m2")
         view = await second.changed(view)
         assert view[:3] == (None, 1, ("m1", "m2"))
@@ -164,15 +178,15 @@ def test_the_in_sync_set_changes_only_from_what_its_leader_has_seen(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         leadership = await first.lead(M1, await first.view(), 60)
         seen = await first.view()
-        view = await first.change_in_sync(leadership, seen, ("m1", "m2"))
+        view = await in_sync_set(first, leadership, seen, "m1", "m2")
         assert view == await second.view()
         assert view.version > seen.version
-        assert await first.change_in_sync(leadership, seen, ("m1",)) is None
+        assert await in_sync_set(first, leadership, seen, "m1") is None
         await first.resign(leadership)
         seen = await first.view()
-        assert await first.change_in_sync(leadership, seen, ("m1",)) is None
+        assert await in_sync_set(first, leadership, seen, "m1") is None
         assert (await second.lead(M2, seen, LEASE_S)).epoch == 2
-        assert await first.change_in_sync(leadership, await first.view(), ("m1",)) is None
+        assert await in_sync_set(first, leadership, await first.view(), "m1") is None
         assert (await first.view()).in_sync == ("m1", "m2")
 
     store.run(scenario)
@@ -203,6 +217,62 @@ def test_an_operator_gives_a_set_without_a_leader_another_member(store):
     store.run(scenario)
 
 
+def test_a_removed_member_does_not_lead_before_it_is_let_back(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        leadership = await first.lead(M1, await first.view(), 60)
+        seen = await in_sync_set(first, leadership, await first.view(), "m1", "m2.00000001")
+        assert seen.members == ("m1", "m2.00000001")
+        act = SetAct("remove", "m2", "Li Na", "its disk is slow", 5)
+        wanted = seen._replace(in_sync=("m1",), members=("m1",), removed=(act,))
+        seen = await first.change(leadership, seen, wanted, act)
+        assert (seen.in_sync, seen.members, seen.removed) == (("m1",), ("m1",), (act,))
+        await first.resign(leadership)
+        seen = await second.view()
+        assert seen.removal_of("m2.00000001") == act
+        assert not seen.may_lead("m2.00000001")
+        # Also after a loss that lets another one lead, but not if it is the one that is to lead.
+        seen = await first.allow_loss(seen, AllowedLoss("m3", "Li Na", "gone", 6, ("m1",)))
+        assert (seen.in_sync, seen.removed) == (("m3",), (act,))
+        seen = await first.allow_loss(seen, AllowedLoss("m2.00000002", "Li Na", "gone", 7, ()))
+        assert (seen.in_sync, seen.removed) == (("m2.00000002",), ())
+        assert seen.may_lead("m2.00000002")
+        assert await store.acts() == [act]
+
+    store.run(scenario)
+
+
+def test_a_chosen_member_comes_first_until_a_member_leads(store):
+    async def scenario(store):
+        first, second = store.coordinator("m1"), store.coordinator("m2")
+        leadership = await first.lead(M1, await first.view(), 60)
+        seen = await in_sync_set(first, leadership, await first.view(), "m1", "m2", "m3")
+        act = SetAct("hand-over", "m2", "Li Na", "an upgrade", 5)
+        seen = await first.change(leadership, seen, seen._replace(hand_over=act), act)
+        # A change of the in-sync set keeps the choice.
+        seen = await in_sync_set(first, leadership, seen, "m1", "m2")
+        await first.resign(leadership)
+        seen = await second.view()
+        assert seen.hand_over == act
+        assert [seen.gives_way(member) for member in ("m1", "m2", "m3")] == [True, False, True]
+        assert await second.lead(M2, seen, LEASE_S) is not None
+        assert (await second.view()).hand_over is None
+
+    store.run(scenario)
+
+
+def test_a_leader_may_know_a_newer_epoch_than_the_store(store):
+    """As after the loss of the store's data."""
+
+    async def scenario(store):
+        first = store.coordinator("m1")
+        seen = (await first.view())._replace(epoch=7)
+        assert (await first.lead(M1, seen, LEASE_S)).epoch == 8
+        assert (await first.view()).epoch == 8
+
+    store.run(scenario)
+
+
 def test_a_change_wakes_the_members_that_wait(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
@@ -211,7 +281,7 @@ def test_a_change_wakes_the_members_that_wait(store):
         assert (await waiting).leader == M1
         seen = await second.view()
         waiting = asyncio.create_task(second.changed(seen))
-        await first.change_in_sync(leadership, seen, ("m1", "m2"))
+        await in_sync_set(first, leadership, seen, "m1", "m2")
         assert (await waiting).in_sync == ("m1", "m2")
 
     store.run(scenario)

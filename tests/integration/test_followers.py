@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,6 +14,13 @@ from tests.serving import BrokerProcess, ask, environment
 from tests.waiting import until
 from txmq import Message, Producer, ProducerSettings
 from txmq.client.values import SendStatus
+from txmq.errors import BrokerRefused
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import QueueHeader
+from txmq.protocol.signature import Credentials
+from txmq.remoting.pool import ConnectionPool
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.network import SystemNetwork
 
 FIGURES = 28
 TOPIC = "Copied"
@@ -238,11 +246,12 @@ def test_a_follower_of_a_leader_with_accounts_needs_an_account(tmp_path, monkeyp
     accounts.touch(0o600)
     accounts.write_text(
         "accounts:\n- {accessKey: operator, secretKey: the first secret, admin: true}\n"
+        "- {accessKey: application, secretKey: the second secret, topicPerms: [Copied=SUB]}\n"
     )
     account = {"TXMQ_ACCESS_KEY": "operator", "TXMQ_SECRET_KEY": "the first secret"}
     names = Names(tmp_path / "names", "--acl", str(accounts))
     leader = Member(tmp_path / "m1", names.names, "SYNC_MASTER", acl=accounts)
-    follower = Member(tmp_path / "m2", names.names, "SLAVE", acl=accounts)
+    follower = Member(tmp_path / "m2", names.names, "SLAVE", acl=accounts, slaveReadEnable="true")
     leader.account = account
     try:
         for process in (names, leader, follower):
@@ -254,9 +263,36 @@ def test_a_follower_of_a_leader_with_accounts_needs_an_account(tmp_path, monkeyp
         follower.account = account
         follower.start()
         asyncio.run(until(lambda: in_sync(names, account) == ["1"]))
+        # Readers need the same at both.
+        reader = Credentials(access_key="application", secret_key="the second secret")
+        asyncio.run(until(lambda: refusal_of(follower, TOPIC, reader) == "TopicNotFound"))
+        assert refusal_of(leader, TOPIC, reader) == "TopicNotFound"
+        for member in (leader, follower):
+            assert refusal_of(member, "Other", reader) == "NoPermission"
+            assert refusal_of(member, TOPIC) == "NoPermission"
     finally:
         for process in (follower, leader, names):
             process.close()
+
+
+def refusal_of(member, topic, credentials=None):
+    """How a member refuses to show the end of a queue; empty if it shows it."""
+
+    async def ask_signed():
+        pool = ConnectionPool(SystemNetwork(), SystemClock(), credentials=credentials)
+        try:
+            connection = await pool.connection(member.address)
+            await connection.request(
+                RequestCode.GET_MAX_OFFSET, QueueHeader(topic, 0), timeout_s=10
+            )
+        except BrokerRefused as error:
+            return type(error).__name__
+        finally:
+            await pool.close()
+        return ""
+
+    with ThreadPoolExecutor(1) as threads:  # The caller may be in an event loop.
+        return threads.submit(asyncio.run, ask_signed()).result()
 
 
 def in_sync(names, account):

@@ -329,6 +329,10 @@ RELAY_THREADS
 """
 """Limits of producers, consumers and relays."""
 
+OF_PAGES = "HTTP_REQUEST_BYTES_MAX HTTP_CONNECTIONS_MAX METRIC_SERIES_MAX"
+"""Limits of the pages for monitoring: test_http_server.py beside exceeds the first two, and
+tests/unit/monitoring the third."""
+
 
 OF_THE_CONSOLE = """
 CONSOLE_SESSIONS_MAX CONSOLE_REQUESTS_MAX CONSOLE_FORM_BYTES_MAX CONSOLE_ROWS CONSOLE_RESENT_MAX
@@ -338,7 +342,7 @@ CONSOLE_SESSIONS_MAX CONSOLE_REQUESTS_MAX CONSOLE_FORM_BYTES_MAX CONSOLE_ROWS CO
 
 def test_every_limit_is_of_one_kind():
     settings = {"connections_max", "pending_max"}
-    others = (OF_ONE_REQUEST, OF_ONE_TURN, OF_ITS_OWN, OF_CLIENTS, OF_THE_CONSOLE)
+    others = (OF_ONE_REQUEST, OF_ONE_TURN, OF_ITS_OWN, OF_CLIENTS, OF_PAGES, OF_THE_CONSOLE)
     kinds = [*SHARED, *" ".join(others).split()]
 
     assert len(kinds) == len(set(kinds))

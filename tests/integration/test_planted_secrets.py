@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -27,10 +28,15 @@ BROKEN = ACCOUNTS + f"- {{accessKey: the-shop, secretKey: {PLANTED['typed']}, ad
 
 
 class Talkative(BrokerProcess):
-    """A broker that logs all it can."""
+    """A broker that logs and shows all it can."""
+
+    def __init__(self, folder, **given):
+        super().__init__(folder, **given)
+        self.pages = f"127.0.0.1:{free_port()}"
 
     def command(self):
-        return [*super().command(), "--log-level", "debug", "--log-format", "json"]
+        shown = ["--log-level", "debug", "--log-format", "json", "--http", self.pages]
+        return [*super().command(), *shown]
 
 
 @pytest.fixture
@@ -160,6 +166,8 @@ def test_no_secret_is_in_anything_that_is_written_or_shown(
     shown += [repr(each) for each in (rules, rules.accounts, SigningKey(b"planted"))]
     shown += [repr(known.settings) for known in rules.accounts.values()]
     shown.append(repr(AccountChange("a-name", PLANTED["added"])))
+    for page in ("metrics", "health/ready", "info", "elsewhere"):
+        shown.append(httpx.get(f"http://{broker.pages}/{page}").text)
     broker.stop()
 
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path != acl]

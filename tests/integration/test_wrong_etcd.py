@@ -1,6 +1,7 @@
 """Addresses at which no etcd answers: what the coordinator and the start of a member say."""
 
 import asyncio
+import base64
 import re
 import subprocess
 import sys
@@ -9,11 +10,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests import database_server, etcd_server
+from tests.cut_proxy import CutProxy
 from tests.serving import environment, free_port
 from txmq.errors import ConnectionLost, RequestTimeout, TransportError
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.coordinator import Leader
 from txmq.runtime.etcd import EtcdCoordinator
+from txmq_broker.services.held_leadership import HeldLeadership
 
 TIMEOUT_S = 0.3
+LEASE_S = 2
 
 ANSWERS = {
     "closes": (b"", "closed the connection without an answer"),
@@ -106,6 +112,38 @@ def test_an_endpoint_that_fails_leaves_the_next_request_to_another(etcd, answer)
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("key", ["state", "leader"])
+def test_a_key_that_somebody_else_wrote_is_named(etcd, key):
+    async def main():
+        store = EtcdCoordinator([("127.0.0.1", etcd.port)], f"a/foreign {key}")
+        path = f"/txmq/sets/a/foreign {key}/{key}"
+        pair = [base64.b64encode(part).decode() for part in (path.encode(), b"[7]")]
+        await store._call("/v3/kv/put", dict(zip(("key", "value"), pair, strict=True)))
+        with pytest.raises(ConnectionLost, match=f"{path} in etcd is not what members write"):
+            await store.view()
+
+    asyncio.run(main())
+
+
+def test_a_leader_with_a_short_lease_goes_on_when_an_endpoint_hangs(etcd):
+    async def main():
+        with CutProxy(etcd.port) as proxy:
+            ports = (proxy.port, etcd.port)
+            store = EtcdCoordinator([("127.0.0.1", port) for port in ports], "a/short lease")
+            view = await store.view()
+            leadership = await store.lead(Leader("m1", "127.0.0.1:1"), view, LEASE_S)
+            held = HeldLeadership(store, leadership, view, "", SystemClock())
+            keeping = asyncio.create_task(held.keep())
+            proxy.cut()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(held.ended.wait(), 2 * LEASE_S)
+            keeping.cancel()
+            assert held.is_certain()
+            assert (await store.view()).leader == leadership.leader
+
+    asyncio.run(main())
+
+
 # Starts of a member
 
 
@@ -130,8 +168,8 @@ def start(folder, address):
 )
 def test_an_address_that_is_none_is_a_wrong_setting(tmp_path, address):
     line = (
-        f"txmq: replication.coordinator cannot be '{address}'; it takes etcd://HOST:PORT, and "
-        "further addresses of the same etcd after commas"
+        f"txmq: replication.coordinator cannot be '{address}'; it takes etcd://HOST:PORT, or "
+        "etcds:// for TLS, and further addresses of the same etcd after commas"
     )
     assert start(tmp_path, address) == (2, line)
 

@@ -38,7 +38,7 @@ RULESETS = {
     "one bank's sides": of_banks({"double_entry": True, **CLEARING}, {}),
     "clearing": of_banks(CLEARING, CLEARING),
 }
-ROOM = 1 << 62 - len(RULES.money).bit_length()
+ROOM = 1 << 61 - len(RULES.money).bit_length()
 """Amounts from here on do not fit beside a currency."""
 AMOUNTS = [1, 100, (1 << 32) - 1, 1 << 32, ROOM - 1, ROOM, 1 << 62, (1 << 63) - 1]
 VALUES = {

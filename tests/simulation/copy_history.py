@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tests.simulation.history import Event
+from tests.simulation.history import Copy, Event
 from txmq.message import Queue
 
 __all__ = [
     "HAND_OVER",
     "Bound",
+    "CopiesCounted",
     "CopyRead",
     "Disturbed",
+    "FollowerRead",
     "LeaderAnswered",
     "Leading",
     "MemberBack",
@@ -77,11 +79,32 @@ class LeaderAnswered(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CopiesCounted(Event):
+    """How many disks held a message durably when its client got the answer."""
+
+    message: str
+    copies: int
+    least: int
+    """So many are promised."""
+    lacking: tuple[str, ...]
+    """The members that the store called in sync, and that had no copy."""
+
+
+@dataclass(frozen=True, slots=True)
 class Disturbed(Event):
     """Something beside the loss of a machine makes life hard, or does so no more."""
 
     what: str
     begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerRead(Event):
+    """A consumer got messages from a member that did not lead."""
+
+    member: str
+    queue: Queue
+    copies: tuple[Copy, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,13 @@ COPY_LOSSES = (
     "power cut",
     "power cut at an event",
     "pause",
+    "pause ahead",
     "wipe",
     "kill at a join",
     "hand-over",
+    "store emptied",
 )
-"""What takes a member away; one of them at a time."""
+"""What takes a member away, or the store's data; one of them at a time."""
 
 COPY_HARDSHIPS = (
     "members apart",
@@ -55,6 +57,8 @@ class CopyMix(Mix):
     lag_max: float = 3.0
     probe_s: float = 0.4
     """Between two requests to each member, whether it leads or not."""
+    reads: bool = False
+    """Whether followers serve reads."""
 
     @classmethod
     def with_copies(cls, seed: int) -> Self:
@@ -82,6 +86,7 @@ class CopyMix(Mix):
         )
         return cls(
             mode="async" if is_async else one("", "sync"),
+            reads=seed % 2 == 1,
             min_in_sync=one(1, 1, 2),
             lease=one(2, 2, 3, 5),
             lag_max=one(1.0, 3.0, 10.0),
@@ -120,6 +125,7 @@ class CopyMix(Mix):
             min_in_sync=self.min_in_sync,
             lag_max=Duration(self.lag_max),
             lease=self.lease,
+            reads=self.reads,
         )
         return replace(Mix.settings(self, "broker-a", address, names), replication=copies)
 

@@ -7,64 +7,60 @@ another one that has everything is up.
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from tests.simulation.copy_history import HAND_OVER, MemberBack
-from tests.simulation.copy_mix import COPY_HARDSHIPS, COPY_LOSSES
+from tests.simulation.copy_mix import COPY_LOSSES
 from tests.simulation.copy_node import MemberNode
-from tests.simulation.nemesis import LOSSES
+from tests.simulation.nemesis import Nemesis
+from txmq.runtime.coordinator import AllowedLoss
 from txmq.testing import Loss, SeededEntropy
-from txmq.testing.pages import PAGE
 
 if TYPE_CHECKING:
     from tests.simulation.copy_stage import CopyStage
 
 __all__ = ["CopyNemesis"]
 
-CUT_S = 3.0
-"""How long an operation of the disk is waited for at which the power is to go."""
-
-LOOK_S = 0.01
-
-UNFAIR = ("kill ahead", "kill twice")
+UNFAIR = ("kill ahead", "kill twice", "pause ahead", "store emptied")
 """Losses with something else beside them that keeps copies late."""
 
 
-class CopyNemesis:
-    """Does what the mix has faults for."""
+class CopyNemesis(Nemesis):
+    """Does to a set what the mix has faults for."""
 
-    def __init__(self, stage: CopyStage) -> None:
-        self._stage = stage
-        self._world = stage.world
-        self._network = stage.world.network
+    ends, ends_are = COPY_LOSSES, "losses"
+    look_s = 0.01
+    _stage: CopyStage
 
-    async def torment(self) -> None:
-        """Let things go wrong for as long as the mix says."""
-        faults, chaos_s = self._stage.mix.faults, self._stage.mix.chaos_s
-        until = self._world.now() + chaos_s
-        async with asyncio.TaskGroup() as troubles:
-            for kind, among in (("losses", COPY_LOSSES), ("hardships", COPY_HARDSHIPS)):
-                chosen = [fault for fault in faults if fault in among]
-                if chosen:
-                    draw = self._world.entropy.fork(kind)
-                    troubles.create_task(self._one_after_another(draw, chosen, until))
-            await asyncio.sleep(chaos_s)
+    def _deeds(self) -> dict[str, Callable[[SeededEntropy], Awaitable[None]]]:
+        return super()._deeds() | {
+            "kill ahead": self._kill_ahead,
+            "kill twice": self._kill_twice,
+            "pause ahead": self._pause_ahead,
+            "wipe": self._wipe,
+            "kill at a join": self._kill_at_a_join,
+            "hand-over": self._hand_over,
+            "store emptied": self._empty_store,
+            "members apart": self._members_apart,
+            "store apart": self._store_apart,
+            "client apart": self._client_apart,
+            "member isolated": self._isolation,
+            "connections cut": self._cut_connections,
+            "store restart": self._restart_store,
+            "store slow": self._slow_store,
+        }
 
-    async def _one_after_another(self, draw, chosen: list[str], until: float) -> None:
-        while True:
-            await asyncio.sleep(self._stage.mix.pause_s * 2 * draw.fraction())
-            if self._world.now() >= until:
-                return
-            fault = chosen[draw.below(len(chosen))]
-            self._world.trace.record("fault", fault)
-            is_loss = fault in COPY_LOSSES and fault not in UNFAIR
-            if not is_loss:
-                self._stage.disturb(fault, begins=True)
-            await self._deeds[fault](self, draw)
-            if not is_loss:
-                self._stage.disturb(fault, begins=False)
+    async def _do(self, fault: str, deed, draw: SeededEntropy) -> None:
+        is_loss = fault in COPY_LOSSES and fault not in UNFAIR
+        if not is_loss:
+            self._stage.disturb(fault, begins=True)
+        await deed(draw)
+        if not is_loss:
+            self._stage.disturb(fault, begins=False)
+
+    def _lose(self, node: MemberNode, how: str) -> None:
+        self._stage.lose(node, how)
 
     def _node(self, draw: SeededEntropy) -> MemberNode:
         """A member, mostly the leader."""
@@ -89,12 +85,6 @@ class CopyNemesis:
         whole = self._stage.set
         await self._wait_for(lambda: whole.is_serving and node in whole.in_sync(), 5.0)
 
-    async def _kill(self, draw: SeededEntropy) -> None:
-        node = self._node(draw)
-        self._stage.lose(node, "kill")
-        await node.kill()
-        await self._come_back(node, draw)
-
     async def _kill_ahead(self, draw: SeededEntropy) -> None:
         """The leader dies while one of its followers is behind, perhaps no longer in sync."""
         leader = self._stage.set.leader
@@ -103,7 +93,7 @@ class CopyNemesis:
         follower = self._other(draw, leader)
         self._network.partition(leader.name, follower.name, one_way=draw.chance(0.5))
         await asyncio.sleep(0.2 + (0.5, 1.5 * self._stage.mix.lag_max)[draw.below(2)])
-        self._stage.lose(leader, "kill")
+        self._lose(leader, "kill")
         await leader.kill()
         self._network.heal(leader.name, follower.name)
         await self._until_another_leads(leader)
@@ -122,7 +112,7 @@ class CopyNemesis:
         self._network.partition(first.name, behind.name)
         self._network.slow(*others[:2], extra_s=0.3)
         await asyncio.sleep(0.2 + 0.5 * draw.fraction())
-        self._stage.lose(first, "kill")
+        self._lose(first, "kill")
         await first.kill()
         self._network.heal(first.name, behind.name)
         await self._until_another_leads(first)
@@ -130,7 +120,7 @@ class CopyNemesis:
         await asyncio.sleep(0.5 * draw.fraction())
         second = whole.leader
         if second is not None:
-            self._stage.lose(second, "kill")
+            self._lose(second, "kill")
             await second.kill()
         self._network.slow(*others[:2], extra_s=0.0)
         if second is not None:
@@ -145,52 +135,39 @@ class CopyNemesis:
         others = [other for other in self._stage.members if other is not node]
         return others[draw.below(len(others))]
 
-    async def _power_cut(self, draw: SeededEntropy) -> None:
-        node = self._node(draw)
-        if draw.chance(0.5):
-            node.disk.slow_sync(0.0, 0.5)
-            await asyncio.sleep(draw.fraction())
-        self._stage.lose(node, "power cut")
-        await node.crash(LOSSES[draw.below(len(LOSSES))])
-        await self._come_back(node, draw)
-
-    async def _power_cut_at_an_event(self, draw: SeededEntropy) -> None:
-        """The power goes at some operation of the disk, perhaps while the member starts."""
-        node = self._node(draw)
-        if draw.chance(0.3):
-            self._stage.lose(node, "power cut")
-            await node.kill()
-            node.start()
-            await asyncio.sleep(0)
-        wire = node.wire
-        if wire is None:
-            return
-        loss = LOSSES[draw.below(len(LOSSES))]
-        countdown = 1 + draw.below((2, 6, 40)[draw.below(3)])
-
-        def cut() -> None:
-            self._stage.lose(node, "power cut")
-            node.is_wanted = False
-            node.machine.crash(loss)
-
-        if draw.chance(0.3):
-            wire.after_sync(countdown, cut)
-        else:
-            wire.before(countdown, cut, ("", "write", "sync", "create")[draw.below(4)])
-        await self._wait_for(lambda: not node.machine.is_up, CUT_S)
-        wire.clear()
-        if not node.machine.is_up:
-            await node.gone()
-            await self._come_back(node, draw)
-
     async def _pause(self, draw: SeededEntropy) -> None:
         """The process stands still, mostly for longer than its lease."""
         node = self._node(draw)
-        self._stage.lose(node, "pause")
+        self._lose(node, "pause")
         node.machine.pause()
         await asyncio.sleep(self._stage.mix.lease * (0.2 + 2 * draw.fraction()))
         node.machine.resume()
         self._stage.history.add(MemberBack(self._world.now(), node.name))
+
+    async def _pause_ahead(self, draw: SeededEntropy) -> None:
+        """The leader stands still while a follower is behind, and goes on beside the next leader.
+
+        Then that one dies.
+        """
+        whole, first = self._stage.set, self._stage.set.leader
+        if first is None:
+            return
+        behind = self._other(draw, first)
+        self._network.partition(first.name, behind.name)
+        await asyncio.sleep(0.2 + (0.5, 1.5 * self._stage.mix.lag_max)[draw.below(2)])
+        self._lose(first, "pause")
+        first.machine.pause()
+        self._network.heal(first.name, behind.name)
+        await self._until_another_leads(first)
+        first.machine.resume()
+        self._stage.history.add(MemberBack(self._world.now(), first.name))
+        await asyncio.sleep(0.5 * draw.fraction())
+        second = whole.leader
+        if second is not None and second is not first:
+            self._lose(second, "kill")
+            await second.kill()
+            await self._until_another_leads(second)
+            await self._come_back(second, draw)
 
     async def _wipe(self, draw: SeededEntropy) -> None:
         """A member loses its disk and rejoins with an empty one."""
@@ -198,7 +175,7 @@ class CopyNemesis:
         others = [other for other in self._stage.set.in_sync() if other is not node]
         if not any(other.machine.is_up for other in others):
             return
-        self._stage.lose(node, "wipe")
+        self._lose(node, "wipe")
         await node.crash(Loss.EVERYTHING)
         node.wipe()
         await self._come_back(node, draw)
@@ -209,14 +186,14 @@ class CopyNemesis:
         if leader is None or not whole.is_serving:
             return
         node = self._other(draw, leader)
-        self._stage.lose(node, "wipe")
+        self._lose(node, "wipe")
         await node.crash(Loss.EVERYTHING)
         node.wipe()
         node.start()
         node.disk.slow_sync(*self._stage.mix.sync_s)
         await self._wait_for(lambda: node in whole.in_sync(), 5.0)
         if whole.leader is leader and node in whole.in_sync():
-            self._stage.lose(leader, "kill")
+            self._lose(leader, "kill")
             await leader.kill()
             await self._until_another_leads(leader)
             await self._come_back(leader, draw)
@@ -224,9 +201,21 @@ class CopyNemesis:
     async def _hand_over(self, draw: SeededEntropy) -> None:
         """A member stops in order, and starts again."""
         node = self._node(draw)
-        self._stage.lose(node, HAND_OVER)
+        self._lose(node, HAND_OVER)
         await node.stop()
         await self._come_back(node, draw)
+
+    async def _empty_store(self, draw: SeededEntropy) -> None:
+        """The store loses its data; later an operator names a member that has everything."""
+        coordination, whole = self._stage.coordination, self._stage.set
+        in_sync = coordination.view().in_sync
+        if len(whole.in_sync()) < len(self._stage.members):
+            return  # A member that has seen no epoch would begin a set of its own.
+        coordination.forget()
+        await asyncio.sleep(self._stage.mix.lease * (1.0 + draw.fraction()))
+        chosen = in_sync[draw.below(len(in_sync))]
+        coordination.allow_loss(coordination.view(), AllowedLoss(chosen, "Li Na", "", 0, ()))
+        await self._wait_for(lambda: whole.is_serving, self._stage.mix.bound_s())
 
     # Hardships
 
@@ -282,49 +271,3 @@ class CopyNemesis:
         self._network.slow(one, other, (0.05, 0.5, 2.0)[draw.below(3)])
         await asyncio.sleep(self._while(draw))
         self._network.slow(one, other, 0.0)
-
-    async def _slow_disk(self, draw: SeededEntropy) -> None:
-        node = self._node(draw)
-        node.disk.slow_sync(0.0, (0.1, 1.0, 4.0)[draw.below(3)])
-        await asyncio.sleep(self._while(draw))
-        node.disk.slow_sync(*self._stage.mix.sync_s)
-
-    async def _full_disk(self, draw: SeededEntropy) -> None:
-        node = self._node(draw)
-        node.disk.capacity = node.disk.space().used + PAGE * draw.below(6)
-        await asyncio.sleep(self._while(draw))
-        node.disk.capacity = None
-
-    async def _failed_writes(self, draw: SeededEntropy) -> None:
-        node = self._node(draw)
-        node.disk.fail_writes(1 + draw.below(4), (errno.EIO, errno.ENOSPC)[draw.below(2)])
-        await asyncio.sleep(self._while(draw))
-        node.disk.repair()
-
-    async def _wait_for(self, condition: Callable[[], bool], within_s: float) -> None:
-        deadline = self._world.now() + within_s
-        while not condition() and self._world.now() < deadline:
-            await asyncio.sleep(LOOK_S)
-
-    _deeds: dict[str, Callable[[CopyNemesis, SeededEntropy], Awaitable[None]]] = {
-        "kill": _kill,
-        "kill ahead": _kill_ahead,
-        "kill twice": _kill_twice,
-        "power cut": _power_cut,
-        "power cut at an event": _power_cut_at_an_event,
-        "pause": _pause,
-        "wipe": _wipe,
-        "kill at a join": _kill_at_a_join,
-        "hand-over": _hand_over,
-        "members apart": _members_apart,
-        "store apart": _store_apart,
-        "client apart": _client_apart,
-        "member isolated": _isolation,
-        "connections cut": _cut_connections,
-        "store restart": _restart_store,
-        "store slow": _slow_store,
-        "slow network": _slow_network,
-        "slow disk": _slow_disk,
-        "full disk": _full_disk,
-        "failed writes": _failed_writes,
-    }

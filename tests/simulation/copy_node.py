@@ -16,6 +16,7 @@ from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings
 from txmq_broker.member import SetMember
+from txmq_broker.store.log.segments import path_of
 
 __all__ = ["MemberNode", "SetNode", "WatchedCoordination", "machine_of"]
 
@@ -98,6 +99,16 @@ class MemberNode(Node):
             files[name] = len(data), zlib.crc32(data)
             file.close()
         return CopyRead(self.world.now(), self.name, files)
+
+    def durable_record(self, position: int) -> bytes | None:
+        """The record that its disk keeps at a position of the log; ``None`` if it is not whole."""
+        starts = [int(name.partition(".")[0]) for name in self.disk.names("log")]
+        start = max((start for start in starts if start <= position), default=None)
+        if start is None:
+            return None
+        data = self.disk.durable(path_of(start))[position - start :]
+        size = int.from_bytes(data[:4])
+        return data[:size] if 0 < size <= len(data) else None
 
     async def _serve(self) -> None:
         machine = self.machine

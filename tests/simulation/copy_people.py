@@ -6,21 +6,23 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from tests.simulation.copy_history import LeaderAnswered
+from tests.simulation.copy_history import FollowerRead, LeaderAnswered
 from tests.simulation.copy_mix import CopyMix
 from tests.simulation.copy_node import MemberNode
 from tests.simulation.history import History
 from tests.simulation.transactor import Transactor
-from tests.simulation.workload import TROUBLE, Client
+from tests.simulation.workload import TROUBLE, Client, copy_of
 from txmq.client import Session
+from txmq.client.received_message import opened
 from txmq.errors import BrokerRefused, TransportError
 from txmq.message import Queue
 from txmq.protocol.bodies import Heartbeat, ProducerRegistration
-from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import QueueHeader
+from txmq.protocol.codes import PullFlag, RequestCode
+from txmq.protocol.headers import PullAnswer, PullMessage
+from txmq.protocol.record import unpack_all
 from txmq.testing import World
 
-__all__ = ["LeaderProbe", "SetTransactor"]
+__all__ = ["FollowerReader", "LeaderProbe", "SetTransactor"]
 
 PATIENCE_S = 20.0
 """How long an answer of a member may take; longer than a pause."""
@@ -38,11 +40,9 @@ class LeaderProbe(Client):
         mix: CopyMix,
         history: History,
         members: Sequence[MemberNode],
-        queue: Queue,
     ) -> None:
         super().__init__(world, "probe", names, mix, history)
         self._members = members
-        self._queue = queue
 
     async def _work(self, session: Session) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -53,16 +53,64 @@ class LeaderProbe(Client):
 
     async def _ask(self, session: Session, member: MemberNode) -> None:
         asked = self.now()
-        header = QueueHeader(self._queue.topic, self._queue.number)
         try:
-            await session.request(
-                member.address, RequestCode.GET_MAX_OFFSET, header, timeout_s=PATIENCE_S
-            )
-        except TransportError:
-            return
-        except BrokerRefused:
-            pass  # A refusal is an answer as well.
+            await session.request(member.address, RequestCode.SHOW_COPIES, timeout_s=PATIENCE_S)
+        except (TransportError, BrokerRefused):
+            return  # Only followers refuse it.
         self.history.add(LeaderAnswered(self.now(), member.name, asked))
+
+
+class FollowerReader(Client):
+    """Reads every queue again and again, from any member that does not lead."""
+
+    mix: CopyMix
+
+    def __init__(
+        self,
+        world: World,
+        names: str,
+        mix: CopyMix,
+        history: History,
+        members: Sequence[MemberNode],
+        queues: Sequence[Queue],
+    ) -> None:
+        super().__init__(world, "reader", names, mix, history)
+        self._members = members
+        self._queues = queues
+
+    async def _work(self, session: Session) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for queue in self._queues:
+                tasks.create_task(self._read(session, queue))
+
+    async def _read(self, session: Session, queue: Queue) -> None:
+        offset = 0
+        while True:
+            member = self._members[self._draw.below(len(self._members))]
+            try:
+                offset = await self._pull(session, member, queue, offset)
+            except TransportError:
+                await self._pause()
+            if self._draw.chance(0.05):
+                offset = 0
+
+    async def _pull(self, session: Session, member: MemberNode, queue: Queue, offset: int) -> int:
+        if member.is_leading:
+            await self._pause()
+            return offset
+        hold_ms = int(1000 * self.mix.hold_s * self._draw.fraction())
+        flags = int(PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
+        header = PullMessage(
+            "readers", queue.topic, queue.number, offset, 32, flags, 0, hold_ms, 0, "*"
+        )
+        connection = await session.connection(member.address)
+        answer = await connection.ask(RequestCode.PULL_MESSAGE, header, timeout_s=PATIENCE_S)
+        if answer.code != 0 or member.is_leading:
+            await self._pause()
+            return offset
+        copies = tuple(copy_of(opened(record, queue.broker)) for record in unpack_all(answer.body))
+        self.history.add(FollowerRead(self.now(), member.name, queue, copies))
+        return answer.read(PullAnswer).next_begin_offset
 
 
 class SetTransactor(Transactor):

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from tests.simulation.checkers import (
     acknowledged,
     decisions,
+    enough_copies,
+    follower_reads,
     fresh_offsets,
     identical_logs,
     kept,
@@ -19,7 +21,7 @@ from tests.simulation.checkers import (
     undecided,
     visible,
 )
-from tests.simulation.copy_history import Leading, MemberLost, SetChanged
+from tests.simulation.copy_history import FollowerRead, Leading, MemberLost, SetChanged
 from tests.simulation.copy_mix import CopyMix
 from tests.simulation.copy_nemesis import CopyNemesis
 from tests.simulation.copy_stage import CopyStage
@@ -35,12 +37,13 @@ from txmq.testing import World
 
 __all__ = ["ASYNC_CHECKERS", "COPY_CHECKERS", "run_copy_seed"]
 
-ASYNC_CHECKERS = (one_leader, identical_logs, leader_bound, liveness)
+ASYNC_CHECKERS = (one_leader, identical_logs, leader_bound, liveness, follower_reads)
 """What a set promises that answers before its followers have a copy."""
 
 COPY_CHECKERS = (
     *ASYNC_CHECKERS,
     acknowledged,
+    enough_copies,
     reused,
     fresh_offsets,
     visible,
@@ -64,6 +67,8 @@ class CopyOutcome(NamedTuple):
     joined: int
     transactions: int
     committed: int
+    read: int
+    """Messages that were read from followers."""
 
     @classmethod
     def of(cls, history: History, seconds: float) -> CopyOutcome:
@@ -81,6 +86,7 @@ class CopyOutcome(NamedTuple):
             sum(step > 0 for step in steps),
             history.count(HalfTaken),
             sum(event.committed for event in events if isinstance(event, Decided)),
+            sum(len(event.copies) for event in events if isinstance(event, FollowerRead)),
         )
 
 

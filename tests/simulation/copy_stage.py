@@ -6,15 +6,23 @@ import asyncio
 from contextlib import suppress
 from contextvars import Context
 
-from tests.simulation.copy_history import HAND_OVER, Bound, Disturbed, MemberLost, OffsetShown
+from tests.simulation.copy_history import (
+    HAND_OVER,
+    Bound,
+    CopiesCounted,
+    Disturbed,
+    MemberLost,
+    OffsetShown,
+)
 from tests.simulation.copy_mix import CopyMix
 from tests.simulation.copy_node import MemberNode, SetNode, WatchedCoordination
-from tests.simulation.copy_people import LeaderProbe, SetTransactor
-from tests.simulation.history import Calm
+from tests.simulation.copy_people import FollowerReader, LeaderProbe, SetTransactor
+from tests.simulation.history import Acknowledged, Calm, Event, HalfSending, HalfTaken, Sending
 from tests.simulation.ledger import Ledger
 from tests.simulation.stage import LOOK_S, Stage
 from tests.simulation.workload import Consumer, Producer
 from txmq.errors import BrokerRefused, TransportError
+from txmq.protocol.record import position_in
 from txmq.testing import World
 
 __all__ = ["CopyStage"]
@@ -32,8 +40,11 @@ class CopyStage(Stage):
     def __init__(self, world: World, mix: CopyMix) -> None:
         super().__init__(world, mix)
         self.history.add(Bound(world.now(), mix.bound_s()))
-        self.probe = LeaderProbe(
-            world, self.names_text, mix, self.history, self.members, self.queues()[0]
+        self.history.on_event = self._count_copies
+        self._bodies: dict[str, bytes] = {}
+        self.probe = LeaderProbe(world, self.names_text, mix, self.history, self.members)
+        self.reader = FollowerReader(
+            world, self.names_text, mix, self.history, self.members, self.queues()
         )
 
     def _broker(self, name: str, names: str) -> SetNode:
@@ -75,7 +86,7 @@ class CopyStage(Stage):
                 SetTransactor(world, f"t{n}", *args, self.ledgers[0], self.queues(), ())
                 for n in range(mix.transactions.producers)
             ]
-        for client in (*self.clients, self.probe):
+        for client in (*self.clients, self.probe, *([self.reader] if mix.reads else [])):
             client.start()
 
     # While it runs
@@ -96,6 +107,28 @@ class CopyStage(Stage):
                 async for queue, offset in self.auditor.places(name, node, self.queues()):
                     self.history.add(OffsetShown(self.world.now(), name, queue, offset))
         return self._draw.chance(self.mix.audit_chance) and await self._audit(node)
+
+    def _count_copies(self, event: Event) -> None:
+        """Note how many disks have a message when its client gets the answer."""
+        match event:
+            case Sending():
+                self._bodies[event.send] = event.bodies[-1]
+                return
+            case HalfSending():
+                self._bodies[event.xid] = event.body
+                return
+            case Acknowledged():
+                message, position = event.send, position_in(event.offset_ids[-1])
+            case HalfTaken():
+                message, position = event.xid, event.position
+            case _:
+                return
+        body = self._bodies[message]
+        records = ((node, node.durable_record(position)) for node in self.members)
+        having = [node for node, record in records if record is not None and body in record]
+        lacking = tuple(node.name for node in self.set.in_sync() if node not in having)
+        least = self.mix.min_in_sync
+        self.history.add(CopiesCounted(self.world.now(), message, len(having), least, lacking))
 
     def lose(self, node: MemberNode, how: str) -> None:
         """Note that a member is about to be lost."""
@@ -141,6 +174,7 @@ class CopyStage(Stage):
             await self._compare()
         await self._look_up()
         await self.probe.stop()
+        await self.reader.stop()
         await self.set.stop()
         for node in self.names:
             await node.stop()

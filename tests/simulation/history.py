@@ -10,7 +10,7 @@ so is its mark, for it may be in a queue once at most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -419,13 +419,20 @@ class History:
 
     def __init__(self, trace: Recorder) -> None:
         self.events: list[Event] = []
+        self.on_event: Callable[[Event], None] = _unheard
+        """Called after each event."""
         self._trace = trace
 
     def add(self, event: Event) -> None:
         """Note that something happened."""
         self.events.append(event)
         self._trace.record("saw", event)
+        self.on_event(event)
 
     def count(self, kind: type[Event]) -> int:
         """How often a kind of thing happened."""
         return sum(isinstance(event, kind) for event in self.events)
+
+
+def _unheard(event: Event) -> None:
+    pass

@@ -38,6 +38,9 @@ LOOK_S = 0.03
 class Nemesis:
     """Does what the mix has faults for, until it is told to stop."""
 
+    ends, ends_are = ENDS, "ends"
+    look_s = LOOK_S
+
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._world = stage.world
@@ -48,15 +51,14 @@ class Nemesis:
         """Let things go wrong for as long as the mix says."""
         faults = self._stage.mix.faults
         until = self._world.now() + self._stage.mix.chaos_s
-        deeds = self._deeds()
         async with asyncio.TaskGroup() as troubles:
             for kind, chosen in (
-                ("ends", [each for each in faults if each in ENDS]),
-                ("hardships", [each for each in faults if each not in ENDS]),
+                (self.ends_are, [each for each in faults if each in self.ends]),
+                ("hardships", [each for each in faults if each not in self.ends]),
             ):
                 if chosen:
                     draw = self._world.entropy.fork(kind)
-                    troubles.create_task(self._one_after_another(draw, chosen, deeds, until))
+                    troubles.create_task(self._one_after_another(draw, chosen, until))
             await asyncio.sleep(self._stage.mix.chaos_s)
 
     def _deeds(self) -> dict[str, Callable[[SeededEntropy], Awaitable[None]]]:
@@ -83,14 +85,21 @@ class Nemesis:
             "slow reader": self._slow_reader,
         }
 
-    async def _one_after_another(self, draw, chosen, deeds, until: float) -> None:
+    async def _one_after_another(self, draw, chosen, until: float) -> None:
+        deeds = self._deeds()
         while True:
             await asyncio.sleep(self._stage.mix.pause_s * 2 * draw.fraction())
             if self._world.now() >= until:
                 return
             fault = chosen[draw.below(len(chosen))]
             self._world.trace.record("fault", fault)
-            await deeds[fault](draw)
+            await self._do(fault, deeds[fault], draw)
+
+    async def _do(self, fault: str, deed, draw: SeededEntropy) -> None:
+        await deed(draw)
+
+    def _lose(self, node: BrokerNode, how: str) -> None:
+        """A broker is about to go down."""
 
     def _node(self, draw: SeededEntropy) -> BrokerNode:
         return self._stage.brokers[draw.below(len(self._stage.brokers))]
@@ -121,6 +130,7 @@ class Nemesis:
         if draw.chance(0.5):
             node.disk.slow_sync(0.0, 0.5)
             await asyncio.sleep(draw.fraction())
+        self._lose(node, "power cut")
         await node.crash(LOSSES[draw.below(len(LOSSES))])
         await self._come_back(node, draw)
 
@@ -128,6 +138,7 @@ class Nemesis:
         """The power goes at some operation of the disk, perhaps while the broker starts."""
         node = self._node(draw)
         if draw.chance(0.3):
+            self._lose(node, "power cut")
             await node.kill()
             node.start()
             await asyncio.sleep(0)
@@ -138,6 +149,7 @@ class Nemesis:
         countdown = 1 + draw.below((2, 6, 40)[draw.below(3)])
 
         def cut() -> None:
+            self._lose(node, "power cut")
             node.is_wanted = False
             node.machine.crash(loss)
 
@@ -164,6 +176,7 @@ class Nemesis:
 
     async def _kill(self, draw: SeededEntropy) -> None:
         node = self._node(draw)
+        self._lose(node, "kill")
         await node.kill()
         await self._come_back(node, draw)
 
@@ -284,7 +297,7 @@ class Nemesis:
     async def _wait_for(self, condition: Callable[[], bool], within_s: float) -> None:
         deadline = self._world.now() + within_s
         while not condition() and self._world.now() < deadline:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self.look_s)
 
 
 class SlowReader(asyncio.Protocol):

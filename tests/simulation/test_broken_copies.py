@@ -3,11 +3,15 @@
 Every one of these is made from the real one by taking a single thought away.
 """
 
+from functools import partial
+
 import pytest
 
 from tests.simulation.broken import names, run_all, see_it_found
 from tests.simulation.checkers import (
     acknowledged,
+    enough_copies,
+    follower_reads,
     fresh_offsets,
     identical_logs,
     kept,
@@ -17,12 +21,16 @@ from tests.simulation.checkers import (
     reused,
 )
 from tests.simulation.copy_mix import CopyMix
-from tests.simulation.copy_runs import run_copy_seed
+from tests.simulation.copy_runs import COPY_CHECKERS, run_copy_seed
 from tests.simulation.mix import TransactionMix, kib
-from txmq.protocol.copies import CopiedTables
+from txmq.protocol.bodies import TopicConfigs
+from txmq.protocol.codes import RequestCode, SysFlag
+from txmq.protocol.copies import CopiedTables, NoteCopied
+from txmq.protocol.record import Record
 from txmq.protocol.span import Decision
 from txmq.runtime.coordinator import View
 from txmq.testing import Conditions
+from txmq.testing.coordination import SimulatedCoordination
 from txmq_broker.core.in_sync import InSyncSet
 from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.member import SetMember
@@ -30,6 +38,8 @@ from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.services.log_copy import LogCopy
+from txmq_broker.services.log_shipper import LogShipper
 from txmq_broker.store.record_restorer import RecordRestorer
 
 MIX = CopyMix(
@@ -58,13 +68,26 @@ TRANSACTIONS = MIX.but(
 )
 
 
+BESIDE = MIX.but(faults=("pause", "pause ahead", "store apart", "members apart"))
+"""Old leaders go on beside new ones."""
+
+
 def test_the_whole_replication_passes():
-    for mix in (MIX, TRANSACTIONS):
+    for mix in (MIX, MIX.but(reads=True), TRANSACTIONS, BESIDE):
         run_all(run_copy_seed, mix)
 
 
+def test_without_a_certain_lease_the_epoch_still_keeps_what_was_acknowledged(monkeypatch):
+    """As when a monotonic clock is much too slow: readers may see an old state, and no more."""
+    the_lease_is_not_looked_at(monkeypatch.setattr)
+    needs_leases = (one_leader, leader_bound, fresh_offsets)
+    checkers = [checker for checker in COPY_CHECKERS if checker not in needs_leases]
+
+    run_all(partial(run_copy_seed, checkers=checkers), BESIDE)
+
+
 def a_send_is_answered_before_the_followers_have_it(patch):
-    patch(InSyncSet, "has_copied", lambda self, end: True)
+    patch(InSyncSet, "has_copied", lambda self, end, least=0: True)
 
 
 def the_lease_is_not_looked_at(patch):
@@ -179,6 +202,138 @@ def a_follower_forgets_decisions(patch):
     return TRANSACTIONS
 
 
+def a_follower_shows_all_that_it_has(patch):
+    patch(LogCopy, "indexable", property(lambda self: self.unindexed))
+    patch(LogCopy, "is_readable", property(lambda self: self.is_open))
+    return MIX.but(reads=True)
+
+
+def a_follower_forgets_half_messages(patch):
+    restore = RecordRestorer.restore
+
+    def forgetful(self, record, position, data):
+        is_half = isinstance(record, Record) and record.sys_flag & SysFlag.PREPARED
+        if not is_half and not isinstance(record, Decision):
+            restore(self, record, position, data)
+
+    patch(RecordRestorer, "restore", forgetful)
+    return TRANSACTIONS
+
+
+def a_decision_is_answered_before_the_followers_have_it(patch):
+    hold = CopiedAnswers.hold
+
+    def hold_the_rest(self, span, tickets):
+        for connection, (requests, answers) in tickets.items():
+            for number in reversed(range(len(requests))):
+                if requests[number].code == RequestCode.END_TRANSACTION:
+                    connection.send(answers.pop(number))
+                    del requests[number]
+        hold(self, span, tickets)
+
+    patch(CopiedAnswers, "hold", hold_the_rest)
+    return TRANSACTIONS.but(members=2)
+
+
+def too_few_copies_are_enough(patch):
+    has_copied = InSyncSet.has_copied
+    patch(InSyncSet, "has_copied", lambda self, end, least=0: has_copied(self, end))
+    return MIX.but(min_in_sync=2, members=2, faults=("kill ahead", "members apart"))
+
+
+def a_follower_confirms_before_its_disk_has_it(patch):
+    async def sync_copies(self, connection):
+        while True:
+            await self._copied.wait()
+            self._copied.clear()
+            connection.oneway(RequestCode.NOTE_COPIED, NoteCopied(self._member, self._copy.end))
+            await self._copy.sync()
+
+    patch(Follower, "_sync_copies", sync_copies)
+
+
+def a_leader_answers_before_its_disk_has_it(patch):
+    init = Flusher.__init__
+
+    def hasty(self, *args):
+        init(self, *args)
+        self._is_sync = False
+
+    patch(Flusher, "__init__", hasty)
+
+
+def histories_are_compared_by_position(patch):
+    def is_shared(self, wanted):
+        segments = self._store.log.segments
+        return segments.start <= wanted.position <= segments.end
+
+    patch(LogShipper, "_is_shared", is_shared)
+
+
+def a_follower_stays_with_the_leader_of_an_old_epoch(patch):
+    async def never(self, view):
+        await self._stopping.wait()
+
+    patch(SetMember, "_until_changed", never)
+    return MIX.but(faults=("pause",))
+
+
+def a_leader_renews_its_lease_alone(patch):
+    def is_certain(self):
+        held = self._leadership
+        if not self.ended.is_set():
+            certain_until = self._clock.monotonic() + held.lease_s
+            self._leadership = held._replace(certain_until=certain_until)
+        return not self.ended.is_set()
+
+    patch(HeldLeadership, "is_certain", is_certain)
+    return MIX.but(faults=("store apart",))
+
+
+def a_store_without_its_data_is_believed(patch):
+    def is_forgotten(self, view):
+        self._epoch = view.epoch
+        return False
+
+    patch(SetMember, "_is_forgotten", is_forgotten)
+    return MIX.but(faults=("store emptied",))
+
+
+def topics_are_not_copied(patch):
+    tables = CopyHandlers._tables
+
+    def without(self):
+        found = tables(self)
+        return CopiedTables(TopicConfigs({}), found.groups, found.offsets, found.floors)
+
+    patch(CopyHandlers, "_tables", without)
+    return MIX.but(faults=("kill",))
+
+
+def the_epoch_is_not_looked_at_either(patch):
+    """With :func:`the_lease_is_not_looked_at`: an old leader changes the set of a newer epoch."""
+    the_lease_is_not_looked_at(patch)
+
+    async def change(self, change, act=None):
+        seen = await self._coordinator.view()
+        wanted = change(seen)
+        if await self._coordinator.change(self._leadership, seen, wanted, act) is None:
+            return False
+        self.in_sync = frozenset(wanted.in_sync) - {self.member}
+        return True
+
+    def change_of_any_epoch(self, lease, seen, wanted, act):
+        now = self.view()
+        if now.leader is None or now.version != seen.version:
+            return None
+        self._change(now._replace(in_sync=wanted.in_sync, version=now.version + 1))
+        return self._view
+
+    patch(HeldLeadership, "_change", change)
+    patch(SimulatedCoordination, "change", change_of_any_epoch)
+    return BESIDE
+
+
 @pytest.mark.parametrize(
     ("breaks", "checkers"),
     [
@@ -195,6 +350,18 @@ def a_follower_forgets_decisions(patch):
         (a_new_leader_waits_for_the_one_that_is_gone, (leader_bound,)),
         (offsets_are_not_copied, (fresh_offsets,)),
         (a_follower_forgets_decisions, (kept,)),
+        (a_follower_shows_all_that_it_has, (follower_reads,)),
+        (a_follower_forgets_half_messages, (kept,)),
+        (a_decision_is_answered_before_the_followers_have_it, (kept,)),
+        (too_few_copies_are_enough, (enough_copies,)),
+        (a_follower_confirms_before_its_disk_has_it, (enough_copies,)),
+        (a_leader_answers_before_its_disk_has_it, (enough_copies,)),
+        (histories_are_compared_by_position, (identical_logs,)),
+        (the_epoch_is_not_looked_at_either, (acknowledged,)),
+        (a_follower_stays_with_the_leader_of_an_old_epoch, (leader_bound,)),
+        (a_leader_renews_its_lease_alone, (one_leader,)),
+        (a_store_without_its_data_is_believed, (one_leader,)),
+        (topics_are_not_copied, (acknowledged,)),
     ],
     ids=names,
 )

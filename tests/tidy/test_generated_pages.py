@@ -6,6 +6,7 @@ import shlex
 import tomllib
 from pathlib import Path
 
+import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -15,16 +16,39 @@ from tools import (
     cli_reference,
     error_reference,
     fault_table,
+    metric_reference,
+    mqadmin_page,
     reconcile_rules,
     state_diagram,
     wire_reference,
 )
 from txmq import errors
+from txmq.cli.mqadmin import EQUIVALENTS
 from txmq.cli.root import app
 from txmq_broker.testing import embedded
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WORDS_MAX = 1800
+MQADMIN = """
+addBroker addWritePerm allocateMQ brokerConsumeStats brokerStatus checkMsgSendRT
+checkRocksdbCqWriteProgress cleanBrokerMetadata cleanExpiredCQ cleanUnusedTopic cloneGroupOffset
+clusterAclConfigVersion clusterList clusterRT consumeMessage consumerConnection consumerProgress
+consumerStatus copyAcl copyUser createAcl createUser deleteAcl deleteAclConfig
+deleteExpiredCommitLog deleteKvConfig deleteSubGroup deleteTopic deleteUser dumpCompactionLog
+electMaster exportConfigs exportMetadata exportMetadataInRocksDB exportMetrics exportPopRecord
+getAcl getBrokerConfig getBrokerEpoch getColdDataFlowCtrInfo getConsumerConfig
+getControllerConfig getControllerMetaData getNamesrvConfig getSyncStateSet getUser haStatus
+listAcl listUser printMsg printMsgByQueue producer producerConnection queryCq queryMsgById
+queryMsgByKey queryMsgByOffset queryMsgByUniqueKey queryMsgTraceById remappingStaticTopic
+removeBroker removeColdDataFlowCtrGroupConfig resetMasterFlushOffset resetOffsetByTime
+rocksDBConfigToJson sendMessage sendMsgStatus setCommitLogReadAheadMode setConsumeMode
+skipAccumulatedMessage startMonitoring statsAll topicClusterList topicList topicRoute
+topicStatus updateAcl updateAclConfig updateBrokerConfig updateColdDataFlowCtrGroupConfig
+updateControllerConfig updateGlobalWhiteAddr updateKvConfig updateNamesrvConfig updateOrderConf
+updateStaticTopic updateSubGroup updateSubGroupList updateTopic updateTopicList updateTopicPerm
+updateUser wipeWritePerm
+"""
+"""The commands that MQAdminStartup of RocketMQ 4.9.8 or 5.3 registers."""
 
 
 def test_the_configuration_page_is_fresh():
@@ -39,6 +63,12 @@ def test_the_wire_page_is_fresh():
             return wire_reference.page(broker)
 
     assert (DOCS / "reference/wire.md").read_text() == asyncio.run(printed()), "run: make docs"
+
+
+def test_the_page_of_metrics_is_fresh():
+    page = metric_reference.page()
+
+    assert (DOCS / "reference/metrics.md").read_text() == page, "run: make docs"
 
 
 def test_the_page_of_commands_is_fresh():
@@ -63,6 +93,24 @@ def test_each_command_has_an_example_that_it_accepts():
         assert example.startswith(path)
         words = shlex.split(example.removeprefix(path))
         usable[path].make_context(path, words)  # Raises if a word is wrong.
+
+
+def test_the_page_of_mqadmin_is_fresh_and_has_all_of_its_commands():
+    page = mqadmin_page.page()
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.*) \|$", page, re.MULTILINE)
+
+    assert (DOCS / "reference/mqadmin.md").read_text() == page, "run: make docs"
+    assert [name for name, _, _ in rows] == MQADMIN.split()
+    assert [name for name, ours, text in rows if ours == "none" and not text] == []
+
+
+@pytest.mark.parametrize("path", sorted(path for ours in EQUIVALENTS.values() for path in ours[0]))
+def test_the_help_of_a_command_names_that_of_mqadmin(path):
+    shown = CliRunner().invoke(app, [*path.split(), "--help"], env={"COLUMNS": "1000"})
+    named = [name for name, ours in EQUIVALENTS.items() if path in ours.commands]
+
+    assert shown.exit_code == 0, shown.output
+    assert f"As mqadmin's {', '.join(named)}." in shown.output
 
 
 def test_the_page_of_errors_is_fresh():

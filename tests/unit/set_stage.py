@@ -20,6 +20,7 @@ from txmq_broker.config import (
     RetentionSettings,
     StoreSettings,
 )
+from txmq_broker.follower_server import FollowerServer
 from txmq_broker.services.follower import Follower
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.log.identity import known_log
@@ -69,12 +70,15 @@ class SetMember:
             replication=ReplicationSettings(role=role, member=self.name),
         )
 
-    async def lead(self, epoch=0, role="async-leader"):
+    async def lead(self, epoch=0, role="async-leader", **copies):
         """Start a leader and have the others find it; a promoted copy leads in this epoch."""
         machine = self.machine
         promote(machine.disk, epoch)
         self.broker = Broker(
-            replace(self.settings("async-leader"), replication=ReplicationSettings(role=role)),
+            replace(
+                self.settings("async-leader"),
+                replication=ReplicationSettings(role=role, **copies),
+            ),
             clock=machine.clock,
             network=machine.network,
             disk=machine.disk,
@@ -108,6 +112,33 @@ class SetMember:
             settings, pool, machine.disk, machine.clock, machine.entropy, self.stage.find_leader
         )
         self._running = machine.run(self.follower.run(), name="follower")
+
+    def serve_reads(self, **copies):
+        """Start a follower that consumers may read."""
+        machine = self.machine
+        server = FollowerServer(
+            replace(
+                self.settings("async-leader"),
+                replication=ReplicationSettings(
+                    role="follower", member=self.name, **({"reads": True} | copies)
+                ),
+                names="names:9876",
+            ),
+            self.stage.find_leader,
+            clock=machine.clock,
+            network=machine.network,
+            disk=machine.disk,
+            entropy=machine.entropy,
+        )
+        self.follower = server.follower
+
+        async def serve():
+            try:
+                await server.run()
+            finally:
+                await server.close(leaves=False)
+
+        self._running = machine.run(serve(), name="follower")
 
     async def stop(self):
         """End what runs as it ends by itself."""

@@ -7,17 +7,19 @@ import random
 import pytest
 
 from tests.soak import count
-from tests.unit.store.shelf import LOG, Shelf, rewrite
+from tests.unit.store.shelf import LOG, Shelf, Sizes, rewrite
 from txmq.errors import CorruptRecord, DamagedFile, DiskFull, StoreError, WriteFailed
 from txmq.protocol.checked_body import pack
 from txmq.protocol.span import DecisionKind
 from txmq.testing import MemoryDisk, SeededEntropy, power_cuts
+from txmq_broker.backup import creation
 from txmq_broker.backup.creation import Creation
 from txmq_broker.backup.manifest import BackupRefused, ManifestFile
 from txmq_broker.backup.restoration import restore
 from txmq_broker.backup.verification import Verification
 from txmq_broker.inspection.directory_inspection import Inspection
 from txmq_broker.services.keeper import Floors
+from txmq_broker.store.log import spans
 
 TABLES = ("topics", "groups", "offsets", "floors")
 BIG = b"x" * 700
@@ -600,6 +602,93 @@ def test_a_manifest_that_may_or_may_not_be_durable_keeps_all_that_it_names(path)
         create(shelf.disk, folder)
 
     assert hard(folder) == []
+
+
+# --- interruptions ---
+
+
+def interrupted(source, folder, name):
+    """A first backup that ends when it creates a file."""
+
+    def stop(event):
+        if (event.kind, event.path) == ("create", name):
+            raise KeyboardInterrupt
+
+    folder.on_write = stop
+    with pytest.raises(KeyboardInterrupt):
+        create(source, folder)
+    folder.on_write = None
+
+
+def test_an_interrupted_first_backup_is_continued():
+    shelf, folder = filled(20), MemoryDisk()
+    *_, before_last, last = (f"log/{name}" for name in shelf.disk.names("log"))
+    interrupted(shelf.disk, folder, last)
+    with pytest.raises(BackupRefused, match="the first backup into this folder was interrupted"):
+        Verification(folder)
+    add(shelf, 1)
+
+    manifest, copied = create(shelf.disk, folder)
+
+    assert copied == manifest.end - int(last[4:-4]) < manifest.end - int(before_last[4:-4])
+    assert log_bytes(restored(folder)) == log_bytes(shelf.disk)
+
+
+def test_a_large_file_of_an_interrupted_first_backup_is_continued(monkeypatch):
+    monkeypatch.setattr(spans, "_WINDOW", 2000)
+    monkeypatch.setattr(creation, "_SYNCED_AT_ONCE", 1000)
+    monkeypatch.setattr(creation, "_NOTED_AT_ONCE", 4000)
+    shelf, folder = Shelf(sizes=Sizes(segment_size=1 << 20)), MemoryDisk()
+    for name in TABLES:
+        save_table(shelf.disk, name)
+    add(shelf, 20)
+    (name,) = shelf.disk.names("log")
+    left = 10
+
+    def stop(event):
+        nonlocal left
+        left -= (event.kind, event.path) == ("write", f"log/{name}")
+        if not left:
+            raise KeyboardInterrupt
+
+    folder.on_write = stop
+    with pytest.raises(KeyboardInterrupt):
+        create(shelf.disk, folder)
+    folder.on_write = None
+
+    manifest, copied = create(shelf.disk, folder)
+
+    assert 8_000 < copied < manifest.end - 8_000
+    assert log_bytes(restored(folder)) == log_bytes(shelf.disk)
+
+
+def test_an_interrupted_first_backup_of_another_history_begins_again():
+    shelf, folder = filled(4), MemoryDisk()
+    other = shelf.disk.clone()
+    add(shelf, 16)
+    interrupted(shelf.disk, folder, f"log/{shelf.disk.names('log')[-1]}")
+    again = Shelf(other)
+    again.put(b"other")
+    again.flush()
+    add(again, 20)
+
+    manifest, copied = create(again.disk, folder)
+
+    assert copied == manifest.end
+    assert log_bytes(restored(folder)) == log_bytes(again.disk)
+
+
+def test_a_first_backup_that_finds_a_full_disk_is_continued():
+    shelf, folder = filled(20), MemoryDisk()
+    folder.capacity = 8 * 4096
+
+    with pytest.raises(DiskFull, match="the disk of the backup is full"):
+        create(shelf.disk, folder)
+
+    folder.capacity = None
+    manifest, copied = create(shelf.disk, folder)
+    assert copied < manifest.end
+    assert log_bytes(restored(folder)) == log_bytes(shelf.disk)
 
 
 # --- crashes ---

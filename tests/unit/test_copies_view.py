@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit.set_stage import in_set
+from txmq.errors import IllegalOperation
 from txmq.protocol.bodies import TextTable
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.copies import CopiesView
+from txmq.protocol.copies import CopiesView, SetChange
 from txmq_broker.config import ReplicationSettings
 from txmq_broker.core.admission import Admission
 from txmq_broker.services.copied_answers import CopiedAnswers
@@ -45,6 +46,18 @@ def test_a_follower_has_its_place_in_the_log_and_its_connection():
         expected = {"epoch": "0", "isLeader": "1", "followers": "1", "followersInSync": "1"}
         assert table.items() >= {**expected, "bytesNotCopied": "0"}.items()
         assert "secondsSinceLeaseRenewal" not in table
+
+    in_set(main)
+
+
+def test_a_set_without_a_coordinator_is_not_changed_by_requests():
+    async def main(stage):
+        await stage.first.lead()
+        client = await stage.first.client()
+        wanted = SetChange("remove", "m2", "Li Na", "a slow disk")
+        found = await client.ask(RequestCode.CHANGE_SET, wanted)
+        assert found.code == IllegalOperation.code
+        assert "this broker has no coordinator" in found.remark
 
     in_set(main)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import math
 from functools import wraps
 
 import pytest
@@ -10,6 +11,7 @@ from tests.unit.store.press import Peer, Press, turns
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import BrokerBusy, ServiceUnavailable, SyncFailed, TxmqError
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
+from txmq_broker.core.latency import BOUNDS_S
 from txmq_broker.services import flusher as flushing
 
 ASYNC = Sizes(flush="async")
@@ -112,6 +114,56 @@ async def test_what_comes_during_a_sync_is_answered_after_the_next(disk):
 
         assert press.bodies_acknowledged() == [b"one", b"two", b"three"]
         assert [len(span.staged) for span in press.spans] == [1, 2], "one write for what waited"
+
+
+def counted(histogram):
+    """The durations of a histogram, by the bound of their bucket."""
+    bounds = (*BOUNDS_S, math.inf)
+    return {bound: count for bound, count in zip(bounds, histogram.counts, strict=True) if count}
+
+
+@in_virtual_time
+async def test_messages_count_with_the_time_from_their_arrival_to_their_answer(disk):
+    disk.slow_sync(0.4)
+    async with Press(disk) as press:
+        press.send(b"one")
+        await asyncio.sleep(0.1)
+        press.send(b"two")
+        press.send_oneway(b"three")
+        await asyncio.sleep(0.2)
+        press.send(b"four")
+        await asyncio.sleep(1.0)
+
+        # The second sync begins at 0.4 and ends at 0.8; its messages came from 0.1 on.
+        assert counted(press.flusher.send_times) == {0.5: 1, 1.0: 3}
+        assert press.flusher.send_times.sum_s == pytest.approx(0.4 + 3 * (0.8 - 0.25))
+        assert counted(press.flusher.sync_times) == {0.5: 2}
+        assert press.flusher.sync_times.sum_s == pytest.approx(0.8)
+
+
+@in_virtual_time
+async def test_a_turn_without_a_message_does_not_make_the_next_one_longer(disk):
+    disk.slow_sync(0.2)
+    async with Press(disk) as press:
+        press.flusher.turn_ms()
+        await asyncio.sleep(5.0)
+        press.send(b"one")
+        await asyncio.sleep(1.0)
+
+        assert press.flusher.send_times.sum_s == pytest.approx(0.2)
+
+
+@in_virtual_time
+async def test_a_message_that_the_disk_refuses_counts_in_no_histogram(disk):
+    async with Press(disk) as press:
+        disk.fail_writes(times=1, error=errno.ENOSPC)
+        press.send(b"one")
+        await asyncio.sleep(1.0)
+        press.send(b"two")
+        await asyncio.sleep(1.0)
+
+        assert press.refused
+        assert sum(press.flusher.send_times.counts) == len(press.acknowledged) == 1
 
 
 @in_virtual_time
@@ -273,6 +325,8 @@ async def test_what_the_broker_does_not_admit_is_refused_before_anything_is_stag
 
         with pytest.raises(ServiceUnavailable, match="it is full"):
             press.send(b"one")
+        assert str(press.flusher.refusal()) == "it is full"
+        assert press.flusher.figures()["sends_refused"] == 1
 
         press.admission.lift("disk")
         press.send(b"two")

@@ -1,5 +1,7 @@
 """A copy loses what its leader does not have, whatever that was and whenever the power goes."""
 
+import re
+
 import pytest
 
 from tests.unit.copy_stage import (
@@ -12,7 +14,9 @@ from tests.unit.copy_stage import (
 )
 from tests.unit.store.shelf import START_MS, Sizes
 from txmq.protocol.span import DecisionKind
-from txmq.testing import Loss, SeededEntropy
+from txmq.testing import Loss, MemoryDisk, SeededEntropy
+from txmq_broker.backup.creation import Creation
+from txmq_broker.backup.manifest import BackupRefused
 from txmq_broker.inspection.log_records import LogRecord, Selection, select
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.log.identity import log_to_read
@@ -245,3 +249,34 @@ async def test_a_copy_that_was_away_for_too_long_begins_again_whenever_the_power
         except BaseException as error:
             error.add_note(f"before {event}, {loss}")
             raise
+
+
+@in_virtual_time
+async def test_a_backup_that_has_what_was_cut_says_so():
+    first = LeadingShelf(sizes=Sizes())
+    live(first, "shared", 4)
+    second = fork(first)
+    live(first, "lost", 4)
+    live(second, "won", 9)
+    disk, folder = await followed(first), MemoryDisk()
+    back_up(disk, folder)
+    end = first.store.log.end
+
+    await followed(second, disk)
+
+    (cut,) = disk.names("cut")
+    position = int(cut.partition("-")[0])
+    text = (
+        f"here:/data cut its log at position {position}, because the leader of its set had another "
+        f"history, and the backup reaches position {end}: it has messages that were never "
+        f"acknowledged, or that an operator gave up. cut/{cut} in here:/data has them too; move "
+        "the backup away and create it again"
+    )
+    with pytest.raises(BackupRefused, match=re.escape(text)):
+        back_up(disk, folder)
+
+
+def back_up(disk, folder):
+    creation = Creation(disk, folder)
+    creation.open("here:/data")
+    creation.run("here:/data", lambda: START_MS)

@@ -4,8 +4,10 @@ import typer
 
 from txmq.cli.cluster_status import copies_of, print_copies
 from txmq.cli.common import NAMES_DEFAULT, AsJson, Names, ask
-from txmq.cli.output import print_rows
+from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
+from txmq.cli.set_members import rejoin, remove
 from txmq.cli.set_promotion import promote
+from txmq.cli.write_permission import drain, undrain
 from txmq.client import Admin
 from txmq.client.routes import MASTER
 from txmq.errors import NoPermission, TxmqError
@@ -21,20 +23,46 @@ def cluster() -> None:
 
 
 @app.command("list")
-def list_(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
+@listed(
+    [
+        ListColumn("cluster", "cluster"),
+        ListColumn("broker", "broker"),
+        ListColumn("replica", "replica"),
+        ListColumn("address", "address"),
+        ListColumn("version", "version"),
+        ListColumn("in/s", "in_per_s"),
+        ListColumn("out/s", "out_per_s"),
+        ListColumn("access", "access"),
+    ],
+    empty="no brokers",
+)
+def list_(*, names: Names = NAMES_DEFAULT) -> Listing:
     """List brokers; those that answer with their version and rates."""
-    rows = ask(names, _brokers)
-    columns = ["cluster", "broker", "replica", "address", "version", "in/s", "out/s", "access"]
-    print_rows(rows, columns, [row.values() for row in rows], json=json)
+    return Listing(ask(names, _brokers))
 
 
 @app.command()
-def status(*, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
+def status(
+    *,
+    watch: Watch = False,
+    every: Every = EVERY_DEFAULT,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
     """Show the leader of each broker, its followers, and how far each of them is behind."""
-    print_copies(ask(names, copies_of), json=json)
+    watched(
+        lambda: ask(names, copies_of),
+        lambda brokers: print_copies(brokers, json=json),
+        watch=watch,
+        every=every,
+    )
 
 
 app.command()(promote)
+app.command()(remove)
+app.command()(rejoin)
+app.command()(drain)
+app.command()(undrain)
 
 
 async def _brokers(admin: Admin) -> list[dict[str, object]]:

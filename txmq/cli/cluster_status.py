@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from typing import Any, Final
 
+from txmq.cli.moments import time_text
 from txmq.cli.output import as_json, say, table
 from txmq.client import Admin, BrokerCopies
 from txmq.client.routes import MASTER
 from txmq.errors import TxmqError
+from txmq.runtime.coordinator import short_name
 
-__all__ = ["copies_of", "print_copies", "short_name"]
-
-_TOKEN: Final = re.compile(r"\.[0-9a-f]{8}$")
-"""The part of a member's name that belongs to its directory."""
+__all__ = ["copies_of", "print_copies"]
 
 _BROKERS: Final = (
     "cluster", "broker", "leader", "address", "epoch", "mode", "copies in sync", "log end",
@@ -22,11 +20,7 @@ _BROKERS: Final = (
 _FOLLOWERS: Final = (
     "broker", "follower", "connection", "in sync", "position", "bytes behind", "seconds behind",
 )  # fmt: skip
-
-
-def short_name(member: str) -> str:
-    """A member's name without the part that belongs to its directory."""
-    return _TOKEN.sub("", member)
+_REMOVED: Final = ("broker", "removed member", "at", "by", "reason")
 
 
 async def copies_of(admin: Admin) -> list[dict[str, Any]]:
@@ -57,6 +51,7 @@ def _fields(copies: BrokerCopies) -> dict[str, Any]:
         "min_in_sync": copies.min_in_sync,
         "log_end": copies.log_end,
         "followers": followers,
+        "removed": [asdict(member) for member in copies.removed],
     }
 
 
@@ -73,6 +68,13 @@ def print_copies(brokers: list[dict[str, Any]], *, json: bool) -> None:
     ]
     if followers:
         table(_FOLLOWERS, followers)
+    removed = [
+        [broker["broker"], one["name"], time_text(one["at_ms"]), one["operator"], one["reason"]]
+        for broker in brokers
+        for one in broker.get("removed", [])
+    ]
+    if removed:
+        table(_REMOVED, removed)
     for broker in brokers:
         if "problem" in broker:
             say(f"{broker['broker']} does not tell: {broker['problem']}")

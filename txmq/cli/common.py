@@ -25,7 +25,7 @@ from txmq.errors import (
 )
 from txmq.message import Queue
 from txmq.printable import printable
-from txmq.remoting.pool import NO_SERVER
+from txmq.remoting.pool import NO_SERVER, split_address
 from txmq.runtime.clock import SystemClock
 
 __all__ = [
@@ -38,6 +38,9 @@ __all__ = [
     "ask",
     "confirm",
     "fail",
+    "for_each",
+    "has_terminal",
+    "host_and_port",
     "in_doubt",
     "moment_of",
     "queue_of",
@@ -63,6 +66,10 @@ Cluster = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 
 T = TypeVar("T")
+K = TypeVar("K")
+
+ASKED_TOGETHER_MAX: Final = 16
+"""Topics, groups or consumers that are queried at the same time."""
 
 _CALLER_ERRORS: Final = (ConfigError, UsageError, LocalProtocolError, LimitExceeded)
 
@@ -102,6 +109,17 @@ def ask(
         fail(str(error), WRONGLY_CALLED)
     except TxmqError as error:
         fail(f"{sentence_of(error)}{in_doubt(error) if changes else ''}")
+
+
+async def for_each(things: list[K], query: Callable[[K], Awaitable[T]]) -> list[T]:
+    """Query a cluster about each thing, several at a time; the results are in order."""
+    limit = asyncio.Semaphore(ASKED_TOGETHER_MAX)
+
+    async def one(thing: K) -> T:
+        async with limit:
+            return await query(thing)
+
+    return await asyncio.gather(*map(one, things))
 
 
 def sentence_of(error: TxmqError) -> str:
@@ -162,6 +180,18 @@ def confirm(question: str, *, yes: bool, code: int = WRONGLY_CALLED) -> None:
 def has_terminal() -> bool:
     """True if the user can answer a question."""
     return sys.stdin.isatty()
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """The address to serve pages at, from an option.
+
+    Raises:
+        typer.Exit: It is not an address.
+    """
+    try:
+        return split_address(text)
+    except ConfigError:
+        fail(f"{text!r} is not an address; write host:port, as in 127.0.0.1:9400", WRONGLY_CALLED)
 
 
 def moment_of(text: str, option: str) -> int:

@@ -2,16 +2,14 @@
 
 import base64
 import getpass
-import sys
 from datetime import UTC, datetime
 from functools import partial
+from operator import neg
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from txmq.cli.common import (
     FAILED,
@@ -26,8 +24,18 @@ from txmq.cli.common import (
     moment_of,
 )
 from txmq.cli.known_names import check_group
+from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.moments import LATEST, age_of
-from txmq.cli.output import as_json, listing, message_fields, print_result, print_rows, say, table
+from txmq.cli.output import (
+    as_json,
+    listing,
+    message_fields,
+    print_result,
+    print_rows,
+    progress_bar,
+    say,
+    table,
+)
 from txmq.cli.resend import (
     BEFORE,
     DOUBTFUL,
@@ -60,13 +68,32 @@ Until = Annotated[str, typer.Option(help="Dead since then or earlier, likewise; 
 Topic = Annotated[str | None, typer.Option(help="Only those that were sent to this topic.")]
 
 
+def _time(time_ms: int | None) -> str:
+    if time_ms is None:
+        return ""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+
+
+def _age(at_ms: int | None) -> str:
+    return "" if at_ms is None else age_of(SystemClock().wall_ms() - at_ms)
+
+
 @app.command("list")
+@listed(
+    [
+        ListColumn("group", "group"),
+        ListColumn("messages", "messages"),
+        ListColumn("oldest", "oldest_ms", _time),
+        ListColumn("newest", "newest_ms", _time),
+        ListColumn("age of oldest", "oldest_ms", _age, neg),
+    ],
+    empty="no dead letters",
+)
 def list_(
     *,
     group: Annotated[str | None, typer.Option(help="Only this group.")] = None,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """List the groups that have dead letters."""
 
     async def read(admin: Admin) -> list[DeadLetters]:
@@ -76,29 +103,13 @@ def list_(
         return found
 
     found = ask(names, read)
-    now_ms = SystemClock().wall_ms()
-    print_rows(
-        found,
-        ["group", "messages", "oldest", "newest", "age of oldest"],
-        [
-            [
-                letters.group,
-                letters.messages,
-                _time(letters.oldest_ms),
-                _time(letters.newest_ms),
-                "" if letters.oldest_ms is None else age_of(now_ms - letters.oldest_ms),
-            ]
-            for letters in found
-        ],
-        json=json,
-        empty="no dead letters",
-    )
-    for letters in found:
-        if letters.closed_at and not json:
-            say(
-                f"those of {letters.group} at {', '.join(letters.closed_at)} cannot be read yet; "
-                f"'txmq dlq show {letters.group}' says how to change that"
-            )
+    remarks = [
+        f"those of {letters.group} at {', '.join(letters.closed_at)} cannot be read yet; "
+        f"'txmq dlq show {letters.group}' says how to change that"
+        for letters in found
+        if letters.closed_at
+    ]
+    return Listing(found, remarks)
 
 
 @app.command()
@@ -249,13 +260,11 @@ async def _write(wanted: LetterFilter, file: BinaryIO, admin: Admin) -> int:
     if not there:
         await check_group(admin, wanted.group)
     count = 0
-    on_terminal = sys.stderr.isatty()
-    with Progress(console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
-        task = bar.add_task("dead letters", total=there)
+    with progress_bar("dead letters", there) as advance:
         async for message in wanted.letters(admin):
             file.write(msgspec.json.encode(_line(message)) + b"\n")
             count += 1
-            bar.advance(task)
+            advance()
     return count
 
 
@@ -323,9 +332,3 @@ def _letter_filter(
     end_ms = TIME_MAX if end_ms == LATEST else end_ms
     begin_ms = SystemClock().wall_ms() if begin_ms == LATEST else begin_ms
     return LetterFilter(group, begin_ms, end_ms, topic)
-
-
-def _time(time_ms: int | None) -> str:
-    if time_ms is None:
-        return ""
-    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")

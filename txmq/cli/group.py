@@ -4,15 +4,18 @@ from typing import Annotated
 
 import typer
 
-from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm, moment_of
-from txmq.cli.known_names import check_group, check_topic, is_system_group
-from txmq.cli.output import print_result, print_rows, say, table
+from txmq.cli.common import NAMES_DEFAULT, AsJson, Cluster, Names, Yes, ask, confirm
+from txmq.cli.group_moves import clone, reset, skip
+from txmq.cli.group_state import is_of_system, monitor, status
+from txmq.cli.known_names import check_group, check_topic
+from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
+from txmq.cli.output import print_result, print_rows, say
 from txmq.client import Admin
-from txmq.client.values import GroupConnections, OffsetMove, QueueProgress
+from txmq.client.values import GroupConnections, QueueProgress
 from txmq.errors import ConsumerOffline
 from txmq.quantity import quantity
 
-__all__ = ["app", "consequence_of"]
+__all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Create, watch, move and delete consumer groups.")
 
@@ -50,26 +53,28 @@ def create(
 
 
 @app.command("list")
+@listed(
+    [
+        ListColumn("group", "group"),
+        ListColumn("may consume", "enabled", lambda enabled: "yes" if enabled else "no"),
+        ListColumn("retries", "retries"),
+    ],
+    empty="no groups",
+)
 def list_(
     *,
     everything: Annotated[bool, typer.Option("--all", help="Also groups of the system.")] = False,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """List consumer groups."""
     found = ask(names, lambda admin: admin.groups(cluster=cluster))
-    rows = [
-        {"group": name, "enabled": config.consume_enable, "retries": config.retry_max_times}
-        for name, config in found.items()
-        if everything or not is_system_group(name)
-    ]
-    print_rows(
-        rows,
-        ["group", "may consume", "retries"],
-        [[row["group"], "yes" if row["enabled"] else "no", row["retries"]] for row in rows],
-        json=json,
-        empty="no groups",
+    return Listing(
+        [
+            {"group": name, "enabled": config.consume_enable, "retries": config.retry_max_times}
+            for name, config in found.items()
+            if everything or not is_of_system(name)
+        ]
     )
 
 
@@ -102,6 +107,8 @@ def progress(
     *,
     topic: Annotated[str | None, typer.Option(help="Only this topic.")] = None,
     cluster: Cluster = None,
+    watch: Watch = False,
+    every: Every = EVERY_DEFAULT,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
@@ -116,7 +123,13 @@ def progress(
                 await check_topic(admin, topic)
         return found
 
-    found = ask(names, read)
+    def show(found: list[QueueProgress]) -> None:
+        _print_progress(name, found, json=json)
+
+    watched(lambda: ask(names, read), show, watch=watch, every=every)
+
+
+def _print_progress(name: str, found: list[QueueProgress], *, json: bool) -> None:
     lag = sum(queue.lag for queue in found)
     fields = ("queue", "broker_offset", "group_offset", "lag", "consumed_ms")
     queues = [{field: getattr(queue, field) for field in fields} for queue in found]
@@ -140,65 +153,11 @@ def progress(
         say(f"{quantity(lag, 'message')} behind")
 
 
-@app.command()
-def reset(
-    name: Name,
-    topic: Annotated[str, typer.Argument(help="The topic.")],
-    *,
-    to: Annotated[
-        str,
-        typer.Option(help="earliest, latest, 2024-05-01T12:00, 2h (ago), milliseconds since 1970."),
-    ],
-    only_back: Annotated[
-        bool, typer.Option("--only-back", help="Skip no message that is not consumed yet.")
-    ] = False,
-    yes: Yes = False,
-    names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
-    """Move a group to the messages stored at a moment; shows the change, and asks."""
-    time_ms = moment_of(to, "--to")
-
-    async def plan_reset(admin: Admin) -> list[OffsetMove]:
-        plan = await admin.plan_reset(name, topic, time_ms, force=not only_back)
-        await check_group(admin, name)
-        return plan
-
-    plan = ask(names, plan_reset, topic=topic)
-    if not json:
-        table(["broker", "queue", "now", "then", "difference"], map(_move_row, plan))
-    confirm(f"move group {name} in topic {topic}: {consequence_of(plan)}?", yes=yes)
-    moved = ask(
-        names,
-        lambda admin: admin.reset_offset(name, topic, time_ms, force=not only_back),
-        changes=True,
-        topic=topic,
-    )
-    before = {move.queue: move.before for move in plan}
-    print_result(
-        [
-            {"queue": queue, "before": before.get(queue), "offset": offset}
-            for queue, offset in moved.items()
-        ],
-        f"group {name} is moved in {quantity(len(moved), 'queue')} of {topic}",
-        json=json,
-    )
-
-
-def _move_row(move: OffsetMove) -> list[object]:
-    now, difference = "never consumed", ""
-    if move.before is not None:
-        now, difference = str(move.before), f"{move.after - move.before:+d}"
-    return [move.queue.broker, move.queue.number, now, move.after, difference]
-
-
-def consequence_of(plan: list[OffsetMove]) -> str:
-    """How many messages a reset skips, and how many it delivers again."""
-    changes = [move.after - move.before for move in plan if move.before is not None]
-    skipped, repeated = sum(n for n in changes if n > 0), -sum(n for n in changes if n < 0)
-    parts = [f"{quantity(skipped, 'message')} skipped"] if skipped else []
-    parts += [f"{quantity(repeated, 'message')} delivered again"] if repeated else []
-    return ", ".join(parts) or "no message skipped or delivered again"
+app.command()(reset)
+app.command()(skip)
+app.command()(clone)
+app.command()(status)
+app.command()(monitor)
 
 
 @app.command()

@@ -5,31 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from shlex import quote
-from typing import Final
 
 from txmq.client import Admin
 from txmq.client.routes import MASTER
 from txmq.errors import ConsumerOffline, GroupNotFound, TopicNotFound
 from txmq.protocol.topics import DLQ, RETRY
 
-__all__ = ["check_group", "check_producer_group", "check_topic", "is_system_group", "nearest"]
-
-_SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
-_OF_THE_SYSTEM: Final = frozenset(
-    (
-        "DEFAULT_CONSUMER",
-        "SCHEDULE_CONSUMER",
-        "TOOLS_CONSUMER",
-        "FILTERSRV_CONSUMER",
-        "__MONITOR_CONSUMER",
-        "SELF_TEST_C_GROUP",
-        "SELF_TEST_CONSUMER_GROUP",
-        "CID_ONS-HTTP-PROXY",
-        "CID_ONSAPI_OWNER",
-        "CID_ONSAPI_PERMISSION",
-        "CID_ONSAPI_PULL",
-    )
-)
+__all__ = ["check_group", "check_producer_group", "check_topic", "nearest"]
 
 
 async def check_topic(admin: Admin, name: str, what: str = "topic") -> None:
@@ -105,11 +87,6 @@ async def check_producer_group(admin: Admin, name: str) -> None:
         f"producer group {name!r} has no open transactions and no connected producers"
         f"{nearest(name, known)}; list the open transactions of all groups with: txmq tx list"
     )
-
-
-def is_system_group(name: str) -> bool:
-    """Whether a consumer group belongs to the brokers or to their tools."""
-    return name in _OF_THE_SYSTEM or name.startswith(_SYSTEM_PREFIX)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

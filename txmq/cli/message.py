@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from txmq.cli.common import (
+    FAILED,
     NAMES_DEFAULT,
     WRONGLY_CALLED,
     AsJson,
@@ -29,7 +30,7 @@ from txmq.cli.output import (
     say,
 )
 from txmq.cli.traces import HEADINGS, trace_fields, trace_row
-from txmq.client import Admin, PulledBatch
+from txmq.client import Admin, HandledMessage, PulledBatch
 from txmq.client.observe.trace_records import DecisionRecord, SendRecord, TraceRecord, decode
 from txmq.config import parse_duration
 from txmq.message import Message, Queue, ReceivedMessage
@@ -161,6 +162,39 @@ def view(
         as_json(message_fields(found))
     else:
         listing(message_listing(found))
+
+
+@app.command("consume-directly")
+def consume_directly(
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="An id of the message.")],
+    group: Annotated[str, typer.Argument(help="The consumer group.")],
+    *,
+    topic: Annotated[
+        str | None,
+        typer.Option(help="The topic, for an id that the producer gave; else it is a place."),
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="The id of the consumer; by default one of the group.")
+    ] = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Let a connected consumer handle one stored message now, and show its answer.
+
+    The group's offsets stay, and a failure does not make the message come again. The consumer may
+    have handled the message before.
+    """
+
+    async def handle(admin: Admin) -> HandledMessage:
+        found = await (admin.find(topic, message_id) if topic else admin.view(message_id))
+        return await admin.consume_directly(group, found, client)
+
+    done = ask(names, handle, changes=True, topic=topic)
+    result = "consumed it" if done.is_consumed else f"did not consume it: {done.result}"
+    why = f", {done.remark}" if done.remark else ""
+    print_result(done, f"{done.client} {result}{why} ({done.spent_ms} ms)", json=json)
+    if not done.is_consumed:
+        raise typer.Exit(FAILED)
 
 
 @app.command()

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import base64
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import msgspec
 from rich import box
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from txmq.message import ReceivedMessage
@@ -21,6 +24,7 @@ from txmq.printable import printable, printable_json
 
 __all__ = [
     "as_json",
+    "clear",
     "flush",
     "listing",
     "message_fields",
@@ -29,6 +33,7 @@ __all__ = [
     "note_lines",
     "print_result",
     "print_rows",
+    "progress_bar",
     "say",
     "say_lines",
     "table",
@@ -71,6 +76,12 @@ def flush() -> None:
     sys.stdout.flush()
 
 
+def clear() -> None:
+    """Clear the screen, if the output is one: the next lines replace those shown before."""
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[H\x1b[2J")
+
+
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     """Print rows under headings; numbers are right-aligned."""
     kept = [list(row) for row in rows]
@@ -83,6 +94,18 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     # A bracketed word in a name must not become a style, nor ":name:" an emoji.
     width = None if sys.stdout.isatty() else WIDTH
     Console(width=width, markup=False, highlight=False, emoji=False).print(drawn)
+
+
+@contextmanager
+def progress_bar(label: str, total: int | None) -> Iterator[Callable[[], None]]:
+    """Show how far long work is, if standard error is a terminal.
+
+    Yields a function to call after each step.
+    """
+    is_hidden = not sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=is_hidden) as bar:
+        task = bar.add_task(label, total=total)
+        yield partial(bar.advance, task)
 
 
 def print_rows(

@@ -10,9 +10,8 @@ import typer
 
 from txmq.background import fast_loop
 from txmq.cli import logs
-from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Names, fail
+from txmq.cli.common import NAMES_DEFAULT, WRONGLY_CALLED, Names, fail, host_and_port
 from txmq.cli.known_names import check_topic
-from txmq.cli.metrics_server import metrics_server
 from txmq.cli.output import flush, say
 from txmq.cli.schema import Database, database_errors
 from txmq.cli.stop_signals import stop_at_signals
@@ -24,6 +23,7 @@ from txmq.errors import (
     TopicNotFound,
     TransportError,
 )
+from txmq.http_server import METRICS_TYPE, HttpPage, HttpServer, health_pages
 from txmq.quantity import quantity
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ __all__ = ["relay"]
 
 COUNT_S: Final = 5.0
 """Prometheus waits for 10 s by default."""
-PORT_MAX: Final = 65_535
 LEASE_MAX_S: Final = 3_600.0
 
 
@@ -71,10 +70,13 @@ def relay(
             "that died.",
         ),
     ] = 10.0,
-    metrics: Annotated[
+    http: Annotated[
         str | None,
         typer.Option(
-            "--metrics", metavar="HOST:PORT", help="Where to serve metrics to Prometheus."
+            "--http",
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Where to serve /metrics, /health/live and /health/ready over HTTP.",
         ),
     ] = None,
     names: Names = NAMES_DEFAULT,
@@ -98,7 +100,7 @@ def relay(
             lease_s=lease,
         )
         engine = engine_of(database)
-        where = None if metrics is None else _address(metrics)
+        where = None if http is None else host_and_port(http)
         plan = RelayPlan(engine, Outbox(outbox, schema), names, settings, where)
         try:
             with asyncio.Runner(loop_factory=fast_loop()) as runner:
@@ -108,7 +110,7 @@ def relay(
         except TopicNotFound as error:
             fail(str(error))
         except OSError as error:
-            fail(f"cannot serve metrics at {metrics}: {error}")
+            fail(f"cannot serve metrics at {http}: {error}")
         finally:
             engine.dispose()
 
@@ -120,14 +122,7 @@ class RelayPlan(NamedTuple):
     outbox: Outbox
     names: str
     settings: RelaySettings
-    metrics: tuple[str, int] | None
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > PORT_MAX:
-        fail(f"{text!r} is not an address; write host:port, as in 127.0.0.1:9400", WRONGLY_CALLED)
-    return host.strip("[]"), int(port)
+    http: tuple[str, int] | None
 
 
 async def _run(plan: RelayPlan) -> None:
@@ -141,11 +136,14 @@ async def _run(plan: RelayPlan) -> None:
             await stack.enter_async_context(working)
             shown = plan.engine.url.render_as_string(hide_password=True)
             line = f"ready {plan.outbox.name} in {shown} names {plan.names}"
-            if plan.metrics is not None:
-                host, port = await stack.enter_async_context(
-                    metrics_server(*plan.metrics, lambda: _page(working))
-                )
-                line += f" metrics http://{host}:{port}/metrics"
+            if plan.http is not None:
+                pages = {
+                    "/metrics": lambda: _page(working),
+                    **health_pages(lambda: _objection(working)),
+                }
+                server = HttpServer(pages, *plan.http)
+                await stack.enter_async_context(server)
+                line += " metrics http://{}:{}/metrics".format(*server.address)
             say(line)
             flush()
             await stopped.wait()
@@ -164,7 +162,19 @@ async def _check_dead_letter_topic(plan: RelayPlan) -> None:
             await check_topic(Admin(session), name, "the dead-letter topic")
 
 
-async def _page(relay: Relay) -> str:
+async def _objection(relay: Relay) -> str:
+    """Why the relay cannot read its outbox now; empty if it can."""
+    try:
+        async with asyncio.timeout(COUNT_S):
+            await relay.waiting()
+    except TimeoutError:
+        return f"the database did not answer within {COUNT_S:g} s"
+    except DatabaseFailed as error:
+        return str(error)
+    return ""
+
+
+async def _page(relay: Relay) -> HttpPage:
     from txmq.outbox.metrics import exposition
 
     try:
@@ -172,4 +182,4 @@ async def _page(relay: Relay) -> str:
             waiting = await relay.waiting()
     except (DatabaseFailed, TimeoutError):
         waiting = None  # The page still has the counters of this relay.
-    return exposition(relay.tally, waiting)
+    return HttpPage(exposition(relay.tally, waiting), content_type=METRICS_TYPE)

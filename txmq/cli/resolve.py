@@ -17,7 +17,16 @@ import typer
 
 from txmq.background import fast_loop
 from txmq.cli import logs
-from txmq.cli.common import FAILED, NAMES_DEFAULT, WRONGLY_CALLED, AsJson, Names, fail, sentence_of
+from txmq.cli.common import (
+    FAILED,
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    AsJson,
+    Names,
+    fail,
+    host_and_port,
+    sentence_of,
+)
 from txmq.cli.known_names import check_producer_group
 from txmq.cli.output import note, print_result
 from txmq.cli.schema import FenceName, SchemaName, database_errors
@@ -37,6 +46,7 @@ from txmq.errors import (
     TransportError,
     TxmqError,
 )
+from txmq.http_server import METRICS_TYPE, HttpPage, HttpServer, health_pages
 from txmq.limits import CHECKS_PER_PRODUCER_MAX, GROUP_CHARS_MAX
 from txmq.protocol.bodies import OpenTransactions
 from txmq.protocol.codes import RequestCode
@@ -87,6 +97,13 @@ def resolve(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Log the checks without a decision, and why.")
     ] = False,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where to serve /metrics, /health/live and /health/ready over HTTP.",
+        ),
+    ] = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
@@ -102,7 +119,8 @@ def resolve(
         resource_of(database, fence, schema) as resource,
     ):
         check_name("producer group", group, GROUP_CHARS_MAX)
-        plan = ResolvePlan(group, names, workers, until_empty, quiet)
+        where = None if http is None else host_and_port(http)
+        plan = ResolvePlan(group, names, workers, until_empty, quiet, where)
         with asyncio.Runner(loop_factory=fast_loop()) as runner:
             summary = runner.run(Resolver(plan, resource).run())
     print_result(asdict(summary), str(summary), json=json)
@@ -147,6 +165,8 @@ def cluster_errors() -> Iterator[None]:
         fail(f"this broker cannot list open transactions, so leave out --until-empty: {error}")
     except TransportError as error:
         fail(sentence_of(error))
+    except OSError as error:
+        fail(f"cannot serve metrics: {error}")
 
 
 class ResolvePlan(NamedTuple):
@@ -157,6 +177,7 @@ class ResolvePlan(NamedTuple):
     workers: int
     is_until_empty: bool
     is_quiet: bool
+    http: tuple[str, int] | None
 
 
 @dataclass(kw_only=True)
@@ -215,6 +236,8 @@ class Resolver:
         """The names of all brokers seen, also of those that are gone now."""
         self._left: OpenCount | None = None
         self._silent = ""
+        self._objection = "the command is starting"
+        """Why it does not answer now; empty while it does."""
 
     async def run(self) -> ResolveSummary:
         """Answer until it is time to stop.
@@ -226,7 +249,8 @@ class Resolver:
         """
         began_s = self._clock.monotonic()
         with stop_at_signals(self._stopped):
-            is_done = await self._answer_until_stopped()
+            async with self._pages():
+                is_done = await self._answer_until_stopped()
         tally = self._tally()
         return ResolveSummary(
             committed=tally["checks_committed"],
@@ -237,6 +261,28 @@ class Resolver:
             seconds=round(self._clock.monotonic() - began_s, 3),
             is_good=not tally["conflicts"] and (is_done or not self._plan.is_until_empty),
         )
+
+    @asynccontextmanager
+    async def _pages(self) -> AsyncIterator[None]:
+        """Serve metrics and health inside this context, if the options want them."""
+        if self._plan.http is None:
+            yield
+            return
+
+        async def metrics() -> HttpPage:
+            from txmq.cli.resolve_metrics import exposition
+
+            left = None if self._left is None else self._left.all
+            text = exposition(self._tally(), left, is_answering=not self._objection)
+            return HttpPage(text, content_type=METRICS_TYPE)
+
+        async def objection() -> str:
+            return self._objection
+
+        pages = {"/metrics": metrics, **health_pages(objection)}
+        async with HttpServer(pages, *self._plan.http) as server:
+            self._say("metrics and health at http://{}:{}".format(*server.address))
+            yield
 
     async def _answer_until_stopped(self) -> bool:
         """Answer; returns whether no transaction is left."""
@@ -267,11 +313,12 @@ class Resolver:
                     if self._resource.identity != identity:
                         raise DatabaseFailed("the fence was replaced by another; start this again")
                     backoff.reset()
+                    self._objection = ""
                     is_done = await self._report_until_done()
             except (ResourceError, TransportError) as error:
                 if self._resource.identity != identity:
                     raise
-                why = str(error).partition("\n")[0]
+                why = self._objection = str(error).partition("\n")[0]
                 self._say(f"cannot answer now; brokers wait: {why}")
                 await unless_stopped(self._stopped, asyncio.sleep(backoff.next_pause()))
 

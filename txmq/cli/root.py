@@ -4,10 +4,12 @@ from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
+from typer._completion_classes import completion_init
 from typer.core import TyperGroup
 from typer.main import get_group
 
 import txmq
+from txmq.cli.mqadmin import help_line
 from txmq.cli.output import say
 
 __all__ = ["app"]
@@ -19,21 +21,27 @@ _NAMES: Final = (
     "names",
     "topic",
     "group",
+    "producer",
     "message",
+    "trace",
+    "stats",
     "tx",
     "resolve",
     "xa",
     "relay",
+    "outbox",
     "dlq",
     "log",
     "backup",
     "reconcile",
     "cluster",
     "console",
+    "broker",
     "acl",
     "audit",
     "schema",
     "config",
+    "completion",
 )
 
 
@@ -59,15 +67,28 @@ def _loaded(name: str) -> Any:
         alone.add_typer(module.app, name=name)
     else:
         alone.command()(getattr(module, name))
-    return get_group(alone).commands[name]
+    loaded = get_group(alone).commands[name]
+    _name_equivalents(loaded, name)
+    return loaded
+
+
+def _name_equivalents(command: Any, path: str) -> None:
+    """Let each command's help name mqadmin's command."""
+    for name, inner in getattr(command, "commands", {}).items():
+        _name_equivalents(inner, f"{path} {name}")
+    if line := help_line(path):
+        command.epilog = line
 
 
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
+    add_completion=False,  # `txmq completion` prints the script, and changes no file.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+completion_init()  # Answers the shells that run a script of `txmq completion`.
 
 
 def _version(is_wanted: bool) -> None:

@@ -22,6 +22,7 @@ from txmq.cli.output import flush, note_lines, say
 from txmq.config import ForeignName, load
 from txmq.credentials import CREDENTIALS_VARIABLES
 from txmq.errors import ConfigError, DirectoryInUse, TxmqError
+from txmq.etcd_access import ETCD_VARIABLES
 from txmq.remoting.pool import split_address
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.memory import keep_freed_memory
@@ -52,6 +53,7 @@ NOT_SETTINGS: Final = (
     LOG_FORMAT_VARIABLE,
     LOG_LEVEL_VARIABLE,
     *CREDENTIALS_VARIABLES,
+    *ETCD_VARIABLES,
     *TLS_VARIABLES,
 )
 """Variables of the command line that are not settings of the broker."""
@@ -186,6 +188,15 @@ def serve(
         str | None,
         typer.Option(metavar="NAME", help="This member of the broker set."),
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            show_default="nowhere",
+            help="Where to serve /metrics, /health/live, /health/ready and /info over HTTP, "
+            "without accounts.",
+        ),
+    ] = None,
     accept_loss: Annotated[
         str | None,
         typer.Option(
@@ -220,6 +231,7 @@ def serve(
         "security.trust_brokers": trust_brokers,
         "replication.coordinator": coordinator,
         "replication.member": member,
+        "http_listen": http,
     }
     arguments = [f"{key}={value}" for key, value in options.items() if value is not None]
     if names_listen is not None:
@@ -289,7 +301,8 @@ def _copies_text(copies: "ReplicationSettings") -> str:
     if copies.coordinator:
         return f"member {copies.member}; {copies.coordinator} decides who leads; answers {waits}"
     if copies.role == "follower":
-        return f"follower {copies.member}: it copies its leader and serves no client"
+        reads = "consumers may read from it" if copies.reads else "consumers read from the leader"
+        return f"follower {copies.member}: it copies its leader; {reads}"
     return f"leader; answers {waits}"
 
 
@@ -352,6 +365,8 @@ def _run(settings: "BrokerSettings", accept_loss: str | None) -> int:
         _say_ready(broker)
 
     addresses = {"--listen": settings.listen}
+    if settings.http_listen:
+        addresses["--http"] = settings.http_listen
     if not settings.names:
         addresses["--names-listen"] = settings.names_listen
     try:

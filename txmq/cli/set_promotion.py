@@ -7,28 +7,52 @@ import asyncio
 import getpass
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from txmq.cli.cluster_status import short_name
-from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail
+from txmq.cli.common import FAILED, WRONGLY_CALLED, AsJson, fail, sentence_of
 from txmq.cli.moments import time_text
 from txmq.cli.output import print_result
-from txmq.errors import ConfigError, IllegalOperation, TransportError, TxmqError, UsageError
+from txmq.errors import (
+    BrokerRefused,
+    ConfigError,
+    IllegalOperation,
+    InvalidParameter,
+    RequestTimeout,
+    TransportError,
+    TxmqError,
+    UsageError,
+)
+from txmq.etcd_access import etcd_coordinator
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.copies import SetChange, SetChanged
 from txmq.runtime.clock import SystemClock
-from txmq.runtime.coordinator import AllowedLoss, SetCoordinator, View
-from txmq.runtime.etcd import EtcdCoordinator
+from txmq.runtime.coordinator import AllowedLoss, Leader, SetCoordinator, View, short_name
+from txmq.runtime.network import SystemNetwork
 
 __all__ = ["promote"]
+
+ANSWER_S: Final = 10.0
+HAND_OVER_S: Final = 20.0
+"""The longest that a leader drains before it hands over, and some more."""
+
+
+class NewLeader(NamedTuple):
+    """The end of a hand-over."""
+
+    leader: Leader
+    epoch: int
+    former: str
+    ms: int
 
 
 def promote(
     member: Annotated[
         str,
         typer.Argument(
-            help="With --coordinator: the whole name of the member, as it logs it at its start, "
-            "m3.0a1b2c3d."
+            help="With --coordinator: the member, as m3, or by the whole name that it logs at its "
+            "start, as m3.0a1b2c3d."
         ),
     ] = "",
     *,
@@ -50,11 +74,14 @@ def promote(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Let a follower lead that does not lead by itself.
+    """Have another member of a broker set lead.
 
-    With a coordinator members elect a leader themselves, as long as one is left that is in sync.
-    If all of those are gone, name the member that is to lead; what was acknowledged and what it
-    did not copy is lost. The command is refused while the set has a leader.
+    With a coordinator the leader hands over to the member, which has to be in sync: the leader
+    answers what it has accepted, and nothing is lost.
+
+    If the set has no leader, members elect one themselves, as long as one is left that is in sync.
+    If all of those are gone, name the member that is to lead, and add --allow-data-loss; what was
+    acknowledged and what it did not copy is lost.
 
     Without a coordinator stop the leader for good first: of two leaders, each has messages that the
     other one lacks. Then promote the stopped follower's directory, and start it with
@@ -71,8 +98,10 @@ def promote(
     if data is not None:
         _promote_directory(data, reason.strip(), who, allow_data_loss=allow_data_loss, json=json)
         return
-    loss = AllowedLoss(member, who, reason.strip(), SystemClock().wall_ms(), ())
-    _promote_member(coordinator, cluster, broker, loss, allow_data_loss=allow_data_loss, json=json)
+    wanted = AllowedLoss(member, who, reason.strip(), SystemClock().wall_ms(), ())
+    _promote_member(
+        coordinator, cluster, broker, wanted, allow_data_loss=allow_data_loss, json=json
+    )
 
 
 def _promote_directory(
@@ -107,35 +136,105 @@ def _promote_member(
     coordinator: str,
     cluster: str,
     broker: str,
-    loss: AllowedLoss,
+    wanted: AllowedLoss,
     *,
     allow_data_loss: bool,
     json: bool,
 ) -> None:
-    from txmq_broker.config import etcd_endpoints
-
     try:
-        store = EtcdCoordinator(etcd_endpoints(coordinator), f"{cluster}/{broker}")
-        loss = asyncio.run(_accept(store, loss, broker, allow_data_loss=allow_data_loss))
-    except (ConfigError, UsageError) as error:
+        store = etcd_coordinator(coordinator, cluster, broker)
+        done = asyncio.run(_promote(store, wanted, broker, allow_data_loss=allow_data_loss))
+    except (ConfigError, UsageError, InvalidParameter) as error:
         fail(str(error), WRONGLY_CALLED)
-    except (IllegalOperation, TransportError) as error:
-        fail(str(error))
-    former = ", ".join(map(short_name, loss.former))
+    except (BrokerRefused, TransportError) as error:
+        fail(sentence_of(error))
+    if isinstance(done, AllowedLoss):
+        former = ", ".join(map(short_name, done.former)) or "unknown"
+        print_result(
+            {"broker": broker, **done._asdict()},
+            f"{done.member} may lead {broker} now, by {done.operator}; in sync before: {former}",
+            json=json,
+        )
+        return
+    member, address = done.leader
     print_result(
-        {"broker": broker, **loss._asdict()},
-        f"{loss.member} may lead {broker} now, by {loss.operator}; in sync before: {former}",
+        {
+            "broker": broker,
+            "member": member,
+            "address": address,
+            "epoch": done.epoch,
+            "former": [done.former],
+            "ms": done.ms,
+        },
+        f"{member} leads {broker} at {address} in epoch {done.epoch}, {done.ms} ms after "
+        f"{done.former} was asked to hand over",
         json=json,
     )
 
 
-async def _accept(
-    store: SetCoordinator, loss: AllowedLoss, broker: str, *, allow_data_loss: bool
-) -> AllowedLoss:
+async def _promote(
+    store: SetCoordinator, wanted: AllowedLoss, broker: str, *, allow_data_loss: bool
+) -> AllowedLoss | NewLeader:
     seen = await store.view()
-    _check(seen, loss.member, broker)
-    in_sync = ", ".join(seen.in_sync)
+    if seen.leader is None:
+        return await _accept(store, seen, wanted, broker, allow_data_loss=allow_data_loss)
+    if allow_data_loss:
+        raise IllegalOperation(
+            f"{seen.leader.member} leads {broker} in epoch {seen.epoch}, so nothing has to be "
+            "lost; leave out --allow-data-loss, and it hands over"
+        )
+    try:
+        async with asyncio.timeout(HAND_OVER_S):
+            return await _hand_over(store, seen, seen.leader, wanted)
+    except TimeoutError as error:
+        raise RequestTimeout(
+            f"{seen.leader.member} has not handed over within {HAND_OVER_S:g} s; see who leads "
+            "with: txmq cluster status"
+        ) from error
+
+
+async def _hand_over(
+    store: SetCoordinator, seen: View, leader: Leader, wanted: AllowedLoss
+) -> NewLeader:
+    from txmq_broker.core.set_acts import HAND_OVER
+    from txmq_broker.services.own_connections import own_connections
+
+    clock = SystemClock()
+    pool = own_connections(SystemNetwork(), clock)
+    began = clock.monotonic()
+    change = SetChange(HAND_OVER, wanted.member, wanted.operator, wanted.reason)
+    try:
+        connection = await pool.connection(leader.address)
+        found = await connection.request(RequestCode.CHANGE_SET, change, timeout_s=ANSWER_S)
+    finally:
+        await pool.close()
+    member = found.read(SetChanged).member
+    while seen.leader is None or seen.leader.member == leader.member:
+        seen = await store.changed(seen)
+    ms = round((clock.monotonic() - began) * 1000)
+    if seen.leader.member != member:
+        raise IllegalOperation(
+            f"{seen.leader.member} leads in epoch {seen.epoch}: {member} did not come in time"
+        )
+    return NewLeader(seen.leader, seen.epoch, leader.member, ms)
+
+
+async def _accept(
+    store: SetCoordinator, seen: View, loss: AllowedLoss, broker: str, *, allow_data_loss: bool
+) -> AllowedLoss:
+    from txmq_broker.core.set_acts import find_member
+
+    if not (seen.in_sync or allow_data_loss):
+        raise UsageError(
+            f"no member of a broker set {broker!r} has ever led; check the name, or if its etcd "
+            "has lost its data, add --allow-data-loss"
+        )
+    if short_name(loss.member) == loss.member:
+        loss = loss._replace(member=find_member(loss.member, seen.members, seen.in_sync))
+    if loss.member in seen.in_sync:
+        raise IllegalOperation(f"{loss.member} is in sync: it leads as soon as it is started")
     if not allow_data_loss:
+        in_sync = ", ".join(seen.in_sync)
         raise UsageError(
             f"{loss.member} may lack messages that {broker} acknowledged. In sync: {in_sync}; "
             "start one of these if you can. To lose what it lacks, add --allow-data-loss"
@@ -144,26 +243,3 @@ async def _accept(
     if await store.allow_loss(seen, loss) is None:
         raise IllegalOperation(f"{broker} has changed at this moment; run the command again")
     return loss
-
-
-def _check(seen: View, member: str, broker: str) -> None:
-    """Refuse a promotion that is not necessary, or that would have no effect.
-
-    Raises:
-        UsageError: The set does not exist, or the member's name is not whole.
-        IllegalOperation: The set has a leader, or the member is in sync.
-    """
-    if not seen.in_sync:
-        raise UsageError(f"no member of a broker set {broker!r} has ever led; check the name")
-    if seen.leader is not None:
-        raise IllegalOperation(
-            f"{seen.leader.member} leads {broker} in epoch {seen.epoch}; stop it to have another "
-            "member lead"
-        )
-    if member in seen.in_sync:
-        raise IllegalOperation(f"{member} is in sync: it leads as soon as it is started")
-    if short_name(member) == member:
-        raise UsageError(
-            f"{member!r} is not a whole name; the member logs it at its start, as in "
-            f"'this member is {member}.0a1b2c3d'"
-        )

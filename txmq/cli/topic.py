@@ -1,5 +1,6 @@
 """``txmq topic``: topics created, changed, shown and deleted."""
 
+from collections.abc import Mapping
 from shlex import quote
 from typing import Annotated, Final
 
@@ -17,9 +18,10 @@ from txmq.cli.common import (
     fail,
 )
 from txmq.cli.known_names import check_topic
-from txmq.cli.output import as_json, note, print_result, print_rows, say
+from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.output import as_json, print_result, print_rows, say
 from txmq.cli.topic_change import TopicChange
-from txmq.cli.topic_rows import fields_of, permission_of, topic_rows
+from txmq.cli.topic_rows import client_rows, fields_of, permission_of, topic_rows
 from txmq.client import Admin, Route
 from txmq.client.names import check_name
 from txmq.errors import TopicExists, TopicNotFound
@@ -51,7 +53,7 @@ def create(
     json: AsJson = False,
 ) -> None:
     """Create a topic, and return when clients can find it; `txmq topic update` changes one."""
-    allowed = _perm_of(perm)
+    allowed = _perm_of(perm, "--perm")
 
     async def create_topic(admin: Admin) -> Route:
         await check_new_topic(admin, name, queues, broker, cluster)
@@ -96,7 +98,6 @@ def update(
     name: Name,
     *,
     queues: Annotated[int | None, typer.Option(min=1, help="Queues at each broker.")] = None,
-    perm: Annotated[str | None, typer.Option(help="Its permission: rw, r or w.")] = None,
     order: Annotated[
         bool | None,
         typer.Option("--order/--no-order", help="Keep its queues while a broker is away."),
@@ -108,22 +109,17 @@ def update(
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Change a topic; settings that are not named stay.
+    """Change the queues of a topic, or their order; `txmq topic permit` changes its permission.
 
     Fewer queues need --shrink and two runs. The first run closes the queues for new messages. The
     second run removes the queues, when all groups have consumed their messages.
     """
-    if (queues, perm, order) == (None, None, None):
-        fail("name what to change: --queues, --perm or --order", WRONGLY_CALLED)
-    wanted = TopicChange(
-        name, queues, None if perm is None else _perm_of(perm), order, broker, shrink
-    )
-    done = ask(names, wanted.make, changes=True, topic=name)
+    if (queues, order) == (None, None):
+        fail("name what to change: --queues or --order", WRONGLY_CALLED)
+    wanted = TopicChange(name, queues, None, order, broker, shrink)
+    done = _make(wanted, names, json=json)
     if json:
-        as_json([{"broker": at, **fields_of(config)} for at, config in done.items()])
         return
-    for at, config in done.items():
-        say(f"topic {name} at {at}: {_description(config)}")
     if queues is not None and any(config.read_queue_nums > queues for config in done.values()):
         say(
             f"new messages go to the first {quantity(queues, 'queue')} only; when all groups have "
@@ -132,10 +128,34 @@ def update(
         )
 
 
-def _perm_of(text: str) -> Perm:
-    allowed = _PERMS.get(text)
+@app.command()
+def permit(
+    name: Name,
+    perm: Annotated[str, typer.Argument(metavar="rw|r|w|none", help="What clients may do.")],
+    *,
+    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Permit clients to read and write a topic, or forbid it; its messages stay."""
+    allowed = _perm_of(perm, "PERM", {**_PERMS, "none": Perm(0)})
+    _make(TopicChange(name, None, allowed, None, broker, may_shrink=False), names, json=json)
+
+
+def _make(wanted: TopicChange, names: str, *, json: bool) -> dict[str, TopicConfig]:
+    done = ask(names, wanted.make, changes=True, topic=wanted.topic)
+    if json:
+        as_json([{"broker": at, **fields_of(config)} for at, config in done.items()])
+        return done
+    for at, config in done.items():
+        say(f"topic {wanted.topic} at {at}: {_description(config)}")
+    return done
+
+
+def _perm_of(text: str, option: str, perms: Mapping[str, Perm] = _PERMS) -> Perm:
+    allowed = perms.get(text)
     if allowed is None:
-        raise typer.BadParameter(f"{text!r} is not one of rw, r, w", param_hint="--perm")
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(perms)}", param_hint=option)
     return allowed
 
 
@@ -148,46 +168,60 @@ def _description(config: TopicConfig) -> str:
 
 
 @app.command("list")
+@listed(
+    [
+        ListColumn("topic", "topic"),
+        ListColumn("read queues", "read_queues"),
+        ListColumn("write queues", "write_queues"),
+        ListColumn("permission", "permission"),
+        ListColumn("messages", "messages"),
+    ],
+    empty="no topics",
+)
 def list_(
     *,
     everything: Annotated[
         bool, typer.Option("--all", help="Also topics of the system, retries and dead letters.")
     ] = False,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """List topics with their queues, permission and messages, summed over all brokers."""
     found = ask(names, lambda admin: topic_rows(admin, everything=everything))
-    print_rows(
-        found.rows,
-        ["topic", "read queues", "write queues", "permission", "messages"],
-        [["" if value is None else value for value in row.values()] for row in found.rows],
-        json=json,
-        empty="no topics",
-    )
-    for broker, why in found.silent.items():
-        note(f"txmq: without broker {broker}: {why}")
+    warnings = [f"without broker {broker}: {why}" for broker, why in found.silent.items()]
+    return Listing(found.rows, warnings=warnings)
 
 
 @app.command()
-def status(name: Name, *, names: Names = NAMES_DEFAULT, json: AsJson = False) -> None:
+@listed(
+    [
+        ListColumn("group", "group"),
+        ListColumn("client", "client"),
+        ListColumn("address", "address"),
+        ListColumn("language", "language"),
+        ListColumn("version", "version"),
+        ListColumn("subscribed to", "expression"),
+    ],
+    empty="no group consumes this topic",
+)
+def clients(name: Name, *, names: Names = NAMES_DEFAULT) -> Listing:
+    """Show the groups that consume a topic, and their connected consumers."""
+    return Listing(ask(names, lambda admin: client_rows(admin, name), topic=name))
+
+
+@app.command()
+@listed(
+    [
+        ListColumn("broker", "queue", lambda queue: queue.broker),
+        ListColumn("queue", "queue", lambda queue: queue.number),
+        ListColumn("oldest", "min_offset"),
+        ListColumn("next", "max_offset"),
+        ListColumn("messages", "messages"),
+    ],
+    empty="no queues",
+)
+def status(name: Name, *, names: Names = NAMES_DEFAULT) -> Listing:
     """Show the queues of a topic."""
-    found = ask(names, lambda admin: admin.topic_status(name), topic=name)
-    print_rows(
-        found,
-        ["broker", "queue", "oldest", "next", "messages"],
-        [
-            [
-                queue.queue.broker,
-                queue.queue.number,
-                queue.min_offset,
-                queue.max_offset,
-                queue.max_offset - queue.min_offset,
-            ]
-            for queue in found
-        ],
-        json=json,
-    )
+    return Listing(ask(names, lambda admin: admin.topic_status(name), topic=name))
 
 
 @app.command()

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+from txmq.cli.common import for_each
 from txmq.client import Admin
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo
-from txmq.errors import TxmqError
+from txmq.errors import ConsumerOffline, TxmqError
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
 from txmq.protocol.topics import DLQ, RETRY
 
-__all__ = ["Rows", "fields_of", "own_topics", "permission_of", "topic_rows"]
-
-ASKED_TOGETHER_MAX: Final = 16
-"""Topics whose messages are counted at the same time."""
+__all__ = [
+    "Rows",
+    "application_topics",
+    "client_rows",
+    "fields_of",
+    "own_topics",
+    "permission_of",
+    "topic_rows",
+]
 
 _OF_THE_SYSTEM: Final = (
     "TBW102",
@@ -66,17 +71,15 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
             continue
         for name, config in of_broker.items():
             configs.setdefault(name, []).append(config)
-    limit = asyncio.Semaphore(ASKED_TOGETHER_MAX)
 
     async def messages(name: str) -> int | None:
-        async with limit:
-            try:
-                queues = await admin.topic_status(name)
-            except TxmqError:
-                return None  # Its broker does not answer, or the topic is being deleted.
+        try:
+            queues = await admin.topic_status(name)
+        except TxmqError:
+            return None  # Its broker does not answer, or the topic is being deleted.
         return sum(queue.max_offset - queue.min_offset for queue in queues)
 
-    counts = await asyncio.gather(*map(messages, names))
+    counts = await for_each(names, messages)
     rows = [
         {"topic": name, **_sums(configs.get(name, [])), "messages": count}
         for name, count in zip(names, counts, strict=True)
@@ -90,6 +93,50 @@ def own_topics(names: Iterable[str], brokers: list[BrokerInfo]) -> list[str]:
     own = {name for broker in brokers for name in (broker.name, broker.cluster)}
     own |= {f"{broker.cluster}_REPLY_TOPIC" for broker in brokers}
     return [name for name in names if name not in own and not name.startswith(_OF_THE_SYSTEM)]
+
+
+async def application_topics(admin: Admin) -> list[str]:
+    """The names of all topics but those of the system, of retries and of dead letters.
+
+    Raises:
+        TransportError: No name server answers.
+    """
+    return own_topics(await admin.topics(), await admin.cluster())
+
+
+async def client_rows(admin: Admin, topic: str) -> list[dict[str, Any]]:
+    """The groups that consume a topic with their consumers; a row for a group without any, too.
+
+    Raises:
+        TopicNotFound: No broker has the topic.
+        TransportError: A broker does not answer.
+        BrokerRefused: A broker refuses.
+    """
+    clusters = await admin.clusters_of(topic)
+    rows: list[dict[str, Any]] = []
+    for group in await admin.topic_groups(topic):
+        online: dict[str, dict[str, Any]] = {}
+        for cluster in clusters:
+            try:
+                found = await admin.group_connections(group, cluster=cluster)
+            except ConsumerOffline:
+                continue
+            for client in found.clients:
+                online[client.id] = {
+                    "group": group,
+                    "client": client.id,
+                    "address": client.address,
+                    "language": client.language,
+                    "version": client.version,
+                    "expression": found.subscriptions.get(topic),
+                }
+        rows += online.values() or [_without_clients(group)]
+    return rows
+
+
+def _without_clients(group: str) -> dict[str, Any]:
+    row = dict.fromkeys(("client", "address", "language", "version", "expression"))
+    return {"group": group, **row}
 
 
 def _sums(configs: list[TopicConfig]) -> dict[str, Any]:

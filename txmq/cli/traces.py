@@ -15,7 +15,7 @@ from txmq.client.observe.trace_records import (
 )
 from txmq.quantity import quantity
 
-__all__ = ["HEADINGS", "trace_fields", "trace_row"]
+__all__ = ["HEADINGS", "trace_fields", "trace_line", "trace_row"]
 
 HEADINGS: Final = ("event", "time", "group", "success", "cost ms", "keys", "more")
 _EVENTS: Final[dict[type[TraceRecord], str]] = {
@@ -53,6 +53,15 @@ def trace_row(record: TraceRecord) -> list[object]:
             ended = ["", ""]
             more = record.state + (" after a check" if record.is_after_check else "")
     return [_event(record), _time(record.at_ms), record.group, *ended, record.keys, more]
+
+
+def trace_line(record: TraceRecord) -> str:
+    """A record as one line."""
+    event, time, group, success, cost_ms, keys, more = trace_row(record)
+    words = [f"{time} {event}", f"{record.id}", f"group {group}" if group else ""]
+    words += [f"keys {keys}" if keys else "", str(more), f"{cost_ms} ms" if cost_ms != "" else ""]
+    words.append("failed" if success == "no" else "")
+    return ", ".join(word for word in words if word)
 
 
 def _event(record: TraceRecord) -> str:

@@ -2,7 +2,8 @@
 
 import getpass
 from collections import Counter
-from typing import Annotated, Literal
+from operator import neg
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -16,12 +17,16 @@ from txmq.cli.common import (
     ask,
     confirm,
     fail,
+    for_each,
 )
 from txmq.cli.known_names import check_producer_group
+from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.moments import age_of
-from txmq.cli.output import as_json, listing, message_fields, print_result, print_rows, say
+from txmq.cli.output import as_json, listing, message_fields, print_result, progress_bar
+from txmq.cli.tx_watch import watch
 from txmq.client import Admin
 from txmq.client.values import OpenTransaction
+from txmq.errors import NotFound
 from txmq.quantity import quantity
 from txmq.runtime.clock import SystemClock
 
@@ -32,29 +37,46 @@ app = typer.Typer(no_args_is_help=True, help="Show open transactions, and decide
 Id = Annotated[
     str, typer.Argument(metavar="ID", help="The id of the transaction, or of its half message.")
 ]
+State = Annotated[str, typer.Option(metavar="prepared|parked", help="Only those in this state.")]
 Reason = Annotated[str, typer.Option(help="Why; the broker keeps it in its log.")]
 Operator = Annotated[
     str, typer.Option(show_default="who runs this", help="Who decides; kept with the reason.")
 ]
 Broker = Annotated[str | None, typer.Option(help="The broker, if several have it open.")]
 
+RECHECKED_MAX: Final = 1_000_000
+"""The most transactions of a broker that one command rechecks: more than a broker holds open."""
+
+
+def _age(stored_ms: int) -> str:
+    return age_of(SystemClock().wall_ms() - stored_ms)
+
 
 @app.command("list")
+@listed(
+    [
+        ListColumn("id", "id"),
+        ListColumn("state", "state"),
+        ListColumn("age", "stored_ms", _age, neg),
+        ListColumn("checks", "checks"),
+        ListColumn("group", "group"),
+        ListColumn("topic", "queue", lambda queue: queue.topic),
+        ListColumn("keys", "keys", " ".join),
+        ListColumn("broker", "queue", lambda queue: queue.broker),
+    ],
+    empty="no open transactions",
+)
 def list_(
     *,
-    state: Annotated[
-        str, typer.Option(metavar="prepared|parked", help="Only those in this state.")
-    ] = "",
+    state: State = "",
     group: Annotated[str, typer.Option(help="Only those of this producer group.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="The most of each broker.")] = 100,
     broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """List open transactions, the oldest first."""
-    if state not in ("", "prepared", "parked"):
-        fail(f"--state is prepared or parked, not {state}", WRONGLY_CALLED)
+    _check_state(state)
 
     async def read(admin: Admin) -> list[OpenTransaction]:
         found = await admin.transactions(
@@ -65,14 +87,10 @@ def list_(
         return found
 
     found = ask(names, read)
-    now_ms = SystemClock().wall_ms()
-    headings = ["id", "state", "age", "checks", "group", "topic", "keys", "broker"]
-    rows = [_row(transaction, now_ms) for transaction in found]
-    print_rows(found, headings, rows, json=json, empty="no open transactions")
     counts = Counter(transaction.queue.broker for transaction in found).values()
-    if not json and max(counts, default=0) >= limit:
-        shown = quantity(limit, "of a broker is", "of a broker are")
-        say(f"{shown} shown; there may be more, which --limit shows")
+    shown = quantity(limit, "of a broker is", "of a broker are")
+    remark = f"{shown} shown; there may be more, which --limit shows"
+    return Listing(found, [remark] if max(counts, default=0) >= limit else [])
 
 
 @app.command()
@@ -145,14 +163,30 @@ def rollback(
 
 @app.command()
 def recheck(
-    name: Id,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="ID", help="The id of the transaction, or of its half message."),
+    ] = None,
     *,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All open transactions, or all of --group.")
+    ] = False,
+    group: Annotated[str, typer.Option(help="With --all: of this producer group.")] = "",
+    state: State = "",
     broker: Broker = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
-    """Have the broker ask the producers of a transaction again, even if it is parked."""
+    """Have the broker ask the producers of a transaction again, even if it is parked.
+
+    With --all it does so for every open transaction: after producers were away for long, say.
+    """
+    if (name is None) is not everything or ((group or state) and not everything):
+        fail("name one transaction, or write --all with or without --group", WRONGLY_CALLED)
+    if name is None:
+        _recheck_all(state, group, {"broker": broker, "cluster": cluster}, names, json=json)
+        return
     ask(
         names,
         lambda admin: admin.recheck_transaction(name, broker=broker, cluster=cluster),
@@ -160,6 +194,45 @@ def recheck(
     )
     text = f"the broker asks the producers of {name} now, or as soon as one of them connects"
     print_result({"transaction": name, "recheck_requested": True}, text, json=json)
+
+
+def _recheck_all(
+    state: str, group: str, where: dict[str, str | None], names: str, *, json: bool
+) -> None:
+    _check_state(state)
+
+    async def recheck_each(admin: Admin) -> int:
+        found = await admin.transactions(state=state, group=group, limit=RECHECKED_MAX, **where)
+        if group and not found:
+            await check_producer_group(admin, group)
+
+        async def one(transaction: OpenTransaction) -> bool:
+            try:
+                await admin.recheck_transaction(
+                    transaction.id or transaction.offset_id,
+                    broker=transaction.queue.broker,
+                    cluster=where["cluster"],
+                )
+            except NotFound:
+                return False  # It was decided meanwhile.
+            finally:
+                advance()
+            return True
+
+        with progress_bar("transactions", len(found)) as advance:
+            return sum(await for_each(found, one))
+
+    count = ask(names, recheck_each, changes=True)
+    text = f"brokers ask the producers of {quantity(count, 'transaction')}"
+    print_result({"group": group, "rechecks_requested": count}, text, json=json)
+
+
+app.command()(watch)
+
+
+def _check_state(state: str) -> None:
+    if state not in ("", "prepared", "parked"):
+        fail(f"--state is prepared or parked, not {state}", WRONGLY_CALLED)
 
 
 def _decide(
@@ -186,16 +259,3 @@ def _decide(
     done = "committed" if decision == "commit" else "rolled back"
     text = f"transaction {name} is {done} at {broker} by {who}"
     print_result({"transaction": name, "broker": broker, **made}, text, json=json)
-
-
-def _row(found: OpenTransaction, now_ms: int) -> list[object]:
-    return [
-        found.id,
-        found.state,
-        age_of(now_ms - found.stored_ms),
-        found.checks,
-        found.group,
-        found.queue.topic,
-        " ".join(found.keys),
-        found.queue.broker,
-    ]

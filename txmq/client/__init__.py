@@ -13,8 +13,13 @@ from txmq.client.values import (
     BrokerCopies,
     BrokerInfo,
     ConnectedClient,
+    ConsumerReport,
     FollowerCopy,
+    FormerMember,
     GroupConnections,
+    GroupLag,
+    HandledMessage,
+    HeldQueueReport,
     OffsetMove,
     OpenTransaction,
     PulledBatch,
@@ -23,6 +28,7 @@ from txmq.client.values import (
     QueueStatus,
     SendResult,
     SendStatus,
+    TopicTraffic,
 )
 
 __all__ = [
@@ -30,8 +36,13 @@ __all__ = [
     "BrokerCopies",
     "BrokerInfo",
     "ConnectedClient",
+    "ConsumerReport",
     "FollowerCopy",
+    "FormerMember",
     "GroupConnections",
+    "GroupLag",
+    "HandledMessage",
+    "HeldQueueReport",
     "OffsetMove",
     "OpenTransaction",
     "PullOutcome",
@@ -42,4 +53,5 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Session",
+    "TopicTraffic",
 ]

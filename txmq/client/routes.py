@@ -50,6 +50,9 @@ TEMPLATE_QUEUES_MAX: Final = 4
 FRESH_S: Final = 30.0
 """How long a route is fresh, as in stock clients."""
 
+WAITING_FRESH_S: Final = 1.0
+"""The same for a route on which a broker has no master: it may have one soon."""
+
 IDLE_S: Final = 600.0
 """How long an unused route is kept: a program may use any number of topics once."""
 
@@ -63,6 +66,8 @@ class Route:
     readable: tuple[Queue, ...]
     addresses: Mapping[str, Mapping[int, str]]
     """By broker and replica number."""
+    waiting: tuple[str, ...] = ()
+    """The brokers whose queues take messages as soon as they have a master."""
     is_spread: bool = field(init=False, compare=False)
     """Whether several brokers have writable queues of it."""
     masters: Mapping[str, str] = field(init=False, compare=False)
@@ -80,6 +85,19 @@ class Route:
     def brokers(self) -> tuple[str, ...]:
         """The brokers that have queues of it, by name."""
         return tuple(sorted({queue.broker for queue in self.readable + self.writable}))
+
+    def queues_to_write(self) -> tuple[Queue, ...]:
+        """The writable queues.
+
+        Raises:
+            ConnectFailed: The brokers that have some have no master now.
+            NoPermission: The topic has none.
+        """
+        if self.writable:
+            return self.writable
+        for broker in self.waiting:
+            self.master(broker)
+        raise NoPermission(f"topic {self.topic} has no queue that can be written to")
 
     def master(self, broker: str) -> str:
         """The address of a broker's master.
@@ -153,6 +171,11 @@ def route_of(
             for queue in queues(entry, entry.read_queue_nums)
         ),
         addresses=addresses,
+        waiting=tuple(
+            entry.broker_name
+            for entry in known
+            if entry.perm & Perm.WRITE and MASTER not in addresses[entry.broker_name]
+        ),
     )
 
 
@@ -179,7 +202,8 @@ class RouteTable:
 
     def put(self, route: Route, now: float) -> None:
         """Store the current route."""
-        self._routes[route.topic] = (route, now)
+        early_s = max(0.0, self._fresh_s - WAITING_FRESH_S) if route.waiting else 0.0
+        self._routes[route.topic] = (route, now - early_s)
 
     def in_use(self, now: float) -> list[str]:
         """The recently used topics; the others are dropped."""
@@ -311,8 +335,13 @@ class QueueRotation:
 
         Raises:
             NoPermission: The topic exists and is not writable.
+            ConnectFailed: No broker of the topic has a master now.
         """
-        topic, queues, counters = route.topic, route.writable or _writable(route), self._counters
+        topic, queues, counters = (
+            route.topic,
+            route.writable or route.queues_to_write(),
+            self._counters,
+        )
         if avoid is not None:
             for _ in queues:
                 queue = queues[self._count(topic, first) % len(queues)]
@@ -339,8 +368,9 @@ class QueueRotation:
 
         Raises:
             NoPermission: The topic exists and is not writable.
+            ConnectFailed: No broker of the topic has a master now.
         """
-        queues = _writable(route)
+        queues = route.queues_to_write()
         turn = self._count(route.topic, first)
         spare: Queue | None = None
         for step in range(len(queues)):
@@ -365,12 +395,6 @@ class QueueRotation:
         if len(self._counters) > self._limit:
             del self._counters[next(iter(self._counters))]
         return turn
-
-
-def _writable(route: Route) -> tuple[Queue, ...]:
-    if not route.writable:
-        raise NoPermission(f"topic {route.topic} has no queue that can be written to")
-    return route.writable
 
 
 def queue_of_key(queues: Sequence[Queue], key: str | bytes | int) -> Queue:

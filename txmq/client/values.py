@@ -14,8 +14,13 @@ __all__ = [
     "BrokerCopies",
     "BrokerInfo",
     "ConnectedClient",
+    "ConsumerReport",
     "FollowerCopy",
+    "FormerMember",
     "GroupConnections",
+    "GroupLag",
+    "HandledMessage",
+    "HeldQueueReport",
     "OffsetMove",
     "OpenTransaction",
     "PullOutcome",
@@ -25,6 +30,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "StoredBatch",
+    "TopicTraffic",
 ]
 
 
@@ -104,6 +110,11 @@ class QueueStatus:
     max_offset: QueueOffset
     updated_ms: int
 
+    @property
+    def messages(self) -> int:
+        """The number of stored messages."""
+        return self.max_offset - self.min_offset
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetMove:
@@ -152,6 +163,77 @@ class GroupConnections:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupLag:
+    """How far a group is behind, in all its topics or in one."""
+
+    group: str
+    topics: tuple[str, ...]
+    """The topics in which it has offsets."""
+    lag: int
+    """Stored messages that are not consumed yet."""
+    per_second: float
+    """Messages that it fetches a second, over the last minute."""
+    consumed_ms: int | None
+    """When the oldest of its last consumed messages was stored, in queues where it is behind;
+    ``None`` if it is not behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTraffic:
+    """The messages of a topic, and those that one of its groups fetches."""
+
+    topic: str
+    group: str
+    """Empty if no group consumes the topic."""
+    lag: int
+    """Stored messages that the group has not consumed yet."""
+    in_per_second: float
+    """Messages that arrive a second, over the last minute."""
+    out_per_second: float
+    """Messages that the group fetches a second, over the last minute."""
+    in_of_day: int
+    """Messages that arrived in the last 24 hours."""
+    out_of_day: int
+    """Messages that the group fetched in the last 24 hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldQueueReport:
+    """A queue that a consumer holds, as the consumer reports it."""
+
+    queue: Queue
+    offset: QueueOffset
+    """Everything before it is consumed."""
+    fetched: int
+    """Messages that it has fetched and not consumed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerReport:
+    """What a consumer reports about itself."""
+
+    client: str
+    is_orderly: bool
+    started_ms: int | None
+    subscriptions: Mapping[str, str]
+    """The filter expression by topic."""
+    queues: tuple[HeldQueueReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandledMessage:
+    """The result of a message that a consumer handled by hand."""
+
+    client: str
+    is_consumed: bool
+    result: str
+    """RocketMQ's word for it, such as ``CR_SUCCESS``."""
+    remark: str
+    """The consumer's error, if it failed."""
+    spent_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerInfo:
     """A broker as the name server knows it."""
 
@@ -181,6 +263,17 @@ class FollowerCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class FormerMember:
+    """A member that an operator removed from a broker set."""
+
+    name: str
+    """Its name in its settings."""
+    operator: str
+    reason: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerCopies:
     """The copies of a broker's log."""
 
@@ -195,6 +288,8 @@ class BrokerCopies:
     """With fewer copies in sync, the leader's included, sends are refused."""
     log_end: int
     followers: tuple[FollowerCopy, ...]
+    removed: tuple[FormerMember, ...] = ()
+    """The members that an operator removed."""
 
 
 @dataclass(frozen=True, slots=True)

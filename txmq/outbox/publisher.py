@@ -9,7 +9,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from txmq.client.routes import queue_of_key
+from txmq.client.routes import MASTER, queue_of_key
 from txmq.client.send.producer import Producer
 from txmq.errors import (
     BatchCutShort,
@@ -174,7 +174,7 @@ class Publisher:
         if route is None:
             async with asyncio.timeout(settings.timeout_s):
                 route = await session.route_to_write(topic, settings.queues_of_new_topics)
-        return route.writable
+        return route.queues_to_write()
 
     async def _deliver(self, topic: str, rows: list[OutboxRow], queue: Queue | None) -> None:
         messages = [row.message for row in rows if row.message is not None]
@@ -213,7 +213,7 @@ class Publisher:
         self, topic: str, rows: list[OutboxRow], error: BaseException
     ) -> None:
         cause = classify(error)
-        if isinstance(error, TopicNotFound) and await self._has_no_brokers():
+        if isinstance(error, TopicNotFound) and await self._has_no_leaders():
             cause = SendFailure.OUTAGE
         if cause is SendFailure.MESSAGE:
             await self._isolate(topic, rows, error)
@@ -233,11 +233,12 @@ class Publisher:
             row.is_alone = True
         self._defer(rows)
 
-    async def _has_no_brokers(self) -> bool:
-        """True if the name servers know no broker: then they report every topic as missing."""
+    async def _has_no_leaders(self) -> bool:
+        """True if the name servers know no leader: then they may report every topic as missing."""
         try:
             async with asyncio.timeout(self._producer.settings.timeout_s):
-                return not await self._producer.client.admin.cluster()
+                brokers = await self._producer.client.admin.cluster()
+                return not any(MASTER in broker.addresses for broker in brokers)
         except (TxmqError, TimeoutError) as error:
             return classify(error) is SendFailure.OUTAGE
 

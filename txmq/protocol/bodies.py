@@ -18,6 +18,7 @@ from txmq.protocol.headers import camel
 
 __all__ = [
     "Accounts",
+    "AllProducers",
     "Body",
     "BrokerMembers",
     "BrokerRoute",
@@ -31,6 +32,7 @@ __all__ = [
     "ConsumerIds",
     "ConsumerOffsets",
     "ConsumerRegistration",
+    "ConsumerState",
     "CorrectionOffsets",
     "CounterView",
     "CounterWindow",
@@ -53,6 +55,7 @@ __all__ = [
     "QueueEntry",
     "QueueRoute",
     "QueueStats",
+    "RegisteredProducer",
     "RegistrationBody",
     "SubscriptionAnswer",
     "SubscriptionCheck",
@@ -65,6 +68,7 @@ __all__ = [
     "TransactionEntry",
     "queue_map",
     "read_queue_map",
+    "read_with_queue_map",
     "with_queue_map",
 ]
 
@@ -139,9 +143,20 @@ def read_queue_map(data: bytes, member: str, kind: type[T]) -> dict[MessageQueue
     Raises:
         RemoteProtocolError: The member is missing or is not a map by queue.
     """
+    return read_with_queue_map(data, member, kind)[0]
+
+
+def read_with_queue_map(
+    data: bytes, member: str, kind: type[T]
+) -> tuple[dict[MessageQueue, T], dict[fastjson.Key, fastjson.Value]]:
+    """The map by queue in one member of a body, and the whole body.
+
+    Raises:
+        RemoteProtocolError: The member is missing or is not a map by queue.
+    """
     whole = fastjson.loads(data)
     inner = whole.get(member) if isinstance(whole, dict) else None
-    if not isinstance(inner, dict):
+    if not isinstance(whole, dict) or not isinstance(inner, dict):
         raise RemoteProtocolError(f"a body has no map {member!r}")
     found: dict[MessageQueue, T] = {}
     try:
@@ -151,7 +166,7 @@ def read_queue_map(data: bytes, member: str, kind: type[T]) -> dict[MessageQueue
             found[queue] = msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         raise RemoteProtocolError(f"{member}: {error}") from error
-    return found
+    return found, whole
 
 
 # Clients and their groups
@@ -295,6 +310,22 @@ class ProducerConnections(Body):
     """The answer to 204."""
 
     connection_set: list[ClientConnection]
+
+
+class RegisteredProducer(Body, rename={"client_id": "clientId", "remote_ip": "remoteIP"}):
+    """One producer in the answer to 328."""
+
+    client_id: str
+    remote_ip: str
+    language: str = "JAVA"
+    version: int = 0
+    last_update_timestamp: int = msgspec.field(name="lastUpdateTimestamp", default=0)
+
+
+class AllProducers(Body):
+    """The answer to 328: all producers, by group."""
+
+    data: dict[str, list[RegisteredProducer]]
 
 
 class GroupList(Body):
@@ -528,6 +559,13 @@ class ConsumerOffsets(Body):
     offset_table: dict[str, dict[int, int]] = {}
 
 
+class ConsumerState(Body):
+    """The answer to 307, without its map by queue."""
+
+    properties: dict[str, str] = {}
+    subscription_set: list[SubscriptionData] = []
+
+
 class HeldQueue(Body):
     """One queue in the answer to 307, as its consumer sees it."""
 
@@ -548,8 +586,8 @@ class ConsumedDirectly(Body):
     order: bool
     auto_commit: bool
     consume_result: str
-    remark: str
-    spent_time_mills: int
+    remark: str = ""
+    spent_time_mills: int = 0
 
 
 class CorrectionOffsets(Body):

@@ -116,6 +116,7 @@ class RequestCode(IntEnum):
     FOLLOW_LOG = 7705
     NOTE_COPIED = 7706
     SHOW_COPIES = 7707
+    CHANGE_SET = 7708
 
 
 class Perm(IntFlag):

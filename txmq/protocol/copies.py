@@ -1,8 +1,10 @@
-"""The requests of a follower to its leader, 7705 and 7706, and the leader's view of its followers,
-7707.
+"""The requests of a follower to its leader, 7705 and 7706, the leader's view of its set, 7707, and
+an operator's changes of it, 7708.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from txmq.protocol.bodies import Body, ConsumerOffsets, GroupConfigs, TopicConfigs
 from txmq.protocol.headers import Header, Int64
@@ -15,6 +17,9 @@ __all__ = [
     "FollowLog",
     "FollowerEntry",
     "NoteCopied",
+    "RemovedMember",
+    "SetChange",
+    "SetChanged",
 ]
 
 NO_SPAN = -1
@@ -35,6 +40,10 @@ class FollowLog(Header):
     waits: bool
     """Whether the leader may hold the request until there is something to send. Otherwise it only
     compares the histories."""
+    broker_id: Int64 = 0
+    """The id under which the follower registers or did before; 0 if it has none."""
+    serves_reads: bool = False
+    """Whether consumers may read from it."""
 
 
 class FollowAnswer(Header):
@@ -53,6 +62,10 @@ class FollowAnswer(Header):
     file_start: Int64
     """Where the file begins that holds the spans."""
     tables_bytes: Int64
+    acknowledged: Int64 = -1
+    """Every member in sync has the log durably up to here; readers see nothing behind it."""
+    broker_id: Int64 = 0
+    """The id under which the follower is to register."""
 
 
 class CopiedTables(Body):
@@ -64,6 +77,12 @@ class CopiedTables(Body):
     """Ahead of everything before the end of the log; a follower saves them when it is there."""
     floors: dict[str, dict[int, int]] | None = None
     """Likewise."""
+    accounts: Mapping[str, str] | None = None
+    """The texts of the leader's files of accounts, with secrets; empty if it has none, and ``None``
+    if the follower has them."""
+
+    def __repr__(self) -> str:
+        return "CopiedTables(***)"
 
 
 class NoteCopied(Header):
@@ -89,8 +108,18 @@ class FollowerEntry(Body):
     """Whether the copy is further behind than that; the leader remembers a few seconds."""
 
 
+class RemovedMember(Body):
+    """A member in the answer to 7707 that an operator removed."""
+
+    name: str
+    """Its name in its settings."""
+    operator: str
+    reason: str
+    at_ms: int
+
+
 class CopiesView(Body):
-    """The answer to 7707: a leader and its followers."""
+    """The answer to 7707: a leader and the other members of its set."""
 
     member: str
     """The leader's name in its set; empty if it has none."""
@@ -99,3 +128,26 @@ class CopiesView(Body):
     min_in_sync: int
     log_end: int
     followers: list[FollowerEntry]
+    removed: list[RemovedMember] = []
+
+
+class SetChange(Header):
+    """7708: an operator changes a broker set."""
+
+    act: str
+    """``hand-over``, ``remove`` or ``rejoin``."""
+    member: str
+    """The whole name of a member, or the one in its settings."""
+    operator: str
+    reason: str
+    allow_refused_sends: bool = False
+    """Whether a removal may leave too few copies in sync for sends."""
+
+
+class SetChanged(Header):
+    """The answer to 7708, when the store of the set has recorded the change."""
+
+    member: str
+    """The name of the member."""
+    epoch: Int64
+    """The epoch in which it was recorded."""

@@ -161,7 +161,7 @@ _DONE: Final = (
 _LENGTHS: Final = [_WORDS.pack(4 + size, size) for size in range(len(_DONE) + 16)]
 _PULLED: Final = (
     b'{"code":%d,"extFields":{"maxOffset":"%d","minOffset":"%d","nextBeginOffset":"%d",'
-    b'"suggestWhichBrokerId":"0"},"flag":1,"language":"JAVA","opaque":%d,"remark":%b,'
+    b'"suggestWhichBrokerId":"%d"},"flag":1,"language":"JAVA","opaque":%d,"remark":%b,'
     b'"serializeTypeCurrentRPC":"JSON","version":409}'
 )
 
@@ -211,13 +211,35 @@ def done(to: Command) -> bytes:
 
 
 def pulled(
-    to: Command, code: int, bounds: tuple[int, int, int], remark: str, records: list[bytes]
+    to: Command,
+    code: int,
+    bounds: tuple[int, int, int],
+    remark: str,
+    records: list[bytes],
+    replica: int = 0,
 ) -> bytes:
-    """The answer to a pull; ``bounds`` are the next, the minimum and the maximum offset."""
+    """The answer to a pull.
+
+    Args:
+        to: The request.
+        code: The code of the answer.
+        bounds: The next, the minimum and the maximum offset.
+        remark: The outcome as a word.
+        records: What was found.
+        replica: Which replica of the broker to pull from next; 0 is the leader.
+    """
     next_offset, min_offset, max_offset = bounds
     if to.kind == JSON:
-        header = _PULLED % (code, max_offset, min_offset, next_offset, to.opaque, _text(remark))
+        header = _PULLED % (
+            code,
+            max_offset,
+            min_offset,
+            next_offset,
+            replica,
+            to.opaque,
+            _text(remark),
+        )
         size = sum([len(record) for record in records])
         return b"".join([_WORDS.pack(4 + len(header) + size, len(header)), header, *records])
-    fields = PullAnswer(0, next_offset, min_offset, max_offset)
+    fields = PullAnswer(replica, next_offset, min_offset, max_offset)
     return answer(to, code, fields, body=b"".join(records), remark=remark)

@@ -6,10 +6,10 @@ knows. The rows of an account meet at one place and are added up there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from functools import reduce
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,11 +18,10 @@ import pyarrow.compute as pc
 from txmq.reconcile.columns import Numbers, index_in, is_in, numbers
 from txmq.reconcile.extract.table_writer import arrow_schema
 from txmq.reconcile.ledgers import Role
-from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import BALANCES, LIMIT
 from txmq.reconcile.transfer import ARRIVED
 
-__all__ = ["ACCOUNT", "KINDS", "NO_BALANCES", "STATED", "AccountSums"]
+__all__ = ["ACCOUNT", "KINDS", "NO_BALANCES", "STATED", "add_up", "balances_of", "facts_of"]
 
 KINDS: Final = ("debit", "return", "credit", "other")
 """The kinds of bookings, which are columns of ``BALANCES``."""
@@ -46,6 +45,8 @@ _HOW: Final = {
 """How the rows of an account are added up."""
 _WIDE: Final = pa.decimal128(30, 0)
 """Decimals with room for any sum of 64-bit numbers, and for more digits in sums of these."""
+_SMALL: Final = 1 << 40
+"""Numbers below need no decimals to be added up."""
 _SCHEMA: Final = pa.schema(
     [(name, pa.string()) for name in ACCOUNT]
     + [(name, _WIDE if name in _SUMS else pa.int64()) for name in _HOW]
@@ -55,63 +56,60 @@ NO_BALANCES: Final = pa.schema([(one.name, one.type) for one in arrow_schema(BAL
 Arrow would not name the account."""
 
 
-class AccountSums(NamedTuple):
-    """Adds up the accounts of a day."""
+def facts_of(role: Role, rows: pa.Table, gapless: Sequence[str]) -> pa.Table:
+    """What rows of ``entries`` or of a table in ``STATED`` tell about accounts.
 
-    rules: Rules
+    ``gapless`` are the banks whose ids have no gaps.
+    """
+    columns = {name: rows[name] for name in ACCOUNT}
+    if "role" in rows.column_names:
+        columns["role"] = pa.array(index_in(rows["role"], _ROLES), pa.int8())
+    if role in STATED:
+        found = {name: rows[own] for own, name in STATED[role].items()}
+        wide = {name: _wide(numbers(found[name])) for name in found if name in _SUMS}
+        return pa.table(columns | found | wide)
+    kind = index_in(rows["kind"], KINDS)
+    kind[index_in(rows["kind"], ARRIVED) >= 0] = KINDS.index("credit")
+    amount = numbers(rows["amount"])
+    # A file has fewer than 2**23 rows, whose sums then fit into 64 bits.
+    is_small = len(amount) == 0 or (amount.min() > -_SMALL and amount.max() < _SMALL)
+    for place, name in enumerate(KINDS):
+        of_kind = np.where(kind == place, amount, 0)
+        columns[name] = of_kind if is_small else _wide(of_kind)
+    columns["rows"] = pa.repeat(1, len(rows))
+    if gapless:
+        id_ = pc.if_else(is_in(rows["bank"], gapless), rows["id"], None)
+        columns |= {"first_id": id_, "last_id": id_}
+    return pa.table(columns)
 
-    def of(self, role: Role, rows: pa.Table) -> pa.Table:
-        """What rows of ``entries`` or of a table in ``STATED`` tell; see :meth:`added_up`."""
-        columns = {name: rows[name] for name in ACCOUNT}
-        if "role" in rows.column_names:
-            columns["role"] = pa.array(index_in(rows["role"], _ROLES), pa.int8())
-        if role in STATED:
-            found = {name: rows[own] for own, name in STATED[role].items()}
-            wide = {name: _wide(numbers(found[name])) for name in found if name in _SUMS}
-            return pa.table(columns | found | wide)
-        kind = index_in(rows["kind"], KINDS)
-        kind[index_in(rows["kind"], ARRIVED) >= 0] = KINDS.index("credit")
-        amount = numbers(rows["amount"])
-        for place, name in enumerate(KINDS):
-            columns[name] = _wide(np.where(kind == place, amount, 0))
-        columns["rows"] = pa.repeat(1, len(rows))
-        if self.numbered:
-            is_numbered = is_in(rows["bank"], self.numbered)
-            id_ = pc.if_else(is_numbered, rows["id"], None)
-            columns |= {"first_id": id_, "last_id": id_}
-        return pa.table(columns)
 
-    def added_up(self, pieces: Iterable[pa.Table]) -> pa.Table:
-        """The sums of some pieces: a row for each account."""
-        rows = pa.concat_tables(pieces, promote_options="permissive")
-        how = {name: how for name, how in _HOW.items() if name in rows.column_names}
-        sums = rows.group_by(ACCOUNT, use_threads=False).aggregate(list(how.items()))
-        return sums.rename_columns([*ACCOUNT, *how])
+def add_up(pieces: Iterable[pa.Table]) -> pa.Table:
+    """The sums of some pieces: a row for each account."""
+    rows = pa.concat_tables(pieces, promote_options="permissive")
+    how = {name: how for name, how in _HOW.items() if name in rows.column_names}
+    sums = rows.group_by(ACCOUNT, use_threads=False).aggregate(list(how.items()))
+    return sums.rename_columns([*ACCOUNT, *how])
 
-    def total(self, sums: Iterable[pa.Table]) -> pa.Table:
-        """The balances of some accounts, in an order of their own; see :data:`NO_BALANCES`."""
-        rows = self.added_up([_SCHEMA.empty_table(), *sums]).cast(_SCHEMA)
-        rows = rows.sort_by([(name, "ascending") for name in ACCOUNT])
-        columns = {name: rows[name] for name in rows.column_names}
-        for name in (name for name, how in _HOW.items() if how == "sum" or name == "role"):
-            columns[name] = pc.fill_null(rows[name], 0)
-        moved = reduce(pc.add, (columns[kind] for kind in KINDS))
-        closing = pc.add(columns["opening"], moved)
-        columns |= {name: pc.fill_null(_fitted(columns[name]), 0) for name in _SUMS}
-        columns |= {
-            "role": pa.array(_ROLES).take(columns["role"]),
-            "told": pc.if_else(rows["told"].is_valid(), columns["told"], None),
-            "moved": _fitted(moved),
-            "closing": _fitted(closing),
-            "closing_rows": pc.add(columns["opening_rows"], columns["rows"]),
-            "last_id": pc.max_element_wise(rows["last_id"], rows["closed_id"]),
-        }
-        return pa.table([columns[name] for name in BALANCES.names], schema=NO_BALANCES)
 
-    @property
-    def numbered(self) -> list[str]:
-        """The banks whose ids have no gaps."""
-        return [bank.name for bank in self.rules.bank if bank.entries.gapless]
+def balances_of(sums: Iterable[pa.Table]) -> pa.Table:
+    """The balances of some accounts, in an order of their own; see :data:`NO_BALANCES`."""
+    rows = add_up([_SCHEMA.empty_table(), *sums]).cast(_SCHEMA)
+    rows = rows.sort_by([(name, "ascending") for name in ACCOUNT])
+    columns = {name: rows[name] for name in rows.column_names}
+    for name in (name for name, how in _HOW.items() if how == "sum" or name == "role"):
+        columns[name] = pc.fill_null(rows[name], 0)
+    moved = reduce(pc.add, (columns[kind] for kind in KINDS))
+    closing = pc.add(columns["opening"], moved)
+    columns |= {name: pc.fill_null(_fitted(columns[name]), 0) for name in _SUMS}
+    columns |= {
+        "role": pa.array(_ROLES).take(columns["role"]),
+        "told": pc.if_else(rows["told"].is_valid(), columns["told"], None),
+        "moved": _fitted(moved),
+        "closing": _fitted(closing),
+        "closing_rows": pc.add(columns["opening_rows"], columns["rows"]),
+        "last_id": pc.max_element_wise(rows["last_id"], rows["closed_id"]),
+    }
+    return pa.table([columns[name] for name in BALANCES.names], schema=NO_BALANCES)
 
 
 def _wide(values: Numbers) -> pa.Array:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from txmq.reconcile.balances import ACCOUNT, NO_BALANCES, STATED, AccountSums
+from txmq.reconcile.balances import ACCOUNT, NO_BALANCES, STATED, add_up, balances_of, facts_of
 from txmq.reconcile.classes import Class
 from txmq.reconcile.columns import Words, hash_column
 from txmq.reconcile.explanations import Explanation
@@ -56,7 +56,6 @@ class DayTask(NamedTuple):
 
     window: DayWindow
     sieve: Sieve
-    accounts: AccountSums
     known_ids: Mapping[str, int]
     """The greatest id before the day, of banks whose ids have no gaps."""
     places: int
@@ -94,7 +93,7 @@ def reconcile(
     workers, window = workers or Workers(), rules.day.window(day)
     sieve, places = Sieve(rules, window.start_ms), 1 << (rows // ROWS_AT_A_PLACE).bit_length()
     ids = _known_ids(given.get(Role.BALANCES, ()))
-    of_day = DayTask(window, sieve, AccountSums(rules), ids, places, drafts or {})
+    of_day = DayTask(window, sieve, ids, places, drafts or {})
     offsets = _offsets(given.get(Role.OFFSETS, ()))
     second = SecondPass(rules, day, as_of_ms, offsets, explanations)
 
@@ -139,25 +138,25 @@ def reconcile(
 
 def _split(day: DayTask, source: Source) -> Iterator[tuple[int, Any]]:
     """What a part of a table has for each place in the first pass."""
-    (role, _), accounts, places = source, day.accounts, day.places
-    stated = list[pa.Table]()
+    (role, _), places, stated = source, day.places, list[pa.Table]()
+    gapless = day.sieve.rules.banks(lambda bank: bank.entries.gapless)
     names = (*ACCOUNT, "role", *STATED[role]) if role in STATED else READ_BY_SIEVE[role]
     for rows in rows_of(source, day.window, names):
         if role in STATED or role is Role.ENTRIES:
-            stated.append(accounts.of(role, rows))
+            stated.append(facts_of(role, rows, gapless))
         if role in STATED:
             continue
         columns = _narrow(role, with_keys(role, rows), day.sieve)
         for place, some in split_by_hash(columns[0], places):
             yield place, (role, columns.take(some, axis=1))
-        for bank in accounts.numbered if role is Role.ENTRIES else ():
+        for bank in gapless if role is Role.ENTRIES else ():
             ids = rows["id"].filter(pc.equal(rows["bank"], bank)).drop_null()
             for place, some in split_by_hash(hash_column(ids), places):
                 yield place, (bank, ids.take(some).to_numpy())
     if stated:
-        sums = accounts.added_up(stated)
+        sums = add_up(stated)
         for place, some in split_by_hash(hash_column(sums["account"]), places):
-            yield place, (AccountSums, sums.take(some))
+            yield place, (Role.BALANCES, sums.take(some))
 
 
 def _narrow(role: Role, rows: pa.Table, sieve: Sieve) -> Words:
@@ -177,8 +176,8 @@ def _sift(day: DayTask, place: int, values: list[Any]) -> tuple[Others, pa.Table
     carried = found[Role.OPEN_ENTRIES] + found[Role.OPEN_MESSAGES]
     agreed = [hashes[0] for hashes in found[Role.AGREED]]
     others, sums = day.sieve.sift(found[Role.ENTRIES] + carried, found[Role.MESSAGES], agreed)
-    left = day.write(place, {"balances": day.accounts.total(found[AccountSums])})
-    for bank in day.accounts.numbered:
+    left = day.write(place, {"balances": balances_of(found[Role.BALANCES])})
+    for bank in day.sieve.rules.banks(lambda bank: bank.entries.gapless):
         new = np.unique(np.concatenate([np.empty(0, np.int64), *found[bank]]))
         known = day.known_ids.get(bank, np.iinfo(np.int64).min)
         sums["ids", bank, ""] = int((new > known).sum())

@@ -10,7 +10,7 @@ are in memory at once.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from typing import Final, TypeAlias
 
@@ -24,7 +24,7 @@ from txmq.reconcile.extract.manifest import ExtractedSource
 from txmq.reconcile.extract.table_writer import arrow_table
 from txmq.reconcile.ledgers import ReconciledDay
 from txmq.reconcile.report.words import mask
-from txmq.reconcile.rules import Bank, Rules
+from txmq.reconcile.rules import Rules
 from txmq.reconcile.tables import PROOFS, Sums
 from txmq.reconcile.written_table import sum_groups
 
@@ -69,10 +69,6 @@ class _Books:
         one, of the whole proof, with its number of ``rows`` and of those that are ``wrong``."""
         self._ids: list[pa.Table] = []
 
-    def _banks(self, has: Callable[[Bank], object]) -> list[str]:
-        """The names of the banks whose rules have a property."""
-        return [bank.name for bank in self._rules.bank if has(bank)]
-
     def add(self, piece: pa.Table) -> None:
         """Add some accounts; :class:`ReconcileRefused` if a balance does not fit into 64 bits."""
         for row in piece.filter(pc.field("closing").is_null()).slice(0, 1).to_pylist():
@@ -88,7 +84,7 @@ class _Books:
         if self._was_closed:
             self._compare("roll-forward", piece, "closed", "opening")
             self._compare("roll-forward-rows", piece, "closed_rows", "opening_rows")
-        if named := self._banks(lambda bank: bank.accounts):
+        if named := self._rules.banks(lambda bank: bank.accounts):
             is_listed = (pc.field("role") == "customer") | pc.field("told").is_valid()
             listed = piece.filter(pc.field("bank").isin(named) & is_listed)
             self._compare("account-table", listed, "told", "closing", "later")
@@ -118,7 +114,7 @@ class _Books:
             proof, _, part = name.rpartition(" ")
             if proof in OF_TRANSFERS:
                 self._sums[proof, of or None, None, currency][part] += value
-        for bank in self._banks(lambda bank: bank.entries.double_entry):
+        for bank in self._rules.both_sides:
             others: Counter[str] = Counter()
             for (name, _, currency), of_role in self._by_role.items():
                 others[currency] += of_role["other"] if name == bank else 0
@@ -149,7 +145,6 @@ class _Books:
 
     def of_all_banks(self, sums: Sums) -> Iterator[_Row]:
         """The proofs of all banks together, in each currency."""
-        clears = len(self._banks(lambda bank: bank.entries.clearing)) == len(self._rules.bank)
         for currency, of in sorted(self._by_currency(sums).items()):
             transit = of["debited"] - of["returned"] - of["credited"]
             transit += sum(of[f"earlier {kind}"] for kind, _, _ in _CLASSED)
@@ -158,7 +153,7 @@ class _Books:
             for kind, name, sign in _CLASSED:
                 booked = (of[kind] + of[f"earlier {kind}"]) * sign
                 yield _row((f"classes-{kind}", *where), booked, of[name])
-            if clears:
+            if self._rules.proves_clearing:
                 yield _row(("clearing-total", *where), transit + of["settled"], of["cleared"])
 
     def _by_currency(self, sums: Sums) -> dict[str, Counter[str]]:
@@ -169,7 +164,7 @@ class _Books:
             is_money = name in {"earlier", "debited", "returned", "credited", "settled"}
             if is_money and (currency or value):
                 found[currency][f"earlier {of}" if name == "earlier" else name] += value
-        named = self._banks(lambda bank: bank.entries.capital)
+        named = self._rules.banks(lambda bank: bank.entries.capital)
         for (bank, role, currency), of_role in self._by_role.items():
             total, moved = found[currency], of_role["moved"]
             if role == "clearing":
@@ -186,7 +181,7 @@ class _Books:
 
     def gapless(self, sums: Sums) -> Iterator[_Row]:
         """The proofs that a bank's ids have no gaps."""
-        named = self._banks(lambda bank: bank.entries.gapless)
+        named = self._rules.banks(lambda bank: bank.entries.gapless)
         if not self._ids or not named:
             return
         again = [(f"{name}_{how}", how) for name, how in _IDS]

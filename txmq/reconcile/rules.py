@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
@@ -380,6 +380,20 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
     def money_of(self, currency: str) -> Money:
         """The rules of a currency, also of one that they do not name."""
         return self.money.get(currency, Money())
+
+    def banks(self, has: Callable[[Bank], object]) -> list[str]:
+        """The names of the banks whose rules have a property."""
+        return [bank.name for bank in self.bank if has(bank)]
+
+    @property
+    def both_sides(self) -> list[str]:
+        """The banks that book both sides of a transfer, each kind of which must add up to zero."""
+        return self.banks(lambda bank: bank.entries.double_entry)
+
+    @property
+    def proves_clearing(self) -> bool:
+        """True if the clearing rows of all banks must add up."""
+        return all(bank.entries.clearing for bank in self.bank)
 
     @property
     def digest(self) -> str:

@@ -98,8 +98,7 @@ class SecondPass:
         groups = {flow.topic: flow.group for flow in rules.log.flow}
         self._consumers = Consumers(groups, offsets)
         self._life = BreakLife(rules, day, explanations)
-        self._both_sides = frozenset(bank.name for bank in rules.bank if bank.entries.double_entry)
-        self._proves_clearing = all(bank.entries.clearing for bank in rules.bank)
+        self._both_sides, self._proves_clearing = rules.both_sides, rules.proves_clearing
 
     def decide(self, evidence: Mapping[Role, pa.Table]) -> Decisions:
         """Decide all transfers of some evidence."""

@@ -52,8 +52,13 @@ more rows is never plain.
 _DEBIT, _CREDIT, _RETURN, _MESSAGE, _VOID, _OTHER, _CLEARING = (
     1 << place * _BITS for place in range(7)
 )
-_SUMS: Final = 4
-"""Where the sums begin in an entry."""
+_CODE: Final = 32
+"""Where an entry has the code of its sums, above the tag: two bits for a negative amount and for a
+clearing row, then the place of its bank and kind among those with two sides."""
+_NEGATIVE, _CLEARED, _SIDES = 1, 2, 2
+_KINDS: Final = ("debit", "credit", "return")
+_BOOKED: Final = 4
+"""The numbers of an entry."""
 _TOLD: Final = 6
 """The numbers of a message."""
 _MARKS: Final = [3, 4, 5, 2]
@@ -62,8 +67,8 @@ _UNKNOWN: Final = 1
 """The worth of a row without a readable amount or currency, or with an unknown currency."""
 _KNOWN: Final = 2
 """Other worths begin here."""
-_WORTH: Final = 62
-"""The bits of a worth."""
+_WORTH: Final = 61
+"""The bits of a worth: few enough that no sum of ``_MOST`` amounts is zero by an overflow."""
 _KEY_SEED: Final = 1 << 20
 """Keys that collide as hashes differ in every mark."""
 _ALL: Final = np.uint64((1 << 64) - 1)
@@ -113,32 +118,29 @@ class Sieve(NamedTuple):
     """The beginning of the day."""
 
     def entries(self, rows: pa.Table) -> Words:
-        """The entries of transfers as narrow rows: hash, tag, mark, worth, and halves of sums."""
-        has_sums = bool(self._sums)
+        """The entries of transfers as narrow rows: hash, tag with code, mark, and worth."""
+        has_sums = self.rules.both_sides or self.rules.proves_clearing
         if not has_sums:
             rows = rows.filter(pc.not_equal(rows["role"], "clearing"))
-        kind, role = rows["kind"], rows["role"]
+        kind, role = index_in(rows["kind"], _KINDS), rows["role"]
         amount, is_clearing = numbers(rows["amount"]), truths(pc.equal(role, "clearing"))
         is_theirs = truths(pc.equal(role, "customer")) & (
             numbers(rows["booked_ms"]) >= self.start_ms
         )
         # A debit must be negative and a credit positive, else the row is not plain.
         tags = np.where(is_clearing, _CLEARING, _OTHER)
-        of_kind = index_in(kind, ("debit", "credit", "return"))
         for place, tag in enumerate((_DEBIT, _CREDIT, _RETURN)):
             has_sign = amount < 0 if tag == _DEBIT else amount > 0
-            tags[is_theirs & has_sign & (of_kind == place)] = tag
-        found = self._no_entries(len(rows))
+            tags[is_theirs & has_sign & (kind == place)] = tag
+        if has_sums:
+            bank = index_in(rows["bank"], self.rules.both_sides)
+            side = np.where((bank >= 0) & (kind >= 0), bank * len(_KINDS) + kind + 1, 0)
+            code = np.where(amount < 0, _NEGATIVE, 0) | np.where(is_clearing, _CLEARED, 0)
+            tags |= (code | side << _SIDES) << _CODE
+        found = np.zeros((_BOOKED, len(rows)), np.uint64)
         found[0], found[1] = hash_column(rows["key"]), tags.view(np.uint64)
-        found[2] = _mark(rows, "account")
+        (found[2],) = _marks(rows, "account")
         found[3] = self._worth(np.abs(amount), rows["currency"])
-        for place, (bank, of, value) in enumerate(self._sums):
-            is_counted = truths(pc.equal(rows[of], value))
-            if bank:
-                is_counted &= truths(pc.equal(rows["bank"], bank))
-            counted = np.where(is_counted, amount, 0)
-            found[_SUMS + 2 * place] = (counted & LOWER_HALF).view(np.uint64)
-            found[_SUMS + 2 * place + 1] = (counted >> 32).view(np.uint64)
         return found
 
     def messages(self, rows: pa.Table) -> Words:
@@ -153,16 +155,17 @@ class Sieve(NamedTuple):
         amount = numbers(pc.fill_null(rows["amount"], -1))
         found[2] = np.where(is_visible, self._worth(amount, rows["currency"]), 0)
         # A rolled-back message need not agree on anything but its transfer and payer.
-        for at, name in enumerate(("payer", "payee", "id"), 3):
+        names = "payer", "payee", "id"
+        for at, (name, marks) in enumerate(zip(names, _marks(rows, *names), strict=True), 3):
             has_mark = is_visible & truths(rows[name].is_valid())
             if name == "payer":
                 has_mark |= is_void
-            found[at] = np.where(has_mark, _mark(rows, name), 0)
+            found[at] = np.where(has_mark, marks, 0)
         return found
 
     def carried(self, rows: pa.Table) -> Words:
         """Entries or messages of transfers that were left open before: these are never plain."""
-        found = self._no_entries(len(rows))
+        found = np.zeros((_BOOKED, len(rows)), np.uint64)
         found[0], found[1] = hash_column(rows["key"]), _OTHER
         return found
 
@@ -174,7 +177,7 @@ class Sieve(NamedTuple):
         ``agreed`` are the hashes of transfers of earlier days. A transfer that was agreed before
         and whose money moved again is not plain.
         """
-        booked = np.concatenate([self._no_entries(0), *entries], axis=1)
+        booked = np.concatenate([np.zeros((_BOOKED, 0), np.uint64), *entries], axis=1)
         told = np.concatenate([np.zeros((_TOLD, 0), np.uint64), *messages], axis=1)
         hashes = np.concatenate([booked[0], told[0]])
         order = np.argsort(hashes)
@@ -183,10 +186,9 @@ class Sieve(NamedTuple):
         if not len(first):
             nothing = np.empty(0, np.int64)
             return Others(hashes, nothing, nothing.astype(np.bool_)), Counter()
-        tags = np.concatenate([booked[1], told[1]]).view(np.int64)
-        tags = np.add.reduceat(tags[order], first)
+        kind, mark = booked[1] & LOWER_HALF, booked[2]
+        tags = np.add.reduceat(np.concatenate([kind, told[1]]).view(np.int64)[order], first)
         is_whole = np.diff(first, append=len(hashes)) <= _MOST
-        kind, mark = booked[1], booked[2]
         payer = np.where((kind == _DEBIT) | (kind == _RETURN), mark, 0)
         payee = np.where(kind == _CREDIT, mark, 0)
         of_entries = payer, payee, np.zeros_like(mark), booked[3]
@@ -196,14 +198,9 @@ class Sieve(NamedTuple):
             column[column == 0] = _ALL
             # Without a row that has this mark, none disagrees.
             is_whole &= (most == 0) | (np.minimum.reduceat(column, first) == most)
-        none = np.zeros(len(told[0]), np.uint64)
-        for at in range(_SUMS, len(booked), 2):
-            low, high = (
-                np.add.reduceat(np.concatenate([row, none])[order].view(np.int64), first)
-                for row in booked[at : at + 2]
-            )
-            # Halves, since a sum that does not fit into 64 bits must not look like zero.
-            is_whole &= (low & LOWER_HALF == 0) & (high + (low >> 32) == 0)
+        for of_sum in self._summed(booked):
+            amount = np.concatenate([of_sum, np.zeros(len(told[0]), np.int64)])
+            is_whole &= np.add.reduceat(amount[order], first) == 0
         hashes, worth = hashes[first], most.astype(np.int64)
         is_seen, _ = _find_in(np.sort(np.concatenate([hashes[:0], *agreed])), hashes)
         plain = _plain(tags, is_whole, worth, is_seen)
@@ -235,24 +232,20 @@ class Sieve(NamedTuple):
                 sums["ordered", *place] += amount
         return sums
 
-    @property
-    def _sums(self) -> list[tuple[str, str, str]]:
-        """The sums of amounts that must be zero in each transfer: the bank (all if empty), and a
-        column with its value.
-        """
-        both_sides = (bank.name for bank in self.rules.bank if bank.entries.double_entry)
-        found = [(b, "kind", side) for b in both_sides for side in ("debit", "credit", "return")]
-        if all(bank.entries.clearing for bank in self.rules.bank):
-            found.append(("", "role", "clearing"))
-        return found
+    def _summed(self, booked: Words) -> Iterator[Numbers]:
+        """The amounts of entries in each sum that must be zero in a transfer; 0 if not in it."""
+        code = (booked[1] >> _CODE).view(np.int64)
+        amount = np.maximum(booked[3].view(np.int64) - _KNOWN, 0) >> self._digits
+        amount = np.where(code & _NEGATIVE, -amount, amount)
+        for side in range(1, len(self.rules.both_sides) * len(_KINDS) + 1):
+            yield np.where(code >> _SIDES == side, amount, 0)
+        if self.rules.proves_clearing:
+            yield np.where(code & _CLEARED, amount, 0)
 
     @property
     def _digits(self) -> int:
         """The number of bits for the index of a currency."""
         return max(len(self.rules.money).bit_length(), 1)
-
-    def _no_entries(self, rows: int) -> Words:
-        return np.zeros((_SUMS + 2 * len(self._sums), rows), np.uint64)
 
     def _worth(self, amount: Numbers, currency: pa.ChunkedArray) -> Words:
         """An amount and its currency in one number; its last bits are the currency's index."""
@@ -284,8 +277,9 @@ def split_by_hash(hashes: Words, places: int) -> Iterator[tuple[int, Numbers]]:
             yield place, rows
 
 
-def _mark(rows: pa.Table, name: str) -> Words:
-    return (hash_column(rows[name]) ^ hash_column(rows["key"], _KEY_SEED)) | np.uint64(1)
+def _marks(rows: pa.Table, *names: str) -> Iterator[Words]:
+    of_keys = hash_column(rows["key"], _KEY_SEED)
+    return ((hash_column(rows[name]) ^ of_keys) | np.uint64(1) for name in names)
 
 
 def _count(tags: Numbers, tag: int) -> Numbers:
@@ -296,7 +290,8 @@ def _count(tags: Numbers, tag: int) -> Numbers:
 def _plain(tags: Numbers, is_whole: Truths, worth: Numbers, is_seen: Truths) -> Numbers:
     debited, credited, returned = (_count(tags, tag) for tag in (_DEBIT, _CREDIT, _RETURN))
     ordered, void, other = (_count(tags, tag) for tag in (_MESSAGE, _VOID, _OTHER))
-    is_moved = ~is_seen & (debited == 1) & (other == 0) & (worth != _UNKNOWN)
+    is_whole = is_whole & (worth != _UNKNOWN)  # A row of such a worth is in no sum.
+    is_moved = ~is_seen & (debited == 1) & (other == 0)
     was_credited = (credited == 1) & (returned == 0) & (ordered > 0) & (void == 0)
     was_returned = (credited == 0) & (returned == 1) & ((ordered > 0) != (void > 0))
     # A new order that was rolled back changes nothing about a transfer that is agreed.

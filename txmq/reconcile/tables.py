@@ -297,5 +297,4 @@ RECURRING: Final = frozenset({
     "state", "status", "topic", "was",
 })  # fmt: skip
 """Columns with few distinct texts. Arrow's files have dictionaries for these alone: for keys and
-accounts a dictionary takes time, and saves no more space than compression does.
-"""
+accounts a dictionary takes time, and saves no more space than compression does."""

@@ -7,9 +7,23 @@ changes the in-sync set, and only from the version that it has seen.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple, Protocol
 
-__all__ = ["AllowedLoss", "Leader", "Leadership", "SetCoordinator", "View"]
+__all__ = [
+    "AllowedLoss",
+    "Leader",
+    "Leadership",
+    "SetAct",
+    "SetCoordinator",
+    "View",
+    "known_members",
+    "short_name",
+]
+
+_TOKEN: Final = re.compile(r"\.[0-9a-f]{8}$")
+"""The part of a member's name that belongs to its directory."""
 
 
 class Leader(NamedTuple):
@@ -30,6 +44,17 @@ class AllowedLoss(NamedTuple):
     """The in-sync set before."""
 
 
+class SetAct(NamedTuple):
+    """A change of the set that an operator asked the leader for."""
+
+    act: str
+    """``hand-over``, ``remove`` or ``rejoin``."""
+    member: str
+    operator: str
+    reason: str
+    at_ms: int
+
+
 class View(NamedTuple):
     """The state of a set at one moment."""
 
@@ -40,13 +65,42 @@ class View(NamedTuple):
     in_sync: tuple[str, ...]
     """The members that have everything the leader acknowledged, sorted."""
     version: int
-    """Grows with every change of the epoch or the in-sync set."""
+    """Grows with every change of what is not the leader."""
     loss: AllowedLoss | None = None
     """The decision that made the in-sync set what it is; ``None`` again when a member leads."""
+    members: tuple[str, ...] = ()
+    """The members that have been in sync and were not removed since, sorted."""
+    removed: tuple[SetAct, ...] = ()
+    """The members that an operator removed, by the names in their settings."""
+    hand_over: SetAct | None = None
+    """The member that an operator chose as the next leader; ``None`` again when a member leads."""
 
     def may_lead(self, member: str) -> bool:
         """True if nobody leads and this member has everything that was acknowledged."""
-        return self.leader is None and (not self.in_sync or member in self.in_sync)
+        if self.leader is not None or self.removal_of(member) is not None:
+            return False
+        return not self.in_sync or member in self.in_sync
+
+    def gives_way(self, member: str) -> bool:
+        """True if an operator chose another member that is in sync."""
+        chosen = "" if self.hand_over is None else self.hand_over.member
+        return chosen != member and chosen in self.in_sync
+
+    def removal_of(self, member: str) -> SetAct | None:
+        """The operator's decision by which a member is not one of the set."""
+        name = short_name(member)
+        return next((act for act in self.removed if act.member == name), None)
+
+
+def short_name(member: str) -> str:
+    """A member's name as in its settings, without the part that belongs to its directory."""
+    return _TOKEN.sub("", member)
+
+
+def known_members(before: Iterable[str], in_sync: Iterable[str]) -> tuple[str, ...]:
+    """The members of a set with a new in-sync set: of several with one short name, the latest."""
+    names = set(map(short_name, in_sync))
+    return tuple(sorted({*in_sync, *(one for one in before if short_name(one) not in names)}))
 
 
 class Leadership(NamedTuple):
@@ -105,10 +159,19 @@ class SetCoordinator(Protocol):
         """
         ...
 
-    async def change_in_sync(
-        self, leadership: Leadership, seen: View, members: tuple[str, ...]
+    async def change(
+        self, leadership: Leadership, seen: View, wanted: View, act: SetAct | None = None
     ) -> View | None:
-        """Replace the in-sync set; ``None`` if the leadership or the seen state is over.
+        """Replace the in-sync set, the members, those removed, and the hand-over.
+
+        Args:
+            leadership: The proof that this member leads.
+            seen: The state that it has seen.
+            wanted: The state with other values of these.
+            act: The operator's act that this carries out; the store keeps it for good.
+
+        Returns:
+            The new state; ``None`` if the leadership or the seen state is over.
 
         Raises:
             TransportError: The store does not answer.
@@ -118,7 +181,7 @@ class SetCoordinator(Protocol):
     async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
         """Make one member the in-sync set; ``None`` if a member leads or the seen state is over.
 
-        The store keeps the decision for good.
+        A member that was removed is one of the set again. The store keeps the decision for good.
 
         Raises:
             TransportError: The store does not answer.

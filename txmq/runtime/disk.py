@@ -22,8 +22,11 @@ from txmq.runtime.tasks import resolve
 
 __all__ = ["NO_ROOM", "Disk", "File", "LocalDisk", "Lock", "ReadOnlyDisk", "Space", "sync_path"]
 
-NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""The error numbers of a full disk: its files can be read, and room may become free."""
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The error numbers of a full disk, a full quota, and a limit of the process on the size of files.
+
+Files can be read, and room may become free.
+"""
 
 _NOT_THERE: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY)
 """The error numbers of a file system for a command it does not support."""

@@ -3,7 +3,7 @@
 A set has two keys. ``state`` holds the epoch and the in-sync set, and stays. ``leader`` is bound to
 the lease of its writer, so etcd deletes it when the lease ends. Each change is one transaction that
 compares the revision of ``state`` with the one that the member has seen. Each loss that an operator
-accepted has a key below ``losses`` as well.
+accepted has a key below ``losses`` as well, and each other act of an operator one below ``acts``.
 
 Each request has a connection of its own, with HTTP/1.0: the answer ends with the connection, so no
 framing has to be parsed. Members send a request every second or two.
@@ -14,23 +14,73 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from txmq.errors import ConnectFailed, ConnectionLost, RequestTimeout
 from txmq.runtime.clock import Clock, SystemClock
-from txmq.runtime.coordinator import AllowedLoss, Leader, Leadership, View
+from txmq.runtime.coordinator import (
+    AllowedLoss,
+    Leader,
+    Leadership,
+    SetAct,
+    View,
+    known_members,
+    short_name,
+)
 
-__all__ = ["EtcdCoordinator"]
+__all__ = ["EtcdCoordinator", "EtcdTls", "EtcdUser"]
+
+T = TypeVar("T")
 
 _PREFIX: Final = "/txmq/sets"
 _HEADERS_BYTES_MAX: Final = 64 * 1024
 _WATCH_S: Final = 5.0
+_TRIES_PER_LEASE: Final = 4
 _QUOTED: Final = 100
 _IN_ANSWERS: Final = {"header", "result"}
+_NO_TOKEN: Final = (
+    "etcdserver: user name is empty",
+    "etcdserver: invalid auth token",
+    "etcdserver: revision of auth store is old",
+)
+"""What etcd says to a request without a token, or with one that it does not know any more."""
+_NO_USERS: Final = "etcdserver: authentication is not enabled"
+_HINTS: Final = {
+    "etcdserver: permission denied": "the user needs readwrite permission for the prefix /txmq/",
+    "CommonName of client": "an etcd with users takes only client certificates without one",
+}
+"""What to do about refusals that begin so."""
+
+
+class EtcdTls(Protocol):
+    """How connections to etcd are encrypted."""
+
+    def context(self) -> ssl.SSLContext:
+        """The context of the next connection."""
+        ...
+
+    def reason_of(self, error: ssl.SSLError, /) -> str:
+        """Why a connection failed, and what to change."""
+        ...
+
+
+class EtcdUser(NamedTuple):
+    """A user of etcd."""
+
+    name: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"EtcdUser(name={self.name!r}, password=***)"
+
+
+class NotAuthenticated(ConnectionLost):
+    """etcd has not carried out a request, because it has no valid token."""
 
 
 class SetState(msgspec.Struct, frozen=True):
@@ -39,6 +89,22 @@ class SetState(msgspec.Struct, frozen=True):
     epoch: int = 0
     in_sync: tuple[str, ...] = ()
     loss: AllowedLoss | None = None
+    members: tuple[str, ...] = ()
+    removed: tuple[SetAct, ...] = ()
+    hand_over: SetAct | None = None
+
+    def seen_by(self, leader: Leader | None, version: int) -> View:
+        """The state of the set."""
+        return View(
+            leader,
+            self.epoch,
+            self.in_sync,
+            version,
+            self.loss,
+            self.members,
+            self.removed,
+            self.hand_over,
+        )
 
 
 class EtcdCoordinator:
@@ -50,6 +116,8 @@ class EtcdCoordinator:
         name: The name of the set.
         clock: For leases.
         timeout: The seconds that a request may take at one endpoint.
+        tls: How connections are encrypted; they are not if left out.
+        user: The user of etcd; without one, requests have no token.
     """
 
     def __init__(
@@ -59,10 +127,16 @@ class EtcdCoordinator:
         *,
         clock: Clock | None = None,
         timeout: float = 2.0,
+        tls: EtcdTls | None = None,
+        user: EtcdUser | None = None,
     ) -> None:
         self._endpoints = list(endpoints)
         self._clock: Clock = clock or SystemClock()
         self._timeout = timeout
+        self._tls = tls
+        self._user = user
+        self._token: str | None = None if user is not None else ""
+        """Sent with each request; ``None`` if etcd has to be asked for one."""
         self._folder = f"{_PREFIX}/{name}/"
         self._state_key = _text(f"{self._folder}state")
         self._leader_key = _text(f"{self._folder}leader")
@@ -76,7 +150,9 @@ class EtcdCoordinator:
         asked = self._clock.monotonic()
         granted = await self._call("/v3/lease/grant", {"TTL": lease_s})
         lease, lease_s = int(granted["ID"]), int(granted["TTL"])
-        state = SetState(seen.epoch + 1, seen.in_sync or (leader.member,))
+        in_sync = seen.in_sync or (leader.member,)
+        members = known_members(seen.members, in_sync)
+        state = SetState(seen.epoch + 1, in_sync, members=members, removed=seen.removed)
         puts = [
             self._put_state(state),
             _put(self._leader_key, msgspec.json.encode(leader), lease),
@@ -89,40 +165,47 @@ class EtcdCoordinator:
     async def renew(self, leadership: Leadership) -> Leadership | None:
         """See :meth:`SetCoordinator.renew`."""
         asked = self._clock.monotonic()
-        answer = await self._call("/v3/lease/keepalive", {"ID": leadership.lease})
+        # If an endpoint hangs, there is time to ask the next one before the lease ends.
+        within_s = min(self._timeout, leadership.lease_s / _TRIES_PER_LEASE)
+        body = {"ID": leadership.lease}
+        answer = await self._call("/v3/lease/keepalive", body, within_s=within_s)
         left = int(answer.get("result", {}).get("TTL", 0))
         return leadership._replace(certain_until=asked + left) if left > 0 else None
 
     async def resign(self, leadership: Leadership) -> None:
         """See :meth:`SetCoordinator.resign`."""
-        await self._call("/v3/lease/revoke", {"ID": leadership.lease}, refused={})
+        await self._call("/v3/lease/revoke", {"ID": leadership.lease}, refused=True)
 
-    async def change_in_sync(
-        self, leadership: Leadership, seen: View, members: tuple[str, ...]
+    async def change(
+        self, leadership: Leadership, seen: View, wanted: View, act: SetAct | None = None
     ) -> View | None:
-        """See :meth:`SetCoordinator.change_in_sync`."""
-        state = SetState(leadership.epoch, tuple(sorted(members)))
+        """See :meth:`SetCoordinator.change`."""
+        state = SetState(
+            leadership.epoch,
+            tuple(sorted(wanted.in_sync)),
+            members=known_members(wanted.members, wanted.in_sync),
+            removed=wanted.removed,
+            hand_over=wanted.hand_over,
+        )
+        puts = [self._put_state(state)]
+        if act is not None:
+            puts.append(self._put_for_good("acts", seen, act))
         compare = [
             self._is_seen(seen),
             _compare("LEASE", self._leader_key, "lease", leadership.lease),
         ]
-        version = await self._commit(compare, [self._put_state(state)])
-        if not version:
-            return None
-        return View(leadership.leader, state.epoch, state.in_sync, version)
+        version = await self._commit(compare, puts)
+        return state.seen_by(leadership.leader, version) if version else None
 
     async def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
         """See :meth:`SetCoordinator.allow_loss`."""
-        state = SetState(seen.epoch, (loss.member,), loss)
-        puts = [
-            self._put_state(state),
-            # As an object, for people who read it in etcd.
-            _put(
-                _text(f"{self._folder}losses/{seen.version}"), msgspec.json.encode(loss._asdict())
-            ),
-        ]
+        name = short_name(loss.member)
+        removed = tuple(act for act in seen.removed if act.member != name)
+        members = known_members(seen.members, (loss.member,))
+        state = SetState(seen.epoch, (loss.member,), loss, members, removed)
+        puts = [self._put_state(state), self._put_for_good("losses", seen, loss)]
         version = await self._commit([self._is_seen(seen), self._nobody_leads()], puts)
-        return View(None, state.epoch, state.in_sync, version, loss) if version else None
+        return state.seen_by(None, version) if version else None
 
     async def changed(self, seen: View) -> View:
         """See :meth:`SetCoordinator.changed`."""
@@ -135,7 +218,9 @@ class EtcdCoordinator:
             "start_revision": revision + 1,
         }
         while found == seen:
-            async with self._answering("/v3/watch", {"create_request": wanted}) as (reader, _):
+            # The read has a valid token.
+            watch = self._answering("/v3/watch", {"create_request": wanted}, self._timeout)
+            async with watch as (reader, _):
                 # A connection may break without a word, so the state is read now and then.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_WATCH_S):
@@ -159,12 +244,11 @@ class EtcdCoordinator:
         stored, leading = (part["response_range"].get("kvs", []) for part in answer["responses"])
         state, version, leader = SetState(), 0, None
         if stored:
-            state = msgspec.json.decode(base64.b64decode(stored[0]["value"]), type=SetState)
+            state = _value(stored[0], SetState)
             version = int(stored[0]["mod_revision"])
         if leading:
-            leader = msgspec.json.decode(base64.b64decode(leading[0]["value"]), type=Leader)
-        view = View(leader, state.epoch, state.in_sync, version, state.loss)
-        return view, int(answer["header"]["revision"])
+            leader = _value(leading[0], Leader)
+        return state.seen_by(leader, version), int(answer["header"]["revision"])
 
     def _is_seen(self, seen: View) -> dict[str, Any]:
         return _compare("MOD", self._state_key, "mod_revision", seen.version)
@@ -176,6 +260,11 @@ class EtcdCoordinator:
     def _put_state(self, state: SetState) -> dict[str, Any]:
         return _put(self._state_key, msgspec.json.encode(state))
 
+    def _put_for_good(self, folder: str, seen: View, decision: SetAct | AllowedLoss) -> Any:
+        # As an object, for people who read it in etcd.
+        value = msgspec.json.encode(decision._asdict())
+        return _put(_text(f"{self._folder}{folder}/{seen.version}"), value)
+
     async def _commit(self, compare: list[dict[str, Any]], puts: list[dict[str, Any]]) -> int:
         """The revision of a transaction, or 0 if a comparison failed."""
         answer = await self._call("/v3/kv/txn", {"compare": compare, "success": puts})
@@ -184,60 +273,129 @@ class EtcdCoordinator:
     # Requests
 
     async def _call(
-        self, path: str, body: dict[str, Any], *, refused: dict[str, Any] | None = None
+        self,
+        path: str,
+        body: dict[str, Any],
+        *,
+        refused: bool = False,
+        within_s: float | None = None,
     ) -> dict[str, Any]:
-        is_accepted = refused is not None
-        async with self._answering(path, body, refused=is_accepted) as (reader, address):
-            async with asyncio.timeout(self._timeout):
+        within_s = within_s or self._timeout
+        if self._token is None:
+            await self._authenticate(within_s)
+        try:
+            return await self._call_once(path, body, within_s, refused=refused)
+        except NotAuthenticated:
+            if self._user is None:
+                raise
+        # The token has expired, or etcd has users only now.
+        await self._authenticate(within_s)
+        return await self._call_once(path, body, within_s, refused=refused)
+
+    async def _authenticate(self, within_s: float) -> None:
+        """Ask for a token.
+
+        Raises:
+            ConnectionLost: etcd refuses the user, or the connection broke.
+        """
+        assert self._user is not None, "without a user there is always a token"
+        self._token = ""
+        named = {"name": self._user.name, "password": self._user.password}
+        path = "/v3/auth/authenticate"
+        answer = await self._call_once(path, named, within_s, refused=True)
+        if "token" in answer:
+            self._token = str(answer["token"])
+        elif (reason := _message_of(answer)) != _NO_USERS:
+            self._token = None
+            raise ConnectionLost(
+                f"etcd refused the user {self._user.name!r}: {reason}; look at TXMQ_ETCD_USER and "
+                "TXMQ_ETCD_PASSWORD"
+            )
+
+    async def _call_once(
+        self, path: str, body: dict[str, Any], within_s: float, *, refused: bool
+    ) -> dict[str, Any]:
+        request = self._answering(path, body, within_s, refused=refused)
+        async with request as (reader, address):
+            async with asyncio.timeout(within_s):
                 data = await reader.read()
             try:
                 answer: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
             except msgspec.DecodeError as error:
+                if refused and (reason := _reason(data)):
+                    refusal = f"{address} refused {path}: {_explained(reason)}"
+                    raise ConnectionLost(refusal) from error
                 raise ConnectionLost(f"{address} does not answer as etcd does: {path}") from error
-            if not is_accepted and not answer.keys() & _IN_ANSWERS:
+            if (message := _message_of(answer)) in _NO_TOKEN:
+                raise _no_token(address, message)
+            if not refused and not answer.keys() & _IN_ANSWERS:
                 raise ConnectionLost(f"{address} does not answer as etcd does: {path}")
         return answer
 
     @asynccontextmanager
     async def _answering(
-        self, path: str, body: dict[str, Any], *, refused: bool = False
+        self, path: str, body: dict[str, Any], within_s: float, *, refused: bool = False
     ) -> AsyncIterator[tuple[asyncio.StreamReader, str]]:
         """The body of an answer; ``refused`` accepts also the one to a refused request."""
-        reader, writer, address = await self._open()
+        reader, writer, address = await self._open(within_s)
         try:
-            async with asyncio.timeout(self._timeout):
-                _send(writer, address, path, body)
+            async with asyncio.timeout(within_s):
+                _send(writer, address, path, body, self._token or "")
                 await _read_head(reader, address, path, refused=refused)
             yield reader, address
         except TimeoutError as error:
             self._leave(address)
             raise RequestTimeout(
-                f"etcd at {address} did not answer within {self._timeout:g} s"
+                f"etcd at {address} did not answer within {within_s:g} s"
             ) from error
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             self._leave(address)
-            raise ConnectionLost(f"the connection to etcd at {address} broke: {error}") from error
+            why = self._why_tls(error) or str(error)
+            raise ConnectionLost(f"the connection to etcd at {address} broke: {why}") from error
+        except NotAuthenticated:
+            raise
         except ConnectionLost:
             self._leave(address)
             raise
         finally:
             writer.close()
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
+    async def _open(
+        self, within_s: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
         failures: list[str] = []
         for host, port in list(self._endpoints):
             address = f"{host}:{port}"
             try:
-                async with asyncio.timeout(self._timeout):
-                    reader, writer = await asyncio.open_connection(
-                        host, port, limit=_HEADERS_BYTES_MAX
-                    )
+                async with asyncio.timeout(within_s):
+                    reader, writer = await self._connect(host, port)
             except OSError as error:
-                failures.append(f"{address}: {_why(error)}")
+                failures.append(f"{address}: {self._why_tls(error) or _why(error)}")
                 self._leave(address)
                 continue
             return reader, writer, address
         raise ConnectFailed(f"no etcd can be reached ({'; '.join(failures)})")
+
+    async def _connect(
+        self, host: str, port: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._tls is None:
+            return await asyncio.open_connection(host, port, limit=_HEADERS_BYTES_MAX)
+        return await asyncio.open_connection(
+            host,
+            port,
+            limit=_HEADERS_BYTES_MAX,
+            ssl=self._tls.context(),
+            server_hostname=host,
+            ssl_shutdown_timeout=self._timeout,
+        )
+
+    def _why_tls(self, error: Exception) -> str:
+        if self._tls is None:
+            return ""
+        if isinstance(error, ssl.SSLError):
+            return self._tls.reason_of(error)
+        return "" if str(error) else "no answer with TLS"
 
     def _leave(self, address: str) -> None:
         """Begin the next request with another endpoint."""
@@ -246,14 +404,18 @@ class EtcdCoordinator:
             self._endpoints.append(self._endpoints.pop(0))
 
 
-def _send(writer: asyncio.StreamWriter, address: str, path: str, body: dict[str, Any]) -> None:
+def _send(
+    writer: asyncio.StreamWriter, address: str, path: str, body: dict[str, Any], token: str
+) -> None:
     data = msgspec.json.encode(body)
-    head = (
+    head = [
         f"POST {path} HTTP/1.0",
         f"Host: {address}",
         "Content-Type: application/json",
         f"Content-Length: {len(data)}",
-    )
+    ]
+    if token:
+        head.append(f"Authorization: {token}")
     writer.write("\r\n".join([*head, "", ""]).encode() + data)
 
 
@@ -270,7 +432,10 @@ async def _read_head(
     except asyncio.IncompleteReadError as error:
         line = error.partial
         if not line:
-            raise ConnectionLost(f"{address} closed the connection without an answer") from error
+            raise ConnectionLost(
+                f"{address} closed the connection without an answer; if it is an etcd with TLS, "
+                "write etcds://"
+            ) from error
     except asyncio.LimitOverrunError:
         line = b""
     if not line.startswith(b"HTTP/"):
@@ -280,13 +445,24 @@ async def _read_head(
     status = line.decode(errors="replace").split(maxsplit=2)[1:2]
     if status != ["200"] and not refused:
         reason = _reason(await reader.read(_HEADERS_BYTES_MAX))
-        raise ConnectionLost(f"{address} refused {path}: {' '.join(status)}, {reason}")
+        if reason in _NO_TOKEN:
+            raise _no_token(address, reason)
+        raise ConnectionLost(f"{address} refused {path}: {' '.join(status)}, {_explained(reason)}")
+
+
+def _no_token(address: str, reason: str) -> NotAuthenticated:
+    return NotAuthenticated(
+        f"etcd at {address} has users ({reason}); set TXMQ_ETCD_USER and TXMQ_ETCD_PASSWORD"
+    )
 
 
 async def _event(reader: asyncio.StreamReader) -> None:
     while line := await reader.readline():
-        if "events" in msgspec.json.decode(line).get("result", {}):
+        result = msgspec.json.decode(line).get("result", {})
+        if "events" in result:
             return
+        if result.get("canceled"):
+            raise ConnectionLost(f"etcd ended the watch: {result.get('cancel_reason', '')}")
     raise ConnectionLost("etcd ended the watch")
 
 
@@ -297,12 +473,36 @@ def _why(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
 
 
+def _message_of(answer: dict[str, Any]) -> str:
+    """The message in a refusal, or in an answer that ends with one; empty without a refusal."""
+    error = answer.get("error")
+    return str(error.get("message", "") if isinstance(error, dict) else answer.get("message", ""))
+
+
 def _reason(body: bytes) -> str:
     """The message of etcd, or the first words of something else."""
     try:
         return str(msgspec.json.decode(body, type=dict[str, Any])["message"])
     except (msgspec.DecodeError, KeyError):
         return body[:_QUOTED].decode(errors="replace").partition("\n")[0].strip()
+
+
+def _explained(reason: str) -> str:
+    hints = [hint for text, hint in _HINTS.items() if reason.startswith(text)]
+    return "; ".join([reason, *hints])
+
+
+def _value(pair: dict[str, str], kind: type[T]) -> T:
+    """The value of a key of a set.
+
+    Raises:
+        ConnectionLost: Another program wrote it.
+    """
+    try:
+        return msgspec.json.decode(base64.b64decode(pair["value"]), type=kind)
+    except msgspec.DecodeError as error:
+        key = base64.b64decode(pair["key"]).decode()
+        raise ConnectionLost(f"{key} in etcd is not what members write: {error}") from error
 
 
 def _text(text: str) -> str:

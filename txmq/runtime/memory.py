@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 from typing import Final
 
-__all__ = ["exempt_from_collection", "keep_freed_memory"]
+__all__ = ["exempt_from_collection", "keep_freed_memory", "memory_bytes"]
 
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
@@ -27,6 +28,11 @@ def keep_freed_memory() -> None:
         return  # Not glibc.
     mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
+
+
+def memory_bytes() -> int:
+    """The size of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def exempt_from_collection() -> None:

@@ -11,7 +11,15 @@ import asyncio
 from typing import Final
 
 from txmq.errors import ConnectionLost
-from txmq.runtime.coordinator import AllowedLoss, Leader, Leadership, View
+from txmq.runtime.coordinator import (
+    AllowedLoss,
+    Leader,
+    Leadership,
+    SetAct,
+    View,
+    known_members,
+    short_name,
+)
 from txmq.testing.entropy import SeededEntropy
 
 __all__ = ["SimulatedCoordination", "SimulatedCoordinator"]
@@ -30,6 +38,7 @@ class SimulatedCoordination:
     def __init__(self, entropy: SeededEntropy, *, delay: float = _DELAY_S) -> None:
         self.delay = delay
         self.losses: list[AllowedLoss] = []
+        self.acts: list[SetAct] = []
         self._entropy = entropy
         self._view = View(None, 0, (), 0)
         self._lease = 0
@@ -56,6 +65,12 @@ class SimulatedCoordination:
         """Restart the store, which keeps its state and its leases."""
         self._lives += 1
         self._wake()
+
+    def forget(self) -> None:
+        """Restart the store without its state and its leases, as from an empty disk."""
+        self._leases.clear()
+        self._change(View(None, 0, (), 0))
+        self.restart()
 
     def _wake(self) -> None:
         self._changed.set()
@@ -134,15 +149,28 @@ class SimulatedCoordination:
             return False
         self._lease = lease
         in_sync = now.in_sync or (leader.member,)
-        self._change(View(leader, now.epoch + 1, in_sync, now.version + 1))
+        members = known_members(now.members, in_sync)
+        self._change(
+            View(leader, seen.epoch + 1, in_sync, now.version + 1, None, members, now.removed)
+        )
         return True
 
-    def change_in_sync(self, lease: int, seen: View, members: tuple[str, ...]) -> View | None:
-        """Replace the in-sync set if the state is the seen one and this lease leads."""
+    def change(self, lease: int, seen: View, wanted: View, act: SetAct | None) -> View | None:
+        """Change what a leader may if the state is the seen one and this lease leads."""
         now = self.view()
         if now.leader is None or self._lease != lease or now.version != seen.version:
             return None
-        self._change(now._replace(in_sync=tuple(sorted(members)), version=now.version + 1))
+        if act is not None:
+            self.acts.append(act)
+        self._change(
+            now._replace(
+                in_sync=tuple(sorted(wanted.in_sync)),
+                members=known_members(wanted.members, wanted.in_sync),
+                removed=wanted.removed,
+                hand_over=wanted.hand_over,
+                version=now.version + 1,
+            )
+        )
         return self._view
 
     def allow_loss(self, seen: View, loss: AllowedLoss) -> View | None:
@@ -151,7 +179,10 @@ class SimulatedCoordination:
         if now.leader is not None or now.version != seen.version:
             return None
         self.losses.append(loss)
-        self._change(View(None, now.epoch, (loss.member,), now.version + 1, loss))
+        members = known_members(now.members, (loss.member,))
+        name = short_name(loss.member)
+        removed = tuple(act for act in now.removed if act.member != name)
+        self._change(View(None, now.epoch, (loss.member,), now.version + 1, loss, members, removed))
         return self._view
 
     def _change(self, view: View) -> None:
@@ -206,12 +237,12 @@ class SimulatedCoordinator:
         self._store.revoke(leadership.lease)
         await self._return(life)
 
-    async def change_in_sync(
-        self, leadership: Leadership, seen: View, members: tuple[str, ...]
+    async def change(
+        self, leadership: Leadership, seen: View, wanted: View, act: SetAct | None = None
     ) -> View | None:
-        """See :meth:`SetCoordinator.change_in_sync`."""
+        """See :meth:`SetCoordinator.change`."""
         life = await self._arrive()
-        found = self._store.change_in_sync(leadership.lease, seen, members)
+        found = self._store.change(leadership.lease, seen, wanted, act)
         await self._return(life)
         return found
 

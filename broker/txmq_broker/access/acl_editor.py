@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from txmq.errors import ConfigError
 from txmq.protocol.bodies import DataVersion
 from txmq.runtime.clock import Clock
-from txmq_broker.access.acl_files import AclFiles, parse, read_text
+from txmq_broker.access.acl_files import AclFiles, parse, read_text, replace_text
 from txmq_broker.access.acl_text import put_account, put_key, remove_account
 
 __all__ = ["AclEditor"]
-
-_MODE: Final = 0o600
 
 
 class AclEditor:
@@ -106,7 +103,7 @@ class AclEditor:
                 "another account an administrator first"
             )
         try:
-            _replace(path.resolve(), text)
+            replace_text(path, text)
         except OSError as error:
             raise ConfigError(
                 f"{path} cannot be written: {error.strerror}; nothing was changed"
@@ -121,24 +118,3 @@ def _version(path: Path, text: str) -> DataVersion:
         return msgspec.convert(first, DataVersion)
     except msgspec.ValidationError:
         return DataVersion()
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a crash leaves the old one or the new one."""
-    draft = path.with_name(f".{path.name}.new")  # The broker reads no file of this name.
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -1,7 +1,7 @@
 """A record of what operators did: JSON lines in the data directory, synced one by one.
 
 Every request that changes something for others is here, allowed or refused: topics, groups,
-offsets, settings, routes, and decisions on transactions.
+offsets, settings, routes, members of broker sets, and decisions on transactions.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from txmq.protocol.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.clock import Clock
+from txmq.runtime.coordinator import View
 from txmq.runtime.disk import Disk, File
 
-__all__ = ["AUDITED", "AuditEntry", "AuditLog", "read_audit"]
+__all__ = ["AUDITED", "AuditEntry", "AuditLog", "entries_about", "read_audit"]
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ AUDITED: Final = frozenset(
         _CODE.DELETE_EXPIRED_COMMITLOG,
         _CODE.DECIDE_TRANSACTION,
         _CODE.RECHECK_TRANSACTION,
+        _CODE.CHANGE_SET,
         _CODE.RESUME_CHECK_HALF_MESSAGE,
         _CODE.PUT_KV_CONFIG,
         _CODE.DELETE_KV_CONFIG,
@@ -260,6 +262,23 @@ def read_audit(disk: Disk, warn: Callable[[str], None]) -> Iterator[AuditEntry]:
         for warning in file.warnings():
             warn(warning)
         yield from file.entries
+
+
+def entries_about(before: View) -> Iterator[AuditEntry]:
+    """The entries about a leadership that an operator made possible, or asked for."""
+    where = "the coordinator"
+    if before.loss is not None:
+        loss = before.loss
+        fields = {
+            "member": loss.member,
+            "reason": loss.reason,
+            "in_sync_before": ", ".join(loss.former),
+        }
+        yield AuditEntry(loss.at_ms, "PROMOTE", where, loss.operator, fields)
+    if before.hand_over is not None:
+        act = before.hand_over
+        fields = {"member": act.member, "reason": act.reason}
+        yield AuditEntry(act.at_ms, "HAND_OVER", where, act.operator, fields)
 
 
 def _files(disk: Disk) -> list[str]:

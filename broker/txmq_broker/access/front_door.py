@@ -29,6 +29,8 @@ class FrontDoor:
         tls: How the ports speak TLS.
         network: Knows which addresses are loopback.
         audit: Where refused requests of operators are recorded.
+        may_lack_accounts: Whether the file of accounts may be missing at first, as at a follower
+            that will have those of its leader.
 
     Raises:
         ConfigError: A file or an address is invalid.
@@ -41,8 +43,10 @@ class FrontDoor:
         tls: ServerTlsSettings,
         network: Network,
         audit: AuditLog | None = None,
+        *,
+        may_lack_accounts: bool = False,
     ) -> None:
-        self.accounts = AclFiles(Path(acl)) if acl else None
+        self.accounts = AclFiles(Path(acl), may_lack=may_lack_accounts) if acl else None
         self._network = network
         self._access = access_text(has_accounts=bool(acl), trust=security.trust)
         self._certificates = ServerCertificates.of(tls)
@@ -55,6 +59,10 @@ class FrontDoor:
             else None
         )
         """Decides by addresses, if there are no accounts."""
+
+    def figures(self) -> dict[str, int]:
+        """What was refused since the start for lack of a permission."""
+        return {"access_refused": self._refusals.count}
 
     @property
     def port_tls(self) -> ServerTls | None:

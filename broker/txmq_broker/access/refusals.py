@@ -19,11 +19,15 @@ class Refusals:
 
     Args:
         audit: Where refused requests of operators are recorded.
+
+    Attributes:
+        count: The refusals since the start.
     """
 
     def __init__(self, audit: AuditLog | None = None) -> None:
         self._audit = audit
         self._lines = RepeatedLines()
+        self.count = 0
 
     def note(
         self, connection: Connection, request: Command, reason: str, *, kind: str = ""
@@ -37,6 +41,7 @@ class Refusals:
             kind: What refusals count as equal; by default those with the same reason. A reason
                 with text that a stranger chooses needs one.
         """
+        self.count += 1
         refusal = f"refused request {request.code} of {connection.host}: {reason}"
         times = self._lines.note(f"{request.code} {connection.host} {kind or reason}")
         if times is None:

@@ -205,6 +205,7 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
             _CODE.FOLLOW_LOG,
             _CODE.NOTE_COPIED,
             _CODE.SHOW_COPIES,
+            _CODE.CHANGE_SET,
             _CODE.RESUME_CHECK_HALF_MESSAGE,
             _CODE.UPDATE_AND_CREATE_TOPIC,
             _CODE.DELETE_TOPIC_IN_BROKER,

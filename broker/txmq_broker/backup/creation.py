@@ -13,9 +13,10 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from txmq.errors import CorruptRecord, DamagedFile, DiskFull, ForeignFile, WriteFailed
 from txmq.protocol.checksum import crc32
-from txmq.protocol.span import FOLDER, HEAD_BYTES, SpanHead, read_head
+from txmq.protocol.span import FOLDER, SpanHead, start_in
 from txmq.runtime.disk import NO_ROOM, Disk, File
 from txmq_broker.access.audit import FOLDER as AUDIT_FOLDER
+from txmq_broker.backup.history import check_history
 from txmq_broker.backup.manifest import (
     LINKED_FOLDER,
     BackupManifest,
@@ -44,6 +45,9 @@ _SYNCED_AT_ONCE: Final = 4 * 1024 * 1024
 """Small, because a broker on the same disk waits with its own sync until these are written: the
 99th percentile of its sends was 7 ms beside a copy with 4 MiB, and 97 ms with whole files.
 """
+
+_NOTED_AT_ONCE: Final = 64 * 1024 * 1024
+"""How much of a first backup an interruption may cost."""
 
 _LOOKS_MAX: Final = 5
 """A broker deletes files only a few times an hour."""
@@ -100,6 +104,8 @@ class Creation:
         self._last: tuple[int, int] | None = None
         """The position and the checksum of the last span that was copied."""
         self._vanished = False
+        self._saved = BackupManifest(log="", source="")
+        """The manifest in the folder."""
         self.before: BackupManifest | None = None
         self.copied = 0
 
@@ -131,15 +137,25 @@ class Creation:
                 f"{source} has the log {found:016x}; use another folder"
             )
         else:
-            self.before = before if before.taken_ms else None
-            self._known = {file.path: file for file in before.files}
-            if before.end > before.start:
-                self._last = before.last_span, before.last_checksum
+            self._continue(before, source)
         with self._segments() as segments:
-            if self.before is not None:
-                _check_history(self.before, segments, source)
             done = sum(self._reusable(path_of(extent.start)) for extent in segments.extents())
             return segments.end - segments.start - done
+
+    def _continue(self, before: BackupManifest, source: str) -> None:
+        with self._segments() as segments:
+            try:
+                check_history(before, self._source, segments, source)
+            except BackupRefused:
+                if before.taken_ms:
+                    raise
+                self._save(BackupManifest(log=before.log, source=source))
+                return
+        self._saved = before
+        self.before = before if before.taken_ms else None
+        self._known = {file.path: file for file in before.files}
+        if before.end > before.start:
+            self._last = before.last_span, before.last_checksum
 
     def _begin(self, source: str) -> None:
         strange = [name for name in self._folder.names("") if name not in _KEPT_NAMES]
@@ -149,8 +165,29 @@ class Creation:
                 "another folder"
             )
         # From now on the folder counts as ours, even if this run is interrupted.
+        self._save(BackupManifest(log=f"{self._log_id:016x}", source=source))
+
+    def _save(self, manifest: BackupManifest) -> None:
         with _writing("the manifest"):
-            self._manifest_file.save(BackupManifest(log=f"{self._log_id:016x}", source=source))
+            # If this fails, the new manifest may count all the same, so its files stay.
+            self._manifest_file.save(manifest)
+        self._saved = manifest
+
+    def _note_progress(self, files: list[CopiedFile], end: int) -> None:
+        """Have a later run go on from here if this first backup is interrupted."""
+        if self.before is None and self._last is not None:
+            last_span, checksum = self._last
+            self._save(
+                BackupManifest(
+                    log=self._saved.log,
+                    source=self._saved.source,
+                    start=start_in(files[0].path.rpartition("/")[2]) or 0,
+                    end=end,
+                    last_span=last_span,
+                    last_checksum=checksum,
+                    files=files,
+                )
+            )
 
     def run(self, source: str, now_ms: Callable[[], int]) -> BackupManifest:
         """Bring the backup up to date. Until this returns, the earlier backup stays valid.
@@ -172,13 +209,11 @@ class Creation:
         except (DiskFull, WriteFailed):
             # What this run copied would only take room.
             with suppress(OSError):
-                self._tidy(self.before)
+                self._tidy()
             raise
-        with _writing("the manifest"):
-            # If this fails, the new manifest may count all the same, so its files stay.
-            self._manifest_file.save(manifest)
+        self._save(manifest)
         with _writing("the folder"):
-            self._tidy(manifest)
+            self._tidy()
         return manifest
 
     def _copy(self, source: str, now_ms: Callable[[], int]) -> BackupManifest:
@@ -279,7 +314,7 @@ class Creation:
         for extent in listing.extents:
             is_complete = extent is not listing.extents[-1]
             try:
-                file = self._copy_file(extent, listing.durable, is_complete=is_complete)
+                file = self._copy_file(extent, listing.durable, files, is_complete=is_complete)
             except FileNotFoundError:
                 self._vanished = True
                 continue
@@ -292,6 +327,7 @@ class Creation:
                 break
             if is_complete:
                 files += self._copy_index(extent)
+                self._note_progress(files, end)
         return files, end
 
     def _reusable(self, path: str) -> int:
@@ -303,7 +339,9 @@ class Creation:
         # Without --link a backup shares no bytes with the broker.
         return known.is_linked and self._link is None
 
-    def _copy_file(self, extent: Extent, durable: int, *, is_complete: bool) -> CopiedFile:
+    def _copy_file(
+        self, extent: Extent, durable: int, before: list[CopiedFile], *, is_complete: bool
+    ) -> CopiedFile:
         path = path_of(extent.start)
         known = self._known.get(path)
         if known is None or self._is_unwanted(known):
@@ -315,7 +353,7 @@ class Creation:
             if self._link is not None and is_complete:
                 file = self._link_file(extent, known, source, self._link)
             else:
-                file = self._append(extent, known, source)
+                file = self._append(extent, known, source, before)
             if extent.start + file.size > durable:
                 # What the backup has, the broker must not lose in a power cut: the next run would
                 # find another history.
@@ -324,8 +362,11 @@ class Creation:
             source.close()
         return file
 
-    def _append(self, extent: Extent, known: CopiedFile, source: File) -> CopiedFile:
+    def _append(
+        self, extent: Extent, known: CopiedFile, source: File, before: list[CopiedFile]
+    ) -> CopiedFile:
         size, checksum, synced = known.size, known.checksum, known.size
+        noted = size
         with self._continued(known) as target:
             for piece, head in whole_spans(source, extent, extent.start + size, self._log_id):
                 with _writing(known.place):
@@ -335,6 +376,10 @@ class Creation:
                         target.sync()
                         synced = size
                 self._note(piece, head)
+                if synced == size and size - noted >= _NOTED_AT_ONCE:
+                    part = CopiedFile(path=known.path, size=size, checksum=checksum)
+                    self._note_progress([*before, part], extent.start + size)
+                    noted = size
         return CopiedFile(path=known.path, size=size, checksum=checksum)
 
     def _link_file(self, extent: Extent, known: CopiedFile, source: File, link: Link) -> CopiedFile:
@@ -474,9 +519,9 @@ class Creation:
 
     # The folder
 
-    def _tidy(self, manifest: BackupManifest | None) -> None:
-        """Delete the files that a manifest does not name, and the bytes after its own."""
-        kept = {} if manifest is None else {file.place: file for file in manifest.files}
+    def _tidy(self) -> None:
+        """Delete the files that the manifest does not name, and the bytes after its own."""
+        kept = {file.place: file for file in self._saved.files}
         for folder in (FOLDER, INDEX_FOLDER, AUDIT_FOLDER, f"{LINKED_FOLDER}/{FOLDER}"):
             for name in self._folder.names(folder):
                 file = kept.get(f"{folder}/{name}")
@@ -485,29 +530,6 @@ class Creation:
                 elif not file.is_linked:
                     with self._continued(file):
                         pass
-
-
-def _check_history(before: BackupManifest, segments: Segments, source: str) -> None:
-    """Make sure that the log continues the one in the backup.
-
-    Raises:
-        BackupRefused: It does not.
-    """
-    if before.end > segments.end:
-        raise BackupRefused(
-            f"the backup reaches position {before.end} of the log, and the log in {source} ends at "
-            f"{segments.end}: it lost its end, or an older copy was restored there. The backup may "
-            "have messages that it lacks: keep it, and use another folder"
-        )
-    if before.mark is None or before.last_span < segments.start:
-        return
-    head = read_head(segments.read(before.last_span, HEAD_BYTES), 0, before.last_span)
-    if not before.mark.is_of(head):
-        raise BackupRefused(
-            f"the log in {source} continues differently at position {before.last_span} than the "
-            "one in the backup: an older copy was restored there. The backup may have messages "
-            "that it lacks: keep it, and use another folder"
-        )
 
 
 def _despite_deletions(look: Callable[[], T]) -> T:

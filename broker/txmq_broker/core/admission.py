@@ -21,11 +21,13 @@ class Admission:
     Attributes:
         reasons: Why sends are refused, by cause; empty if they are accepted.
         half_reasons: Why half messages are refused although other sends may be accepted, by cause.
+        halves_refused: The half messages that were refused for these since the start.
     """
 
     def __init__(self) -> None:
         self.reasons: dict[str, str] = {}
         self.half_reasons: dict[str, str] = {}
+        self.halves_refused = 0
 
     def check_decisions(self) -> None:
         """Refuse a decision while too few copies are in sync.
@@ -35,6 +37,16 @@ class Admission:
         """
         if (reason := self.reasons.get(COPIES)) is not None:
             raise ServiceUnavailable(reason)
+
+    def check_halves(self) -> None:
+        """Refuse a half message while there is a reason.
+
+        Raises:
+            ServiceUnavailable: There is one; nothing was stored.
+        """
+        if reasons := self.half_reasons:
+            self.halves_refused += 1
+            raise ServiceUnavailable("; ".join(reasons.values()))
 
     def refuse(self, cause: str, reason: str) -> bool:
         """Refuse sends until the cause is lifted; returns whether the cause is new."""

@@ -53,6 +53,10 @@ class HeldPulls(Generic[P]):
             return []
         return [self.held.pop(number)[1] for number in numbers]
 
+    def queues(self) -> list[tuple[str, int]]:
+        """The queues at which pulls wait."""
+        return list(self._by_queue)
+
     def expired(self, now: float) -> list[P]:
         """Remove and return the pulls whose deadline has passed, earliest first."""
         over: list[P] = []

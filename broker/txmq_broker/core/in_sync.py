@@ -49,10 +49,15 @@ class InSyncSet:
         """The end of a follower's durable copy; -1 if it is unknown."""
         return self._copied.get(member, -1)
 
-    def has_copied(self, end: int) -> bool:
-        """True if every follower that answers wait for has the log up to a position."""
-        copied = self._copied
-        return all(copied.get(member, -1) >= end for member in self.awaited)
+    def has_copied(self, end: int, least: int = 0) -> bool:
+        """True if every follower that answers wait for has the log up to a position.
+
+        Args:
+            end: The position.
+            least: How many followers must have it, even if answers wait for fewer.
+        """
+        copied, awaited = self._copied, self.awaited
+        return len(awaited) >= least and all(copied.get(one, -1) >= end for one in awaited)
 
     # What happens to followers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView
 
 from txmq.errors import ServiceUnavailable
 from txmq.limits import OFFSETS_MAX, UNKNOWN_OFFSETS_MAX
@@ -53,6 +53,12 @@ class Offsets:
             self.count += len(queues)
             if not self._is_known(group):
                 self._count_unknown(group, len(queues))
+
+    def adopt(self, saved: ConsumerOffsets) -> None:
+        """Have the offsets of another copy of this broker, and no others."""
+        self._offsets, self._unknown = {}, {}
+        self.count = self.unknown = 0
+        self.load(saved)
 
     def saved(self) -> ConsumerOffsets:
         """All offsets in the form that is saved."""
@@ -116,6 +122,10 @@ class Offsets:
     def _count_unknown(self, group: str, count: int) -> None:
         self._unknown[group] = self._unknown.get(group, 0) + count
         self.unknown += count
+
+    def pairs(self) -> KeysView[tuple[str, str]]:
+        """The groups and topics that have offsets, the oldest first."""
+        return self._offsets.keys()
 
     def topics(self) -> list[str]:
         """The topics in which any group has offsets."""

@@ -75,6 +75,12 @@ class ConsumeProgress(Generic[C]):
             )
         return pairs
 
+    def lag(self, group: str, topic: Topic) -> int:
+        """The messages of a topic that a group has not consumed, as :meth:`of_group` shows them."""
+        offsets = self._offsets.queues(group, topic.name)
+        queues = topic.queues[: topic.config.read_queue_nums]
+        return sum([queue.max_offset - max(0, offsets.get(queue.number, 0)) for queue in queues])
+
     def time_spans(self, group: str, topic: Topic, now_ms: int) -> list[ConsumeTimeSpan]:
         """The time range of a topic's messages, and a group's position and delay in it."""
         spans: list[ConsumeTimeSpan] = []

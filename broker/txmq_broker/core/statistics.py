@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from txmq_broker.core.latency import LatencyHistogram
 from txmq_broker.core.topics import Topics
 
 __all__ = ["MINUTE_S", "SAMPLE_S", "Meter", "MidnightTotals", "Rate", "Statistics"]
@@ -117,20 +119,29 @@ class Statistics:
     """All counters of a broker, by the names in clients' requests."""
 
     def __init__(self) -> None:
-        self._meters: dict[tuple[str, str], Meter] = {}
+        self._meters: dict[str, dict[str, Meter]] = {}
         self.put_midnights = MidnightTotals()
         self.get_midnights = MidnightTotals()
+        self.pull_times = LatencyHistogram()
+        """Pulls that found messages, by the time it took to read these."""
 
     def meter(self, name: str, key: str) -> Meter:
         """A counter, created on first use."""
-        found = self._meters.get((name, key))
+        meters = self._meters.get(name)
+        if meters is None:
+            meters = self._meters[name] = {}
+        found = meters.get(key)
         if found is None:
-            found = self._meters[name, key] = Meter()
+            found = meters[key] = Meter()
         return found
 
     def find(self, name: str, key: str) -> Meter | None:
         """A counter, or ``None`` if it was never used."""
-        return self._meters.get((name, key))
+        return self.named(name).get(key)
+
+    def named(self, name: str) -> Mapping[str, Meter]:
+        """All counters of a name, by key, the oldest first."""
+        return self._meters.get(name, {})
 
     def count_puts(self, topics: Topics) -> None:
         """Copy the counters that topics keep themselves to keep the path of a send short."""
@@ -146,19 +157,23 @@ class Statistics:
 
     def sample(self, now: float, day: int) -> None:
         """Sample all counters; ``day`` is the number of today's date."""
-        for meter in self._meters.values():
-            meter.sample(now)
+        for meters in self._meters.values():
+            for meter in meters.values():
+                meter.sample(now)
         self.put_midnights.note(day, self.meter("BROKER_PUT_NUMS", "").total)
         self.get_midnights.note(day, self.meter("BROKER_GET_NUMS", "").total)
 
     def forget_topic(self, topic: str) -> None:
         """Delete the counters of a topic, and of groups in it."""
         start = f"{topic}@"
-        for key in [key for key in self._meters if key[1] == topic or key[1].startswith(start)]:
-            del self._meters[key]
+        self._forget(lambda key: key == topic or key.startswith(start))
 
     def forget_group(self, group: str) -> None:
         """Delete the counters of a group."""
         end = f"@{group}"
-        for key in [key for key in self._meters if key[1].endswith(end)]:
-            del self._meters[key]
+        self._forget(lambda key: key.endswith(end))
+
+    def _forget(self, is_meant: Callable[[str], bool]) -> None:
+        for meters in self._meters.values():
+            for key in [key for key in meters if is_meant(key)]:
+                del meters[key]

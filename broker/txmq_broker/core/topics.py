@@ -144,6 +144,11 @@ class Topics:
                 self._put(config)
         self.version = self._settled.data_version
 
+    def adopt(self, saved: TopicConfigs) -> None:
+        """Have the topics of another copy of this broker, and no others."""
+        self._settled = saved
+        self.undo()
+
     def get(self, name: str) -> Topic:
         """A topic that must exist.
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import msgspec
-
 from txmq.errors import ConnectionLost, ConsumerOffline, InternalError, ServiceUnavailable
 from txmq.limits import (
     GROUPS_TOGETHER,
@@ -14,11 +12,13 @@ from txmq.limits import (
     TOPIC_CHARS_MAX,
 )
 from txmq.protocol.bodies import (
+    AllProducers,
     ClientConnection,
     ConsumerConnections,
     ConsumerIds,
     Heartbeat,
     ProducerConnections,
+    RegisteredProducer,
     SubscriptionCheck,
     TopicConfig,
 )
@@ -35,7 +35,7 @@ from txmq_broker.core.client_names import (
 )
 from txmq_broker.core.clients import Member
 from txmq_broker.core.topics import config_for_group
-from txmq_broker.parts import Parts
+from txmq_broker.parts import ReadParts
 from txmq_broker.services.long_requests import LongRequests, Steps
 
 __all__ = ["ClientHandlers"]
@@ -44,9 +44,9 @@ __all__ = ["ClientHandlers"]
 class ClientHandlers:
     """Keeps the registry of clients and notifies consumers when their group changes."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ReadParts) -> None:
         self._clients = parts.clients
-        self._producers_seen = parts.checker.producers_seen
+        self._producers_seen = parts.producers_seen
         self._groups = parts.groups
         self._topics = parts.topics
         self._filters = parts.filters
@@ -212,18 +212,18 @@ class ClientHandlers:
         age = self._clock.wall_ms() - int(self._clock.monotonic() * 1000)
         data = {
             group: [
-                {
-                    "clientId": member.client_id,
-                    "remoteIP": member.connection.address,
-                    "language": member.language,
-                    "version": member.version,
-                    "lastUpdateTimestamp": age + int(member.seen_at * 1000),
-                }
+                RegisteredProducer(
+                    member.client_id,
+                    member.connection.address,
+                    member.language,
+                    member.version,
+                    age + int(member.seen_at * 1000),
+                )
                 for member in members.values()
             ]
             for group, members in self._clients.producer_groups.items()
         }
-        return answer(request, body=msgspec.json.encode({"data": data}))
+        return answer(request, body=AllProducers(data).write())
 
 
 def _shown(member: Member[Connection]) -> ClientConnection:

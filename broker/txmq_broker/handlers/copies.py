@@ -8,9 +8,12 @@ from typing import Final
 
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command, answer
-from txmq.protocol.copies import CopiedTables, CopiesView
+from txmq.protocol.copies import CopiedTables, CopiesView, RemovedMember
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
+from txmq.runtime.coordinator import short_name
+from txmq_broker.access.account_copies import AccountsSource
+from txmq_broker.core.replica_choice import ReplicaChoice
 from txmq_broker.parts import Parts
 from txmq_broker.services.copied_answers import CopiedAnswers
 from txmq_broker.services.held_leadership import HeldLeadership
@@ -19,24 +22,34 @@ from txmq_broker.services.log_shipper import LogShipper
 __all__ = ["CopyHandlers"]
 
 _CHANGES: Final = (
+    RequestCode.UPDATE_AND_CREATE_ACL_CONFIG,
+    RequestCode.DELETE_ACL_CONFIG,
+    RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
     RequestCode.UPDATE_AND_CREATE_TOPIC,
     RequestCode.DELETE_TOPIC_IN_BROKER,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
     RequestCode.DELETE_SUBSCRIPTIONGROUP,
 )
-"""The requests that change topics and groups."""
+"""The requests that change accounts, topics and groups."""
 
 
 class CopyHandlers:
-    """Serves followers."""
+    """Serves followers.
 
-    def __init__(self, parts: Parts, leadership: HeldLeadership | None) -> None:
+    Attributes:
+        answers: The in-sync set, and the answers that wait for it.
+        shipper: The connected followers.
+    """
+
+    def __init__(
+        self, parts: Parts, leadership: HeldLeadership | None, accounts: AccountsSource
+    ) -> None:
         self._parts = parts
         self._leadership = leadership
         self._flusher = parts.flusher
         self._is_shipping = False
-        self._answers = CopiedAnswers(
+        self.answers = CopiedAnswers(
             parts.store,
             parts.clock,
             parts.settings.replication,
@@ -44,26 +57,33 @@ class CopyHandlers:
             parts.flusher.release,
             leadership,
         )
-        self._shipper = LogShipper(
+        self.shipper = LogShipper(
             parts.store,
             parts.clock,
             lambda: (parts.topics.version, parts.groups.version),
             self._tables,
-            self._answers,
+            accounts,
+            self.answers,
+            self._refusal,
         )
-        self.opened = self._answers.opened
-        self.settled = self._answers.settled
-        self.close = self._shipper.close
-        if self._answers.holds_answers:
+        self.opened = self.answers.opened
+        self.settled = self.answers.settled
+        copies = parts.settings.replication
+        self.choice: ReplicaChoice | None = None
+        """Which replica consumers pull from next, if followers serve reads."""
+        if copies.reads:
+            self.choice = ReplicaChoice(parts.store, copies.far_behind_bytes, self.shipper.reader)
+        self.close = self.shipper.close
+        if self.answers.holds_answers:
             self._ship()
-            self._shipper.watch()
+            self.shipper.watch()
 
     def figures(self) -> dict[str, int]:
         """What the followers have, and whether this broker leads for certain."""
         figures = {"epoch": self._parts.store.log.epoch, "is_leader": 1}
         if self._leadership is not None:
             figures["seconds_since_lease_renewal"] = int(self._leadership.seconds_since_renewal)
-        return figures | self._shipper.figures() | self._answers.figures()
+        return figures | self.shipper.figures() | self.answers.figures()
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
@@ -78,14 +98,14 @@ class CopyHandlers:
         if not self._is_shipping:
             # Without followers a turn costs nothing more.
             self._ship()
-        return self._shipper.follow(connection, request)
+        return self.shipper.follow(connection, request)
 
     def note_copied(self, connection: Connection, request: Command) -> None:
         """7706: a follower has the log durably up to a position; one-way."""
-        self._shipper.note_copied(connection, request)
+        self.shipper.note_copied(connection, request)
 
     def confirmed(self, table: Mapping[int, Handler]) -> dict[int, Handler]:
-        """The handlers of a broker, those that change topics and groups with later answers.
+        """The handlers of a broker, those that change the copied tables with later answers.
 
         The answers wait until every follower in the set has the changed tables.
         """
@@ -95,9 +115,9 @@ class CopyHandlers:
         @wraps(handler)
         def serve(connection: Connection, request: Command) -> bytes | None:
             answer = handler(connection, request)
-            if answer is None or request.is_oneway or not self._answers.awaited:
+            if answer is None or request.is_oneway or not self.answers.awaited:
                 return answer
-            self._shipper.hold_change(connection, answer)
+            self.shipper.hold_change(connection, answer)
             return None
 
         return serve
@@ -105,21 +125,43 @@ class CopyHandlers:
     def show(self, connection: Connection, request: Command) -> bytes:
         """7707: this leader and its followers, and how far each of them is."""
         del connection
+        return answer(request, body=self.view().write())
+
+    def view(self) -> CopiesView:
+        """This leader and its followers, and how far each of them is."""
         copies, log = self._parts.settings.replication, self._parts.store.log
-        view = CopiesView(
-            copies.member if self._leadership is None else self._leadership.member,
+        leadership = self._leadership
+        member, known, removed = copies.member, set[str](), list[RemovedMember]()
+        if leadership is not None:
+            member, known = leadership.member, {*leadership.members} - {leadership.member}
+            removed = [
+                RemovedMember(act.member, act.operator, act.reason, act.at_ms)
+                for act in leadership.removed.values()
+            ]
+        return CopiesView(
+            member,
             log.epoch,
             "sync" if copies.is_sync else "async",
             copies.min_in_sync,
             log.end,
-            self._shipper.followers(),
+            self.shipper.followers(known),
+            removed,
         )
-        return answer(request, body=view.write())
+
+    def _refusal(self, member: str) -> str:
+        removed = {} if self._leadership is None else self._leadership.removed
+        act = removed.get(short_name(member))
+        if act is None:
+            return ""
+        return (
+            f"{member} was removed from the set by {act.operator}: {act.reason}; to let it "
+            f"follow again: txmq cluster rejoin {act.member}"
+        )
 
     def _ship(self) -> None:
         self._is_shipping = True
-        held = self._answers if self._answers.holds_answers else None
-        self._flusher.ship_with(self._shipper.written, held)
+        held = self.answers if self.answers.holds_answers else None
+        self._flusher.ship_with(self.shipper.written, held)
 
     def _tables(self) -> CopiedTables:
         parts = self._parts

@@ -9,16 +9,46 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import DeleteGroup, NamedGroup
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.parts import Parts
+from txmq_broker.parts import Parts, ReadParts
 
-__all__ = ["GroupHandlers"]
+__all__ = ["GroupHandlers", "GroupReads"]
 
 
-class GroupHandlers:
+class GroupReads:
+    """Lists consumer groups and shows their settings."""
+
+    def __init__(self, parts: ReadParts) -> None:
+        self._groups = parts.groups
+
+    def table(self) -> dict[int, Handler]:
+        """Return the handler of each request code."""
+        return {
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.one,
+        }
+
+    def all(self, connection: Connection, request: Command) -> bytes:
+        """201: all groups' settings."""
+        del connection
+        return answer(request, body=self._groups.saved().write())
+
+    def one(self, connection: Connection, request: Command) -> bytes:
+        """352: one group's settings."""
+        del connection
+        name = request.read(NamedGroup).group
+        if name is None:
+            raise InternalError("the request names no group")
+        found = self._groups.find(name)
+        if found is None:
+            raise GroupNotFound(f"subscription group [{name}] does not exist")
+        return answer(request, body=found.write())
+
+
+class GroupHandlers(GroupReads):
     """Administration of consumer groups. A change is saved before it is confirmed."""
 
     def __init__(self, parts: Parts) -> None:
-        self._groups = parts.groups
+        super().__init__(parts)
         self._offsets = parts.offsets
         self._statistics = parts.statistics
         self._clock = parts.clock
@@ -26,11 +56,9 @@ class GroupHandlers:
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
-        return {
+        return super().table() | {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.put,
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.put_all,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all,
-            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.one,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
         }
 
@@ -51,22 +79,6 @@ class GroupHandlers:
             self._groups.put(config, self._clock.wall_ms())
         self._groups_changed()
         return answer(request)
-
-    def all(self, connection: Connection, request: Command) -> bytes:
-        """201: all groups' settings."""
-        del connection
-        return answer(request, body=self._groups.saved().write())
-
-    def one(self, connection: Connection, request: Command) -> bytes:
-        """352: one group's settings."""
-        del connection
-        name = request.read(NamedGroup).group
-        if name is None:
-            raise InternalError("the request names no group")
-        found = self._groups.find(name)
-        if found is None:
-            raise GroupNotFound(f"subscription group [{name}] does not exist")
-        return answer(request, body=found.write())
 
     def delete(self, connection: Connection, request: Command) -> bytes:
         """207: delete a group, and its offsets if requested; harmless when repeated."""

@@ -19,7 +19,7 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq_broker.core.client_names import check_client_id, check_consumer_group
 from txmq_broker.core.topics import check_name
-from txmq_broker.parts import Parts
+from txmq_broker.parts import ReadParts
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.queue_store import ConsumeQueue
 
@@ -29,7 +29,7 @@ __all__ = ["OffsetHandlers", "offset_by_time"]
 class OffsetHandlers:
     """Serves consumer offsets, the bounds of queues, and locks."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ReadParts) -> None:
         self._topics = parts.topics
         self._offsets = parts.offsets
         self._locks = parts.locks

@@ -38,7 +38,7 @@ from txmq_broker.core.filter.tags import tag_filter
 from txmq_broker.core.progress import ConsumeProgress
 from txmq_broker.core.statistics import MINUTE_S
 from txmq_broker.core.topics import Topic
-from txmq_broker.parts import Parts
+from txmq_broker.parts import ReadParts
 from txmq_broker.store.queue_store import ConsumeQueue, Entry
 
 __all__ = ["ProgressHandlers"]
@@ -50,7 +50,7 @@ _ENTRIES_MAX: Final = 1_000
 class ProgressHandlers:
     """Serves the offsets of groups, and copies them from one group to another."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ReadParts) -> None:
         self._identity = parts.identity
         self._topics = parts.topics
         self._groups = parts.groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -33,8 +34,9 @@ from txmq_broker.core.fetch import FetchOutcome, FetchResult, fetch
 from txmq_broker.core.filter.condition import Condition
 from txmq_broker.core.filter.filters import Filter
 from txmq_broker.core.held_pulls import HeldPulls
+from txmq_broker.core.replica_choice import ReplicaChoice
 from txmq_broker.core.topics import Topic
-from txmq_broker.parts import Parts
+from txmq_broker.parts import ReadParts
 from txmq_broker.store.message_store import Span
 from txmq_broker.store.queue_store import ConsumeQueue
 
@@ -73,7 +75,7 @@ class HeldPull(NamedTuple):
 class PullHandlers:
     """Serves stored messages to consumers."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ReadParts) -> None:
         self._topics = parts.topics
         self._groups = parts.groups
         self._clients = parts.clients
@@ -82,10 +84,17 @@ class PullHandlers:
         self._store = parts.store
         self._statistics = parts.statistics
         self._served = parts.statistics.meter("BROKER_GET_NUMS", "")
+        self._served_bytes = parts.statistics.meter("BROKER_GET_SIZE", "")
         self._found = parts.statistics.meter("PULLS_FOUND", "")
         self._missed = parts.statistics.meter("PULLS_MISSED", "")
         self._clock = parts.clock
         self.wait_max = parts.settings.pull_wait_max
+        self.choice: ReplicaChoice | None = None
+        """Which replica consumers pull from next; without it, from the leader."""
+        self.is_copy = False
+        """Whether the queues may end before the leader's."""
+        self._ends: dict[tuple[str, int], int] = {}
+        """Where the queues of a copy ended when pulls were woken last."""
         self._holds: HeldPulls[HeldPull] = HeldPulls()
         self._held_chars = self._not_held = 0
         self._woken: deque[HeldPull] = deque()
@@ -117,7 +126,7 @@ class PullHandlers:
         topic = self._permitted(header)
         queue = topic.queues[header.queue_id]
         wanted = self._wanted(header)
-        if header.sys_flag & _COMMIT and header.commit_offset >= 0:
+        if header.sys_flag & _COMMIT and header.commit_offset >= 0 and not self.is_copy:
             self._offsets.put(
                 header.consumer_group, header.topic, header.queue_id, header.commit_offset
             )
@@ -174,9 +183,13 @@ class PullHandlers:
     def _serve(self, pull: HeldPull, *, may_hold: bool, is_woken: bool = False) -> bytes | None:
         header = pull.header
         bytes_max = header.max_msg_bytes or PULL_BYTES_MAX
+        began = self._clock.monotonic()
         found = fetch(
             self._store, pull.queue, pull.offset, header.max_msg_nums, bytes_max, pull.wanted
         )
+        if self.is_copy and found.outcome is FetchOutcome.PAST_END:
+            # The consumer has read more at the leader than is copied. It keeps its offset.
+            found = FetchResult(FetchOutcome.AT_END, pull.offset, [])
         if may_hold and not self._is_closing:
             waits = found.outcome in _WAITING and found.next_offset == pull.offset
             at_end = found.next_offset >= pull.queue.max_offset
@@ -185,6 +198,8 @@ class PullHandlers:
             if waits and self._has_room(pull):
                 self._hold(pull._replace(offset=found.next_offset))
                 return None
+        if found.records:
+            self._statistics.pull_times.note(self._clock.monotonic() - began)
         return self._answer(pull, found)
 
     def _answer(self, pull: HeldPull, found: FetchResult) -> bytes:
@@ -196,11 +211,16 @@ class PullHandlers:
             self._statistics.meter("GROUP_GET_NUMS", key).total += len(found.records)
             self._statistics.meter("GROUP_GET_SIZE", key).total += size
             self._served.total += len(found.records)
+            self._served_bytes.total += size
             self._found.total += 1
         else:
             self._missed.total += 1
         bounds = (found.next_offset, queue.min_offset, queue.max_offset)
-        return templates.pulled(pull.request, code, bounds, found.outcome.value, found.records)
+        replica = 0
+        if self.choice is not None:
+            replica = self.choice.replica_for(queue, found.next_offset)
+        remark = found.outcome.value
+        return templates.pulled(pull.request, code, bounds, remark, found.records, replica)
 
     def _has_room(self, pull: HeldPull) -> bool:
         # A held filter takes about as much memory as its text.
@@ -243,7 +263,20 @@ class PullHandlers:
             reached.add((HALF_TOPIC, 0))
         if span.markers:
             reached.add((OP_TOPIC, 0))
-        for topic, number in sorted(reached):
+        self._wake(sorted(reached))
+
+    def copied(self) -> None:
+        """Wake the pulls that wait at queues which have grown by copying."""
+        grown: list[tuple[str, int]] = []
+        for topic, number in self._holds.queues():
+            end = self._store.end_of(topic, number) or 0
+            if self._ends.get((topic, number)) != end:
+                self._ends[topic, number] = end
+                grown.append((topic, number))
+        self._wake(grown)
+
+    def _wake(self, queues: Iterable[tuple[str, int]]) -> None:
+        for topic, number in queues:
             self._woken += self._holds.wake(topic, number)
         if not self._is_resuming:
             self._resume_woken()

@@ -11,7 +11,7 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.parts import Parts
+from txmq_broker.parts import ReadParts
 from txmq_broker.store.queue_store import keys_in
 
 __all__ = ["QueryHandlers"]
@@ -24,7 +24,7 @@ _UNIQUE = "_UNIQUE_KEY_QUERY"
 class QueryHandlers:
     """Serves single messages."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ReadParts) -> None:
         self._topics = parts.topics
         self._store = parts.store
 

@@ -9,7 +9,6 @@ from txmq.errors import (
     InternalError,
     MessageIllegal,
     NoPermission,
-    ServiceUnavailable,
     TopicNotFound,
 )
 from txmq.limits import GROUP_CHARS_MAX, SPAN_BYTES_MAX
@@ -157,8 +156,7 @@ class SendHandlers:
             postmark = (sys_flag | _PREPARED, *postmark[1:])
         if topic.name[0] == "%" and topic.name.startswith((RETRY, DLQ)):
             raise NoPermission(f"half messages cannot go to {topic.name}")
-        if reasons := self._admission.half_reasons:
-            raise ServiceUnavailable("; ".join(reasons.values()))
+        self._admission.check_halves()
         group = header.producer_group
         half = as_half(arrival, group)
         producer = self._clients.producer_groups.get(group, {}).get(connection)

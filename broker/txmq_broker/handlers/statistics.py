@@ -14,9 +14,9 @@ from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
 from txmq.runtime.disk import Space
 from txmq_broker.core.statistics import DAY_S, HOUR_S, MINUTE_S, Meter
-from txmq_broker.parts import Parts
+from txmq_broker.parts import Parts, ReadParts
 
-__all__ = ["StatisticsHandlers"]
+__all__ = ["StatisticsHandlers", "StatisticsReads"]
 
 VERSION_NAME: Final = "V4_9_8"
 """RocketMQ's name for our protocol version; tools print it."""
@@ -50,21 +50,19 @@ _UNMEASURED: Final = dict.fromkeys(
 tools require all of them and otherwise show nothing of the broker."""
 
 
-class StatisticsHandlers:
+class StatisticsReads:
     """Serves the broker's state to operators' tools."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ReadParts) -> None:
         self._identity = parts.identity
         self._topics = parts.topics
         self._offsets = parts.offsets
         self._store = parts.store
-        self._coordinator = parts.coordinator
         self._statistics = parts.statistics
         self._disk = parts.disk
         self._clock = parts.clock
         self._started_ms = parts.started_ms
         self._access = parts.access
-        self._retain = parts.delete_old_files
         self._figures = parts.figures
 
     def table(self) -> dict[int, Handler]:
@@ -72,9 +70,6 @@ class StatisticsHandlers:
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime,
             RequestCode.VIEW_BROKER_STATS_DATA: self.counter,
-            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
-            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_topics,
-            RequestCode.DELETE_EXPIRED_COMMITLOG: self.clean_log,
         }
 
     # 28
@@ -92,8 +87,7 @@ class StatisticsHandlers:
             **self._totals(),
             **self._rates(),
             **self._space(),
-            **self._transactions(),
-            **self._delays(),
+            **self._of_leader(),
             **{camel(name): str(value) for name, value in self._figures().items()},
         }
         return answer(request, body=TextTable(dict(sorted(table.items()))).write())
@@ -167,18 +161,8 @@ class StatisticsHandlers:
             "commitLogDirCapacity": f"Total : {_readable(space.total)}, Free : {free}.",
         }
 
-    def _transactions(self) -> dict[str, str]:
-        coordinator, pending = self._coordinator, self._store.halves.pending
-        counts = asdict(coordinator.tally) | {"open": len(pending), "parked_now": pending.parked}
-        return {camel(f"transactions_{name}"): str(value) for name, value in counts.items()}
-
-    def _delays(self) -> dict[str, str]:
-        delays = self._store.delays
-        levels = {
-            f"scheduleMessageOffset_{level}": f"{left},{stored}"
-            for level, left, stored in delays.levels()
-        }
-        return levels | {"messagesWaiting": str(len(delays))}
+    def _of_leader(self) -> dict[str, str]:
+        return {}
 
     # 315
 
@@ -207,6 +191,39 @@ class StatisticsHandlers:
         rate = meter.rate(seconds, now)
         events = counted.rate(seconds, now).sum if counted is not None else 0
         return CounterWindow(rate.sum, rate.per_second, rate.sum / events if events else 0.0)
+
+
+class StatisticsHandlers(StatisticsReads):
+    """Also serves what only a leader knows, and cleans up."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._coordinator = parts.coordinator
+        self._retain = parts.delete_old_files
+
+    def table(self) -> dict[int, Handler]:
+        """Return the handler of each request code."""
+        return super().table() | {
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
+            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_topics,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self.clean_log,
+        }
+
+    def _of_leader(self) -> dict[str, str]:
+        return self._transactions() | self._delays()
+
+    def _transactions(self) -> dict[str, str]:
+        coordinator, pending = self._coordinator, self._store.halves.pending
+        counts = asdict(coordinator.tally) | {"open": len(pending), "parked_now": pending.parked}
+        return {camel(f"transactions_{name}"): str(value) for name, value in counts.items()}
+
+    def _delays(self) -> dict[str, str]:
+        delays = self._store.delays
+        levels = {
+            f"scheduleMessageOffset_{level}": f"{left},{stored}"
+            for level, left, stored in delays.levels()
+        }
+        return levels | {"messagesWaiting": str(len(delays))}
 
     # 306, 316, 329
 

@@ -11,16 +11,48 @@ from txmq.protocol.command import Command, answer
 from txmq.protocol.headers import TopicHeader, TopicSettings
 from txmq.remoting.connection import Connection
 from txmq.remoting.dispatch import Handler
-from txmq_broker.parts import Parts
+from txmq_broker.parts import Parts, ReadParts
 
-__all__ = ["TopicHandlers"]
+__all__ = ["TopicHandlers", "TopicReads"]
 
 
-class TopicHandlers:
+class TopicReads:
+    """Lists topics and shows their settings."""
+
+    def __init__(self, parts: ReadParts) -> None:
+        self._topics = parts.topics
+
+    def table(self) -> dict[int, Handler]:
+        """Return the handler of each request code."""
+        return {
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system,
+            RequestCode.GET_TOPIC_CONFIG: self.one,
+        }
+
+    def all(self, connection: Connection, request: Command) -> bytes:
+        """21: all topics' settings."""
+        del connection
+        return answer(request, body=self._topics.saved().write())
+
+    def one(self, connection: Connection, request: Command) -> bytes:
+        """351: one topic's settings."""
+        del connection
+        topic = self._topics.get(request.read(TopicHeader).topic)
+        return answer(request, body=msgspec.json.encode(topic.config))
+
+    def system(self, connection: Connection, request: Command) -> bytes:
+        """305: the broker's system topics."""
+        del connection
+        names = sorted(topic.name for topic in self._topics if self._topics.is_system(topic.name))
+        return answer(request, body=TopicNames(names).write())
+
+
+class TopicHandlers(TopicReads):
     """Administration of topics."""
 
     def __init__(self, parts: Parts) -> None:
-        self._topics = parts.topics
+        super().__init__(parts)
         self._offsets = parts.offsets
         self._clock = parts.clock
         self._topics_changed = parts.topics_changed
@@ -28,12 +60,9 @@ class TopicHandlers:
 
     def table(self) -> dict[int, Handler]:
         """Return the handler of each request code."""
-        return {
+        return super().table() | {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self.put,
-            RequestCode.GET_ALL_TOPIC_CONFIG: self.all,
             RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system,
-            RequestCode.GET_TOPIC_CONFIG: self.one,
         }
 
     def put(self, connection: Connection, request: Command) -> bytes:
@@ -55,17 +84,6 @@ class TopicHandlers:
         self._topics_changed()
         return answer(request)
 
-    def all(self, connection: Connection, request: Command) -> bytes:
-        """21: all topics' settings."""
-        del connection
-        return answer(request, body=self._topics.saved().write())
-
-    def one(self, connection: Connection, request: Command) -> bytes:
-        """351: one topic's settings."""
-        del connection
-        topic = self._topics.get(request.read(TopicHeader).topic)
-        return answer(request, body=msgspec.json.encode(topic.config))
-
     def delete(self, connection: Connection, request: Command) -> bytes:
         """215: delete a topic, its messages and all offsets in it."""
         del connection
@@ -77,9 +95,3 @@ class TopicHandlers:
             self._offsets.forget_topic(name)
             self._topics_changed()
         return answer(request)
-
-    def system(self, connection: Connection, request: Command) -> bytes:
-        """305: the broker's system topics."""
-        del connection
-        names = sorted(topic.name for topic in self._topics if self._topics.is_system(topic.name))
-        return answer(request, body=TopicNames(names).write())

@@ -35,6 +35,10 @@ class OwnRegistration:
         registration = registration_of(self._identity)
         self._routes.register(registration, self._topics.saved(), self, self._clock.monotonic())
 
+    def is_registered(self) -> bool:
+        """True, because the name server is in this process."""
+        return True
+
     async def stop(self) -> None:
         """End the repetition; the name server stops with the broker."""
         if self._task is not None:

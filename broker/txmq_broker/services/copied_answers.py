@@ -86,6 +86,7 @@ class CopiedAnswers:
         self._release = release
         self._leadership = leadership
         self._awaits = settings.is_sync
+        self._followers_min = settings.min_in_sync - 1
         self.holds_answers = self._awaits or leadership is not None
         """Whether durable spans come to :meth:`hold`."""
         self._set = InSyncSet()
@@ -94,6 +95,7 @@ class CopiedAnswers:
         self._held: deque[HeldSpan] = deque()
         self._answered = store.log.end
         """The end of what was answered. All that a new leader has may have been."""
+        self._acknowledged = -1
         self._began_at = clock.monotonic()
         self._ends: deque[tuple[float, int]] = deque()
         """Where the log ended at each of the last moments."""
@@ -142,6 +144,17 @@ class CopiedAnswers:
                 return CopyLag(now - moment, is_longer=False)
         oldest = self._ends[0][0] if self._ends else now
         return CopyLag(now - oldest, is_longer=True)
+
+    @property
+    def acknowledged(self) -> int:
+        """The position up to which readers see the log here, and no fail-over cuts it.
+
+        Every member that may lead has it durably. -1 before that is known.
+        """
+        ends = [self._set.copied_to(member) for member in self._set.awaited]
+        end = min([self._store.checkpoints.published, self._store.log.durable, *ends])
+        self._acknowledged = max(self._acknowledged, end)
+        return self._acknowledged
 
     @property
     def is_full(self) -> bool:
@@ -235,7 +248,13 @@ class CopiedAnswers:
             self._changed = None
 
     async def _record(self, leadership: HeldLeadership, wanted: frozenset[str]) -> None:
-        confirmed = await leadership.record(wanted)
+        try:
+            confirmed = await leadership.record(wanted)
+        except Exception as error:
+            # Answers would wait for ever for a set that does not change any more.
+            log.exception("the in-sync set could not be changed")
+            leadership.end(f"it cannot change its in-sync set: {error!r}")
+            return
         if confirmed is not None:
             self._note_set(confirmed)
             self._adjust()
@@ -252,14 +271,18 @@ class CopiedAnswers:
         return self._held[-1].tickets if self._held else None
 
     def hold(self, span: Span, tickets: Tickets) -> None:
-        """Send a durable span's answers once every in-sync follower has it."""
+        """Send a durable span's answers once every in-sync follower has it.
+
+        If followers leave meanwhile and too few copies are left, the answers wait until more
+        followers have it: an answer promises ``min_in_sync`` copies.
+        """
         self._held.append(HeldSpan(span, tickets, self._clock.monotonic()))
         self._release_held()
 
     def _release_held(self) -> None:
         while self._held:
             span, tickets, since = self._held[0]
-            if self._awaits and not self._set.has_copied(span.end):
+            if self._awaits and not self._set.has_copied(span.end, self._followers_min):
                 return
             if not self.is_certain():
                 return

@@ -24,6 +24,7 @@ from txmq.runtime.disk import Disk
 from txmq.runtime.tasks import resolve
 from txmq_broker.config import StoreSettings
 from txmq_broker.core.admission import Admission
+from txmq_broker.core.latency import LatencyHistogram
 from txmq_broker.store.index_file import LogRange
 from txmq_broker.store.log.commit_log import SyncPoint
 from txmq_broker.store.message_store import MessageStore, Span
@@ -70,11 +71,12 @@ class HeldAnswers(Protocol):
 
 
 class RunningSync(NamedTuple):
-    """A running sync: what it makes durable, and the number of its waiting spans."""
+    """A running sync: what it makes durable, the number of its waiting spans, and its beginning."""
 
     done: Awaitable[None]
     point: SyncPoint
     covered: int
+    since: float
 
 
 class Flusher:
@@ -105,13 +107,20 @@ class Flusher:
         self._turn_planned = False
         self._turn_ms = 0
         self._turn_end = 0
+        self._began = 0.0
+        """When the first turn of the next span began."""
+        self._arrivals: deque[float] = deque()
+        """When the messages of each span arrived that is written and not released."""
+        self.send_times = LatencyHistogram()
+        """Messages by the time from their arrival to their answer, in the mean of their span."""
+        self.sync_times = LatencyHistogram()
         self._syncing: RunningSync | None = None
         self._checkpoint: asyncio.Task[None] | None = None
         self._checkpoint_after = 0.0
         self._saving = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._failed = False
-        self._refused = 0
+        self._busy_refused = self._sends_refused = 0
         self._written: Callable[[], None] | None = None
         self._copies: HeldAnswers | None = None
         self._finish = self.release
@@ -122,7 +131,9 @@ class Flusher:
         log_ = self._store.log
         return {
             "bytes_waiting_for_sync": log_.next_position - log_.durable,
-            "busy_refused": self._refused,
+            "busy_refused": self._busy_refused,
+            "sends_refused": self._sends_refused,
+            "halves_refused": self._admission.halves_refused,
         }
 
     def ship_with(self, written: Callable[[], None], copies: HeldAnswers | None) -> None:
@@ -178,24 +189,37 @@ class Flusher:
             if log_.next_position <= self._turn_end:
                 return self._turn_ms
             self._end_turn()
-        if reasons := self._admission.reasons:
-            raise ServiceUnavailable("; ".join(reasons.values()))
-        if self._failed:
-            raise ServiceUnavailable("the disk failed; the broker is stopping")
-        if self._waiting:
-            if log_.next_position - log_.durable > UNSYNCED_BYTES_MAX:
-                raise self._busy("too much waits for the disk")
-            if self._clock.monotonic() - self._waiting[0].since > STUCK_S:
-                raise self._busy("the disk is slow")
-        if self._copies is not None and self._copies.is_full:
-            raise self._busy("too much waits for the followers")
+        if self._waiting or self._admission.reasons or self._failed or self._copies is not None:
+            self._admit()
         self._turn_end = log_.segments.end + SPAN_BYTES_MAX
         self._turn_ms = self._plan_turn()
         return self._turn_ms
 
-    def _busy(self, reason: str) -> BrokerBusy:
-        self._refused += 1
-        return BrokerBusy(f"[PCBUSY] {reason}; nothing was stored; try again later")
+    def _admit(self) -> None:
+        refusal = self.refusal()
+        if refusal is None:
+            return
+        if isinstance(refusal, BrokerBusy):
+            self._busy_refused += 1
+        else:
+            self._sends_refused += 1
+        raise refusal
+
+    def refusal(self) -> BrokerBusy | ServiceUnavailable | None:
+        """Why a send that comes now is refused; ``None`` if it is stored."""
+        if reasons := self._admission.reasons:
+            return ServiceUnavailable("; ".join(reasons.values()))
+        if self._failed:
+            return ServiceUnavailable("the disk failed; the broker is stopping")
+        if self._waiting:
+            log_ = self._store.log
+            if log_.next_position - log_.durable > UNSYNCED_BYTES_MAX:
+                return _busy("too much waits for the disk")
+            if self._clock.monotonic() - self._waiting[0].since > STUCK_S:
+                return _busy("the disk is slow")
+        if self._copies is not None and self._copies.is_full:
+            return _busy("too much waits for the followers")
+        return None
 
     def staged(self, connection: Connection, request: Command, answer: bytes) -> None:
         """Send this answer once the records staged now are durable."""
@@ -244,6 +268,8 @@ class Flusher:
         """End this turn when the loop is free; return the time stamp of its records."""
         if not self._turn_planned:
             self._turn_planned = True
+            if not self._began:
+                self._began = self._clock.monotonic()
             asyncio.get_running_loop().call_soon(self._end_turn)
         return max(self._clock.wall_ms(), self._store.log.last_ms)
 
@@ -260,6 +286,7 @@ class Flusher:
             return
         if log_.staged and not self._failed:
             tickets, self._tickets = self._tickets, {}
+            began, self._began = self._began, 0.0
             try:
                 span = self._store.write()
             except StoreError as error:
@@ -267,11 +294,17 @@ class Flusher:
                 self._refuse(tickets, str(error))
             else:
                 if self._is_sync:
-                    self._waiting.append(UnsyncedSpan(span, tickets, self._clock.monotonic()))
+                    now = self._clock.monotonic()
+                    # They arrived in all turns since the first: while the disk was busy, many.
+                    self._arrivals.append((began + now) / 2)
+                    self._waiting.append(UnsyncedSpan(span, tickets, now))
                 else:
+                    self._arrivals.append(began)
                     self._finish(span, tickets)
                 if self._written is not None:
                     self._written()
+        else:
+            self._began = 0.0
         if self._waiting and self._syncing is None and not self._failed:
             # Start the sync here and not in the task: every answer waits for the disk.
             self._syncing = self._begin_sync()
@@ -301,6 +334,8 @@ class Flusher:
         self._store.publish(span)
         for connection, (_, given) in tickets.items():
             connection.send(*given)
+        waited = self._clock.monotonic() - self._arrivals.popleft()
+        self.send_times.note(waited, len(span.staged) + len(span.halves))
         self._on_published(span)
         if (
             self._checkpoint is None
@@ -341,7 +376,8 @@ class Flusher:
 
     def _begin_sync(self) -> RunningSync:
         point = self._store.log.sync_point()
-        return RunningSync(self._disk.sync_soon(point.files), point, len(self._waiting))
+        now = self._clock.monotonic()
+        return RunningSync(self._disk.sync_soon(point.files), point, len(self._waiting), now)
 
     async def _synced(self, syncing: RunningSync) -> bool:
         try:
@@ -353,6 +389,7 @@ class Flusher:
             # Another sync failed. A file reports a failure once, so the success of this sync means
             # nothing.
             return False
+        self.sync_times.note(self._clock.monotonic() - syncing.since)
         self._store.log.synced(syncing.point)
         return True
 
@@ -404,3 +441,7 @@ class Flusher:
         self._end_drain()
         log.critical("%s", error)
         self._on_fatal(error)
+
+
+def _busy(reason: str) -> BrokerBusy:
+    return BrokerBusy(f"[PCBUSY] {reason}; nothing was stored; try again later")

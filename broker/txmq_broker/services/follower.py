@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple, Protocol
 
 from txmq.errors import (
     BrokerRefused,
+    ConfigError,
     DiskFull,
     RemoteProtocolError,
     TransportError,
@@ -42,8 +43,32 @@ FIRST_RETRY_S: Final = 0.1
 LAST_RETRY_S: Final = 1.0
 TIMEOUT_S: Final = 5.0
 _NEAR_BYTES: Final = 4 * 1024 * 1024
+_ID_DIGITS: Final = 9
 _INDEXED_AT_ONCE: Final = 64 * 1024
-_RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull)
+_ACCOUNTS_S: Final = 1.0
+"""The interval at which accounts that were changed here are noticed."""
+
+_RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull, ConfigError)
+
+
+class OwnAccounts(Protocol):
+    """The accounts of a follower, which are those of its leader."""
+
+    def take(self, texts: Mapping[str, str], before: str, /) -> str:
+        """Put the leader's accounts in place, and return their digest.
+
+        Raises:
+            ConfigError: They cannot be those of this follower.
+        """
+        ...
+
+    def restore(self) -> None:
+        """Undo changes that were made here.
+
+        Raises:
+            ConfigError: The files cannot be read or written.
+        """
+        ...
 
 
 class FollowerStatus(NamedTuple):
@@ -68,6 +93,13 @@ class FollowerStatus(NamedTuple):
 class Follower:
     """One follower; while it runs, it owns its directory.
 
+    Attributes:
+        copy: The directory.
+        broker_id: The id under which it registers with name servers; 0 before its leader has given
+            it one.
+        on_following: Called when a leader is found and the id is known.
+        on_indexed: Called when readers may see more.
+
     Args:
         settings: The settings of the broker.
         pool: The connections to leaders.
@@ -76,6 +108,7 @@ class Follower:
         entropy: For names that must be unique.
         find_leader: Returns the address and the epoch of the present leader. It waits for one, or
             raises :class:`TransportError` or :class:`BrokerRefused`.
+        accounts: Receives the leader's accounts; nothing does if left out.
     """
 
     def __init__(
@@ -86,11 +119,19 @@ class Follower:
         clock: Clock,
         entropy: Entropy,
         find_leader: Callable[[], Awaitable[tuple[str, int]]],
+        accounts: OwnAccounts | None = None,
     ) -> None:
         self._member = settings.replication.member
         self._pool = pool
         self._find_leader = find_leader
-        self._copy = LogCopy(disk, settings.store, clock, entropy)
+        self._serves_reads = settings.replication.reads
+        self.copy = self._copy = LogCopy(
+            disk, settings.store, clock, entropy, serves_reads=self._serves_reads
+        )
+        self.broker_id = 0
+        self.on_following: Callable[[], None] = lambda: None
+        self.on_indexed: Callable[[], None] = lambda: None
+        self._accounts = accounts
         self._connection: Connection | None = None
         self._copied = asyncio.Event()
         self._is_near = asyncio.Event()
@@ -99,6 +140,7 @@ class Follower:
         self._leaders_end = 0
         self._is_following = False
         self._failure = ""
+        self._is_locked = False
         self._backoff = Backoff(entropy, FIRST_RETRY_S, LAST_RETRY_S)
 
     @property
@@ -120,6 +162,21 @@ class Follower:
         if self._connection is not None:
             self._connection.abort()
 
+    def open(self) -> None:
+        """Lock the directory, and open it unless it is new; harmless when repeated.
+
+        Raises:
+            StoreError: The directory is in use, or damaged.
+            OSError: The disk failed.
+        """
+        if self._is_locked:
+            return
+        self._is_locked = True
+        self._copy.lock()
+        self.broker_id = self._copy.broker_id
+        if not self.broker_id and self._member.isdecimal():
+            self.broker_id = int(self._member[:_ID_DIGITS])
+
     async def run(self) -> None:
         """Follow the leader until cancelled. Afterwards a broker may be started on the directory.
 
@@ -129,7 +186,7 @@ class Follower:
             OSError: The disk failed.
         """
         try:
-            self._copy.lock()
+            self.open()
             while True:
                 try:
                     await self._follow(*await self._find_leader())
@@ -163,14 +220,23 @@ class Follower:
                 answer, tables, _ = await self._ask(connection, self._copy.last)
             if not answer.is_shared:
                 await self._cut_back(connection, answer.start, tables or CopiedTables())
+            else:
+                self._note_acknowledged(answer.acknowledged)
             if tables is not None:
                 self._copy.take_tables(tables, answer.end)
             if self._copy.end == answer.end:
                 self._note_following()
+            self._note_broker_id(answer.broker_id)
             await self._copy_until_lost(connection)
         finally:
             self._connection = None
             connection.abort()
+
+    def _note_broker_id(self, broker_id: int) -> None:
+        if broker_id > 0:
+            self.broker_id = broker_id
+            self._copy.note_broker_id(broker_id)
+            self.on_following()
 
     def _note_following(self) -> None:
         """Note that the leader's log is copied, and no failure came at once."""
@@ -193,6 +259,8 @@ class Follower:
             last_epoch=0 if last is None else last.epoch,
             last_checksum=0 if last is None else last.checksum,
             waits=waits,
+            broker_id=self.broker_id,
+            serves_reads=self._serves_reads,
         )
         found = await connection.request(RequestCode.FOLLOW_LOG, header, timeout_s=TIMEOUT_S)
         answer = found.read(FollowAnswer)
@@ -212,6 +280,9 @@ class Follower:
             asyncio.create_task(self._sync_copies(connection), name="sync copies"),
             asyncio.create_task(self._index_copies(), name="index copies"),
         ]
+        if self._accounts is not None:
+            guard = self._keep_accounts(self._accounts)
+            tasks.append(asyncio.create_task(guard, name="keep accounts"))
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
@@ -229,12 +300,14 @@ class Follower:
             if not answer.is_shared:
                 raise RemoteProtocolError("the leader has another history than a moment ago")
             if tables is not None:
+                if tables.accounts is not None and self._accounts is not None:
+                    copy.note_accounts(self._accounts.take(tables.accounts, copy.accounts))
                 # Before the records that need them.
                 copy.take_tables(tables, answer.end)
             if spans:
                 copy.take_spans(spans, answer.file_start, answer.epoch)
-            if answer.end - copy.end <= _NEAR_BYTES:
-                self._is_near.set()
+            self._note_acknowledged(answer.acknowledged)
+            self._look_near()
             self._note_following()
             await copy.drop_files_before(answer.start)
 
@@ -243,16 +316,31 @@ class Follower:
             await self._copied.wait()
             self._copied.clear()
             await self._copy.sync()
+            self._look_near()
             copied = NoteCopied(self._member, self._copy.durable)
             connection.oneway(RequestCode.NOTE_COPIED, copied)
 
+    def _note_acknowledged(self, position: int) -> None:
+        # A new leader may know less than the one before.
+        self._copy.acknowledged = max(self._copy.acknowledged, position)
+
+    def _look_near(self) -> None:
+        # Far behind, the copying needs the time.
+        if self._leaders_end - self._copy.end <= _NEAR_BYTES:
+            self._is_near.set()
+
+    async def _keep_accounts(self, accounts: OwnAccounts) -> None:
+        while True:
+            await asyncio.sleep(_ACCOUNTS_S)
+            accounts.restore()
+
     async def _index_copies(self) -> None:
         while True:
-            # Far behind, the copying needs the time.
             await self._is_near.wait()
             self._is_near.clear()
-            while self._copy.unindexed:
-                await self._copy.index(_INDEXED_AT_ONCE)
+            while indexable := self._copy.indexable:
+                await self._copy.index(min(_INDEXED_AT_ONCE, indexable))
+                self.on_indexed()
                 await asyncio.sleep(0)
 
     # Cutting back

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
-from txmq.errors import TransportError
+from txmq.errors import IllegalOperation, TransportError
 from txmq.runtime.clock import Clock
-from txmq.runtime.coordinator import AllowedLoss, Leadership, SetCoordinator, View
+from txmq.runtime.coordinator import Leadership, SetAct, SetCoordinator, View, known_members
 
 __all__ = ["HeldLeadership"]
 
@@ -31,28 +32,29 @@ class HeldLeadership:
     Args:
         coordinator: The access to the store of the set.
         leadership: The proof that this member leads.
-        in_sync: The in-sync set at the beginning.
+        before: The state in which it began to lead.
         former: The member that led before, if it is gone without having resigned.
         clock: For the lease.
-        loss: The operator's decision by which this member could lead, if there was one.
 
     Attributes:
         epoch: The epoch of this leadership.
         member: This member.
+        before: As given.
         in_sync: The other members of the in-sync set, as the store had it last.
+        members: All members of the set, as the store had them last.
+        removed: The members that an operator removed, by their short names.
         former: As given.
-        loss: As given.
         ended: Set when this member does not lead any more.
+        is_handing_over: Set when an operator chose another member as the leader.
     """
 
     def __init__(
         self,
         coordinator: SetCoordinator,
         leadership: Leadership,
-        in_sync: tuple[str, ...],
+        before: View,
         former: str,
         clock: Clock,
-        loss: AllowedLoss | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._leadership = leadership
@@ -61,10 +63,14 @@ class HeldLeadership:
         self._is_cut_off = False
         self.epoch = leadership.epoch
         self.member = leadership.leader.member
-        self.in_sync = frozenset(in_sync) - {self.member}
+        self.before = before
+        self.in_sync: frozenset[str] = frozenset()
+        self.members: tuple[str, ...] = ()
+        self.removed: dict[str, SetAct] = {}
+        self._note(before)
         self.former = former
-        self.loss = loss
         self.ended = asyncio.Event()
+        self.is_handing_over = asyncio.Event()
 
     @property
     def seconds_since_renewal(self) -> float:
@@ -87,10 +93,16 @@ class HeldLeadership:
             log.warning("%s does not lead any more: %s", self.member, reason)
             self.ended.set()
 
+    def hand_over(self, act: SetAct) -> None:
+        """Stop leading once everything that was accepted is answered, so that another one leads."""
+        log.warning("handing over to %s, as %s asks: %s", act.member, act.operator, act.reason)
+        self.is_handing_over.set()
+
     async def keep(self) -> None:
         """Renew the lease until it ends."""
+        pause_s = self._leadership.lease_s / _RENEWALS_PER_LEASE
         while self.is_certain():
-            await asyncio.sleep(self._leadership.lease_s / _RENEWALS_PER_LEASE)
+            await asyncio.sleep(_RETRY_S if self._is_cut_off else pause_s)
             try:
                 renewed = await self._coordinator.renew(self._leadership)
             except TransportError as error:
@@ -113,28 +125,50 @@ class HeldLeadership:
         Returns:
             The set that the store has; ``None`` if this member does not lead any more.
         """
+        in_sync = tuple(sorted({*members, self.member}))
         while not self.ended.is_set():
             try:
-                if await self._change(members):
+                if await self._change(lambda seen: seen._replace(in_sync=in_sync)):
                     return self.in_sync
             except TransportError as error:
                 log.debug("the in-sync set could not be changed, trying again: %s", error)
-                self._view = None
             await asyncio.sleep(_RETRY_S)
         return None
 
-    async def _change(self, members: frozenset[str]) -> bool:
-        # The answer to an earlier change may have been lost, so the state is read again first.
-        seen = self._view or await self._coordinator.view()
+    async def carry_out(self, act: SetAct, change: Callable[[View], View]) -> None:
+        """Have the store record an operator's act, and what it changes.
+
+        Args:
+            act: The act.
+            change: Returns the wanted state for the present one, or raises.
+
+        Raises:
+            IllegalOperation: This member does not lead any more.
+            TransportError: The store does not answer; it may have recorded the act.
+        """
+        while not self.ended.is_set():
+            if await self._change(change, act):
+                return
+        raise IllegalOperation(f"{self.member} does not lead any more")
+
+    async def _change(self, change: Callable[[View], View], act: SetAct | None = None) -> bool:
+        # The answer to an earlier change may have been lost, so the state is read again after it.
+        seen, self._view = self._view, None
+        seen = seen or await self._coordinator.view()
         if seen.epoch != self.epoch or seen.leader != self._leadership.leader:
             self.end(f"epoch {seen.epoch} has begun")
             return False
-        wanted = tuple(sorted({*members, self.member}))
-        self._view = await self._coordinator.change_in_sync(self._leadership, seen, wanted)
-        if self._view is None:
+        found = await self._coordinator.change(self._leadership, seen, change(seen), act)
+        if found is None:
             return False
-        self.in_sync = frozenset(self._view.in_sync) - {self.member}
+        self._view = found
+        self._note(found)
         return True
+
+    def _note(self, view: View) -> None:
+        self.in_sync = frozenset(view.in_sync) - {self.member}
+        self.members = known_members(view.members, view.in_sync or (self.member,))
+        self.removed = {act.member: act for act in view.removed}
 
     async def resign(self) -> None:
         """End the lease now, so that another member can lead at once."""

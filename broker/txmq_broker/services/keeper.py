@@ -65,6 +65,10 @@ class CopyState(Body):
     """Why it was promoted."""
     promoted_ms: int = 0
     """When it was promoted, by the wall clock."""
+    broker_id: int = 0
+    """The id under which it registered as a follower last."""
+    accounts: str = ""
+    """The digest of the leader's accounts that were taken last."""
 
 
 class Keeper:

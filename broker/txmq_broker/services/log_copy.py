@@ -5,6 +5,9 @@ to copy them; what is not indexed at the end, the next start indexes. Topics and
 they arrive. Committed offsets and floors are saved once the copy has durably reached the end of the
 leader's log at their time: they must never be ahead of it.
 
+Readers see what is indexed. So where consumers may read, the copy indexes only what no fail-over
+can cut.
+
 The directory is that of a broker: started as a leader, it goes on where the copy ends.
 """
 
@@ -13,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -53,13 +56,35 @@ _INDEXED_AT_THE_END: Final = 4 * 1024 * 1024
 class LogCopy:
     """The copy in one directory.
 
+    Args:
+        disk: The directory.
+        settings: How the log is kept.
+        clock: The clocks.
+        entropy: For names that must be unique.
+        serves_reads: Whether consumers may read from it.
+
     Attributes:
         is_open: Whether the log can be read and grow.
+        tables: The tables that the copy has reached.
+        acknowledged: The position before which no fail-over cuts the log; -1 before that is known.
+        before_closing: Called before the log is closed or opened anew.
         epoch: The newest epoch that is known.
         last: The head of its last span; ``None`` before there is one.
     """
 
-    def __init__(self, disk: Disk, settings: StoreSettings, clock: Clock, entropy: Entropy) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        settings: StoreSettings,
+        clock: Clock,
+        entropy: Entropy,
+        *,
+        serves_reads: bool = False,
+    ) -> None:
+        self._serves_reads = serves_reads
+        self.tables = CopiedTables()
+        self.acknowledged = -1
+        self.before_closing: Callable[[], None] = lambda: None
         self._disk = disk
         self._settings = settings
         self._clock = clock
@@ -74,8 +99,11 @@ class LogCopy:
         """A chunk of an index that is written and not confirmed yet."""
         self._syncing = asyncio.Lock()
         self._indexing = asyncio.Lock()
+        self._has_offsets = False
+        """Whether the leader's offsets were taken since the log was opened."""
         self._is_broken = False
         """Whether the files or the indexes are not what they should be."""
+        self._is_closed = False
         self.is_open = False
         self.epoch = 0
         self.last: SpanHead | None = None
@@ -84,6 +112,26 @@ class LogCopy:
     def owner(self) -> str:
         """The identity of the log."""
         return self._keeper.owner
+
+    @property
+    def store(self) -> MessageStore:
+        """The log and its indexes; another object after each opening."""
+        return self._store
+
+    @property
+    def broker_id(self) -> int:
+        """The id under which this directory's follower registered last; 0 for none."""
+        return self._state.broker_id
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether consumers may read everything that is indexed.
+
+        A start indexes the whole log, so they wait until all of it is acknowledged. And without the
+        leader's offsets, groups would begin anew.
+        """
+        is_shown = self.acknowledged >= self._store.checkpoints.published
+        return self._serves_reads and self.is_open and self._has_offsets and is_shown
 
     @property
     def last_ms(self) -> int:
@@ -142,7 +190,9 @@ class LogCopy:
 
     def _begin_again(self, log_id: int | None) -> None:
         """Forget what was read from the directory, and read whose it is."""
-        self.is_open = False
+        self.before_closing()
+        self.is_open = self._has_offsets = False
+        self.acknowledged = -1
         self._store.close()
         self._keeper = Keeper(self._disk)
         self._store = MessageStore(self._disk, self._settings)
@@ -174,7 +224,7 @@ class LogCopy:
     def _open(self) -> None:
         keeper, store = self._keeper, self._store
         floors, topics = keeper.floors(), keeper.topics()
-        keeper.groups()
+        self.tables = CopiedTables(topics, keeper.groups(), keeper.offsets(), floors.floors)
         offsets = Offsets()
         offsets.load(keeper.offsets())
         store.open(
@@ -201,10 +251,38 @@ class LogCopy:
         if self.is_open:
             self._save_state(epoch=self.epoch)
 
+    def note_broker_id(self, broker_id: int) -> None:
+        """Keep the id under which this directory's follower registers.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self._save_state(broker_id=broker_id)
+
+    @property
+    def accounts(self) -> str:
+        """The digest of the leader's accounts that were taken last; empty before the first."""
+        return self._state.accounts
+
+    def note_accounts(self, digest: str) -> None:
+        """Keep the digest of the leader's accounts that were taken.
+
+        Raises:
+            OSError: The disk refuses.
+        """
+        self._save_state(accounts=digest)
+
     async def close(self) -> None:
-        """Make everything durable, save the indexes, and release the directory."""
+        """Make everything durable, save the indexes, and release the directory; harmless when
+        repeated.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.before_closing()
+        was_open, self.is_open = self.is_open, False
         try:
-            if self.is_open and not self._is_broken:
+            if was_open and not self._is_broken:
                 await self.sync()
                 if self.unindexed <= _INDEXED_AT_THE_END:
                     # A start reads the rest: a fail-over may wait for this end.
@@ -215,7 +293,6 @@ class LogCopy:
         except (OSError, StoreError) as error:
             log.warning("the copy was closed without being saved whole: %s", error)
         finally:
-            self.is_open = False
             self._store.close()
 
     def promote(self, reason: str) -> None:
@@ -246,6 +323,12 @@ class LogCopy:
             OSError: The disk refuses.
         """
         self._keeper.adopt(CopiedTables(tables.topics, tables.groups), self.durable)
+        self.tables = CopiedTables(
+            tables.topics or self.tables.topics,
+            tables.groups or self.tables.groups,
+            self.tables.offsets,
+            self.tables.floors,
+        )
         if tables.offsets is not None:
             late = CopiedTables(offsets=tables.offsets, floors=tables.floors)
             self._late.append((leaders_end, late))
@@ -271,6 +354,12 @@ class LogCopy:
         """The number of bytes at the end of the log whose records are not indexed."""
         return self.end - self._store.checkpoints.published
 
+    @property
+    def indexable(self) -> int:
+        """The number of those bytes that may be indexed now."""
+        end = min(self.durable, self.acknowledged) if self._serves_reads else self.end
+        return max(0, end - self._store.checkpoints.published)
+
     async def index(self, most: int | None = None) -> None:
         """Index records that were copied.
 
@@ -289,7 +378,7 @@ class LogCopy:
                     # A chunk covers one file, and queues may jump in the next one.
                     await self._save_indexes()
                 try:
-                    store.index_copied(_INDEXED_AT_ONCE)
+                    store.index_copied(min(_INDEXED_AT_ONCE, end - checkpoints.published))
                 except CorruptRecord:
                     self._is_broken = True
                     raise
@@ -310,7 +399,10 @@ class LogCopy:
         files = sum(extent.end <= position for extent in extents[:-1])
         if not files:
             return
-        await self.index(extents[files].start - self._store.checkpoints.published)
+        unindexed = extents[files].start - self._store.checkpoints.published
+        if self._serves_reads and unindexed > self.indexable:
+            return
+        await self.index(unindexed)
         async with self._indexing:
             await self._save_indexes()
             self._floors = _highest(self._floors, self._store.floors_after(files))
@@ -337,6 +429,10 @@ class LogCopy:
             self._keeper.adopt(
                 CopiedTables(offsets=late.offsets, floors=self._floors), self.durable
             )
+            self.tables = CopiedTables(
+                self.tables.topics, self.tables.groups, late.offsets, self._floors
+            )
+            self._has_offsets = True
             self._save_state(is_complete=True)
 
     async def _save_indexes(self) -> None:

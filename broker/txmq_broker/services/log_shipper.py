@@ -9,10 +9,9 @@ leader and its followers sync at the same time.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, Protocol
 
 from txmq.errors import InvalidParameter, NoPermission
 from txmq.protocol import command as commands
@@ -29,7 +28,10 @@ from txmq.protocol.copies import (
 from txmq.protocol.span import HEAD_BYTES, ends_in, read_head
 from txmq.remoting.connection import Connection
 from txmq.runtime.clock import Clock
+from txmq.runtime.coordinator import short_name
+from txmq_broker.core.replica_ids import ReplicaIds
 from txmq_broker.services.copied_answers import CopiedAnswers
+from txmq_broker.services.held_changes import HeldChanges, TableVersions
 from txmq_broker.store.message_store import MessageStore
 
 __all__ = ["LogShipper"]
@@ -40,18 +42,31 @@ _HOLD_S: Final = 0.5
 new leader are at most a second old.
 """
 
+_SHOW_S: Final = 0.01
+"""How long a follower that serves reads waits for news of what is acknowledged."""
+
 _SHIPPED_AT_ONCE: Final = 1024 * 1024
 
 
-TableVersions: TypeAlias = tuple[DataVersion, DataVersion]
+class ShippedAccounts(Protocol):
+    """The accounts of a leader."""
 
+    @property
+    def version(self) -> DataVersion:
+        """Grows with every change."""
+        ...
 
-class HeldChange(NamedTuple):
-    """The answer to a change of topics or groups that the followers do not have yet."""
+    def texts(self) -> Mapping[str, str]:
+        """The texts of the files."""
+        ...
 
-    versions: TableVersions
-    connection: Connection
-    answer: bytes
+    def check(self, connection: Connection, request: Command, /) -> None:
+        """Refuse a follower that may not have them.
+
+        Raises:
+            NoPermission: It may not.
+        """
+        ...
 
 
 @dataclass(slots=True)
@@ -59,12 +74,17 @@ class FollowerLink:
     """A connected follower."""
 
     connection: Connection
+    broker_id: int = 0
+    """The id under which it registers."""
+    serves_reads: bool = False
+    acknowledged: int = -1
+    """The position that it received last: it may show the log up to there."""
     is_shared: bool = False
     """Whether its log is the beginning of ours."""
     open: tuple[Command, FollowLog] | None = None
     """Its open request."""
     versions: TableVersions | None = None
-    """The versions of the topics and groups that it was sent."""
+    """The versions of the tables that it was sent."""
     taken: TableVersions | None = None
     """The versions that it has saved: it asks again only then."""
     offsets_at: float = field(default=float("-inf"))
@@ -78,26 +98,37 @@ class LogShipper:
         store: The log.
         clock: For how long requests stay open.
         versions: Returns the versions of the topics and groups.
-        tables: Returns the tables beside the log.
+        tables: Returns the tables beside the log, without accounts.
+        accounts: The accounts.
         answers: What waits for the followers.
+        refusal: Returns why a member may not follow; empty if it may.
     """
 
     def __init__(
         self,
         store: MessageStore,
         clock: Clock,
-        versions: Callable[[], TableVersions],
+        versions: Callable[[], tuple[DataVersion, DataVersion]],
         tables: Callable[[], CopiedTables],
+        accounts: ShippedAccounts,
         answers: CopiedAnswers,
+        refusal: Callable[[str], str],
     ) -> None:
         self._store = store
         self._clock = clock
-        self._versions = versions
+        self._table_versions = versions
         self._tables = tables
+        self._accounts = accounts
         self._answers = answers
+        self._refusal = refusal
         self._links: dict[str, FollowerLink] = {}
-        self._changes: deque[HeldChange] = deque()
+        self._changes = HeldChanges(answers, self._taken_by)
         self._timer: asyncio.TimerHandle | None = None
+        self._show_timer: asyncio.TimerHandle | None = None
+        self._ids = ReplicaIds()
+
+    def _versions(self) -> TableVersions:
+        return *self._table_versions(), self._accounts.version
 
     def figures(self) -> dict[str, int]:
         """The connected followers, and how far the last of them is behind."""
@@ -108,10 +139,19 @@ class LogShipper:
             "bytes_not_copied": max((end - position for position in copied), default=0),
         }
 
-    def followers(self) -> list[FollowerEntry]:
-        """The connected followers, and those in sync that are not connected at the moment."""
-        members = sorted(self._links.keys() | self._answers.in_sync)
-        return [self._entry(member) for member in members]
+    def followers(self, known: Iterable[str]) -> list[FollowerEntry]:
+        """The connected followers, and others that are known to belong to the set."""
+        members = self._links.keys() | self._answers.in_sync | set(known)
+        return [self._entry(member) for member in sorted(members)]
+
+    def reader(self) -> int:
+        """The id of an in-sync follower that serves reads, or 0 without one."""
+        found = [
+            link.broker_id
+            for member, link in self._links.items()
+            if link.serves_reads and member in self._answers.in_sync and link.connection.is_open
+        ]
+        return min(found, default=0)
 
     def _entry(self, member: str) -> FollowerEntry:
         link = self._links.get(member)
@@ -134,9 +174,12 @@ class LogShipper:
         """See :class:`~txmq.protocol.copies.FollowLog`.
 
         Raises:
-            NoPermission: The follower has seen a newer epoch.
+            NoPermission: The follower was removed from the set, has seen a newer epoch, or may not
+                have the accounts.
         """
         wanted = request.read(FollowLog)
+        if refusal := self._refusal(wanted.member):
+            raise NoPermission(refusal)
         if wanted.epoch > self._store.log.epoch:
             self._answers.note_epoch(wanted.epoch)
             raise NoPermission(
@@ -147,26 +190,45 @@ class LogShipper:
         if link is None and self._answers.has_tokens:
             self._forget_namesakes(wanted.member)
         if link is None or link.connection is not connection or not wanted.waits:
+            self._accounts.check(connection, request)
             # What it confirmed before, it still has.
             link = self._links[wanted.member] = FollowerLink(connection)
+        link.broker_id = self._ids.id_of(self._name_of(wanted.member), wanted.broker_id)
+        link.serves_reads = wanted.serves_reads and wanted.broker_id == link.broker_id
         link.is_shared = is_shared = self._is_shared(wanted)
         self.watch()
         if link.taken != link.versions:
             link.taken = link.versions
-            self._release_changes()
+            self._changes.release()
         is_behind = wanted.position < self._store.log.end or link.versions != self._versions()
         if not (wanted.waits and is_shared) or is_behind:
             return self._answer(request, wanted, link, is_shared=is_shared)
         link.open = request, wanted
+        if link.serves_reads and link.acknowledged < self._store.log.end:
+            self._watch_acknowledged()
         return None
+
+    def _name_of(self, member: str) -> str:
+        """A member's name without the token of its directory."""
+        return short_name(member) if self._answers.has_tokens else member
 
     def _forget_namesakes(self, member: str) -> None:
         """Forget a member that lost its directory: it has another token behind its name now."""
-        name, _, _ = member.rpartition(".")
         for other in list(self._links):
-            if other != member and other.rpartition(".")[0] == name:
+            if other != member and self._name_of(other) == self._name_of(member):
                 del self._links[other]
                 self._answers.leave(other)
+
+    def leave_removed(self) -> None:
+        """Ship nothing more to the members that may not follow any more."""
+        for member in sorted(self._links.keys() | self._answers.in_sync):
+            if not (refusal := self._refusal(member)):
+                continue
+            link = self._links.pop(member, None)
+            if link is not None and link.open is not None:
+                request, _ = link.open
+                link.connection.send(commands.answer(request, NoPermission.code, remark=refusal))
+            self._answers.leave(member)
 
     def note_copied(self, connection: Connection, request: Command) -> None:
         """See :class:`~txmq.protocol.copies.NoteCopied`.
@@ -232,7 +294,10 @@ class LogShipper:
             is_shared=is_shared,
             file_start=file_start,
             tables_bytes=len(tables),
+            acknowledged=self._answers.acknowledged,
+            broker_id=link.broker_id,
         )
+        link.acknowledged = header.acknowledged
         return commands.answer(request, header=header, body=tables + spans)
 
     def _spans(self, position: int) -> bytes:
@@ -262,36 +327,42 @@ class LogShipper:
         tables = self._tables()
         if has_offsets:
             link.offsets_at = now
-            return tables.write()
-        return CopiedTables(tables.topics, tables.groups).write()
+        else:
+            tables = CopiedTables(tables.topics, tables.groups)
+        if is_changed:
+            tables.accounts = self._accounts.texts()
+        return tables.write()
 
     # Changes of the tables
 
     def hold_change(self, connection: Connection, answer: bytes) -> None:
         """Send an answer once every follower in the set has the tables as they are now."""
-        self._changes.append(HeldChange(self._versions(), connection, answer))
+        self._changes.hold(self._versions(), connection, answer)
         self.written()
-        self._release_changes()
+        self._changes.release()
         self.watch()
 
-    def _release_changes(self) -> None:
-        while self._changes and self._answers.is_certain():
-            versions, connection, answer = self._changes[0]
-            if not all(self._has(member, versions) for member in self._answers.awaited):
-                return
-            self._changes.popleft()
-            connection.send(answer)
-
-    def _has(self, member: str, wanted: TableVersions) -> bool:
+    def _taken_by(self, member: str) -> TableVersions | None:
         link = self._links.get(member)
-        return (
-            link is not None
-            and link.taken is not None
-            and all(
-                taken.counter >= version.counter
-                for taken, version in zip(link.taken, wanted, strict=True)
-            )
-        )
+        return None if link is None else link.taken
+
+    # Reads from followers
+
+    def _watch_acknowledged(self) -> None:
+        if self._show_timer is None:
+            loop = asyncio.get_running_loop()
+            self._show_timer = loop.call_later(_SHOW_S, self._send_acknowledged)
+
+    def _send_acknowledged(self) -> None:
+        """Send the acknowledged position to the followers that serve reads."""
+        self._show_timer = None
+        acknowledged = self._answers.acknowledged
+        for link in self._links.values():
+            if link.serves_reads and link.open is not None and link.connection.is_open:
+                if link.acknowledged < acknowledged:
+                    self._answer_open(link)
+                elif acknowledged < self._store.log.end:
+                    self._watch_acknowledged()
 
     # Time
 
@@ -310,8 +381,8 @@ class LogShipper:
             elif now - link.offsets_at >= _HOLD_S:
                 self._answer_open(link)
         self._answers.tick(self._links.keys())
-        self._release_changes()
-        if self._links or self._changes or self._answers.watches:
+        self._changes.release()
+        if self._links or self._changes.are_held or self._answers.watches:
             self.watch()
 
     def close(self) -> None:
@@ -319,5 +390,8 @@ class LogShipper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._show_timer is not None:
+            self._show_timer.cancel()
+            self._show_timer = None
         self._changes.clear()
         self._answers.close()

@@ -38,7 +38,12 @@ TIMEOUT_S: Final = 3.0
 def registration_of(identity: Identity) -> BrokerRegistration:
     """The facts that a name server receives about a broker, beside its topics."""
     return BrokerRegistration(
-        identity.name, identity.address, identity.cluster, identity.address, 0, proof=identity.proof
+        identity.name,
+        identity.address,
+        identity.cluster,
+        identity.address,
+        identity.broker_id,
+        proof=identity.proof,
     )
 
 
@@ -49,7 +54,8 @@ class Registrar:
         self, identity: Identity, topics: Topics, pool: ConnectionPool, names: list[str]
     ) -> None:
         self._identity = identity
-        self._topics = topics
+        self.topics = topics
+        """What is registered."""
         self._pool = pool
         self._changed = {name: asyncio.Event() for name in names}
         self._tasks: list[asyncio.Task[None]] = []
@@ -67,9 +73,13 @@ class Registrar:
         ]
 
     def changed(self) -> None:
-        """Register now, because the topics have changed."""
+        """Register now, because the topics or the id have changed."""
         for changed in self._changed.values():
             changed.set()
+
+    def is_registered(self) -> bool:
+        """Whether a name server has the last registration, and its connection is open."""
+        return any(connection.is_open for connection in self._registered.values())
 
     async def give_up(self) -> None:
         """Register no more."""
@@ -89,7 +99,7 @@ class Registrar:
             self._changed[name].clear()
             await self._register(name)
             # A flood of new topics must not have both ends encode all of them for each one.
-            await asyncio.sleep(len(self._topics) * PAUSE_PER_TOPIC_S)
+            await asyncio.sleep(len(self.topics) * PAUSE_PER_TOPIC_S)
 
     async def _until_due(self, name: str) -> None:
         for _ in range(round(PERIOD_S / RETRY_S)):
@@ -103,7 +113,7 @@ class Registrar:
                 return
 
     async def _register(self, name: str) -> None:
-        body = RegistrationBody(self._topics.saved()).write()
+        body = RegistrationBody(self.topics.saved()).write()
         self._registered.pop(name, None)
         if not self.may_register():
             return
@@ -128,7 +138,7 @@ class Registrar:
     async def _unregister(self, name: str) -> None:
         identity = self._identity
         header = BrokerUnregistration(
-            identity.name, identity.address, identity.cluster, 0, identity.proof
+            identity.name, identity.address, identity.cluster, identity.broker_id, identity.proof
         )
         with contextlib.suppress(TxmqError):
             connection = await self._pool.connection(name)

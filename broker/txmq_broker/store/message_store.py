@@ -250,7 +250,7 @@ class MessageStore:
     def index_copied(self, most: int) -> None:
         """Index the records of the next copied spans: about so many bytes of one file.
 
-        Clients read none of them: a follower serves no client.
+        Readers see them at once.
 
         Raises:
             CorruptRecord: A record is broken; its writer stored it so.

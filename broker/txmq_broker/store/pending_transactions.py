@@ -113,6 +113,14 @@ class PendingTransactions:
         data = self.table.get(key)
         return None if data is None else self.unpack(data)
 
+    def oldest(self) -> Half | None:
+        """The oldest transaction that is not parked."""
+        parked = self._parked
+        for key, data in self.table.items():
+            if key not in parked:
+                return self.unpack(data)
+        return None
+
     def pack(
         self,
         offset: int,

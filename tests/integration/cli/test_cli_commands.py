@@ -14,7 +14,13 @@ from txmq.protocol.bodies import (
     GroupConfig,
     SubscriptionData,
 )
-from txmq.protocol.copies import CopiesView, FollowerEntry
+from txmq.protocol.copies import (
+    CopiesView,
+    FollowerEntry,
+    RemovedMember,
+    SetChange,
+    SetChanged,
+)
 from txmq.protocol.headers import RecallAnswer, SendAnswer
 from txmq.protocol.recall import RecallHandle, encode
 
@@ -450,8 +456,8 @@ def test_every_group_of_commands_explains_itself(txmq, group):
 # Copies
 
 
-def copies(request, *, followers=()):
-    view = CopiesView("m1.0a1b2c3d", 3, "sync", 2, 5000, list(followers))
+def copies(request, *, followers=(), removed=()):
+    view = CopiesView("m1.0a1b2c3d", 3, "sync", 2, 5000, list(followers), list(removed))
     return command.answer(request, body=view.write())
 
 
@@ -474,6 +480,34 @@ def test_the_copies_of_each_broker_are_shown(asking, cluster):
     late = ["m3", "127.0.0.1:4712", "no", "100", "4900", "more", "than", "10.0"]
     assert ["broker-b", *late] in lines
     assert ["broker-b", "m4", "not", "connected", "yes", *["unknown"] * 3] in lines
+
+
+def test_removed_members_are_shown_with_the_reason(asking, cluster):
+    removed = [RemovedMember("m5", "Li Na", "its disk is slow", 0)]
+    cluster.replies[7707] = lambda request: copies(request, removed=removed)
+
+    words = told(asking("cluster", "status")).split()
+
+    at = words.index("m5")
+    assert words[at + 3 : at + 9] == ["Li", "Na", "its", "disk", "is", "slow"]
+
+
+def test_a_member_is_removed_and_let_back(asking, cluster):
+    wanted = []
+
+    def change(request):
+        wanted.append(request.read(SetChange))
+        return command.answer(request, header=SetChanged("m3", 3))
+
+    cluster.replies[7708] = change
+    words = ["m3", "--broker", "broker-b", "--reason", "a slow disk", "--operator", "Li Na"]
+    assert told(asking("cluster", "remove", *words)) == "removed m3 from broker-b, by Li Na\n"
+    assert told(asking("cluster", "rejoin", *words)) == "m3 may follow broker-b again, by Li Na\n"
+    assert wanted == [
+        SetChange("remove", "m3", "Li Na", "a slow disk"),
+        SetChange("rejoin", "m3", "Li Na", "a slow disk"),
+    ]
+    assert asking("cluster", "remove", "m3", "--reason", " ").exit_code == 2
 
 
 def test_the_copies_have_whole_names_in_json(asking, cluster):
@@ -504,6 +538,7 @@ def test_the_copies_have_whole_names_in_json(asking, cluster):
                 "is_longer": True,
             }
         ],
+        "removed": [],
     }
 
 

@@ -177,7 +177,7 @@ def test_what_may_not_be_read_is_named_with_what_to_do(asking, cluster):
 
     assert "those of g at broker-a, broker-b cannot be read yet" in listed
     assert shown.exit_code == 1
-    assert f"txmq topic update '{DEAD}' --perm rw" in shown.stderr
+    assert f"txmq topic permit '{DEAD}' rw" in shown.stderr
 
 
 def test_the_reason_is_shown_and_goes_along(dlq, txmq_broker, tmp_path):

@@ -91,7 +91,7 @@ def test_an_unknown_group_is_an_error_with_the_nearest_name(asking, orders, argu
         ("topic", "status", "Ordres"),
         ("topic", "route", "Ordres"),
         ("topic", "delete", "Ordres", "--yes"),
-        ("topic", "update", "Ordres", "--perm", "r"),
+        ("topic", "permit", "Ordres", "r"),
         ("group", "reset", "billing", "Ordres", "--to", "earliest", "--yes"),
         ("group", "progress", "billing", "--topic", "Ordres"),
         ("message", "pull", "Ordres"),

@@ -9,9 +9,12 @@ import sqlite3
 import threading
 from dataclasses import replace
 
+import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
+from tests.serving import free_port
 from txmq import Message, SQLResource, TransactionProducer
 from txmq.cli import resolve as module
 from txmq.cli.root import app
@@ -214,6 +217,40 @@ def test_it_answers_until_it_is_told_to_stop(resolve, broker, tmp_path, how, mon
     assert threading.active_count() < others + 20
 
 
+def test_it_shows_its_counts_and_its_health_over_http(resolve, broker, tmp_path, monkeypatch):
+    ids = prepare(broker.names, 3, fence_of(tmp_path))
+    fence_of(tmp_path, ids[0])
+    address = f"127.0.0.1:{free_port()}"
+    plain = module.Resolver._count_open
+    pages = {}
+
+    async def looked(self):
+        await plain(self)
+        if self._tally()["checks_rolled_back"] == 2 and not pages:
+            async with httpx.AsyncClient(base_url=f"http://{address}") as client:
+                for path in ("/metrics", "/health/live", "/health/ready"):
+                    pages[path] = (await client.get(path)).text
+
+    monkeypatch.setattr(module.Resolver, "_count_open", looked)
+    monkeypatch.setattr(module, "SAY_S", 0.0)
+
+    result = resolve("--until-empty", "--http", address)
+
+    assert result.exit_code == 0, result.output
+    assert f"metrics and health at http://{address}" in result.stderr
+    assert (pages["/health/live"], pages["/health/ready"]) == ("alive\n", "ready\n")
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(pages["/metrics"])
+        for sample in family.samples
+    }
+    assert samples["txmq_resolve_answering",] == 1
+    for outcome, count in (("committed", 1), ("rolled_back", 2), ("unknown", 0)):
+        assert samples["txmq_resolve_answers_total", outcome] == count
+    assert samples["txmq_resolve_conflicts_total",] == 0
+    assert samples["txmq_resolve_open_transactions",] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
@@ -228,6 +265,8 @@ def test_it_answers_until_it_is_told_to_stop(resolve, broker, tmp_path, how, mon
         ({"--names": "127.0.0.1:1"}, 1, "127.0.0.1:1"),
         ({"--names": "nonsense"}, 2, "nonsense"),
         ({"--workers": "0"}, 2, "--workers"),
+        ({"--http": "9877"}, 2, "'9877' is not an address; write host:port"),
+        ({"--http": "192.0.2.1:1"}, 1, "cannot serve metrics"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(resolve, words, code, complaint):

@@ -92,7 +92,7 @@ def test_only_what_is_named_is_changed(topic, asking, cluster):
     for broker in cluster.brokers:
         broker.topics["Orders"].order = True
 
-    result = asking("topic", "update", "Orders", "--perm", "r", "--broker", "broker-b")
+    result = asking("topic", "permit", "Orders", "r", "--broker", "broker-b")
 
     assert result.stdout == "topic Orders at broker-b: 3 queues, r, ordered\n"
     a, b = (broker.topics["Orders"] for broker in cluster.brokers)
@@ -110,8 +110,8 @@ def test_more_queues_are_simply_there(topic, txmq_broker):
     ("arguments", "code", "words"),
     [
         (("update", "Ordres", "--queues", 2), 1, "'Ordres' does not exist; the nearest name is"),
-        (("update", "Orders"), 2, "name what to change: --queues, --perm or --order"),
-        (("update", "Orders", "--perm", "x"), 2, "not one of rw, r, w"),
+        (("update", "Orders"), 2, "name what to change: --queues or --order"),
+        (("permit", "Orders", "x"), 2, "not one of rw, r, w"),
         (("update", "Orders", "--queues", 2, "--broker", "x"), 1, "has nothing at broker 'x'"),
     ],
 )

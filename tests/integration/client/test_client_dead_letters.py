@@ -204,7 +204,7 @@ async def test_dead_letters_that_may_not_be_read_say_how_to_allow_it(stage):
     with pytest.raises(NoPermission) as refused:
         await read(stage.admin)
 
-    assert f"txmq topic update '{DEAD}' --perm rw --broker broker-a" in str(refused.value)
+    assert f"txmq topic permit '{DEAD}' rw --broker broker-a" in str(refused.value)
     (found,) = await stage.admin.dead_letter_groups()
     assert (found.messages, found.closed_at) == (1, ("broker-a",))
 

@@ -67,17 +67,20 @@ def test_a_stop_answers_the_page_that_it_has_begun():
     """The name server accepts, and never answers: the page waits for as long as one request may."""
 
     async def main():
-        asked = asyncio.Event()
-        silent = await asyncio.start_server(lambda *_: asked.set(), "127.0.0.1", 0)
+        asked = asyncio.Queue()
+        silent = await asyncio.start_server(
+            lambda _, writer: asked.put_nowait(writer), "127.0.0.1", 0
+        )
         names = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
         async with serving(names) as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(PAGE.format(port).replace("static/console.css", "topics").encode())
-            await asked.wait()
+            unanswered = await asked.get()
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"did not answer in time" in answer
-        writer.close()
+        for ended in (writer, unanswered):
+            ended.close()
         silent.close()
 
     run(main)

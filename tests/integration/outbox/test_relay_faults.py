@@ -366,7 +366,7 @@ def test_one_that_dies_is_replaced_when_its_lease_ends(book, broker, tmp_path):
 
 @only_postgresql
 def test_figures_are_shown_and_a_relay_without_an_outbox_says_so(book, broker, tmp_path):
-    with RelayProgram(tmp_path, book, broker.names, "--metrics", "127.0.0.1:0") as program:
+    with RelayProgram(tmp_path, book, broker.names, "--http", "127.0.0.1:0") as program:
         address = program.ready().split("metrics ")[1].strip()
         add(book, *numbered("counted", 3))
         wait_until(lambda: book.count() == 0)
@@ -374,6 +374,9 @@ def test_figures_are_shown_and_a_relay_without_an_outbox_says_so(book, broker, t
         assert "\ntxmq_relay_published_total 3.0\n" in page
         assert "\ntxmq_relay_rows_waiting 0.0\n" in page
         assert "\ntxmq_relay_slots 64.0\n" in page
+        for path, answer in (("live", b"alive\n"), ("ready", b"ready\n")):
+            probe = address.replace("metrics", f"health/{path}")
+            assert urllib.request.urlopen(probe, timeout=10).read() == answer
         program.stop()
 
     async def elsewhere():

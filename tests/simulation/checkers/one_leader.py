@@ -18,15 +18,21 @@ def broken(events: Iterable[Event]) -> list[str]:
     """What is wrong with a history; empty where nothing is."""
     ended: dict[str, float] = {}
     leader, epoch = "", 0
+    is_over = True
+    """Whether the next leadership must have a newer epoch."""
     complaints: list[str] = []
     for event in events:
         match event:
+            case SetChanged() if event.epoch < epoch and not event.leader:
+                # The store has lost its data. Its leader leads until its lease is over.
+                is_over = True
             case SetChanged():
-                if event.epoch < epoch or (event.epoch == epoch and leader == "" != event.leader):
+                if event.epoch < epoch or (event.epoch == epoch and is_over and event.leader):
                     complaints.append(f"{event.leader} leads again in epoch {event.epoch}")
                 if leader and event.leader != leader:
                     ended[machine_of(leader)] = event.at
-                leader, epoch = event.leader, event.epoch
+                leader, epoch = event.leader, max(event.epoch, epoch)
+                is_over = not leader
             case LeaderAnswered() if machine_of(leader) != event.member:
                 last = ended.get(event.member)
                 if last is None or last < event.asked:

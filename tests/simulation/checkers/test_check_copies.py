@@ -3,6 +3,8 @@
 import pytest
 
 from tests.simulation.checkers import (
+    enough_copies,
+    follower_reads,
     fresh_offsets,
     identical_logs,
     leader_bound,
@@ -11,8 +13,10 @@ from tests.simulation.checkers import (
 )
 from tests.simulation.copy_history import (
     Bound,
+    CopiesCounted,
     CopyRead,
     Disturbed,
+    FollowerRead,
     LeaderAnswered,
     Leading,
     MemberBack,
@@ -22,11 +26,13 @@ from tests.simulation.copy_history import (
 )
 from tests.simulation.history import (
     Acknowledged,
+    Audited,
     Calm,
     Committed,
     Committing,
     Copy,
     Pulled,
+    Sending,
 )
 from txmq.message import Queue
 
@@ -170,3 +176,57 @@ def test_a_leader_that_only_stood_still_has_lost_nothing():
     events = [FIRST, *committed(2.0, 9), *paused, lost(4.0), OVER, SECOND]
 
     assert len(fresh_offsets.broken([*events, shown(3)])) == 1
+
+
+# What followers show
+
+
+def test_what_a_follower_has_shown_and_the_log_has_lost_is_found():
+    copy = Copy(4, 100, "id", "mark", "", 0, b"")
+    read = FollowerRead(1.0, "m2", QUEUE, (copy,))
+    kept, lost = (Audited(2.0, "broker-a", 1.5, {QUEUE: found}) for found in ((copy,), ()))
+
+    assert follower_reads.broken([read, kept]) == []
+    (complaint,) = follower_reads.broken([read, kept, lost])
+
+    assert complaint.startswith("m2 showed mark at ")
+
+
+# Copies of what was answered
+
+
+def counted(copies, *lacking, least=2):
+    return CopiesCounted(2.0, "s", copies, least, lacking)
+
+
+SENT = Sending(1.0, "producer", "s", 0, (b"body",))
+
+
+def test_an_answer_with_its_copies_passes():
+    assert enough_copies.broken([SENT, counted(2), counted(3)]) == []
+
+
+def test_an_answer_with_too_few_copies_is_found():
+    assert enough_copies.broken([lost(0.5, "wipe"), SENT, counted(1)]) == [
+        "s was answered at 2.000000 with 1 copies, and 2 are needed"
+    ]
+
+
+def test_a_member_in_sync_without_a_copy_is_found():
+    assert enough_copies.broken([SENT, counted(2, "m3")]) == [
+        "s was answered at 2.000000, and m3 in sync had no copy"
+    ]
+
+
+def test_a_disk_that_was_lost_after_the_request_may_have_had_a_copy():
+    assert enough_copies.broken([SENT, lost(1.5, "wipe"), counted(1)]) == []
+
+
+def test_an_epoch_that_comes_again_after_the_store_has_lost_its_data_is_found():
+    emptied = SetChanged(3.0, "", 0, ())
+    still = LeaderAnswered(3.1, "m1", 3.0)
+
+    assert one_leader.broken([FIRST, emptied, still, SetChanged(6.5, "m2.bb", 2, ())]) == []
+    assert one_leader.broken([FIRST, emptied, SetChanged(6.5, "m1.aa", 1, ())]) == [
+        "m1.aa leads again in epoch 1"
+    ]

@@ -2,9 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.client.routes import FaultTable, QueueRotation, Route
-from txmq.errors import NoPermission
+from txmq.client.routes import FaultTable, QueueRotation, Route, route_of
+from txmq.errors import ConnectFailed, NoPermission
 from txmq.message import Queue
+from txmq.protocol.bodies import BrokerRoute, QueueRoute, TopicRoute
 
 NOW = 1_000.0
 
@@ -89,6 +90,22 @@ def test_a_topic_that_takes_nothing_says_so(avoid):
         QueueRotation().next_queue(closed, 0, avoid)
     with pytest.raises(NoPermission, match="topic T has no queue that can be written to"):
         QueueRotation().next_available(closed, 0, FaultTable(), NOW, avoid)
+
+
+def test_a_broker_without_a_master_is_an_outage_and_no_refusal():
+    """Its followers are registered while no member leads."""
+    broker = BrokerRoute(broker_name="a", broker_addrs={1: "a:1"})
+    waiting = route_of(
+        "T", TopicRoute(queue_datas=[QueueRoute("a", 1, 1, 6)], broker_datas=[broker])
+    )
+
+    for choose in (
+        lambda: QueueRotation().next_queue(waiting, 0),
+        lambda: QueueRotation().next_available(waiting, 0, FaultTable(), NOW),
+        waiting.queues_to_write,
+    ):
+        with pytest.raises(ConnectFailed, match="broker a has no master now"):
+            choose()
 
 
 def test_the_topic_used_longest_ago_begins_anew_when_there_are_too_many():

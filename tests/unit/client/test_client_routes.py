@@ -78,6 +78,14 @@ def test_a_route_is_believed_for_a_while():
     assert table.get("other", 100.0) is None
 
 
+def test_a_route_without_a_master_is_believed_for_a_second():
+    table = RouteTable()
+    table.put(route_of("T", body(("a", 1, 1, 6), a={1: "a:1"})), 100.0)
+
+    assert table.get("T", 100.9) is not None
+    assert table.get("T", 101.1) is None
+
+
 @pytest.mark.fault("N5")
 def test_the_last_route_outlives_its_time_and_a_forced_look_up():
     table, route = RouteTable(), route_of("T", body(("a", 1, 1, 6), a={0: "a:1"}))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.outbox.test_relay_model import Relaying
 from txmq.client.settings import ProducerSettings
+from txmq.client.values import BrokerInfo
 from txmq.databases.guarded_transaction import drive
 from txmq.errors import (
     BrokerBusy,
@@ -243,14 +244,15 @@ def test_the_cause_of_a_failed_send():
     assert classify(TimeoutError()) is SendFailure.OUTAGE
 
 
-@pytest.mark.parametrize("brokers", [[], ["one"]])
+@pytest.mark.parametrize("replicas", [[], [1], [0, 1]])
 @pytest.mark.parametrize("lane", [None, "a"])
-def test_a_topic_is_not_missing_while_name_servers_know_of_no_broker(lane, brokers):
+def test_a_topic_is_not_missing_while_name_servers_know_of_no_leader(lane, replicas):
     async def refuse(*_):
         raise TopicNotFound
 
     async def run():
-        admin = SimpleNamespace(cluster=_answering(brokers))
+        found = BrokerInfo("a", "c", {replica: f"a:{replica}" for replica in replicas})
+        admin = SimpleNamespace(cluster=_answering([found] if replicas else []))
         session = SimpleNamespace(known_route=lambda _: None, route_to_write=refuse)
         producer = SimpleNamespace(
             send=refuse,
@@ -279,7 +281,7 @@ def test_a_topic_is_not_missing_while_name_servers_know_of_no_broker(lane, broke
         return publisher.counts
 
     counts = asyncio.run(run())
-    assert (counts.failed, counts.deferred) == ((1, 0) if brokers else (0, 1))
+    assert (counts.failed, counts.deferred) == ((1, 0) if 0 in replicas else (0, 1))
 
 
 def _answering(answer):

@@ -162,6 +162,9 @@ BODIES = {
     "ConsumeTimeSpan": ("messageQueue minTimeStamp maxTimeStamp consumeTimeStamp delayTime"),
     "ConsumeTimeSpans": "consumeTimeSpanSet",
     "ConsumerOffsets": "offsetTable",
+    "ConsumerState": "properties subscriptionSet",
+    "RegisteredProducer": "clientId remoteIP language version lastUpdateTimestamp",
+    "AllProducers": "data",
     "CorrectionOffsets": "correctionOffsets",
     "PlainAccount": (
         "accessKey whiteRemoteAddress admin defaultTopicPerm defaultGroupPerm topicPerms groupPerms"

@@ -5,12 +5,13 @@ class only joins them. It keeps no state and never retries.
 from __future__ import annotations
 
 from txmq.client.admin.accounts import AccountCalls
+from txmq.client.admin.brokers import BrokerCalls
+from txmq.client.admin.consumers import ConsumerCalls
 from txmq.client.admin.dead_letters import DeadLetterCalls
-from txmq.client.admin.groups import GroupCalls
 from txmq.client.admin.lookups import LookupCalls
 from txmq.client.admin.messages import MessageCalls
 from txmq.client.admin.offsets import OffsetCalls
-from txmq.client.admin.topics import TopicCalls
+from txmq.client.admin.traffic import TrafficCalls
 from txmq.client.admin.transactions import TransactionCalls
 
 __all__ = ["Admin"]
@@ -18,9 +19,10 @@ __all__ = ["Admin"]
 
 class Admin(
     AccountCalls,
+    BrokerCalls,
+    ConsumerCalls,
     DeadLetterCalls,
-    TopicCalls,
-    GroupCalls,
+    TrafficCalls,
     OffsetCalls,
     MessageCalls,
     LookupCalls,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 from txmq.client.routes import MASTER
 from txmq.client.session import Session
-from txmq.client.values import BrokerCopies, BrokerInfo, FollowerCopy
+from txmq.client.values import BrokerCopies, BrokerInfo, FollowerCopy, FormerMember
 from txmq.errors import (
     BrokerRefused,
     ConfigError,
@@ -17,9 +18,12 @@ from txmq.errors import (
 )
 from txmq.protocol.bodies import ClusterView, TextTable
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.copies import CopiesView
+from txmq.protocol.copies import CopiesView, SetChange, SetChanged
 
 __all__ = ["ClusterCalls"]
+
+_STORE_S: Final = 10.0
+"""How long the store of a set may take; it may be several servers."""
 
 
 class ClusterCalls:
@@ -89,7 +93,69 @@ class ClusterCalls:
             min_in_sync=view.min_in_sync,
             log_end=view.log_end,
             followers=followers,
+            removed=tuple(
+                FormerMember(member.name, member.operator, member.reason, member.at_ms)
+                for member in view.removed
+            ),
         )
+
+    async def remove_member(
+        self,
+        broker: str,
+        member: str,
+        *,
+        reason: str,
+        operator: str,
+        allow_refused_sends: bool = False,
+    ) -> str:
+        """Remove a member from a broker set: it may neither follow nor lead.
+
+        Args:
+            broker: The name of the set.
+            member: The member, by its whole name or the one in its settings.
+            reason: Why; the set keeps it.
+            operator: Who decides; the set keeps it.
+            allow_refused_sends: Whether it may leave fewer than ``min_in_sync`` copies in sync.
+
+        Returns:
+            The name in the member's settings.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            InvalidParameter: The member is unknown.
+            IllegalOperation: It leads, or too few copies would be in sync.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses for another reason.
+        """
+        change = SetChange("remove", member, operator, reason, allow_refused_sends)
+        return await self._change_set(broker, change)
+
+    async def rejoin_member(self, broker: str, member: str, *, reason: str, operator: str) -> str:
+        """Let a member back that was removed.
+
+        Args:
+            broker: The name of the set.
+            member: The member, by its whole name or the one in its settings.
+            reason: Why; the set keeps it.
+            operator: Who decides; the set keeps it.
+
+        Returns:
+            The name in the member's settings.
+
+        Raises:
+            ConfigError: The broker is unknown.
+            IllegalOperation: The member was not removed.
+            TransportError: A name server or the broker does not answer.
+            BrokerRefused: The broker refuses for another reason.
+        """
+        return await self._change_set(broker, SetChange("rejoin", member, operator, reason))
+
+    async def _change_set(self, broker: str, change: SetChange) -> str:
+        (address,) = (await self._masters(broker=broker)).values()
+        answer = await self._session.request(
+            address, RequestCode.CHANGE_SET, change, timeout_s=_STORE_S
+        )
+        return answer.read(SetChanged).member
 
     async def _masters(
         self, *, broker: str | None = None, cluster: str | None = None

@@ -281,7 +281,7 @@ class DeadLetterCalls(TopicCalls, OffsetCalls, MessageCalls, LookupCalls):
         if closed:
             raise NoPermission(
                 f"{topic} may be written and not read at {', '.join(closed)}, as older RocketMQ "
-                f"makes it; allow it at each with: txmq topic update '{topic}' --perm rw "
+                f"makes it; allow it at each with: txmq topic permit '{topic}' rw "
                 f"--broker {closed[0]}"
             )
         return route.readable

@@ -21,6 +21,7 @@ from txmq.protocol.bodies import (
     OffsetPair,
     ProducerConnections,
     read_queue_map,
+    read_with_queue_map,
 )
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import DeleteGroup, GroupHeader, NamedGroup
@@ -133,6 +134,35 @@ class GroupCalls(ClusterCalls):
             ]
         return sorted(found, key=lambda progress: progress.queue)
 
+    async def group_lag(
+        self, name: str, topic: str | None = None, *, cluster: str | None = None
+    ) -> values.GroupLag:
+        """How far a group is behind, and how fast it consumes.
+
+        Raises:
+            ConfigError: The cluster is unknown, or must be named because there are several.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        lag, rate = 0, 0.0
+        topics: set[str] = set()
+        consumed: list[int] = []
+        for address in (await self._masters(cluster=cluster)).values():
+            answer = await self._session.request(
+                address, RequestCode.GET_CONSUME_STATS, GroupHeader(name, topic)
+            )
+            table, stats = read_with_queue_map(answer.body, "offsetTable", OffsetPair)
+            speed = stats.get("consumeTps")
+            rate += float(speed) if isinstance(speed, int | float) else 0.0
+            for queue, pair in table.items():
+                topics.add(queue.topic)
+                behind = max(0, pair.broker_offset - pair.consumer_offset)
+                lag += behind
+                if behind and pair.last_timestamp > 0:
+                    consumed.append(pair.last_timestamp)
+        oldest = min(consumed, default=None)
+        return values.GroupLag(name, tuple(sorted(topics)), lag, rate, oldest)
+
     async def group_connections(self, name: str, *, cluster: str | None = None) -> GroupConnections:
         """The consumers of a group that are connected to any broker.
 
@@ -186,6 +216,29 @@ class GroupCalls(ClusterCalls):
                 continue
             found += ProducerConnections.read(answer.body).connection_set
         return _clients(found)
+
+    async def producers(
+        self, *, cluster: str | None = None
+    ) -> dict[str, tuple[values.ConnectedClient, ...]]:
+        """The producers that are connected to any broker, by group.
+
+        Raises:
+            ConfigError: The cluster is unknown, or must be named because there are several.
+            RequestNotSupported: A broker is older than RocketMQ 4.9.4.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        found: dict[str, list[bodies.ClientConnection]] = {}
+        for address in (await self._masters(cluster=cluster)).values():
+            answer = await self._session.request(address, RequestCode.GET_ALL_PRODUCER_INFO)
+            for group, producers in bodies.AllProducers.read(answer.body).data.items():
+                found.setdefault(group, []).extend(
+                    bodies.ClientConnection(
+                        producer.remote_ip, producer.client_id, producer.language, producer.version
+                    )
+                    for producer in producers
+                )
+        return {group: _clients(found[group]) for group in sorted(found)}
 
 
 def _clients(found: Iterable[bodies.ClientConnection]) -> tuple[values.ConnectedClient, ...]:

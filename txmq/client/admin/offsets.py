@@ -11,6 +11,7 @@ from txmq.message import Queue, QueueOffset
 from txmq.protocol.bodies import read_queue_map
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import (
+    CloneOffset,
     Header,
     OffsetAnswer,
     OffsetByTime,
@@ -159,6 +160,42 @@ class OffsetCalls:
             for queue in sorted(route.readable)
         ]
 
+    async def plan_clone(self, source: str, target: str, topic: str) -> list[OffsetMove]:
+        """The moves of ``target`` that :meth:`clone_offsets` would make now; changes nothing.
+
+        Raises:
+            TopicNotFound: No broker has the topic.
+            TransportError: A broker does not answer.
+            BrokerRefused: A broker refuses.
+        """
+        route = await self._session.fresh_route(topic)
+        return [
+            OffsetMove(queue, await self.committed_offset(target, queue), offset)
+            for queue in sorted(route.readable)
+            if (offset := await self.committed_offset(source, queue)) is not None
+        ]
+
+    async def clone_offsets(self, source: str, target: str, topic: str) -> None:
+        """Give a group the offsets of another group in a topic.
+
+        The group must have no connected consumers: they would commit their own offsets again.
+
+        Args:
+            source: The group that has the offsets.
+            target: The group that gets them.
+            topic: The topic.
+
+        Raises:
+            TopicNotFound: No broker has the topic.
+            TransportError: A broker does not answer; the brokers before it have done it.
+            BrokerRefused: A broker refuses; the brokers before it have done it.
+        """
+        route = await self._session.fresh_route(topic)
+        header = CloneOffset(source, target, topic, offline=True)
+        for broker in route.brokers:
+            address = route.master(broker)
+            await self._session.request(address, RequestCode.CLONE_GROUP_OFFSET, header)
+
     async def _target(self, group: str, queue: Queue, time_ms: int, *, force: bool) -> QueueOffset:
         if time_ms == TO_THE_END:
             target = await self.max_offset(queue)
@@ -170,6 +207,6 @@ class OffsetCalls:
         return target
 
     async def _ask(self, queue: Queue, code: int, header: Header) -> QueueOffset:
-        address = await self._session.address_of(queue)
+        address = await self._session.address_of(queue, reading=True)
         answer = await self._session.request(address, code, header)
         return QueueOffset(answer.read(OffsetAnswer).offset)

@@ -221,6 +221,16 @@ class TopicCalls(ClusterCalls):
             found.update(GroupList.read(answer.body).group_list)
         return sorted(found)
 
+    async def clusters_of(self, name: str) -> list[str]:
+        """The clusters whose brokers have a topic.
+
+        Raises:
+            TopicNotFound: No broker has it.
+            TransportError: No name server answers.
+        """
+        route = await self._session.fresh_route(name)
+        return sorted({at.cluster for at in await self.cluster() if at.name in route.addresses})
+
     async def _shown(self, name: str, configs: Mapping[str, TopicConfig]) -> Route:
         # Brokers update their name servers one-way, so updates may be applied out of order.
         writable = {

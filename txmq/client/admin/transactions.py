@@ -122,9 +122,13 @@ class TransactionCalls(ClusterCalls):
         Raises:
             TxmqError: As for :meth:`transaction`.
         """
-        found = await self._holder(name, broker, cluster)
+        if broker is None:
+            address = (await self._holder(name, broker, cluster)).address
+        else:
+            # Its broker says itself that the transaction is not open: one request fewer.
+            (address,) = (await self._masters(broker=broker, cluster=cluster)).values()
         header = NamedTransaction(name)
-        await self._session.request(found.address, RequestCode.RECHECK_TRANSACTION, header)
+        await self._session.request(address, RequestCode.RECHECK_TRANSACTION, header)
 
     async def _holder(self, name: str, broker: str | None, cluster: str | None) -> _Holder:
         masters = await self._masters(broker=broker, cluster=cluster)

@@ -227,7 +227,7 @@ class Sender:
         """
         check_name("topic", topic)
         async with _limited(self.settings.timeout_s):
-            return (await self._route(topic)).writable
+            return (await self._route(topic)).queues_to_write()
 
     async def _route(self, topic: str) -> Route:
         session, new_queues = self._session, self.settings.queues_of_new_topics

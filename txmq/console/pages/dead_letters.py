@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from txmq.cli.common import for_each
 from txmq.cli.resend import BEFORE, RESENT, LetterFilter, ResendResult, ResendRun
 from txmq.client.admin.dead_letter_copy import provenance
 from txmq.client.admin.lookups import TIME_MAX
 from txmq.console.body_view import body_view
 from txmq.console.forms import required
 from txmq.console.markup import link, url_of
-from txmq.console.pages.lists import ask_together, list_page
+from txmq.console.pages.lists import list_page
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import UsageError
 from txmq.limits import CONSOLE_RESENT_MAX, CONSOLE_ROWS, REASON_CHARS_MAX
@@ -28,7 +29,7 @@ async def show_groups(visit: Visit) -> PageContent:
     topics = await visit.admin.topics()
     names = [topic.removeprefix(DLQ) for topic in topics if topic.startswith(DLQ)]
     page = list_page(names, visit.page_number(), visit.text("search"))
-    counted = await ask_together(page.rows, visit.admin.dead_letter_groups)
+    counted = await for_each(page.rows, visit.admin.dead_letter_groups)
     values = {
         "title": "Dead letters",
         "page": page,

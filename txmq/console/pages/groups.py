@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from txmq.cli.group import consequence_of
-from txmq.cli.known_names import check_group, is_system_group
+from txmq.cli.common import for_each
+from txmq.cli.group_moves import consequence_of
+from txmq.cli.group_state import is_of_system
+from txmq.cli.known_names import check_group
 from txmq.cli.moments import moment_ms
 from txmq.client.values import GroupConnections
 from txmq.console.forms import required
 from txmq.console.markup import url_of
-from txmq.console.pages.lists import ask_together, list_page
+from txmq.console.pages.lists import list_page
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import ConsumerOffline, TxmqError, UsageError
 from txmq.quantity import quantity
@@ -24,7 +26,7 @@ _MOMENT_CHARS_MAX: Final = 16
 async def show_list(visit: Visit) -> PageContent:
     """Show consumer groups with their lag."""
     known = await visit.admin.groups(cluster=visit.settings.cluster)
-    names = [name for name in known if not is_system_group(name)]
+    names = [name for name in known if not is_of_system(name)]
     page = list_page(names, visit.page_number(), visit.text("search"))
 
     async def row(name: str) -> dict[str, Any]:
@@ -38,7 +40,7 @@ async def show_list(visit: Visit) -> PageContent:
         lag = sum(queue.lag for queue in progress)
         return found | {"problem": "", "lag": lag, "clients": clients}
 
-    values = {"title": "Groups", "page": page, "rows": await ask_together(page.rows, row)}
+    values = {"title": "Groups", "page": page, "rows": await for_each(page.rows, row)}
     return PageContent("groups.html", values)
 
 

@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 from markupsafe import Markup
 
 from txmq.cli.cluster_status import copies_of
+from txmq.cli.common import for_each
 from txmq.cli.moments import age_of
 from txmq.cli.topic_rows import own_topics
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo, OpenTransaction
 from txmq.console.markup import link
-from txmq.console.pages.lists import ask_together
 from txmq.console.visits import PageContent, PageRoute, Visit
 from txmq.errors import TxmqError
 from txmq.limits import CONSOLE_ROWS
@@ -44,7 +44,7 @@ async def show(visit: Visit) -> PageContent:
         if visit.settings.cluster in {None, broker.cluster}
     ]
     copies = {row["broker"]: row for row in await copies_of(visit.admin)}
-    brokers = await ask_together(known, lambda broker: _broker(visit, broker))
+    brokers = await for_each(known, lambda broker: _broker(visit, broker))
     for row in brokers:
         row["copies"] = _copies_text(copies.get(row["name"], {}))
     attention = [found for row in brokers for found in _attention_of(row)]
@@ -143,7 +143,7 @@ def _copies_text(copies: dict[str, Any]) -> str:
 async def _dead_letters(visit: Visit, names: list[str]) -> int:
     """The dead letters of the first groups that have any; a page does not count thousands."""
     groups = [name.removeprefix(DLQ) for name in names if name.startswith(DLQ)][:CONSOLE_ROWS]
-    found = await ask_together(groups, visit.admin.dead_letter_groups)
+    found = await for_each(groups, visit.admin.dead_letter_groups)
     return sum(letters.messages for counted in found for letters in counted)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from txmq.cli.common import for_each
 from txmq.cli.topic import check_new_topic
 from txmq.cli.topic_rows import own_topics
 from txmq.console.forms import required
 from txmq.console.markup import url_of
-from txmq.console.pages.lists import ask_together, list_page
+from txmq.console.pages.lists import list_page
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import TxmqError, UsageError
 from txmq.message import Message
@@ -48,7 +49,7 @@ async def show_list(visit: Visit) -> PageContent:
         "title": "Topics",
         "page": page,
         "everything": everything,
-        "rows": await ask_together(page.rows, row),
+        "rows": await for_each(page.rows, row),
         "now_ms": visit.clock.wall_ms(),
         "queues_max": QUEUES_MAX,
     }

@@ -276,7 +276,7 @@ class _Planner(_ClusterReader):
     async def _queues(self, topic: str) -> list[Queue]:
         route = await self.ask(self.admin.route, topic)
         for broker in sorted(set(route.brokers) - {queue.broker for queue in route.readable}):
-            remedy = f"permit it: txmq topic update {topic} --perm=rw"
+            remedy = f"permit it: txmq topic permit {topic} rw"
             text = f"{broker} lets nobody read {topic}; {remedy}"
             if topic in self._groups:
                 raise ReconcileRefused(text)

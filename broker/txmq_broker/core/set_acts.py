@@ -1,0 +1,138 @@
+"""An operator's acts on a broker set: which member is meant, and when an act is refused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+from txmq.errors import IllegalOperation, InvalidParameter
+from txmq.runtime.coordinator import SetAct, View, short_name
+
+__all__ = ["HAND_OVER", "REJOIN", "REMOVE", "KnownSet", "changed_by", "find_member"]
+
+HAND_OVER: Final = "hand-over"
+REMOVE: Final = "remove"
+REJOIN: Final = "rejoin"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSet:
+    """What a leader knows about its set."""
+
+    leader: str
+    members: frozenset[str]
+    """All members, also those that are not connected."""
+    in_sync: frozenset[str]
+    """The connected followers that are in sync."""
+    removed: dict[str, SetAct]
+    """By the name in the settings."""
+    min_in_sync: int
+
+    def member_for(self, act: str, name: str, *, allow_refused_sends: bool) -> str:
+        """The member that an act is about.
+
+        Args:
+            act: The act.
+            name: The whole name of a member, or the one in its settings.
+            allow_refused_sends: Whether a removal may leave too few copies in sync for sends.
+
+        Returns:
+            The whole name for a hand-over, and else the one in the settings.
+
+        Raises:
+            InvalidParameter: The act or the member is unknown, or the name is ambiguous.
+            IllegalOperation: The member cannot be the subject of the act.
+        """
+        removal = self.removed.get(short_name(name))
+        if act == REJOIN:
+            if removal is None:
+                raise IllegalOperation(f"{name} was not removed; removed: {_list(self.removed)}")
+            return removal.member
+        if act not in (HAND_OVER, REMOVE):
+            raise InvalidParameter(f"{act!r} is not an act on a set")
+        if removal is not None:
+            raise IllegalOperation(
+                f"{name} was removed by {removal.operator}: {removal.reason}; to let it follow "
+                f"again: txmq cluster rejoin {removal.member}"
+            )
+        member = find_member(name, self.members | {self.leader}, self.in_sync)
+        if act == HAND_OVER:
+            self._check_hand_over(member)
+            return member
+        self._check_removal(member, allow_refused_sends=allow_refused_sends)
+        return short_name(member)
+
+    def _check_hand_over(self, member: str) -> None:
+        if member == self.leader:
+            raise IllegalOperation(f"{member} leads already")
+        if member not in self.in_sync:
+            raise IllegalOperation(
+                f"{member} is not in sync, so it may lack acknowledged messages; followers in "
+                f"sync: {_list(self.in_sync)}"
+            )
+
+    def _check_removal(self, member: str, *, allow_refused_sends: bool) -> None:
+        if member == self.leader:
+            raise IllegalOperation(
+                f"{member} leads; have another member lead first: txmq cluster promote"
+            )
+        left = 1 + len(self.in_sync - {member})
+        if member in self.in_sync and left < self.min_in_sync and not allow_refused_sends:
+            raise IllegalOperation(
+                f"without {member}, {left} of {self.min_in_sync} copies would be in sync, and "
+                "sends would be refused; to remove it all the same, add --allow-refused-sends"
+            )
+
+
+def find_member(name: str, members: Iterable[str], in_sync: Iterable[str]) -> str:
+    """The whole name of a member.
+
+    Args:
+        name: Its whole name, or the one in its settings.
+        members: The members of the set.
+        in_sync: Those that are in sync.
+
+    Raises:
+        InvalidParameter: The name is unknown, or it is ambiguous.
+    """
+    known = {*members, *in_sync}
+    found = [member for member in known if name in (member, short_name(member))]
+    # Of two with one name in their settings, one has lost its directory.
+    found = [member for member in found if member in in_sync] or found
+    if not found:
+        near = get_close_matches(name, {*known, *map(short_name, known)}, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InvalidParameter(f"{name!r} is not a member; members: {_list(known)}{hint}")
+    if len(found) > 1:
+        raise InvalidParameter(f"{name} is ambiguous; name one of {_list(found)}")
+    return found[0]
+
+
+def changed_by(act: SetAct, seen: View) -> View:
+    """The state of a set after an act.
+
+    Raises:
+        IllegalOperation: The member to hand over to is not in sync any more.
+    """
+    if act.act == HAND_OVER:
+        if act.member not in seen.in_sync:
+            raise IllegalOperation(f"{act.member} is not in sync any more")
+        return seen._replace(hand_over=act)
+    others = tuple(one for one in seen.removed if one.member != act.member)
+    if act.act == REJOIN:
+        return seen._replace(removed=others)
+    return seen._replace(
+        in_sync=_without(seen.in_sync, act.member),
+        members=_without(seen.members, act.member),
+        removed=(*others, act),
+    )
+
+
+def _without(members: Iterable[str], name: str) -> tuple[str, ...]:
+    return tuple(member for member in members if short_name(member) != name)
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,1 @@
+"""What monitoring programs read over HTTP: metrics, health, and facts about this process."""

@@ -1,0 +1,170 @@
+"""All metrics of a broker, with their meanings. The samples and the reference page follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+__all__ = ["METRICS", "PREFIX", "SECTIONS", "MetricKind", "MetricRow", "Origin"]
+
+PREFIX: Final = "txmq_broker_"
+
+
+class MetricKind(StrEnum):
+    """The kinds that Prometheus knows."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+class Origin(StrEnum):
+    """The processes that have a metric."""
+
+    ALL = "all"
+    LEADER = "leader"
+    """A broker that takes sends, also one without a set."""
+    FOLLOWER = "follower"
+
+
+class MetricRow(NamedTuple):
+    """One metric."""
+
+    kind: MetricKind
+    meaning: str
+    labels: tuple[str, ...] = ()
+    origin: Origin = Origin.LEADER
+
+
+def _gauge(meaning: str, *labels: str, origin: Origin = Origin.LEADER) -> MetricRow:
+    return MetricRow(MetricKind.GAUGE, meaning, labels, origin)
+
+
+def _counter(meaning: str, *labels: str, origin: Origin = Origin.LEADER) -> MetricRow:
+    return MetricRow(MetricKind.COUNTER, meaning, labels, origin)
+
+
+def _histogram(meaning: str) -> MetricRow:
+    return MetricRow(MetricKind.HISTOGRAM, meaning)
+
+
+SECTIONS: Final[Mapping[str, Mapping[str, MetricRow]]] = {
+    "Process": {
+        "info": _gauge(
+            "Always 1; its labels name the version and the member.",
+            *("version", "cluster", "name", "member"),
+            origin=Origin.ALL,
+        ),
+        "role": _gauge(
+            "1 for the role of this process, and 0 for the others.", "role", origin=Origin.ALL
+        ),
+        "ready": _gauge(
+            "1 if a send would be acknowledged now; /health/ready gives the reason if not.",
+            origin=Origin.ALL,
+        ),
+        "start_time_seconds": _gauge("When this broker began to serve, in Unix time."),
+    },
+    "Messages": {
+        "messages_received_total": _counter("Messages stored for readers, with committed halves."),
+        "received_bytes_total": _counter("The bodies of these."),
+        "messages_delivered_total": _counter("Messages in answers to pulls."),
+        "delivered_bytes_total": _counter("The records of these."),
+        "topic_messages_received_total": _counter("Messages stored for readers.", "topic"),
+        "topic_received_bytes_total": _counter("The bodies of these.", "topic"),
+        "topic_messages_stored": _gauge("Messages that consumers can read.", "topic"),
+        "group_messages_delivered_total": _counter(
+            "Messages in answers to the pulls of a group.", "group", "topic"
+        ),
+        "group_delivered_bytes_total": _counter("The records of these.", "group", "topic"),
+        "group_lag_messages": _gauge(
+            "The consumer lag: messages stored that a group has not consumed.", "group", "topic"
+        ),
+        "dead_letters": _gauge("Messages that a group failed at too often.", "group"),
+        "messages_delayed": _gauge("Messages that wait for their time."),
+        "series_left_out": _gauge(
+            "Topics, groups in topics, and groups with dead letters that have no series because "
+            "of the limit of series.",
+            "of",
+        ),
+    },
+    "Latency": {
+        "send_duration_seconds": _histogram(
+            "Messages, by the time from their arrival to their acknowledgement."
+        ),
+        "sync_duration_seconds": _histogram("Syncs of the log, by their duration."),
+        "pull_duration_seconds": _histogram(
+            "Pulls that found messages, by the time it took to read these."
+        ),
+    },
+    "Transactions": {
+        "transactions_open": _gauge("Transactions without a decision, with the parked ones."),
+        "transactions_parked": _gauge("Transactions that wait for a person."),
+        "oldest_transaction_age_seconds": _gauge(
+            "The age of the oldest transaction that is neither decided nor parked; 0 without one."
+        ),
+        "transactions_prepared_total": _counter("Half messages stored."),
+        "transactions_decided_total": _counter("Decisions.", "outcome"),
+        "transactions_decided_by_operators_total": _counter("Those of operators among these."),
+        "transaction_parkings_total": _counter("Times that the broker parked a transaction."),
+        "transactions_repeated_total": _counter("Half messages and decisions that came again."),
+        "transaction_conflicts_total": _counter(
+            "Decisions that the broker refused because it has the opposite one."
+        ),
+        "transaction_checks_sent_total": _counter("Checks sent to producers."),
+        "transaction_checks_undecided_total": _counter(
+            "Checks that brought no decision.", "reason"
+        ),
+    },
+    "Log and disk": {
+        "log_bytes": _gauge("The size of the log."),
+        "log_end_position": _gauge("The position at which the log ends; it only grows."),
+        "oldest_message_timestamp_seconds": _gauge(
+            "When the oldest record of the log was stored, in Unix time."
+        ),
+        "unsynced_bytes": _gauge("Bytes of the log that wait for the disk."),
+        "disk_bytes": _gauge("The size of the file system that has the data directory."),
+        "disk_used_bytes": _gauge("The used part of it."),
+        "disk_refusal_ratio": _gauge(
+            "The used part above which the broker refuses sends: retention.refuse_above."
+        ),
+    },
+    "Limits and refusals": {
+        "connections": _gauge("Open connections."),
+        "limit": _gauge("The highest value of a figure that clients raise.", "limit"),
+        "limit_used": _gauge("The value of that figure now.", "limit"),
+        "refusals_total": _counter(
+            "Requests refused, connections closed, and pulls not held.", "reason"
+        ),
+    },
+    "Replication": {
+        "epoch": _gauge("The epoch of the leadership; 0 without a coordinator.", origin=Origin.ALL),
+        "leaderships_total": _counter(
+            "Times that this process began to lead a broker set.", origin=Origin.ALL
+        ),
+        "lease_age_seconds": _gauge(
+            "Seconds since the coordinator confirmed the lease; only with a coordinator."
+        ),
+        "followers": _gauge("Connected followers."),
+        "copies_in_sync": _gauge("Copies in sync, with the leader's."),
+        "copies_required": _gauge("Copies that a send needs: replication.min_in_sync."),
+        "bytes_not_copied": _gauge("Bytes that the last of the connected followers lacks."),
+        "answers_waiting_for_followers": _gauge("Writes whose answers wait for followers."),
+        "follower_in_sync": _gauge("1 if a follower is in sync.", "member"),
+        "follower_bytes_behind": _gauge("Bytes that a follower lacks.", "member"),
+        "follower_seconds_behind": _gauge(
+            "How long ago the log ended where the copy of a follower ends.", "member"
+        ),
+        "following": _gauge("1 if the follower copies a leader's log.", origin=Origin.FOLLOWER),
+        "copy_end_position": _gauge("The end of the copy.", origin=Origin.FOLLOWER),
+        "copy_bytes_behind": _gauge(
+            "Bytes that the copy lacks, by the last answer of the leader.", origin=Origin.FOLLOWER
+        ),
+    },
+}
+"""The metrics by name, without :data:`PREFIX`, in the order of the page."""
+
+METRICS: Final[Mapping[str, MetricRow]] = {
+    name: row for section in SECTIONS.values() for name, row in section.items()
+}
+"""All rows of :data:`SECTIONS`."""

@@ -1,0 +1,162 @@
+"""The pages for monitoring programs.
+
+A page of metrics is built in slices, so that requests are served in between. While one is built,
+all who ask for metrics wait for the same one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+from prometheus_client import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import CollectorRegistry
+
+import txmq
+from txmq.http_server import METRICS_TYPE, HttpPage, Pages, health_pages
+from txmq.metrics_text import metrics_text
+from txmq_broker.config import BrokerSettings
+from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind
+from txmq_broker.monitoring.readiness import objection, role_of
+from txmq_broker.monitoring.samples import Durations, ProcessSamples, SamplePoint
+from txmq_broker.monitoring.subject import MonitoredProcess
+
+__all__ = ["MonitoringPages"]
+
+SLICE_S: Final = 0.002
+"""How long a page is built before requests are served."""
+
+_TOTAL: Final = "_total"
+
+
+class MonitoringPages:
+    """Makes the pages about one process.
+
+    Args:
+        settings: Its settings.
+        process: The process.
+    """
+
+    def __init__(self, settings: BrokerSettings, process: MonitoredProcess) -> None:
+        self._settings = settings
+        self._process = process
+        self._samples = ProcessSamples(settings, process)
+        self._own = ProcessCollector(registry=CollectorRegistry())
+        self._building: asyncio.Task[str] | None = None
+
+    def pages(self) -> Pages:
+        """The pages by path."""
+        return {
+            "/metrics": self.metrics,
+            **health_pages(self._objection),
+            "/info": self.info,
+        }
+
+    async def _objection(self) -> str:
+        return objection(self._process)
+
+    async def info(self) -> HttpPage:
+        """Facts about the process, as JSON."""
+        process, settings = self._process, self._settings
+        facts: dict[str, object] = {
+            "version": txmq.__version__,
+            "cluster": settings.cluster,
+            "name": settings.name,
+            "member": settings.replication.member,
+            "role": role_of(process),
+        }
+        if (broker := process.broker) is not None:
+            facts |= {
+                "address": broker.address,
+                "names": broker.names,
+                "access": broker.parts.access,
+                "epoch": broker.store.log.epoch,
+                "log_id": f"{broker.store.log.segments.log_id:016x}",
+                "started_ms": broker.started_ms,
+            }
+            settings = broker.settings  # A few can change while the broker runs.
+        elif process.follower is not None:
+            status = process.follower.status
+            facts |= {"leader": status.leader, "epoch": status.epoch, "failure": status.failure}
+        facts["settings"] = msgspec.to_builtins(settings)
+        text = msgspec.json.format(msgspec.json.encode(facts)).decode()
+        return HttpPage(f"{text}\n", content_type="application/json")
+
+    async def metrics(self) -> HttpPage:
+        """All metrics, as text for Prometheus."""
+        if self._building is None:
+            self._building = asyncio.create_task(self._build(), name="metrics")
+            self._building.add_done_callback(self._built)
+        # One reader that leaves does not end the page of the others.
+        return HttpPage(await asyncio.shield(self._building), content_type=METRICS_TYPE)
+
+    def close(self) -> None:
+        """Stop building."""
+        if self._building is not None:
+            self._building.cancel()
+
+    def _built(self, task: asyncio.Task[str]) -> None:
+        del task
+        self._building = None
+
+    async def _build(self) -> str:
+        pause = Pause()
+        points: dict[str, list[SamplePoint]] = {}
+        for point in self._samples.read():
+            if point is not None:
+                points.setdefault(point.metric, []).append(point)
+            if pause.is_due():
+                await pause.rest()
+        texts = []
+        for name in METRICS:
+            if name in points:
+                texts.append(metrics_text([_family(name, points[name])]))
+                if pause.is_due():
+                    await pause.rest()
+        texts.append(metrics_text(self._own.collect()))
+        return "".join(texts)
+
+
+class Pause:
+    """Decides when requests have their turn."""
+
+    def __init__(self) -> None:
+        self._time = asyncio.get_running_loop().time
+        self._until = self._time() + SLICE_S
+
+    def is_due(self) -> bool:
+        """Whether this slice is over."""
+        return self._time() >= self._until
+
+    async def rest(self) -> None:
+        """Let requests be served, and begin the next slice."""
+        await asyncio.sleep(0)
+        self._until = self._time() + SLICE_S
+
+
+def _family(name: str, points: Iterable[SamplePoint]) -> Metric:
+    row = METRICS[name]
+    full = PREFIX + name
+    if row.kind is MetricKind.HISTOGRAM:
+        histogram = HistogramMetricFamily(full, row.meaning)
+        for point in points:
+            assert isinstance(point.value, Durations)
+            histogram.add_metric([], point.value.buckets, point.value.sum_s)
+        return histogram
+    family: CounterMetricFamily | GaugeMetricFamily
+    if row.kind is MetricKind.COUNTER:
+        family = CounterMetricFamily(full.removesuffix(_TOTAL), row.meaning, labels=row.labels)
+    else:
+        family = GaugeMetricFamily(full, row.meaning, labels=row.labels)
+    for point in points:
+        assert not isinstance(point.value, Durations)
+        family.add_metric(point.labels, float(point.value))
+    return family

@@ -1,0 +1,48 @@
+"""Serves the pages for monitoring programs while a process runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from txmq.extras import named_extra
+from txmq.http_server import HttpServer
+from txmq.remoting.pool import split_address
+from txmq.runtime.network import SystemNetwork
+from txmq_broker.config import BrokerSettings
+from txmq_broker.monitoring.subject import MonitoredProcess
+
+__all__ = ["monitored"]
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def monitored(settings: BrokerSettings, process: MonitoredProcess) -> AsyncIterator[None]:
+    """Serve the pages about a process inside this context, if the settings want them.
+
+    Raises:
+        ConfigError: prometheus-client is not installed.
+        OSError: The address is taken, or not one of this machine.
+    """
+    if not settings.http_listen:
+        yield
+        return
+    with named_extra():
+        # Here, because its import takes a quarter of the time in which a broker starts.
+        from txmq_broker.monitoring.pages import MonitoringPages
+    made = MonitoringPages(settings, process)
+    async with HttpServer(made.pages(), *split_address(settings.http_listen)) as server:
+        host, port = server.address
+        log.info("metrics and health at http://%s:%d", host, port)
+        if not SystemNetwork().is_loopback(host):
+            log.warning(
+                "other machines may read metrics, health and settings at %s:%d without an account",
+                host,
+                port,
+            )
+        try:
+            yield
+        finally:
+            made.close()

@@ -1,0 +1,377 @@
+"""The commands of operators against one real broker."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.integration.cli.test_cli_tx import prepare
+from txmq import (
+    ConsumerSettings,
+    Message,
+    Producer,
+    ProducerSettings,
+    PushConsumer,
+    StartFrom,
+    blocking,
+)
+from txmq_broker.testing import BrokerThread
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with BrokerThread() as running:
+        yield running
+
+
+@pytest.fixture
+def run(txmq, broker):
+    """Run a command at the broker; returns what it printed, or its complaint."""
+
+    def ask(*words, code=0, shown=None):
+        result = txmq(*words, "--names", broker.names)
+        assert result.exit_code == code, result.output
+        return getattr(result, shown or ("stderr" if code else "stdout"))
+
+    ask.names = broker.names
+    return ask
+
+
+@pytest.fixture
+def rows(run):
+    return lambda *words: json.loads(run(*words, "--json"))
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """End each --watch with Ctrl-C after so many rounds, and let none of them pause."""
+
+    def end_after(count):
+        pauses = []
+
+        def pause(seconds):
+            pauses.append(seconds)
+            if len(pauses) == count:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr("time.sleep", pause)
+        return pauses
+
+    return end_after
+
+
+@pytest.fixture(scope="module")
+def shop(broker):
+    """A service that consumes Orders as billing and sends as shop; fails while the event is set."""
+    with blocking.Client(broker.names) as client:
+        client.admin.create_topic("Orders", queues=1)
+    started, stop, failing = threading.Event(), threading.Event(), threading.Event()
+    handled = []
+
+    async def serve():
+        consumer = PushConsumer("billing", broker.names, ConsumerSettings(start=StartFrom.FIRST))
+
+        @consumer.on("Orders")
+        async def handle(message):
+            handled.append(message.body)
+            if failing.is_set():
+                raise ValueError("it is broken")
+
+        async with Producer("shop", broker.names) as producer, consumer:
+            await producer.send(Message(topic="Orders", body=b"tea", keys=("17",)))
+            while not handled:
+                await asyncio.sleep(0.01)
+            started.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(20)
+    yield failing
+    stop.set()
+    thread.join()
+
+
+# Brokers
+
+
+def test_a_broker_shows_what_it_does(run, rows):
+    run("topic", "create", "Figures", "--queues", 1)
+    run("message", "send", "Figures", "x")
+
+    shown = run("broker", "status")
+    (found,) = rows("broker", "status")
+
+    assert "messages in today" in shown
+    assert "open transactions" in shown
+    assert found["broker"] == "broker-a"
+    assert int(found["figures"]["msgPutTotalTodayNow"]) > 0
+    assert "putMessageTimesTotal" in run("broker", "status", "--all")
+    assert "broker 'broker-b' is unknown" in run("broker", "status", "--broker", "broker-b", code=2)
+
+
+def test_a_watch_goes_on_until_it_is_interrupted(run, rounds):
+    pauses = rounds(3)
+    lines = run("broker", "status", "--watch", "--every", "5s", "--json").splitlines()
+
+    assert [json.loads(line)[0]["broker"] for line in lines] == ["broker-a"] * 3
+    assert pauses == [5.0] * 3
+    assert "not 'soon'" in run("broker", "status", "--watch", "--every", "soon", code=2)
+    assert "50ms or more" in run("broker", "status", "--watch", "--every", "0", code=2)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("cluster", "status"), ("cluster", "list"), ("topic", "list"), ("tx", "list")],
+    ids=" ".join,
+)
+def test_what_is_shown_can_be_watched(run, rounds, words):
+    rounds(2)
+
+    assert run(*words, "--watch", "--json").count("\n") == 2
+
+
+def test_a_watch_outlives_a_broker_that_is_away(txmq, broker, rounds):
+    rounds(2)
+    result = txmq("broker", "status", "--watch", "--names", "127.0.0.1:1")
+
+    assert result.exit_code == 0
+    assert result.stderr.count("start a broker with: txmq serve") == 2
+
+
+def test_settings_are_read_and_changed(run, rows):
+    assert rows("broker", "config", "get", "deleteWhen") == [
+        {"broker": "broker-a", "setting": "deleteWhen", "value": "04"}
+    ]
+    assert run("broker", "config", "set", "deleteWhen", "05") == "deleteWhen is 05 at broker-a\n"
+    assert rows("broker", "config", "get", "deleteWhen")[0]["value"] == "05"
+
+    refused = run("broker", "config", "set", "brokerIP1", "10.0.0.5", code=1)
+    assert "brokerIP1 cannot be changed while this broker runs" in refused
+    assert "change the others in the broker's file, and restart it" in refused
+    assert "cannot be 'soon'" in run("broker", "config", "set", "deleteWhen", "soon", code=1)
+    unknown = run("broker", "config", "get", "deleteWen", code=1)
+    assert "the nearest name is 'deleteWhen'" in unknown
+    assert "or write --all" in run("broker", "config", "get", code=2)
+
+
+def test_a_list_matches_sorts_and_pages(run, rows):
+    every = ("broker", "config", "get", "--all")
+    hours = rows(*every, "--match", "reservedtime")
+    sizes = [row["value"] for row in rows(*every, "--match", "DISK", "--sort", "-value")]
+
+    assert [row["setting"] for row in hours] == ["fileReservedTime"]
+    assert [int(size) for size in sizes if size.isdecimal()] == [90, 85, 75]
+    assert len(rows(*every, "--limit", 4, "--page", 2)) == 4
+    assert rows(*every)[4:8] == rows(*every, "--limit", 4, "--page", 2)
+    assert "page 2 of" in run(*every, "--limit", 4, "--page", 2)
+    assert run(*every, "--match", "no such text") == "no row matches\n"
+    assert "no column 'valve'; the nearest name is 'value'" in run(
+        *every, "--sort", "valve", code=2
+    )
+
+
+# Producers and consumers
+
+
+def test_producers_are_listed(run, rows, shop):
+    (found,) = rows("producer", "list")
+
+    assert (found["group"], found["language"]) == ("shop", "JAVA")
+    assert rows("producer", "list", "--group", "shop") == [found]
+    assert rows("producer", "list", "--match", "nosuch") == []
+    unknown = run("producer", "list", "--group", "nosuch", code=1)
+    assert "'nosuch' has no open transactions and no connected producers" in unknown
+
+
+def test_the_clients_of_a_topic_are_shown(run, rows, shop):
+    (found,) = rows("topic", "clients", "Orders")
+
+    assert (found["group"], found["expression"]) == ("billing", "*")
+    assert found["client"] in run("topic", "clients", "Orders")
+    run("topic", "create", "Unread")
+    assert run("topic", "clients", "Unread") == "no group consumes this topic\n"
+    assert "'Ordrs' does not exist; the nearest name is" in run("topic", "clients", "Ordrs", code=1)
+
+
+def test_a_topic_is_forbidden_and_permitted(run, rows):
+    run("topic", "create", "Archive", "--queues", 1)
+
+    assert run("topic", "permit", "Archive", "r") == "topic Archive at broker-a: 1 queue, r\n"
+    assert "no queue that can be written to" in run("message", "send", "Archive", "x", code=1)
+    assert rows("topic", "permit", "Archive", "none")[0]["permission"] == "none"
+    assert rows("topic", "permit", "Archive", "rw")[0]["permission"] == "rw"
+    assert "not one of rw, r, w, none" in run("topic", "permit", "Archive", "x", code=2)
+
+
+def test_consumers_report_their_state(run, rows, shop):
+    found = rows("group", "status", "billing")
+    (consumer,) = found["consumers"]
+
+    assert found["group"] == "billing"
+    assert consumer["subscriptions"]["Orders"] == "*"
+    queues = [held["queue"] for held in consumer["queues"] if held["queue"]["topic"] == "Orders"]
+    assert queues == [{"topic": "Orders", "broker": "broker-a", "number": 0}]
+    assert consumer["client"] in run("group", "status", "billing")
+    assert "group 'biling' does not exist" in run("group", "status", "biling", code=1)
+
+
+def test_groups_that_are_behind_are_found(run, rows, shop):
+    run("topic", "create", "Backlog", "--queues", 1)
+    run("group", "create", "slow")
+    for _ in range(3):
+        run("message", "send", "Backlog", "x")
+    run("group", "reset", "slow", "Backlog", "--to", "earliest", "--yes")
+
+    found = {row["group"]: row for row in rows("group", "monitor")}
+    assert (found["slow"]["lag"], found["slow"]["consumers"]) == (3, 0)
+    assert (found["billing"]["consumers"], found["slow"]["topics"]) == (1, ["Backlog"])
+    assert rows("group", "monitor", "--sort", "-behind")[0]["group"] == "slow"
+    assert "slow" in run("group", "monitor", "--match", "slow")
+    assert "no group is more than 3 messages behind" in run("group", "monitor", "--lag-max", 3)
+    run("group", "monitor", "--lag-max", 2, code=1)
+
+
+def test_a_group_is_cloned_and_skips(run, rows, shop):
+    run("topic", "create", "Copied", "--queues", 1)
+    run("group", "create", "first")
+    for _ in range(2):
+        run("message", "send", "Copied", "x")
+    run("group", "reset", "first", "Copied", "--to", "latest", "--yes")
+
+    (cloned,) = rows("group", "clone", "first", "second", "Copied", "--yes")
+    assert (cloned["before"], cloned["offset"]) == (None, 2)
+    run("message", "send", "Copied", "x")
+    assert rows("group", "progress", "second")["lag"] == 1
+    assert run("group", "skip", "second", "Copied", "--yes").endswith(
+        "group second is moved in 1 queue of Copied\n"
+    )
+    assert rows("group", "progress", "second")["lag"] == 0
+
+    refused = run("group", "clone", "first", "billing", "Copied", "--yes", code=1)
+    assert "group 'billing' has 1 connected consumer" in refused
+    empty = run("group", "clone", "second", "third", "Orders", "--yes", code=1)
+    assert "group 'second' has no offset in topic 'Orders'" in empty
+    assert "name two groups" in run("group", "clone", "first", "first", "Copied", code=2)
+
+
+def test_a_consumer_handles_one_message_by_hand(run, rows, shop):
+    (sent,) = [row for row in rows("message", "pull", "Orders") if row["keys"] == ["17"]]
+    by_id = ("message", "consume-directly", sent["id"], "billing", "--topic", "Orders")
+
+    assert "consumed it" in run("message", "consume-directly", sent["offset_id"], "billing")
+    assert rows(*by_id)["result"] == "CR_SUCCESS"
+    shop.set()
+    assert "did not consume it: CR_THROW_EXCEPTION" in run(*by_id, code=1, shown="stdout")
+    shop.clear()
+    refused = run(*by_id, "--client", "nosuch", code=1)
+    assert "no consumer nosuch of group billing is connected" in refused
+
+
+def test_rates_are_shown_by_topic_and_group(run, rows, shop):
+    (found,) = rows("stats", "--topic", "Orders")
+
+    assert (found["topic"], found["group"]) == ("Orders", "billing")
+    assert found["lag"] in (0, 1)  # Consumers commit their offsets once a second.
+    assert (found["in_of_day"], found["out_of_day"]) == (1, 1)
+    assert "billing" in run("stats", "--active", "--sort", "-out/s")
+    assert "'Ordrs' does not exist" in run("stats", "--topic", "Ordrs", code=1)
+
+
+# Shells
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_script(txmq, shell):
+    assert "_TXMQ_COMPLETE" in txmq("completion", shell).stdout
+
+
+def test_a_shell_completes_commands():
+    asked = {"COMP_WORDS": "txmq topic per", "COMP_CWORD": "2", "_TXMQ_COMPLETE": "complete_bash"}
+    done = subprocess.run(
+        [sys.executable, "-m", "txmq"],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert (done.stdout, done.returncode) == ("permit\n", 0), done.stderr
+
+
+# Clusters
+
+
+def test_a_broker_is_drained_and_takes_messages_again(run, rows):
+    run("topic", "create", "Drained", "--queues", 1)
+
+    assert "for reading only" in run("cluster", "drain", "broker-a")
+    assert rows("topic", "route", "Drained")[0]["writable"] == 0
+    assert rows("topic", "route", "Drained")[0]["readable"] == 1
+    assert rows("cluster", "undrain", "broker-a", "--yes")["writable"] is True
+    assert rows("topic", "route", "Drained")[0]["writable"] == 1
+    assert "'broker-b' is unknown" in run("cluster", "drain", "broker-b", code=2)
+
+
+# Traces
+
+
+def test_traces_are_followed(run):
+    with blocking.Client(run.names) as client:
+        producer = blocking.Producer("tracing", client, ProducerSettings(is_traced=True))
+        with producer:
+            for key in ("a", "b", "c"):
+                producer.send(Message(topic="Traced", body=b"x", keys=(key,)))
+    follow = ("trace", "tail", "--since", "earliest", "--group", "tracing")
+
+    lines = run(*follow, "--count", "3", "--json").splitlines()
+    assert [json.loads(line)["keys"] for line in lines] == ["a", "b", "c"]
+    assert "sent" in run(*follow, "--key", "b", "--topic", "Traced", "--count", 1)
+
+
+# Transactions
+
+
+def test_open_transactions_are_rechecked_together(run, rows):
+    prepare(run.names, "A1", "A2")
+    prepare(run.names, "B1", group="ccb")
+
+    assert rows("tx", "recheck", "--all", "--group", "icbc")["rechecks_requested"] == 2
+    assert run("tx", "recheck", "--all") == "brokers ask the producers of 3 transactions\n"
+    assert "no open transactions" in run("tx", "recheck", "--all", "--group", "abc", code=1)
+    assert "or write --all" in run("tx", "recheck", code=2)
+    assert "or write --all" in run("tx", "recheck", "A1", "--group", "icbc", code=2)
+
+
+def test_open_transactions_are_sorted_and_matched(run, rows):
+    prepare(run.names, "S1", group="sorted")
+    prepare(run.names, "S2", group="sorted")
+    listed = ("tx", "list", "--group", "sorted")
+
+    assert [row["id"] for row in rows(*listed, "--sort", "-id")] == ["S2", "S1"]
+    assert [row["id"] for row in rows(*listed, "--sort", "-age")] == ["S1", "S2"]
+    assert [row["id"] for row in rows(*listed, "--match", "s2")] == ["S2"]
+    assert "which --limit shows" in run(*listed, "--limit", 1)
+
+
+def test_open_transactions_are_watched(run, monkeypatch):
+    prepare(run.names, "W1")
+
+    def decide_then_open(seconds):
+        if run("tx", "list", "--json").count('"W2"'):
+            raise KeyboardInterrupt
+        run("tx", "commit", "W1", "--reason", "paid", "--yes")
+        prepare(run.names, "W2")
+
+    monkeypatch.setattr("time.sleep", decide_then_open)
+    changes = [json.loads(line) for line in run("tx", "watch", "--json").splitlines()]
+
+    assert [(each["change"], each["transaction"]["id"]) for each in changes] == [
+        ("opened", "W2"),
+        ("closed", "W1"),
+    ]

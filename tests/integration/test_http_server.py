@@ -1,0 +1,159 @@
+"""The pages for monitoring programs: what is served, what is refused, and the bounds."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+
+from txmq import http_server
+from txmq.http_server import HttpPage, HttpServer
+from txmq.limits import HTTP_CONNECTIONS_MAX, HTTP_REQUEST_BYTES_MAX
+
+
+async def hello():
+    return HttpPage("hello\n")
+
+
+async def broken():
+    raise ValueError("planted")
+
+
+PAGES = {"/hello": hello, "/broken": broken}
+
+
+async def exchange(address, request):
+    """All that a server answers to these bytes."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(request)
+    try:
+        return (await reader.read()).decode()
+    finally:
+        writer.close()
+
+
+def answered(*requests, pages=PAGES):
+    async def run():
+        async with HttpServer(pages, "127.0.0.1", 0) as server:
+            return [await exchange(server.address, request) for request in requests]
+
+    return asyncio.run(run())
+
+
+def test_a_page_comes_with_its_length_and_closes_the_connection():
+    (answer,) = answered(b"GET /hello?from=a%20test HTTP/1.1\r\nHost: x\r\n\r\n")
+
+    head, _, body = answer.partition("\r\n\r\n")
+    assert head.splitlines()[0] == "HTTP/1.1 200 OK"
+    assert "Content-Length: 6" in head.splitlines()
+    assert "Connection: close" in head.splitlines()
+    assert body == "hello\n"
+
+
+def test_head_has_the_same_head_and_no_body():
+    got, head = answered(b"GET /hello HTTP/1.1\r\n\r\n", b"HEAD /hello HTTP/1.1\r\n\r\n")
+
+    assert got == head + "hello\n"
+
+
+def test_a_request_may_come_in_pieces():
+    async def run():
+        async with HttpServer(PAGES, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.address)
+            for piece in (b"GET /he", b"llo HTTP/1.1\r\n\r", b"\nmore"):
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    assert asyncio.run(run()).endswith(b"\r\n\r\nhello\n")
+
+
+@pytest.mark.parametrize("path", ["/", "/hell", "/hello/", "/%68ello", "/\xff", ""])
+def test_a_wrong_path_lists_the_right_ones(path):
+    (answer,) = answered(f"GET {path} HTTP/1.1\r\n\r\n".encode("latin-1"))
+
+    assert answer.startswith("HTTP/1.1 404 Not Found\r\n")
+    assert answer.endswith("\r\n\r\nGET /hello\nGET /broken\n")
+
+
+@pytest.mark.parametrize("verb", ["POST", "DELETE", "OPTIONS", "get", ""])
+def test_other_methods_are_refused(verb):
+    (answer,) = answered(f"{verb} /hello HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc".encode())
+
+    assert answer.startswith("HTTP/1.1 405 Method Not Allowed\r\n")
+    assert "\r\nAllow: GET, HEAD\r\n" in answer
+
+
+def test_a_page_that_fails_is_an_error_without_details_and_the_log_has_them(caplog):
+    (answer,) = answered(b"GET /broken HTTP/1.1\r\n\r\n")
+
+    assert answer.startswith("HTTP/1.1 500 Internal Server Error\r\n")
+    assert "planted" not in answer
+    assert "planted" in caplog.text
+
+
+def test_a_request_without_an_end_is_refused_at_the_limit():
+    endless, long = answered(
+        b"GET /hello HTTP/1.1\r\n" + b"x" * HTTP_REQUEST_BYTES_MAX,
+        b"GET /hello HTTP/1.1\r\nA: " + b"x" * HTTP_REQUEST_BYTES_MAX + b"\r\n\r\n",
+    )
+
+    for answer in (endless, long):
+        assert answer.startswith("HTTP/1.1 431 ")
+        assert f"at most {HTTP_REQUEST_BYTES_MAX} bytes" in answer
+
+
+def test_a_silent_connection_and_a_slow_page_end_with_the_time(monkeypatch):
+    monkeypatch.setattr(http_server, "EXCHANGE_S", 0.05)
+
+    async def slow():
+        await asyncio.Event().wait()
+
+    silent, unfinished, waiting = answered(
+        b"", b"GET /slow", b"GET /slow HTTP/1.1\r\n\r\n", pages={"/slow": slow}
+    )
+
+    assert silent == unfinished == waiting == ""
+
+
+def test_one_connection_too_many_is_refused_and_the_next_is_served_again():
+    async def run():
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(HttpServer(PAGES, "127.0.0.1", 0))
+            writers = []
+            for _ in range(HTTP_CONNECTIONS_MAX):
+                _, writer = await asyncio.open_connection(*server.address)
+                writers.append(writer)
+            refused = await exchange(server.address, b"")
+            writers[0].close()
+            await writers[0].wait_closed()
+            served = ""
+            while "200 OK" not in served:
+                served = await exchange(server.address, b"GET /hello HTTP/1.1\r\n\r\n")
+            for writer in writers:
+                writer.close()
+            return refused, served
+
+    refused, served = asyncio.run(run())
+
+    assert refused.startswith("HTTP/1.1 503 Service Unavailable\r\n")
+    assert "16 connections are open, which is the limit" in refused
+    assert served.endswith("hello\n")
+
+
+def test_a_server_that_ends_closes_its_connections():
+    async def run():
+        async with HttpServer(PAGES, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.address)
+            writer.write(b"GET /hello")
+            await writer.drain()
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.close()
+
+    assert asyncio.run(run()) == b""

@@ -1,0 +1,98 @@
+"""Broker sets in situations that no seed has: what the members do, step by step."""
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.simulation.copy_mix import CopyMix
+from tests.simulation.copy_node import machine_of
+from tests.simulation.copy_stage import CopyStage
+from txmq.runtime.coordinator import AllowedLoss
+from txmq.testing import World
+from txmq.testing.coordination import SimulatedCoordinator
+
+LOST = "the store of the set has lost its data"
+
+
+def in_set(main, mix=None):
+    """Run a coroutine function of a set with a leader and two followers."""
+    world = World(1, scenario=main.__qualname__)
+
+    async def scenario():
+        stage = CopyStage(world, mix or CopyMix())
+        await stage.open()
+        async with asyncio.timeout(10):
+            while len(stage.set.in_sync()) < len(stage.members):
+                await asyncio.sleep(0.1)
+        await main(stage)
+        await stage.set.stop()
+        for node in stage.names:
+            await node.stop()
+
+    world.run(scenario())
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+def test_a_store_that_lost_its_data_gets_no_leader_until_a_person_names_one(restarted, caplog):
+    logging.disable(logging.NOTSET)
+
+    async def main(stage):
+        leader, view = stage.set.leader, stage.coordination.view()
+        stage.coordination.forget()
+        if restarted:
+            for node in stage.members:
+                await node.kill()
+                node.start()
+        await asyncio.sleep(20)
+        assert stage.coordination.view().leader is None
+        assert LOST in caplog.text
+
+        member = leader.name_in_set()
+        loss = AllowedLoss(member, "Li Na", "etcd is new", 5, ())
+        assert stage.coordination.allow_loss(stage.coordination.view(), loss)
+        async with asyncio.timeout(10):
+            while len(stage.set.in_sync()) < len(stage.members):
+                await asyncio.sleep(0.1)
+        assert stage.set.leader is leader
+        assert stage.coordination.view().epoch > view.epoch
+
+    in_set(main)
+
+
+def test_a_leader_whose_disk_is_full_leads_again_after_a_restart():
+    async def main(stage):
+        leader = stage.set.leader
+        await leader.kill()
+        leader.disk.capacity = leader.disk.space().used
+        leader.start()
+        async with asyncio.timeout(10):
+            while not stage.set.is_serving:
+                await asyncio.sleep(0.1)
+        leader.disk.capacity = None
+
+    in_set(main, CopyMix(members=1))
+
+
+@pytest.mark.parametrize("method", ["renew", "change"])
+def test_a_leader_that_cannot_speak_with_the_store_any_more_gives_way(method, monkeypatch):
+    """By a fault of its own, which no retry mends."""
+
+    async def main(stage):
+        leader, ask = stage.set.leader, getattr(SimulatedCoordinator, method)
+
+        async def broken(self, leadership, *given):
+            if machine_of(leadership.leader.member) == leader.name:
+                raise RuntimeError("a fault of the program")
+            return await ask(self, leadership, *given)
+
+        monkeypatch.setattr(SimulatedCoordinator, method, broken)
+        other = next(node for node in stage.members if node is not leader)
+        await other.kill()  # So the in-sync set has to change.
+        async with asyncio.timeout(10):
+            while not stage.set.is_serving or stage.set.leader is leader:
+                await asyncio.sleep(0.1)
+        monkeypatch.undo()
+        other.start()
+
+    in_set(main)

@@ -1,0 +1,160 @@
+"""The dashboard and the alerts ask for metrics and labels that exist, and have a page."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from tools import cli_reference, dashboard
+from txmq.cli.root import app
+from txmq.config import load
+from txmq_broker.config import BrokerSettings
+from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind
+from txmq_broker.monitoring.pages import MonitoringPages
+from txmq_broker.monitoring.subject import LoneProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+RULES = DEPLOY / "prometheus/txmq-broker.rules.yml"
+OF_PROMETHEUS = {"instance", "job", "le"}
+OF_PROCESSES = {
+    "process_resident_memory_bytes",
+    "process_cpu_seconds_total",
+    "process_open_fds",
+}
+
+
+def rules():
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    return group["rules"]
+
+
+def panel_queries():
+    panels = json.loads((DEPLOY / "grafana/txmq-broker.json").read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", [])]
+
+
+QUERIES = panel_queries() + [rule["expr"] for rule in rules()]
+
+
+def metric_of(name):
+    """The metric that a series belongs to."""
+    plain = name.removeprefix(PREFIX)
+    if plain in METRICS:
+        return plain
+    histogram = re.sub(r"_(bucket|sum|count)$", "", plain)
+    assert METRICS[histogram].kind is MetricKind.HISTOGRAM, name
+    return histogram
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_every_metric_and_label_of_a_query_exists(query):
+    named = re.findall(r"\b((?:txmq|process)_\w+|up\b)(?:\{([^}]*)\})?", query)
+    assert named, query
+    labels = set(OF_PROMETHEUS)
+    for name, chosen in named:
+        if name.startswith("txmq_"):
+            assert name.startswith(PREFIX)
+            own = OF_PROMETHEUS | set(METRICS[metric_of(name)].labels)
+            labels |= own
+            assert set(re.findall(r"(\w+)\s*[=!]", chosen)) <= own, query
+        elif name != "up":
+            assert name in OF_PROCESSES
+    for group in re.findall(r"\b(?:by|on|group_left)\s*\(([^)]*)\)", query):
+        assert {label.strip() for label in group.split(",") if label.strip()} <= labels, query
+    assert query.count("(") == query.count(")")
+
+
+def test_counters_are_read_as_rates_and_gauges_as_they_are():
+    for query in QUERIES:
+        for name in re.findall(rf"\b{PREFIX}\w+", query):
+            is_rate = re.search(rf"\b(?:rate|increase)\({name}\b", query) is not None
+            metric = metric_of(name)
+            assert is_rate == (METRICS[metric].kind is not MetricKind.GAUGE), query
+
+
+def test_a_legend_names_only_labels_that_its_query_keeps():
+    for panels in dashboard.ROWS.values():
+        for panel in panels:
+            for legend, query in panel.queries.items():
+                kept = ",".join(re.findall(r"\bby \(([^)]*)\)", query)).replace(" ", "").split(",")
+                assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= set(kept), panel.title
+
+
+def test_the_dashboard_is_fresh():
+    printed = json.dumps(dashboard.dashboard(), indent=1) + "\n"
+
+    assert (DEPLOY / "grafana/txmq-broker.json").read_text() == printed, "run: make docs"
+
+
+def test_every_alert_has_a_severity_a_sentence_and_a_row_of_its_page():
+    page = (ROOT / "docs/howto/alerts.md").read_text()
+    described = re.findall(r"^\| `(Txmq\w+)` \|", page, re.MULTILINE)
+
+    assert described == [rule["alert"] for rule in rules()]
+    for rule in rules():
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        summary = rule["annotations"]["summary"]
+        shown = set(re.findall(r"\$labels\.(\w+)", summary))
+        labels = {label for row in METRICS.values() for label in row.labels} | OF_PROMETHEUS
+        assert shown <= labels
+
+
+def test_promtool_accepts_the_rules_where_it_is_installed():
+    if promtool := shutil.which("promtool"):
+        subprocess.run([promtool, "check", "rules", RULES], check=True, timeout=30)
+
+
+def manifests():
+    text = (DEPLOY / "kubernetes/txmq.yaml").read_text()
+    return {found["kind"]: found for found in yaml.safe_load_all(text)}
+
+
+def options_of(words):
+    """The options of a command line that starts a broker, as the program reads them."""
+    serve = dict(cli_reference.commands(get_command(app), "txmq"))["txmq serve"]
+    return serve.make_context("txmq serve", list(words)).params
+
+
+def test_the_unit_starts_a_broker_that_can_be_probed():
+    unit = (DEPLOY / "systemd/txmq.service").read_text()
+    (line,) = re.findall(r"^ExecStart=(.+)$", unit, re.MULTILINE)
+    program, command, *words = shlex.split(line)
+
+    assert (Path(program).name, command) == ("txmq", "serve")
+    options = options_of(words)
+    assert options["http"] == "127.0.0.1:9877"
+    assert options["data"] == "/var/lib/txmq"
+    assert "StateDirectory=txmq\n" in unit
+
+
+def test_the_pod_starts_a_broker_and_asks_for_pages_that_exist():
+    found = manifests()
+    pod = found["StatefulSet"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    program, command, *words = container["command"]
+    options = options_of([word.replace("$(POD_IP)", "10.0.0.7") for word in words])
+    settings = load(BrokerSettings, environ={}, arguments=options["set_"])
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    pages = MonitoringPages(BrokerSettings(), LoneProcess()).pages()
+
+    assert (program, command) == ("txmq", "serve")
+    assert settings.advertise == "10.0.0.7:10911"
+    for option, port in (("http", "http"), ("listen", "broker"), ("names_listen", "names")):
+        assert options[option] == f"0.0.0.0:{ports[port]}"
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        wanted = container[probe]["httpGet"]
+        assert wanted["path"] in pages
+        assert wanted["port"] == "http"
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert options["data"] == mounts["data"]
+    assert options["acl"].startswith(mounts["accounts"])
+    label = found["StatefulSet"]["spec"]["selector"]["matchLabels"]
+    assert pod["metadata"]["labels"] == found["Service"]["spec"]["selector"] == label
+    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == label

@@ -1,0 +1,124 @@
+"""The accounts of a follower are those of its leader, and nothing of its own is lost."""
+
+import logging
+
+import pytest
+
+from txmq.errors import ConfigError
+from txmq.runtime.clock import SystemClock
+from txmq_broker.access.account_copies import AccountsCopy
+
+OPERATOR = "- {accessKey: operator, secretKey: the first secret, admin: true}\n"
+FIRST = f"accounts:\n{OPERATOR}"
+SECOND = f"accounts:\n{OPERATOR}- {{accessKey: the-shop, secretKey: the second secret}}\n"
+EDITED = f"# by hand\n{FIRST}"
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "acl" / "plain_acl.yml"
+
+
+@pytest.fixture
+def copy(file):
+    return AccountsCopy(str(file), SystemClock())
+
+
+def write(file, text):
+    file.parent.mkdir(exist_ok=True)
+    file.touch(0o600)
+    file.write_text(text)
+
+
+def kept(file):
+    return [path.read_text() for path in file.parent.iterdir() if ".before-" in path.name]
+
+
+def test_a_follower_without_a_file_gets_one_that_only_it_can_read(copy, file):
+    assert copy.take({"": FIRST}, "")
+    assert file.read_text() == FIRST
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_changes_of_the_leader_leave_no_copies(copy, file, caplog):
+    before = copy.take({"": FIRST}, "")
+    after = copy.take({"": SECOND}, before)
+    assert (file.read_text(), kept(file), before == after) == (SECOND, [], False)
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_was_edited_here_is_kept_and_a_line_says_so(copy, file, caplog, is_first):
+    before = "" if is_first else copy.take({"": FIRST}, "")
+    write(file, EDITED)
+    copy.take({"": SECOND}, before)
+    assert (file.read_text(), kept(file)) == (SECOND, [EDITED])
+    (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert "had other accounts than the leader" in line
+    assert ".before-" in line
+    assert "secret" not in line
+
+
+def test_an_edit_is_undone_after_a_while(copy, file):
+    copy.take({"": FIRST}, "")
+    write(file, EDITED)
+    copy.restore()
+    copy.restore()
+    # The leader may have the same file, and ship this change now.
+    assert file.read_text() == EDITED
+    copy.restore()
+    assert (file.read_text(), kept(file)) == (FIRST, [EDITED])
+    file.unlink()
+    for _ in range(3):
+        copy.restore()
+    assert file.read_text() == FIRST
+
+
+def test_a_follower_never_loses_its_accounts_to_a_leader_without(copy, file, caplog):
+    write(file, EDITED)
+    assert copy.take({}, "") == copy.take({}, "") == ""
+    copy.restore()
+    assert file.read_text() == EDITED
+    (line,) = [one.getMessage() for one in caplog.records]
+    assert line == f"the leader has no accounts; this member keeps its own in {file}"
+
+
+def test_a_follower_without_accounts_refuses_a_leader_that_has_them():
+    copy = AccountsCopy("", SystemClock())
+    assert copy.take({}, "") == ""
+    with pytest.raises(ConfigError, match="the leader has accounts.*start it with --acl FILE"):
+        copy.take({"": FIRST}, "")
+
+
+def test_a_directory_has_the_files_of_the_leaders_directory(tmp_path):
+    folder = tmp_path / "acl"
+    copy = AccountsCopy(str(folder), SystemClock())
+    before = copy.take({"a.yml": FIRST, "more/b.yml": "accounts: []\n"}, "")
+    copy.take({"a.yml": SECOND}, before)
+    assert sorted(path.name for path in folder.rglob("*.yml*")) == ["a.yml"]
+    assert (folder / "a.yml").read_text() == SECOND
+
+
+REFUSED = {
+    "a directory here": ({"": FIRST}, "is a directory, and the leader has its accounts in a file"),
+    "another name": ({"../x.yml": FIRST}, "no name for a file"),
+    "a whole path": ({"/etc/x.yml": FIRST}, "no name for a file"),
+    "no accounts": ({"x.txt": FIRST}, "no name for a file"),
+    "not YAML": ({"x.yml": "accounts: ["}, "x.yml: line 1 is not YAML"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_taken_changes_nothing(tmp_path, kind):
+    texts, reason = REFUSED[kind]
+    copy = AccountsCopy(str(tmp_path), SystemClock())
+    with pytest.raises(ConfigError, match=reason):
+        copy.take(texts, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "acl").write_text("")
+    copy = AccountsCopy(str(tmp_path / "acl" / "plain_acl.yml"), SystemClock())
+    with pytest.raises(ConfigError, match="the leader's accounts cannot be written to"):
+        copy.take({"": FIRST}, "")

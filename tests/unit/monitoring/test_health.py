@@ -1,0 +1,158 @@
+"""Who is ready, who is not, and what the pages say about it."""
+
+import asyncio
+import json
+from http import HTTPStatus
+
+from msgspec.structs import replace
+
+from tests.unit.handlers.handler_stage import SETTINGS, in_world
+from tests.unit.monitoring.scraping import of_broker
+from tests.unit.set_stage import in_set
+from txmq_broker.config import BrokerSettings, ReplicationSettings, ServerTlsSettings
+from txmq_broker.monitoring.pages import MonitoringPages
+from txmq_broker.monitoring.subject import LoneProcess
+
+READY = "/health/ready"
+
+
+async def readiness(broker):
+    page = await of_broker(broker).pages()[READY]()
+    return page.status, page.text
+
+
+def test_a_broker_that_serves_is_ready_and_alive():
+    async def main(stage):
+        assert await readiness(stage.broker) == (HTTPStatus.OK, "ready\n")
+        assert (await of_broker(stage.broker).pages()["/health/live"]()).text == "alive\n"
+
+    in_world(main)
+
+
+def test_each_reason_to_refuse_sends_is_a_reason_not_to_be_ready():
+    async def main(stage):
+        admission = stage.broker.admission
+        for cause in ("disk", "copies"):
+            admission.refuse(cause, f"the cause is {cause}")
+            assert await readiness(stage.broker) == (
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"not ready: the cause is {cause}\n",
+            )
+            admission.lift(cause)
+        assert (await readiness(stage.broker))[0] == HTTPStatus.OK
+
+    in_world(main)
+
+
+def test_a_broker_that_stops_says_so_and_has_no_figures_any_more():
+    kept = []
+
+    async def main(stage):
+        kept.append(stage.broker)
+        pages = of_broker(stage.broker)
+        stage.broker.admission.refuse("stopping", "the broker is stopping")
+        assert (await readiness(stage.broker))[1] == "not ready: the broker is stopping\n"
+        assert "txmq_broker_log_bytes" in (await pages.metrics()).text
+
+    in_world(main)
+    (broker,) = kept
+    status, text = asyncio.run(readiness(broker))
+    assert (status, text) == (
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        "not ready: the broker has stopped\n",
+    )
+    page = asyncio.run(of_broker(broker).metrics()).text
+    assert "txmq_broker_ready 0.0" in page
+    assert "txmq_broker_log_bytes" not in page
+
+
+def test_a_broker_that_no_name_server_knows_is_not_ready():
+    async def main(stage):
+        stage.broker._registrar.is_registered = lambda: False
+
+        status, text = await readiness(stage.broker)
+        assert status == HTTPStatus.SERVICE_UNAVAILABLE
+        assert "no name server knows this broker" in text
+
+    in_world(main)
+
+
+def test_a_leader_that_lacks_copies_is_not_ready_until_one_has_joined():
+    async def main(stage):
+        def settings(role):
+            found = plain(role)
+            return replace(found, replication=replace(found.replication, min_in_sync=2))
+
+        plain = stage.first.settings
+        await stage.first.lead()
+        broker = stage.first.broker
+        copies = broker._copies.answers
+        copies._settings = replace(copies._settings, min_in_sync=2)
+        copies._adjust()
+        status, text = await readiness(broker)
+        assert status == HTTPStatus.SERVICE_UNAVAILABLE
+        assert "1 of 2 copies are in sync" in text
+
+        client = await stage.first.client()
+        copies._settings = replace(copies._settings, min_in_sync=1)
+        copies._adjust()
+        await client.topic("T")
+        await client.send("T")
+        copies._settings = replace(copies._settings, min_in_sync=2)
+        stage.second.follow()
+        await stage.caught_up(stage.second)
+        assert (await readiness(broker))[0] == HTTPStatus.OK
+
+    in_set(main)
+
+
+def test_a_follower_is_not_ready_and_names_the_leader():
+    async def main(stage):
+        await stage.first.lead()
+        client = await stage.first.client()
+        await client.topic("T")
+        await client.send("T")
+        stage.second.follow()
+        await stage.caught_up(stage.second)
+        follower = stage.second.follower
+        pages = MonitoringPages(follower_settings(stage), LoneProcess(follower=follower))
+
+        page = await pages.pages()[READY]()
+        assert page.status == HTTPStatus.SERVICE_UNAVAILABLE
+        assert f"the process follows {stage.first.address}" in page.text
+        facts = json.loads((await pages.info()).text)
+        assert (facts["role"], facts["leader"]) == ("follower", stage.first.address)
+
+    in_set(main)
+
+
+def follower_settings(stage):
+    return replace(
+        stage.second.settings("async-leader"), replication=ReplicationSettings(member="m2")
+    )
+
+
+def test_a_process_that_does_neither_waits():
+    pages = MonitoringPages(BrokerSettings(), LoneProcess())
+
+    page = asyncio.run(pages.pages()[READY]())
+    assert page.status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert page.text == "not ready: the process neither leads nor follows yet\n"
+    assert "txmq_broker_ready 0.0\n" in asyncio.run(pages.metrics()).text
+
+
+def test_the_facts_name_the_directory_and_the_settings_that_hold_now():
+    settings = replace(SETTINGS, name="b1", tls=ServerTlsSettings(key="key.pem"))
+
+    async def main(stage):
+        page = await of_broker(stage.broker).info()
+        facts = json.loads(page.text)
+
+        assert page.content_type == "application/json"
+        assert (facts["name"], facts["role"], facts["epoch"]) == ("b1", "leader", 0)
+        assert facts["address"] == stage.broker.address
+        assert int(facts["log_id"], 16) == stage.broker.store.log.segments.log_id
+        assert facts["settings"]["transaction"]["check_max"] == 15
+        assert facts["settings"]["tls"]["key"] == "key.pem", "a path is no secret"
+
+    in_world(main, settings)

@@ -1,0 +1,170 @@
+"""``txmq broker``: the state and the settings of brokers that run."""
+
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from txmq.cli.broker_figures import readable_figures
+from txmq.cli.common import (
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    AsJson,
+    Cluster,
+    Names,
+    ask,
+    fail,
+)
+from txmq.cli.known_names import nearest
+from txmq.cli.lists import EVERY_DEFAULT, Every, ListColumn, Listing, Watch, listed, watched
+from txmq.cli.output import as_json, note, print_result, table
+from txmq.client import Admin
+from txmq.errors import ConfigError, NoPermission, TxmqError
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Show brokers that run, and change their settings.")
+settings = typer.Typer(no_args_is_help=True, help="Read and change settings of brokers that run.")
+app.add_typer(settings, name="config")
+
+AtBroker = Annotated[str | None, typer.Option("--broker", help="Only this broker.")]
+
+
+@app.callback()
+def broker() -> None:
+    """Show brokers that run, and change their settings."""
+
+
+@app.command()
+def status(
+    *,
+    at: AtBroker = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All figures, under the names that the broker uses.")
+    ] = False,
+    watch: Watch = False,
+    every: Every = EVERY_DEFAULT,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Show what brokers do: rates, log, disk, open transactions, delayed messages."""
+
+    def show(found: list[dict[str, Any]]) -> None:
+        if json:
+            as_json(found)
+            return
+        answering = [row for row in found if "problem" not in row]
+        if answering:
+            _print_figures(answering, everything=everything)
+        for row in found:
+            if "problem" in row:
+                note(f"txmq: without broker {row['broker']}: {row['problem']}")
+
+    watched(lambda: ask(names, lambda admin: _figures(admin, at)), show, watch=watch, every=every)
+
+
+async def _figures(admin: Admin, at: str | None) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name in await _chosen(admin, at):
+        row: dict[str, Any] = {"broker": name}
+        try:
+            row["figures"] = await admin.broker_stats(name)
+        except TxmqError as error:
+            if at is not None:
+                raise
+            # The other brokers are shown all the same.
+            row["problem"] = str(error).strip()
+        rows.append(row)
+    return rows
+
+
+async def _chosen(admin: Admin, at: str | None) -> list[str]:
+    known = [info.name for info in await admin.cluster()]
+    if at is None:
+        return known
+    if at not in known:
+        raise ConfigError(f"broker {at!r} is unknown to the name server{nearest(at, known)}")
+    return [at]
+
+
+def _print_figures(rows: list[dict[str, Any]], *, everything: bool) -> None:
+    columns = [row["figures"] if everything else readable_figures(row["figures"]) for row in rows]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    table(
+        ["figure", *(row["broker"] for row in rows)],
+        [[label, *(column.get(label, "") for column in columns)] for label in labels],
+    )
+
+
+@settings.command("get")
+@listed(
+    [
+        ListColumn("broker", "broker"),
+        ListColumn("setting", "setting"),
+        ListColumn("value", "value"),
+    ],
+    empty="no settings",
+)
+def get(
+    setting: Annotated[
+        list[str] | None, typer.Argument(help="The settings, under RocketMQ's names.")
+    ] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="All settings.")] = False,
+    at: AtBroker = None,
+    names: Names = NAMES_DEFAULT,
+) -> Listing:
+    """Show settings that are in force now, which may differ from the broker's file."""
+    if bool(setting) is everything:
+        fail("name the settings to show, or write --all", WRONGLY_CALLED)
+
+    async def read(admin: Admin) -> dict[str, dict[str, str]]:
+        return {name: await admin.broker_config(name) for name in await _chosen(admin, at)}
+
+    found = ask(names, read)
+    known = sorted({name for values in found.values() for name in values})
+    for name in setting or ():
+        if found and name not in known:
+            fail(
+                f"no broker has a setting {name!r}{nearest(name, known)}; "
+                "list all of them with: txmq broker config get --all"
+            )
+    return Listing(
+        [
+            {"broker": at_broker, "setting": name, "value": values[name]}
+            for at_broker, values in found.items()
+            for name in (setting or values)
+            if name in values
+        ]
+    )
+
+
+@settings.command("set")
+def set_(
+    setting: Annotated[str, typer.Argument(help="The setting, under RocketMQ's name.")],
+    value: Annotated[str, typer.Argument(help="The new value.")],
+    *,
+    at: AtBroker = None,
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Change a setting of brokers that run; at a txmq broker until it stops.
+
+    A setting that only a restart changes is refused. RocketMQ's brokers also write the new value to
+    their file.
+    """
+
+    async def change(admin: Admin) -> list[str]:
+        try:
+            return await admin.change_broker_config({setting: value}, broker=at, cluster=cluster)
+        except NoPermission as error:
+            error.add_note(
+                "show all settings with: txmq broker config get --all; change the others in the "
+                "broker's file, and restart it"
+            )
+            raise
+
+    changed = ask(names, change, changes=True)
+    text = f"{setting} is {quote(value)} at {', '.join(changed)}"
+    print_result({"setting": setting, "value": value, "brokers": changed}, text, json=json)

@@ -1,0 +1,158 @@
+"""``txmq group reset``, ``skip`` and ``clone``: groups moved to other offsets."""
+
+from typing import Annotated
+
+import typer
+
+from txmq.cli.common import (
+    NAMES_DEFAULT,
+    WRONGLY_CALLED,
+    AsJson,
+    Names,
+    Yes,
+    ask,
+    confirm,
+    fail,
+    moment_of,
+)
+from txmq.cli.known_names import check_group
+from txmq.cli.output import print_result, table
+from txmq.client import Admin
+from txmq.client.admin.offsets import TO_THE_END
+from txmq.client.values import OffsetMove
+from txmq.errors import ConsumerOffline, IllegalOperation
+from txmq.quantity import quantity
+
+__all__ = ["clone", "consequence_of", "reset", "skip"]
+
+Name = Annotated[str, typer.Argument(help="The group.")]
+Topic = Annotated[str, typer.Argument(help="The topic.")]
+
+
+def reset(
+    name: Name,
+    topic: Topic,
+    *,
+    to: Annotated[
+        str,
+        typer.Option(help="earliest, latest, 2024-05-01T12:00, 2h (ago), milliseconds since 1970."),
+    ],
+    only_back: Annotated[
+        bool, typer.Option("--only-back", help="Skip no message that is not consumed yet.")
+    ] = False,
+    yes: Yes = False,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Move a group to the messages stored at a moment; shows the change, and asks."""
+    time_ms = moment_of(to, "--to")
+    _move(name, topic, time_ms, may_skip=not only_back, yes=yes, names=names, json=json)
+
+
+def skip(
+    name: Name,
+    topic: Topic,
+    *,
+    yes: Yes = False,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Skip all messages that a group has not consumed yet; shows how many, and asks."""
+    _move(name, topic, TO_THE_END, may_skip=True, yes=yes, names=names, json=json)
+
+
+def _move(
+    name: str, topic: str, time_ms: int, *, may_skip: bool, yes: bool, names: str, json: bool
+) -> None:
+    async def plan_reset(admin: Admin) -> list[OffsetMove]:
+        plan = await admin.plan_reset(name, topic, time_ms, force=may_skip)
+        await check_group(admin, name)
+        return plan
+
+    plan = ask(names, plan_reset, topic=topic)
+    _print_plan(plan, json=json)
+    confirm(f"move group {name} in topic {topic}: {consequence_of(plan)}?", yes=yes)
+    moved = ask(
+        names,
+        lambda admin: admin.reset_offset(name, topic, time_ms, force=may_skip),
+        changes=True,
+        topic=topic,
+    )
+    before = {move.queue: move.before for move in plan}
+    print_result(
+        [
+            {"queue": queue, "before": before.get(queue), "offset": offset}
+            for queue, offset in moved.items()
+        ],
+        f"group {name} is moved in {quantity(len(moved), 'queue')} of {topic}",
+        json=json,
+    )
+
+
+def clone(
+    source: Annotated[str, typer.Argument(help="The group whose offsets to copy.")],
+    target: Annotated[str, typer.Argument(help="The group that gets them.")],
+    topic: Topic,
+    *,
+    yes: Yes = False,
+    names: Names = NAMES_DEFAULT,
+    json: AsJson = False,
+) -> None:
+    """Give a group the offsets of another group in a topic; shows the change, and asks.
+
+    The group that gets them must have no connected consumers: they would commit their own offsets
+    over the new ones.
+    """
+    if source == target:
+        fail("a group cannot be cloned onto itself; name two groups", WRONGLY_CALLED)
+
+    async def plan_clone(admin: Admin) -> list[OffsetMove]:
+        plan = await admin.plan_clone(source, target, topic)
+        await check_group(admin, source)
+        if not plan:
+            raise IllegalOperation(f"group {source!r} has no offset in topic {topic!r}")
+        await _check_stopped(admin, target, topic)
+        return plan
+
+    plan = ask(names, plan_clone, topic=topic)
+    _print_plan(plan, json=json)
+    confirm(f"move group {target} in topic {topic}: {consequence_of(plan)}?", yes=yes)
+    ask(names, lambda admin: admin.clone_offsets(source, target, topic), changes=True, topic=topic)
+    print_result(
+        [{"queue": move.queue, "before": move.before, "offset": move.after} for move in plan],
+        f"group {target} has the offsets of {source} in {quantity(len(plan), 'queue')} of {topic}",
+        json=json,
+    )
+
+
+async def _check_stopped(admin: Admin, group: str, topic: str) -> None:
+    for cluster in await admin.clusters_of(topic):
+        try:
+            found = await admin.group_connections(group, cluster=cluster)
+        except ConsumerOffline:
+            continue
+        raise IllegalOperation(
+            f"group {group!r} has {quantity(len(found.clients), 'connected consumer')}, such as "
+            f"{found.clients[0].id}; stop them first"
+        )
+
+
+def _print_plan(plan: list[OffsetMove], *, json: bool) -> None:
+    if not json:
+        table(["broker", "queue", "now", "then", "difference"], map(_move_row, plan))
+
+
+def _move_row(move: OffsetMove) -> list[object]:
+    now, difference = "never consumed", ""
+    if move.before is not None:
+        now, difference = str(move.before), f"{move.after - move.before:+d}"
+    return [move.queue.broker, move.queue.number, now, move.after, difference]
+
+
+def consequence_of(plan: list[OffsetMove]) -> str:
+    """How many messages a reset skips, and how many it delivers again."""
+    changes = [move.after - move.before for move in plan if move.before is not None]
+    skipped, repeated = sum(n for n in changes if n > 0), -sum(n for n in changes if n < 0)
+    parts = [f"{quantity(skipped, 'message')} skipped"] if skipped else []
+    parts += [f"{quantity(repeated, 'message')} delivered again"] if repeated else []
+    return ", ".join(parts) or "no message skipped or delivered again"

@@ -1,0 +1,66 @@
+"""``txmq producer``: the producers that are connected."""
+
+from typing import Annotated
+
+import typer
+
+from txmq.cli.common import NAMES_DEFAULT, Cluster, Names, ask
+from txmq.cli.known_names import check_producer_group
+from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.client import Admin, ConnectedClient
+from txmq.errors import RequestNotSupported
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Show the producers that are connected.")
+
+
+@app.callback()
+def producer() -> None:
+    """Show the producers that are connected."""
+
+
+@app.command("list")
+@listed(
+    [
+        ListColumn("group", "group"),
+        ListColumn("client", "client"),
+        ListColumn("address", "address"),
+        ListColumn("language", "language"),
+        ListColumn("version", "version"),
+    ],
+    empty="no producer is connected",
+)
+def list_(
+    *,
+    group: Annotated[str, typer.Option(help="Only this producer group.")] = "",
+    cluster: Cluster = None,
+    names: Names = NAMES_DEFAULT,
+) -> Listing:
+    """List the producers that are connected to any broker, by group."""
+
+    async def read(admin: Admin) -> dict[str, tuple[ConnectedClient, ...]]:
+        if not group:
+            try:
+                return await admin.producers(cluster=cluster)
+            except RequestNotSupported as error:
+                error.add_note("name a group with --group, which older brokers answer too")
+                raise
+        found = await admin.producer_connections(group, cluster=cluster)
+        if not found:
+            await check_producer_group(admin, group)
+        return {group: found}
+
+    return Listing(
+        [
+            {
+                "group": name,
+                "client": client.id,
+                "address": client.address,
+                "language": client.language,
+                "version": client.version,
+            }
+            for name, clients in ask(names, read).items()
+            for client in clients
+        ]
+    )

@@ -1,0 +1,71 @@
+"""``txmq stats``: the rates of topics and groups."""
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from txmq.cli.common import NAMES_DEFAULT, Names, ask, for_each
+from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.topic_rows import application_topics
+from txmq.client import Admin
+from txmq.errors import TxmqError
+
+__all__ = ["stats"]
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}"
+
+
+@listed(
+    [
+        ListColumn("topic", "topic"),
+        ListColumn("group", "group"),
+        ListColumn("behind", "lag"),
+        ListColumn("in/s", "in_per_second", _rate),
+        ListColumn("out/s", "out_per_second", _rate),
+        ListColumn("in, 24 h", "in_of_day"),
+        ListColumn("out, 24 h", "out_of_day"),
+    ],
+    empty="no topics",
+)
+def stats(
+    *,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", help="Only this topic; may be repeated.")
+    ] = None,
+    active: Annotated[
+        bool, typer.Option("--active", help="Only topics with messages in the last 24 hours.")
+    ] = False,
+    names: Names = NAMES_DEFAULT,
+) -> Listing:
+    """Show the rates of topics and groups over the last minute; with --watch, like top.
+
+    The busiest come first, as long as no other column is wanted.
+    """
+
+    async def read(admin: Admin) -> list[tuple[str, list[Any] | TxmqError]]:
+        async def traffic(name: str) -> tuple[str, list[Any] | TxmqError]:
+            try:
+                return name, await admin.traffic(name)
+            except TxmqError as error:
+                if topic:
+                    raise
+                return name, error  # The other topics are shown all the same.
+
+        return await for_each(topic or await application_topics(admin), traffic)
+
+    only = topic[0] if topic and len(topic) == 1 else None
+    found = ask(names, read, topic=only)
+    rows = [asdict(row) for _, traffic in found if isinstance(traffic, list) for row in traffic]
+    rows = [row for row in rows if not active or row["in_of_day"] or row["out_of_day"]]
+    rows.sort(key=lambda row: row["in_per_second"] + row["out_per_second"], reverse=True)
+    return Listing(
+        rows,
+        warnings=[
+            f"without topic {name}: {str(traffic).strip()}"
+            for name, traffic in found
+            if isinstance(traffic, TxmqError)
+        ],
+    )

@@ -12,6 +12,7 @@ from tests.unit.handlers.handler_stage import STEADY, Client, Inbox
 from txmq.errors import BrokerRefused
 from txmq.remoting.pool import ConnectionPool
 from txmq.testing import MachineCrashedError, World
+from txmq_broker.access.account_copies import AccountsCopy
 from txmq_broker.app import Broker
 from txmq_broker.config import (
     BrokerSettings,
@@ -125,6 +126,7 @@ class SetMember:
                 names="names:9876",
             ),
             self.stage.find_leader,
+            AccountsCopy("", machine.clock),
             clock=machine.clock,
             network=machine.network,
             disk=machine.disk,

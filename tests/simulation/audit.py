@@ -27,7 +27,7 @@ from tests.simulation.operators import open_transactions
 from tests.simulation.workload import copy_of
 from txmq.client import Admin, Session
 from txmq.client.received_message import received
-from txmq.errors import BrokerRefused, NotFound, TopicNotFound, TransportError
+from txmq.errors import BrokerRefused, NotFound, ServiceUnavailable, TopicNotFound, TransportError
 from txmq.message import Queue
 from txmq.protocol.codes import SUCCESS, PullFlag, RequestCode
 from txmq.protocol.headers import OffsetAnswer, OffsetQuery, PullMessage, QueueHeader
@@ -198,10 +198,10 @@ class Auditor:
         self._history.add(Found(self._world.now(), "key", name, offset_id, by_key))
 
     async def _find(self, session: Session, each: Acknowledged, name: str) -> Copy | None:
-        """Search by key; again where a name server has yet to learn of the broker."""
+        """Search by key; again where a name server has yet to learn of the broker or its leader."""
         topic = each.queue.topic
         for _ in range(ROUTE_TRIES):
-            with suppress(TopicNotFound):
+            with suppress(TopicNotFound, ServiceUnavailable):
                 for message in await Admin(session).query(topic, each.send):
                     copy = copy_of(message)
                     if copy.mark == name:

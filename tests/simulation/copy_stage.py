@@ -21,7 +21,7 @@ from tests.simulation.history import Acknowledged, Calm, Event, HalfSending, Hal
 from tests.simulation.ledger import Ledger
 from tests.simulation.stage import LOOK_S, Stage
 from tests.simulation.workload import Consumer, Producer
-from txmq.errors import BrokerRefused, TransportError
+from txmq.errors import BrokerRefused, ServiceUnavailable, TransportError
 from txmq.protocol.record import position_in
 from txmq.testing import World
 
@@ -106,7 +106,9 @@ class CopyStage(Stage):
                 name = f"group-{group}"
                 async for queue, offset in self.auditor.places(name, node, self.queues()):
                     self.history.add(OffsetShown(self.world.now(), name, queue, offset))
-        return self._draw.chance(self.mix.audit_chance) and await self._audit(node)
+        with suppress(ServiceUnavailable):  # It may follow by now.
+            return self._draw.chance(self.mix.audit_chance) and await self._audit(node)
+        return False
 
     def _count_copies(self, event: Event) -> None:
         """Note how many disks have a message when its client gets the answer."""

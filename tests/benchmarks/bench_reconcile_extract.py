@@ -85,13 +85,12 @@ def _see_alike(rules, folder, spark):
     """The extract of a bank behind JDBC has the same control totals."""
     from txmq.reconcile.extract.jdbc import read_jdbc
     from txmq.reconcile.extract.postgres import read_postgres
-    from txmq.reconcile.storage import LocalFolder
 
     (bank,) = rules.bank
     behind = msgspec.structs.replace(bank, database=_jdbc_url(bank.database))
     one = read_postgres(_books(rules, folder / "one"))
     books = _books(msgspec.structs.replace(rules, bank=(behind,)), folder / "other")
-    other = read_jdbc(books, spark, LocalFolder(folder))
+    other = read_jdbc(books, spark)
     if [each.written for each in one.tables] != [each.written for each in other.tables]:
         raise CannotStart(f"one bank, two extracts: {one} and {other}")
 
@@ -109,7 +108,6 @@ def _jdbc(rules, folder, spark):
 
     from txmq.reconcile.extract.jdbc import SparkDialect, options
     from txmq.reconcile.extract.statements import EntryStatements
-    from txmq.reconcile.results import parquet_options
 
     (bank,) = rules.bank
     given = options(bank, bank.entries) | {"url": _jdbc_url(bank.database)}
@@ -123,8 +121,7 @@ def _jdbc(rules, folder, spark):
     statement = EntryStatements(bank, rules.money, rules.day.window(DAY), dialect).rows()
     out = folder / "jdbc"
     rows = spark.sql(statement)
-    layout = parquet_options(rows.columns) | {"compression": "zstd"}
-    rows.write.options(**layout).parquet(str(out))
+    rows.write.option("compression", "zstd").parquet(str(out))
     return sum(pq.read_metadata(each).num_rows for each in out.glob("*.parquet"))
 
 

@@ -5,7 +5,9 @@ Both read the same table by turns, warm. The extract counts everything in the da
 and asks for what was before and after the day; JDBC does neither.
 """
 
+import os
 import shutil
+import sys
 import time
 from datetime import date
 from pathlib import Path
@@ -166,5 +168,6 @@ def _spark(jar):
         "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",
     }
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # Its workers need our packages.
     builder = SparkSession.builder.master("local[*]").appName("reconcile_extract")
     return builder.config(map=chosen).getOrCreate()

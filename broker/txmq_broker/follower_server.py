@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from typing import Final
 
 from txmq.errors import InternalError, ServiceUnavailable
@@ -53,6 +52,7 @@ from txmq_broker.handlers.topics import TopicReads
 from txmq_broker.identity import Identity
 from txmq_broker.parts import ReadParts
 from txmq_broker.services.follower import Follower
+from txmq_broker.services.housekeeping import local_time
 from txmq_broker.services.own_connections import own_connections
 from txmq_broker.services.registrar import Registrar
 from txmq_broker.store.message_store import MessageStore
@@ -256,8 +256,8 @@ class FollowerServer:
             await asyncio.sleep(SAMPLE_S)
             if self._reading is not None:
                 self._reading.clients.drop_silent()
-            today = datetime.fromtimestamp(self._clock.wall_ms() / 1000).astimezone()
-            self._statistics.sample(self._clock.monotonic(), today.toordinal())
+            today = local_time(self._clock).toordinal()
+            self._statistics.sample(self._clock.monotonic(), today)
 
     # The registration
 

@@ -29,7 +29,7 @@ from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.retention import decide
 
-__all__ = ["Housekeeping"]
+__all__ = ["Housekeeping", "local_time"]
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Housekeeping:
         Raises:
             OSError: The disk refuses.
         """
-        hour = self._local_time().hour
+        hour = local_time(self._clock).hour
         self._delete_old(replace(self.retention, delete_at=str(hour)))
 
     def _sample(self) -> None:
@@ -135,11 +135,7 @@ class Housekeeping:
         if now >= self._sample_at:
             self._sample_at = now + SAMPLE_S
             self._statistics.count_puts(self._topics)
-            self._statistics.sample(now, self._local_time().toordinal())
-
-    def _local_time(self) -> datetime:
-        # An operator's own hours and days.
-        return datetime.fromtimestamp(self._clock.wall_ms() / 1000)  # noqa: DTZ006
+            self._statistics.sample(now, local_time(self._clock).toordinal())
 
     def _retain(self) -> None:
         self._delete_old(self.retention)
@@ -149,7 +145,7 @@ class Housekeeping:
         used = space.used / space.total if space.total else 0.0
         files = self._store.checkpoints.completed_files()
         now_ms = self._clock.wall_ms()
-        hour = self._local_time().hour
+        hour = local_time(self._clock).hour
         verdict = decide(settings, files, now_ms, hour, used, self._pinned())
         self._admit_halves(used > settings.refuse_halves_above, settings.refuse_halves_above)
         self._admit(verdict.refuse_sends, settings.refuse_above, used)
@@ -183,3 +179,8 @@ class Housekeeping:
                 log.error("refusing sends: the disk is %.1f%% full", used * 100)
         elif self._admission.lift("disk"):
             log.info("taking sends again: the disk is %.1f%% full", used * 100)
+
+
+def local_time(clock: Clock) -> datetime:
+    """The time in an operator's own hours and days."""
+    return datetime.fromtimestamp(clock.wall_ms() / 1000)  # noqa: DTZ006

@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
+from txmq.cli.client_rows import CLIENT_COLUMNS, client_row
 from txmq.cli.common import NAMES_DEFAULT, Cluster, Names, ask
 from txmq.cli.known_names import check_producer_group
-from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.lists import Listing, listed
 from txmq.client import Admin, ConnectedClient
 from txmq.errors import RequestNotSupported
 
@@ -22,13 +23,7 @@ def producer() -> None:
 
 @app.command("list")
 @listed(
-    [
-        ListColumn("group", "group"),
-        ListColumn("client", "client"),
-        ListColumn("address", "address"),
-        ListColumn("language", "language"),
-        ListColumn("version", "version"),
-    ],
+    CLIENT_COLUMNS,
     empty="no producer is connected",
 )
 def list_(
@@ -53,13 +48,7 @@ def list_(
 
     return Listing(
         [
-            {
-                "group": name,
-                "client": client.id,
-                "address": client.address,
-                "language": client.language,
-                "version": client.version,
-            }
+            client_row(name, client)
             for name, clients in ask(names, read).items()
             for client in clients
         ]

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from txmq.cli.client_rows import CLIENT_COLUMNS, consumer_rows
 from txmq.cli.common import (
     NAMES_DEFAULT,
     WRONGLY_CALLED,
@@ -21,7 +22,7 @@ from txmq.cli.known_names import check_topic
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.output import as_json, print_result, print_rows, say
 from txmq.cli.topic_change import TopicChange
-from txmq.cli.topic_rows import client_rows, fields_of, permission_of, topic_rows
+from txmq.cli.topic_rows import fields_of, permission_of, topic_rows
 from txmq.client import Admin, Route
 from txmq.client.names import check_name
 from txmq.errors import TopicExists, TopicNotFound
@@ -194,18 +195,14 @@ def list_(
 @app.command()
 @listed(
     [
-        ListColumn("group", "group"),
-        ListColumn("client", "client"),
-        ListColumn("address", "address"),
-        ListColumn("language", "language"),
-        ListColumn("version", "version"),
+        *CLIENT_COLUMNS,
         ListColumn("subscribed to", "expression"),
     ],
     empty="no group consumes this topic",
 )
 def clients(name: Name, *, names: Names = NAMES_DEFAULT) -> Listing:
     """Show the groups that consume a topic, and their connected consumers."""
-    return Listing(ask(names, lambda admin: client_rows(admin, name), topic=name))
+    return Listing(ask(names, lambda admin: consumer_rows(admin, name), topic=name))
 
 
 @app.command()

@@ -9,7 +9,7 @@ from txmq.cli.common import for_each
 from txmq.client import Admin
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo
-from txmq.errors import ConsumerOffline, TxmqError
+from txmq.errors import TxmqError
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import Perm
 from txmq.protocol.topics import DLQ, RETRY
@@ -17,7 +17,6 @@ from txmq.protocol.topics import DLQ, RETRY
 __all__ = [
     "Rows",
     "application_topics",
-    "client_rows",
     "fields_of",
     "own_topics",
     "permission_of",
@@ -102,41 +101,6 @@ async def application_topics(admin: Admin) -> list[str]:
         TransportError: No name server answers.
     """
     return own_topics(await admin.topics(), await admin.cluster())
-
-
-async def client_rows(admin: Admin, topic: str) -> list[dict[str, Any]]:
-    """The groups that consume a topic with their consumers; a row for a group without any, too.
-
-    Raises:
-        TopicNotFound: No broker has the topic.
-        TransportError: A broker does not answer.
-        BrokerRefused: A broker refuses.
-    """
-    clusters = await admin.clusters_of(topic)
-    rows: list[dict[str, Any]] = []
-    for group in await admin.topic_groups(topic):
-        online: dict[str, dict[str, Any]] = {}
-        for cluster in clusters:
-            try:
-                found = await admin.group_connections(group, cluster=cluster)
-            except ConsumerOffline:
-                continue
-            for client in found.clients:
-                online[client.id] = {
-                    "group": group,
-                    "client": client.id,
-                    "address": client.address,
-                    "language": client.language,
-                    "version": client.version,
-                    "expression": found.subscriptions.get(topic),
-                }
-        rows += online.values() or [_without_clients(group)]
-    return rows
-
-
-def _without_clients(group: str) -> dict[str, Any]:
-    row = dict.fromkeys(("client", "address", "language", "version", "expression"))
-    return {"group": group, **row}
 
 
 def _sums(configs: list[TopicConfig]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ _HOW: Final = {
 """How the rows of an account are added up."""
 _WIDE: Final = pa.decimal128(30, 0)
 """Decimals with room for any sum of 64-bit numbers, and for more digits in sums of these."""
-_SMALL: Final = 1 << 40
+_SMALL: Final = 1 << 36
 """Numbers below need no decimals to be added up."""
 _SCHEMA: Final = pa.schema(
     [(name, pa.string()) for name in ACCOUNT]
@@ -71,7 +71,7 @@ def facts_of(role: Role, rows: pa.Table, gapless: Sequence[str]) -> pa.Table:
     kind = index_in(rows["kind"], KINDS)
     kind[index_in(rows["kind"], ARRIVED) >= 0] = KINDS.index("credit")
     amount = numbers(rows["amount"])
-    # A file has fewer than 2**23 rows, whose sums then fit into 64 bits.
+    # A file has fewer than 2**27 rows, whose sums then fit into 64 bits.
     is_small = len(amount) == 0 or (amount.min() > -_SMALL and amount.max() < _SMALL)
     for place, name in enumerate(KINDS):
         of_kind = np.where(kind == place, amount, 0)

@@ -1,5 +1,5 @@
 """How members and operators reach the etcd of a broker set: its address, and variables for TLS and
-its users. A password stands in no address and in no file of settings.
+its users. The password comes from the environment alone, never from an address.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def etcd_address(text: str) -> EtcdAddress:
     """The hosts and ports in an address of etcd.
 
     Raises:
-        ConfigError: The text is no such address.
+        ConfigError: The text is not an address of etcd.
     """
     scheme, _, rest = text.partition("://")
     if scheme in ("etcd", "etcds") and "@" not in rest:

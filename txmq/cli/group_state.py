@@ -50,7 +50,7 @@ def status(
 ) -> None:
     """Show what each consumer of a group reports: its queues, offsets and fetched messages.
 
-    It also tells of consumers whose subscriptions differ, because such a group loses messages.
+    It also names consumers whose subscriptions differ, because such a group loses messages.
     """
 
     async def read(admin: Admin) -> list[dict[str, Any]]:

@@ -93,7 +93,7 @@ async def _masters(session: Session) -> list[str]:
     """The addresses of the masters that answer.
 
     Raises:
-        TransportError: None of them answers.
+        TransportError: No master answers.
     """
     brokers = await Admin(session).cluster()
     found: list[str] = []

@@ -60,7 +60,7 @@ class AccountsSource:
         return self._files.texts
 
     def check(self, connection: Connection, request: Command) -> None:
-        """Refuse a follower that is no administrator by a signature or a certificate.
+        """Refuse a follower unless a signature or a certificate proves an administrator.
 
         Raises:
             NoPermission: It is not; its address alone proves nothing.

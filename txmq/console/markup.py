@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 import txmq
 from txmq.cli.moments import age_of, time_text
+from txmq.console.navigation import SECTIONS, section_of
 from txmq.printable import printable
 from txmq.quantity import quantity
 
@@ -67,6 +68,8 @@ class PageMarkup:
         self._environment.globals |= {
             "link": link,
             "quantity": quantity,
+            "section_of": section_of,
+            "sections": SECTIONS,
             "version": txmq.__version__,
         }
         # A block that is rendered alone does not see what its template imports.

@@ -334,8 +334,16 @@ CONSOLE_SESSIONS_MAX: Final = 200
 """Visitors of a web console with a session; one more ends the session that is unused for
 longest."""
 
-CONSOLE_REQUESTS_MAX: Final = 100
+CONSOLE_REQUESTS_MAX: Final = 400
 """Connections of a web console; to one more it answers 503. A browser opens at most six."""
+
+CONSOLE_STREAMS_MAX: Final = 200
+"""Pages of a web console that receive their changes over a connection of their own; one more gets
+503, and shows what it has. The other connections remain for requests."""
+
+CONSOLE_STREAMS_OF_SESSION_MAX: Final = 4
+"""Such pages of one session; one more ends the oldest. A browser has six connections to one host,
+and needs the others for its next pages. Hidden tabs have none."""
 
 CONSOLE_FORM_BYTES_MAX: Final = 256 * 1024
 """A form of a web console; the largest has the body of a test message."""

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from msgspec.structs import replace
 
@@ -43,6 +43,7 @@ from txmq_broker.handlers.broker_set import BrokerSetHandlers
 from txmq_broker.handlers.clients import ClientHandlers
 from txmq_broker.handlers.copies import CopyHandlers
 from txmq_broker.handlers.groups import GroupHandlers
+from txmq_broker.handlers.history import HistoryHandlers
 from txmq_broker.handlers.offsets import OffsetHandlers
 from txmq_broker.handlers.progress import ProgressHandlers
 from txmq_broker.handlers.pull import PullHandlers
@@ -56,6 +57,7 @@ from txmq_broker.handlers.statistics import StatisticsHandlers
 from txmq_broker.handlers.topics import TopicHandlers
 from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.identity import Identity
+from txmq_broker.interfaces import Counted, HandlerFamily
 from txmq_broker.names.own_registration import OwnRegistration
 from txmq_broker.names.server import NameServer
 from txmq_broker.parts import Parts
@@ -63,6 +65,7 @@ from txmq_broker.services.checker import Checker
 from txmq_broker.services.deliverer import Deliverer
 from txmq_broker.services.flusher import Flusher
 from txmq_broker.services.held_leadership import HeldLeadership
+from txmq_broker.services.history_recorder import HistoryRecorder
 from txmq_broker.services.housekeeping import Housekeeping
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.services.leader_gate import LeaderGate
@@ -83,22 +86,6 @@ _TORN_MEANS: Final = {
     "sync": "none of them was acknowledged",
     "async": "they may hold messages that were acknowledged shortly before",
 }
-
-
-class HandlerFamily(Protocol):
-    """The handlers of one family of requests."""
-
-    def table(self) -> dict[int, Handler]:
-        """The handlers by request code."""
-        ...
-
-
-class Counted(Protocol):
-    """A part that clients make keep something."""
-
-    def figures(self) -> dict[str, int]:
-        """What it keeps, and what it refused since the start."""
-        ...
 
 
 class Broker:
@@ -149,6 +136,9 @@ class Broker:
             self.statistics,
             self.admission,
             settings.retention,
+        )
+        self._history = HistoryRecorder(
+            self.topics, self.offsets, self.clients, self.statistics, self.store, self.clock
         )
         self._audit = AuditLog(self.disk, self.clock)
         self._door = FrontDoor(
@@ -244,6 +234,8 @@ class Broker:
         chores = self._housekeeping.run(self._client_handlers.drop_silent, self._expire_locks)
         self._tasks.append(asyncio.create_task(chores, name="housekeeping"))
         self._tasks.append(asyncio.create_task(self._checker.run(), name="check-back"))
+        history = self._history.run(self._flusher.send_times)
+        self._tasks.append(asyncio.create_task(history, name="history"))
         for files in self._door.files:
             self._tasks.append(asyncio.create_task(files.watch(), name="changed files"))
         self._delivery = asyncio.create_task(self._deliverer.run(), name="delivery")
@@ -366,6 +358,7 @@ class Broker:
             locks=self.locks,
             statistics=self.statistics,
             admission=self.admission,
+            history=self._history,
             flusher=self._flusher,
             checker=self._checker,
             figures=self._figures,
@@ -425,6 +418,7 @@ class Broker:
             GroupHandlers(parts),
             ProgressHandlers(parts),
             StatisticsHandlers(parts),
+            HistoryHandlers(parts),
             SettingHandlers(parts),
             AccountHandlers(parts, self._door.accounts),
             self._relays,

@@ -28,11 +28,9 @@ from txmq_broker.monitoring.metric_table import METRICS, PREFIX, MetricKind
 from txmq_broker.monitoring.readiness import objection, role_of
 from txmq_broker.monitoring.samples import Durations, ProcessSamples, SamplePoint
 from txmq_broker.monitoring.subject import MonitoredProcess
+from txmq_broker.services.slices import Pause
 
 __all__ = ["MonitoringPages"]
-
-SLICE_S: Final = 0.002
-"""How long a page is built before requests are served."""
 
 _TOTAL: Final = "_total"
 
@@ -123,23 +121,6 @@ class MonitoringPages:
                     await pause.rest()
         texts.append(metrics_text(self._own.collect()))
         return "".join(texts)
-
-
-class Pause:
-    """Decides when requests have their turn."""
-
-    def __init__(self) -> None:
-        self._time = asyncio.get_running_loop().time
-        self._until = self._time() + SLICE_S
-
-    def is_due(self) -> bool:
-        """Whether this slice is over."""
-        return self._time() >= self._until
-
-    async def rest(self) -> None:
-        """Let requests be served, and begin the next slice."""
-        await asyncio.sleep(0)
-        self._until = self._time() + SLICE_S
 
 
 def _family(name: str, points: Iterable[SamplePoint]) -> Metric:

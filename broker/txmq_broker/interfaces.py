@@ -1,0 +1,25 @@
+"""What the parts of a broker have in common."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from txmq.remoting.dispatch import Handler
+
+__all__ = ["Counted", "HandlerFamily"]
+
+
+class HandlerFamily(Protocol):
+    """The handlers of one family of requests."""
+
+    def table(self) -> dict[int, Handler]:
+        """The handlers by request code."""
+        ...
+
+
+class Counted(Protocol):
+    """A part that clients make keep something."""
+
+    def figures(self) -> dict[str, int]:
+        """What it keeps, and what it refused since the start."""
+        ...

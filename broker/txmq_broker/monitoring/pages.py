@@ -105,14 +105,25 @@ class MonitoringPages:
         del task
         self._building = None
 
-    async def _build(self) -> str:
-        pause = Pause()
+    async def _points(self, pause: Pause) -> dict[str, list[SamplePoint]]:
         points: dict[str, list[SamplePoint]] = {}
         for point in self._samples.read():
             if point is not None:
                 points.setdefault(point.metric, []).append(point)
             if pause.is_due():
                 await pause.rest()
+        return points
+
+    async def _build(self) -> str:
+        pause = Pause()
+        broker = self._process.broker
+        try:
+            points = await self._points(pause)
+        except Exception:
+            if broker is None or (self._process.broker is broker and broker.parts.is_open()):
+                raise
+            # It closed its files while they were read. The second time they are left out.
+            points = await self._points(pause)
         texts = []
         for name in METRICS:
             if name in points:

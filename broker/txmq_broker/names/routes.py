@@ -9,6 +9,7 @@ ones; only a deletion or the end of its last replica removes a topic. RocketMQ's
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -94,6 +95,13 @@ class RouteRegistry:
             "topics": len(self._topics),
             "registrations_refused": self._refused,
         }
+
+    def brokers(self) -> Counter[tuple[str, str]]:
+        """The number of registered brokers, by cluster and by leader or follower."""
+        return Counter(
+            (self._brokers[replica.broker_name].cluster, role_of(replica))
+            for replica in self._replicas()
+        )
 
     def _replica_count(self) -> int:
         return sum(len(broker.replicas) for broker in self._brokers.values())
@@ -359,6 +367,11 @@ class RouteRegistry:
                 queues[broker_name] = replace(route, perm=change(route.perm))
                 count += 1
         return count
+
+
+def role_of(replica: Replica) -> str:
+    """``leader`` or ``follower``."""
+    return "leader" if replica.broker_id == MASTER else "follower"
 
 
 def _queues(broker_name: str, config: TopicConfig) -> QueueRoute:

@@ -31,6 +31,7 @@ from txmq.runtime.clock import Clock
 from txmq.runtime.disk import NO_ROOM, Disk
 from txmq.runtime.entropy import Entropy
 from txmq_broker.config import BrokerSettings
+from txmq_broker.core.statistics import Statistics
 from txmq_broker.services.log_copy import LogCopy
 
 __all__ = ["Follower", "FollowerStatus"]
@@ -90,6 +91,18 @@ class FollowerStatus(NamedTuple):
     """Why it does not follow; empty while it follows."""
 
 
+class FollowerReads(NamedTuple):
+    """What a follower does for readers."""
+
+    statistics: Statistics
+    started_ms: int
+    connections: int
+    is_serving: bool
+    """Whether consumers may read from it now."""
+    sent_to_leader: int
+    """The pulls that it sent to its leader."""
+
+
 class Follower:
     """One follower; while it runs, it owns its directory.
 
@@ -99,6 +112,7 @@ class Follower:
             it one.
         on_following: Called when a leader is found and the id is known.
         on_indexed: Called when readers may see more.
+        reads: Returns what it does for readers; nothing serves them if left out.
 
     Args:
         settings: The settings of the broker.
@@ -131,6 +145,7 @@ class Follower:
         self.broker_id = 0
         self.on_following: Callable[[], None] = lambda: None
         self.on_indexed: Callable[[], None] = lambda: None
+        self.reads: Callable[[], FollowerReads | None] = lambda: None
         self._accounts = accounts
         self._connection: Connection | None = None
         self._copied = asyncio.Event()

@@ -92,3 +92,19 @@ def test_an_account_sees_the_history_of_its_own_groups_and_topics(tmp_path):
                 await admin.broker_history("broker-a")
 
     asyncio.run(run())
+
+
+def test_topics_and_dead_letters_are_counted_without_listing_them():
+    async def run():
+        async with embedded(SETTINGS) as broker, Session(broker.names) as session:
+            admin = Admin(session)
+            before = await admin.topic_count()
+            for name in ("T", "U", "%DLQ%g", "%RETRY%g"):
+                await admin.create_topic(name, queues=1)
+            await admin.send(Message(topic="%DLQ%g", body=b"x"))
+            assert (before, await admin.topic_count()) == (0, 2)
+            assert await admin.dead_letter_count("broker-a") == 1
+            await admin.delete_topic("U")
+            assert await admin.topic_count() == 1
+
+    asyncio.run(run())

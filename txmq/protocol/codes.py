@@ -118,6 +118,7 @@ class RequestCode(IntEnum):
     SHOW_COPIES = 7707
     CHANGE_SET = 7708
     SHOW_HISTORY = 7731
+    COUNT_TOPICS = 7732
 
 
 class Perm(IntFlag):

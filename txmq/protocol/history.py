@@ -1,11 +1,11 @@
-"""The request for a broker's history, 7731, and its answer."""
+"""Requests for figures: a broker's history, 7731, and the number of topics, 7732."""
 
 from __future__ import annotations
 
 from txmq.protocol.bodies import Body
 from txmq.protocol.headers import Header, Int32, Int64
 
-__all__ = ["HistoryPage", "ShowHistory"]
+__all__ = ["HistoryPage", "ShowHistory", "TopicCounts"]
 
 
 class ShowHistory(Header):
@@ -36,3 +36,14 @@ class HistoryPage(Body):
     """The rows; ``None`` where there was nothing to measure."""
     has_more: bool = False
     """Whether later rows exist."""
+
+
+class TopicCounts(Body):
+    """The answer to 7732, of a name server or of a broker."""
+
+    topics: int = 0
+    """Topics of applications."""
+    dead_letter_groups: int = 0
+    """Groups that have a topic for dead letters."""
+    dead_letters: int | None = None
+    """Stored dead letters; only of a broker."""

@@ -244,6 +244,7 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
             _CODE.CLEAN_EXPIRED_CONSUMEQUEUE,
             _CODE.CLEAN_UNUSED_TOPIC,
             _CODE.DELETE_EXPIRED_COMMITLOG,
+            _CODE.COUNT_TOPICS,
             # Name servers
             _CODE.REGISTER_BROKER,
             _CODE.UNREGISTER_BROKER,

@@ -16,7 +16,7 @@ from txmq.client.values import BrokerInfo, OpenTransaction
 from txmq.console.markup import link
 from txmq.console.pages.trends import overview_trends
 from txmq.console.visits import PageContent, PageRoute, Visit
-from txmq.errors import TxmqError
+from txmq.errors import RequestNotSupported, TxmqError
 from txmq.limits import CONSOLE_ROWS
 from txmq.protocol.topics import DLQ
 from txmq.quantity import quantity
@@ -52,9 +52,7 @@ async def show(visit: Visit) -> PageContent:
     counts: dict[str, object] = {}
     problem = ""
     try:
-        names = await visit.admin.topics()
-        counts["topics"] = len(own_topics(names, known))
-        letters = await _dead_letters(visit, names)
+        counts["topics"], letters = await _counts(visit, known)
         counts["dead letters"] = letters
         if letters:
             text = f"{quantity(letters, 'dead letter')} of consumer groups wait for a decision"
@@ -141,6 +139,17 @@ def _copies_text(copies: dict[str, Any]) -> str:
     if copies["in_sync"] < wanted:
         return f"only {copies['in_sync']} of {wanted} copies are in sync"
     return f"{wanted} copies in sync"
+
+
+async def _counts(visit: Visit, known: list[BrokerInfo]) -> tuple[int, int]:
+    """The topics and the dead letters."""
+    try:
+        topics = await visit.admin.topic_count()
+        masters = [broker.name for broker in known if MASTER in broker.addresses]
+        return topics, sum(await for_each(masters, visit.admin.dead_letter_count))
+    except RequestNotSupported:
+        names = await visit.admin.topics()
+        return len(own_topics(names, known)), await _dead_letters(visit, names)
 
 
 async def _dead_letters(visit: Visit, names: list[str]) -> int:

@@ -21,7 +21,8 @@ from txmq.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from txmq.protocol.codes import RequestCode
+from txmq.protocol.codes import RequestCode, SysFlag
+from txmq.protocol.compression import decompress
 from txmq.protocol.copies import NO_SPAN, CopiedTables, FollowAnswer, FollowLog, NoteCopied
 from txmq.protocol.span import SpanHead
 from txmq.remoting.connection import Connection
@@ -47,6 +48,8 @@ _NEAR_BYTES: Final = 4 * 1024 * 1024
 _ID_DIGITS: Final = 9
 _INDEXED_AT_ONCE: Final = 64 * 1024
 _ACCOUNTS_S: Final = 1.0
+_TABLES_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Tables of a leader: twice those of 150,000 topics with the longest names."""
 """The interval at which accounts that were changed here are noticed."""
 
 _RETRIED: Final = (TransportError, BrokerRefused, RemoteProtocolError, DiskFull, ConfigError)
@@ -276,6 +279,7 @@ class Follower:
             waits=waits,
             broker_id=self.broker_id,
             serves_reads=self._serves_reads,
+            takes_deflated=True,
         )
         found = await connection.request(RequestCode.FOLLOW_LOG, header, timeout_s=TIMEOUT_S)
         answer = found.read(FollowAnswer)
@@ -287,6 +291,8 @@ class Follower:
         self._copy.note_epoch(answer.epoch)
         self._leaders_end = answer.end
         tables, spans = found.body[: answer.tables_bytes], found.body[answer.tables_bytes :]
+        if answer.is_deflated:
+            tables = decompress(int(SysFlag.COMPRESSED), tables, _TABLES_BYTES_MAX)
         return answer, CopiedTables.read(tables) if tables else None, spans
 
     async def _copy_until_lost(self, connection: Connection) -> None:

@@ -97,10 +97,10 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
 
 
 @contextmanager
-def progress_bar(label: str, total: int | None) -> Iterator[Callable[[], None]]:
+def progress_bar(label: str, total: int | None) -> Iterator[Callable[..., None]]:
     """Show how far long work is, if standard error is a terminal.
 
-    Yields a function to call after each step.
+    Yields a function to call after each step, or with the number of steps.
     """
     is_hidden = not sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=is_hidden) as bar:

@@ -231,23 +231,6 @@ class NamedTransaction(Header):
     transaction_id: str
 
 
-class RecheckTransactions(Header):
-    """7709: check open transactions again, from an offset of the half queue on."""
-
-    state: str = ""
-    producer_group: str = ""
-    from_offset: Int64 = 0
-
-
-class RecheckedTransactions(Header):
-    """The answer to 7709."""
-
-    rechecked: Int32
-    """The number of transactions that the broker checks."""
-    next_offset: Int64
-    """Where the next request continues; -1 if there are no more."""
-
-
 class DecideTransaction(Header):
     """7703: an operator's commit or rollback."""
 

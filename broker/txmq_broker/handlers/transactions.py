@@ -27,10 +27,9 @@ from txmq.protocol.headers import (
     EndTransaction,
     ListTransactions,
     NamedTransaction,
-    RecheckedTransactions,
-    RecheckTransactions,
     ResumeCheck,
 )
+from txmq.protocol.rechecks import RecheckedTransactions, RecheckTransactions
 from txmq.protocol.record import position_in
 from txmq.protocol.span import REASON_BYTES_MAX, DecisionSource
 from txmq.protocol.templates import done

@@ -28,9 +28,8 @@ from txmq.protocol.headers import (
     ListTransactions,
     MessagePosition,
     NamedTransaction,
-    RecheckedTransactions,
-    RecheckTransactions,
 )
+from txmq.protocol.rechecks import RecheckedTransactions, RecheckTransactions
 from txmq_broker.access.audit import read_audit
 from txmq_broker.handlers import transactions as handlers_transactions
 from txmq_broker.services import flusher

@@ -20,9 +20,8 @@ from txmq.protocol.headers import (
     DecideTransaction,
     ListTransactions,
     NamedTransaction,
-    RecheckedTransactions,
-    RecheckTransactions,
 )
+from txmq.protocol.rechecks import RecheckedTransactions, RecheckTransactions
 from txmq.protocol.record import unpack
 
 __all__ = ["TransactionCalls"]

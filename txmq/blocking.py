@@ -230,6 +230,7 @@ class Admin(_Facade[txmq.Admin]):
     transaction = _waits(txmq.Admin.transaction)
     decide_transaction = _waits(txmq.Admin.decide_transaction)
     recheck_transaction = _waits(txmq.Admin.recheck_transaction)
+    recheck_transactions = _waits(txmq.Admin.recheck_transactions)
     dead_letter_groups = _waits(txmq.Admin.dead_letter_groups)
     dead_letters = _iterates(txmq.Admin.dead_letters)
     dead_letter = _waits(txmq.Admin.dead_letter)

@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Final
 
@@ -20,13 +20,13 @@ from txmq.cli.common import (
     queue_of,
 )
 from txmq.cli.known_names import check_topic
+from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.output import (
     as_json,
     listing,
     message_fields,
     message_listing,
     print_result,
-    print_rows,
     say,
 )
 from txmq.cli.traces import HEADINGS, trace_fields, trace_row
@@ -47,6 +47,29 @@ app = typer.Typer(no_args_is_help=True, help="Send, recall, fetch and look up me
 Topic = Annotated[str, typer.Argument(help="The topic.")]
 Pull = Callable[[Queue, int, int], Awaitable[PulledBatch]]
 OneQueue = Annotated[str | None, typer.Option("--queue", help="The queue, as broker:number.")]
+
+
+def _shown(body: bytes) -> str:
+    """The beginning of a body; ``--json`` has all of it."""
+    text = body[:BODY_BYTES_SHOWN].decode(errors="backslashreplace")
+    if len(body) <= BODY_BYTES_SHOWN:
+        return text
+    return f"{text}… ({quantity(len(body), 'byte')})"
+
+
+_COLUMNS: Final = (
+    ListColumn("broker", "queue", lambda queue: queue.broker),
+    ListColumn("queue", "queue", lambda queue: queue.number, lambda queue: queue.number),
+    ListColumn("offset", "offset"),
+    ListColumn("id", "id"),
+    ListColumn("tag", "tags"),
+    ListColumn("keys", "keys", " ".join),
+    ListColumn("body", "body", _shown),
+)
+
+
+def _all_fields(messages: Sequence[ReceivedMessage]) -> list[dict[str, object]]:
+    return [message_fields(message) for message in messages]
 
 
 @app.command()
@@ -112,6 +135,7 @@ def recall(
 
 
 @app.command()
+@listed(_COLUMNS, empty="no messages")
 def pull(
     topic: Topic,
     *,
@@ -123,8 +147,7 @@ def pull(
     tags: Annotated[str, typer.Option(help="Tags wanted, separated by '||'.")] = "*",
     hold_ms: Annotated[int, typer.Option(help="How long to wait if there are none.")] = 0,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """Fetch messages without consuming them: no group's offset moves."""
 
     async def fetch(admin: Admin) -> list[ReceivedMessage]:
@@ -138,7 +161,7 @@ def pull(
             found += await _fetch(admin, source, offset, count, pulls)
         return found
 
-    _show(ask(names, fetch, topic=topic), json=json)
+    return Listing(ask(names, fetch, topic=topic), as_json=_all_fields)
 
 
 @app.command()
@@ -198,33 +221,40 @@ def consume_directly(
 
 
 @app.command()
+@listed(_COLUMNS, empty="no messages")
 def query(
     topic: Topic,
     key: Annotated[str, typer.Argument(help="The key.")],
     *,
     count: Annotated[int, typer.Option(min=1, help="The most messages of each broker.")] = 64,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """Find messages by key."""
-    _show(ask(names, lambda admin: admin.query(topic, key, count=count), topic=topic), json=json)
+    found = ask(names, lambda admin: admin.query(topic, key, count=count), topic=topic)
+    return Listing(found, as_json=_all_fields)
 
 
 @app.command()
+@listed(
+    [ListColumn(heading, heading) for heading in HEADINGS],
+    empty="no traces",
+)
 def trace(
     topic: Topic,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The id its producer gave it.")],
     *,
     trace_topic: Annotated[str, typer.Option(help="Where traces are kept.")] = TRACES,
     names: Names = NAMES_DEFAULT,
-    json: AsJson = False,
-) -> None:
+) -> Listing:
     """Show who sent and handled a message, if clients leave traces."""
     records = ask(
         names, lambda admin: find_traces(admin, topic, message_id, trace_topic), topic=trace_topic
     )
-    fields, rows = map(trace_fields, records), map(trace_row, records)
-    print_rows(list(fields), HEADINGS, rows, json=json, empty="no traces")
+    rows = [
+        dict(zip(HEADINGS, trace_row(record), strict=True)) | {"fields": trace_fields(record)}
+        for record in records
+    ]
+    return Listing(rows, as_json=lambda chosen: [row["fields"] for row in chosen])
 
 
 async def find_traces(
@@ -278,32 +308,3 @@ def _seconds(text: str) -> int:
         return math.ceil(parse_duration(text))
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is not a duration; write 90s, 5m or 2h") from error
-
-
-def _shown(body: bytes) -> str:
-    """The beginning of a body; ``--json`` has all of it."""
-    text = body[:BODY_BYTES_SHOWN].decode(errors="backslashreplace")
-    if len(body) <= BODY_BYTES_SHOWN:
-        return text
-    return f"{text}… ({quantity(len(body), 'byte')})"
-
-
-def _show(found: list[ReceivedMessage], *, json: bool) -> None:
-    print_rows(
-        [message_fields(message) for message in found],
-        ["broker", "queue", "offset", "id", "tag", "keys", "body"],
-        [
-            [
-                message.queue.broker,
-                message.queue.number,
-                message.offset,
-                message.id,
-                message.tags,
-                " ".join(message.keys),
-                _shown(message.body),
-            ]
-            for message in found
-        ],
-        json=json,
-        empty="no messages",
-    )

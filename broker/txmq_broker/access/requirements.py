@@ -202,6 +202,7 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
             _CODE.SHOW_TRANSACTION,
             _CODE.DECIDE_TRANSACTION,
             _CODE.RECHECK_TRANSACTION,
+            _CODE.RECHECK_TRANSACTIONS,
             _CODE.FOLLOW_LOG,
             _CODE.NOTE_COPIED,
             _CODE.SHOW_COPIES,

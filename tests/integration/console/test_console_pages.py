@@ -102,6 +102,16 @@ def test_a_parked_transaction_is_checked_again(broker, visitor):
     assert (gone.status_code, "no transaction no-such is open" in text_of(gone)) == (404, True)
 
 
+def test_the_open_transactions_of_a_group_are_checked_again_together(broker, visitor):
+    park(broker.names, "m-1", group="many", topic="Many")
+    park(broker.names, "m-2", group="many", topic="Many")
+
+    done = visitor.post("/transactions/recheck?group=many", "/transactions?group=many")
+    assert "brokers ask the producers of 2 transactions" in text_of(done)
+    refused = visitor.post("/transactions/recheck?state=lost", "/transactions")
+    assert (refused.status_code, "prepared, parked or" in text_of(refused)) == (409, True)
+
+
 def test_a_topic_is_made_and_tried_and_its_message_is_found(visitor):
     made = visitor.post("/topics", name="Orders", queues="2")
     assert "topic Orders has 2 queues at each of broker-a" in text_of(made)

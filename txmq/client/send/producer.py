@@ -105,6 +105,7 @@ class Producer(Lifecycle):
         telemetry = self.client.settings.telemetry
         if telemetry is not None and self.settings is not TRACE_SETTINGS:
             hooks.append(telemetry.of_producer(self.group, self.client.id))
+            hooks.append(telemetry.metrics.of_producer(self.group, pending.clock))
         self._hooks = SendHooks(hooks) if hooks else None
 
     async def __aexit__(

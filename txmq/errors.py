@@ -15,6 +15,7 @@
     │   └─ OutcomeUnknown · DatabaseFailed · TwoPhaseUnavailable · TableMissing
     ├─ KeyInProgress              another worker is processing this key now
     ├─ KeyConflict                this key was used before with other content
+    ├─ PayloadInvalid             a message's body is not what its handler declares
     ├─ VersionGap                 an earlier version has not arrived yet
     ├─ TokenRefused               the token was not issued here or has expired
     ├─ LeaseLost                  the work took longer than its lease
@@ -82,6 +83,7 @@ __all__ = [
     "NotFound",
     "OffsetMoved",
     "OutcomeUnknown",
+    "PayloadInvalid",
     "ProtocolError",
     "PullNotFound",
     "PullRetryImmediately",
@@ -260,6 +262,12 @@ class KeyInProgress(TxmqError):
 
 class KeyConflict(TxmqError):
     """This key was used before with other content. Nothing was done now."""
+
+
+class PayloadInvalid(TxmqError):
+    """A message's body is no value of the type that its handler declares; the handler was not
+    called.
+    """
 
 
 class VersionGap(TxmqError):

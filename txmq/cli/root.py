@@ -29,6 +29,7 @@ _NAMES: Final = (
     "resolve",
     "xa",
     "relay",
+    "worker",
     "outbox",
     "dlq",
     "log",

@@ -73,8 +73,9 @@ class Part:
         found = self.object
         if isinstance(found, Client):
             return bool(found.consumers or found.schedules)
-        kinds = PushConsumer | ScheduledPull | TransactionManager | TransactionProducer
-        return isinstance(found, kinds) or relay_of(found) is not None
+        return relay_of(found) is not None or isinstance(
+            found, PushConsumer | ScheduledPull | TransactionManager | TransactionProducer
+        )
 
     @property
     def description(self) -> str:

@@ -17,7 +17,19 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar, cast, get_args, get_type_hints
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -154,9 +166,10 @@ def _takes_message(hint: Any) -> bool:
     if hint is _EMPTY or hint is Any or isinstance(hint, TypeVar):
         return True
     if isinstance(hint, type):
-        is_protocol = getattr(hint, "_is_protocol", False)
-        return bool(is_protocol) or issubclass(ReceivedMessage, hint)
-    return any(_takes_message(part) for part in get_args(hint) if isinstance(part, type))
+        # Not issubclass, which a TypedDict refuses.
+        return getattr(hint, "_is_protocol", False) or hint in ReceivedMessage.__mro__
+    is_choice = get_origin(hint) in {Union, UnionType, Annotated}
+    return is_choice and any(map(_takes_message, get_args(hint)))
 
 
 def _reader(name: str, hint: Any) -> BodyReader | None:
@@ -213,19 +226,19 @@ def _text(body: bytes) -> str:
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        raise _invalid("text in UTF-8", f"byte {error.start} is wrong") from None
+        raise _invalid(f"the body is not text in UTF-8: byte {error.start} is wrong") from None
 
 
 def _json(decoder: msgspec.json.Decoder[Any], kind: str, body: bytes) -> object:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _invalid(kind, _reason(error)) from None
+        raise _misfit(kind, _reason(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = "it is not JSON" if not isinstance(error, msgspec.DecodeError) else str(error)
-        raise _invalid(kind, reason) from None
+        raise _misfit(kind, reason) from None
     except RecursionError:
-        raise _invalid(kind, "it is nested too deeply") from None
+        raise _misfit(kind, "it is nested too deeply") from None
 
 
 def _reason(error: msgspec.ValidationError) -> str:
@@ -248,7 +261,7 @@ def _model(adapter: Any, kind: str, refusal: type[ValueError], body: bytes) -> o
         reasons = [_fact(fact) for fact in facts[:_ERRORS_SHOWN]]
         if len(facts) > _ERRORS_SHOWN:
             reasons.append(f"and {len(facts) - _ERRORS_SHOWN} more")
-        raise _invalid(kind, "; ".join(reasons)) from None
+        raise _misfit(kind, "; ".join(reasons)) from None
 
 
 def _fact(fact: Mapping[str, Any]) -> str:
@@ -258,8 +271,11 @@ def _fact(fact: Mapping[str, Any]) -> str:
     return f"{text} at ${place}" if place else text
 
 
-def _invalid(kind: str, reason: str) -> PayloadInvalid:
-    text = f"the body is not {kind}: {reason}"
+def _misfit(kind: str, reason: str) -> PayloadInvalid:
+    return _invalid(f"the body does not fit {kind}: {reason}")
+
+
+def _invalid(text: str) -> PayloadInvalid:
     if len(text) > PAYLOAD_REASON_CHARS_MAX:
         text = text[: PAYLOAD_REASON_CHARS_MAX - 1] + "…"
     return PayloadInvalid(text)

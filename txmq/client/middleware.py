@@ -32,7 +32,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from txmq.client.values import SendResult
 from txmq.errors import UsageError
@@ -48,12 +48,30 @@ __all__ = [
     "as_middleware",
 ]
 
-ReceiveNext: TypeAlias = Callable[[ReceivedMessage], Awaitable[Later | None]]
-"""Calls the next middleware, or the handler, with a message."""
 
-SendNext: TypeAlias = Callable[[Message], Awaitable[SendResult | None]]
-"""Calls the next middleware, or sends the message; the result is ``None`` if no answer is awaited.
-"""
+class ReceiveNext(Protocol):
+    """What middleware calls to go on with a message: the next middleware, or the handler."""
+
+    def __call__(self, message: ReceivedMessage, /) -> Awaitable[Later | None]:
+        """Return the verdict.
+
+        Raises:
+            Exception: Any error of the handler.
+        """
+        ...
+
+
+class SendNext(Protocol):
+    """What middleware calls to go on with a message: the next middleware, or the send."""
+
+    def __call__(self, message: Message, /) -> Awaitable[SendResult | None]:
+        """Return the broker's result; ``None`` if no answer is awaited.
+
+        Raises:
+            TxmqError: As for :meth:`txmq.Producer.send`.
+        """
+        ...
+
 
 ReceiveFunction: TypeAlias = Callable[[ReceivedMessage, ReceiveNext], Awaitable[Later | None]]
 

@@ -67,7 +67,7 @@ class ChildEnd(NamedTuple):
     was_killed: bool
     """The supervisor killed it, because its drain took too long."""
     report: bytes
-    """The content of its last report; empty if there is none."""
+    """The content of its last report; empty before it."""
 
     def __str__(self) -> str:
         """The end in words."""
@@ -93,7 +93,7 @@ class ChildProcess:
         is_ready: Whether it works.
         is_stopping: Whether the supervisor has asked it to end.
         description: What it has loaded; empty until then.
-        report: The content of its last report; empty if there is none.
+        report: The content of its last report; empty before it.
         reported_at: When that came, by the monotonic clock.
     """
 

@@ -34,7 +34,7 @@ from txmq.worker.figures import (
     ProcessReport,
     RelayFigures,
 )
-from txmq.worker.parts import OpenParts, Part, relay_of
+from txmq.worker.parts import OpenParts, WorkerPart, relay_of
 from txmq.worker.plan import WorkerPlan
 from txmq.worker.targets import load_parts
 
@@ -86,7 +86,7 @@ class WorkerChild:
                 return CANNOT_START
 
     async def _load(self, plan: WorkerPlan, stack: AsyncExitStack) -> OpenParts:
-        found: list[Part] = []
+        found: list[WorkerPart] = []
         for target in plan.targets:
             found += await load_parts(target, plan.names, stack)
         parts = OpenParts(found, plan.drain_s)

@@ -25,7 +25,7 @@ from txmq.transaction.producer import TransactionProducer
 if TYPE_CHECKING:
     from txmq.outbox.relay import Relay
 
-__all__ = ["BlockingPart", "OpenParts", "Part", "part_of", "relay_of"]
+__all__ = ["BlockingPart", "OpenParts", "WorkerPart", "part_of", "relay_of"]
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ CLOSE_S: Final = 5.0
 """How long producers, relays and clients may take to close once the handlers have ended."""
 
 
-class Part:
+class WorkerPart:
     """An object of the asyncio API.
 
     Args:
@@ -97,7 +97,7 @@ class Part:
         return ", ".join(texts)
 
 
-class BlockingPart(Part):
+class BlockingPart(WorkerPart):
     """An object of :mod:`txmq.blocking`: it is opened and closed in a thread."""
 
     def __init__(self, facade: OpenableFacade[Any], name: str) -> None:
@@ -117,7 +117,7 @@ class BlockingPart(Part):
     @property
     def description(self) -> str:
         """What it does."""
-        return Part(self.object, self.name).description
+        return WorkerPart(self.object, self.name).description
 
     async def open(self) -> None:
         """Open it."""
@@ -133,8 +133,8 @@ class BlockingPart(Part):
             await asyncio.to_thread(self._facade.start_handlers)
 
 
-def part_of(found: object, name: str) -> Part | None:
-    """The part that an object is; ``None`` if it is none.
+def part_of(found: object, name: str) -> WorkerPart | None:
+    """The part that an object is; ``None`` if it is not one.
 
     Raises:
         ConfigError: It is a consumer that a worker cannot run.
@@ -142,14 +142,14 @@ def part_of(found: object, name: str) -> Part | None:
     if isinstance(found, PullConsumer):
         return None
     if isinstance(found, Lifecycle):
-        return Part(found, name)
+        return WorkerPart(found, name)
     if isinstance(found, OpenableFacade) and isinstance(found.real, Lifecycle):
         return None if isinstance(found.real, PullConsumer) else BlockingPart(found, name)
     return None
 
 
 def relay_of(found: object) -> Relay | None:
-    """The relay that an object is; ``None`` if it is none."""
+    """The relay that an object is; ``None`` if it is not one."""
     # An application with a relay has imported this module, which needs SQLAlchemy.
     module = sys.modules.get("txmq.outbox.relay")
     return found if module is not None and isinstance(found, module.Relay) else None
@@ -163,7 +163,7 @@ class OpenParts:
         drain_s: How long handlers may take to finish the messages in hand.
     """
 
-    def __init__(self, parts: Iterable[Part], drain_s: float) -> None:
+    def __init__(self, parts: Iterable[WorkerPart], drain_s: float) -> None:
         self.parts = _in_order(parts)
         self._drain_s = drain_s
         self._stack = AsyncExitStack()
@@ -235,7 +235,7 @@ class OpenParts:
             await self._stack.aclose()
 
 
-def _in_order(parts: Iterable[Part]) -> list[Part]:
+def _in_order(parts: Iterable[WorkerPart]) -> list[WorkerPart]:
     """All parts with what they share; what others need comes first, and handlers last."""
     given = {id(part.object): part for part in parts}
     known = dict(given)
@@ -245,12 +245,12 @@ def _in_order(parts: Iterable[Part]) -> list[Part]:
         for need in part.object.needs:
             # Facades share the loops of their own clients, which are parts themselves.
             if id(need) not in known and not isinstance(part, BlockingPart):
-                known[id(need)] = Part(need, f"{part.name}'s {type(need).__name__}")
+                known[id(need)] = WorkerPart(need, f"{part.name}'s {type(need).__name__}")
                 waiting.append(known[id(need)])
     return sorted(known.values(), key=lambda part: _rank(part.object, known.values()))
 
 
-def _rank(found: Lifecycle, parts: Iterable[Part]) -> int:
+def _rank(found: Lifecycle, parts: Iterable[WorkerPart]) -> int:
     if isinstance(found, ClusterClient):
         return 0
     if isinstance(found, ScheduledPull):

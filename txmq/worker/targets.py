@@ -14,7 +14,7 @@ from typing import Any, Final
 from txmq.cli.output import note_lines
 from txmq.client.lifecycle import Lifecycle
 from txmq.errors import ConfigError
-from txmq.worker.parts import BlockingPart, Part, part_of
+from txmq.worker.parts import BlockingPart, WorkerPart, part_of
 
 __all__ = ["load_parts"]
 
@@ -28,7 +28,7 @@ ACCEPTED: Final = (
 )
 
 
-async def load_parts(target: str, names: str | None, stack: AsyncExitStack) -> list[Part]:
+async def load_parts(target: str, names: str | None, stack: AsyncExitStack) -> list[WorkerPart]:
     """Import a target, and find its parts.
 
     Args:
@@ -112,7 +112,7 @@ class _Search:
         self._names = names
         self._stack = stack
 
-    async def parts(self, found: object, depth: int = 0) -> list[Part]:
+    async def parts(self, found: object, depth: int = 0) -> list[WorkerPart]:
         """The parts of a value.
 
         Raises:
@@ -166,7 +166,7 @@ class _Search:
         found = function(**given)
         return await found if inspect.isawaitable(found) else found
 
-    async def _entered(self, manager: Any, depth: int) -> list[Part]:
+    async def _entered(self, manager: Any, depth: int) -> list[WorkerPart]:
         entered = await self._stack.enter_async_context(manager)
         if entered is None or entered is manager:
             parts = _held(getattr(manager, "__dict__", {}), self._target)
@@ -179,9 +179,9 @@ class _Search:
         return parts
 
 
-def _held(names: Mapping[str, object], owner: str) -> list[Part]:
+def _held(names: Mapping[str, object], owner: str) -> list[WorkerPart]:
     """The parts among some values, also within lists; each once."""
-    found: dict[int, Part] = {}
+    found: dict[int, WorkerPart] = {}
     for name, value in names.items():
         for one in _flat(value):
             part = part_of(one, f"{owner}:{name}")

@@ -28,13 +28,15 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast
 
 import txmq
 from txmq.background import Background
 from txmq.client import settings
 from txmq.client.consume.handler import BatchHandler, MessageHandler
 from txmq.client.consume.subscription import ANY_TAG
+from txmq.client.middleware import Middleware, ReceiveFunction
+from txmq.client.schedule import MadeBody, ScheduleOptions
 from txmq.client.values import SendResult
 from txmq.errors import ConfigError, UsageError
 from txmq.message import Message, Queue, ReceivedMessage
@@ -65,6 +67,8 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 D = TypeVar("D")
 M = TypeVar("M", bound=MessageHandler)
+F = TypeVar("F", bound=MadeBody)
+W = TypeVar("W", bound="Middleware | ReceiveFunction")
 B = TypeVar("B", bound=BatchHandler)
 
 
@@ -138,12 +142,17 @@ S = TypeVar("S")
 X = TypeVar("X", bound=_AsyncContext)
 
 
-class _Openable(_Facade[X]):
+class OpenableFacade(_Facade[X]):
     """An object that ``with`` opens and closes."""
 
     def __init__(self, background: Background, real: X, *, is_own: bool) -> None:
         super().__init__(background, real)
         self._is_own = is_own
+
+    @property
+    def real(self) -> X:
+        """The object of the asyncio client."""
+        return self._real
 
     def start(self) -> None:
         """Open it, as ``with`` does; for programs whose start and end lie apart.
@@ -244,7 +253,7 @@ class Admin(_Facade[txmq.Admin]):
     allow_writing = _waits(txmq.Admin.allow_writing)
 
 
-class Client(_Openable[txmq.Client]):
+class Client(OpenableFacade[txmq.Client]):
     """:class:`txmq.Client` with its own background loop; ``with`` opens and closes both."""
 
     def __init__(self, names: str, settings: settings.ClientSettings | None = None) -> None:
@@ -263,7 +272,16 @@ class Client(_Openable[txmq.Client]):
         """See :meth:`txmq.Client.on`."""
         return self._real.on(topic, tags, group=group, sql=sql, settings=settings)
 
+    def middleware(self, hook: W) -> W:
+        """See :meth:`txmq.Client.middleware`."""
+        return self._real.middleware(hook)
+
+    def every(self, *, topic: str, **options: Unpack[ScheduleOptions]) -> Callable[[F], F]:
+        """See :meth:`txmq.Client.every`."""
+        return self._real.every(topic=topic, **options)
+
     wait = _waits(txmq.Client.wait)
+    start_handlers = _waits(txmq.Client.start_handlers)
 
     @property
     def id(self) -> str:
@@ -271,7 +289,7 @@ class Client(_Openable[txmq.Client]):
         return self._real.id
 
 
-class _Member(_Openable[X], Generic[X, S]):
+class _Member(OpenableFacade[X], Generic[X, S]):
     """A producer or consumer, in a shared client or in its own."""
 
     _kind: Callable[[str, str | txmq.Client, S | None], X]

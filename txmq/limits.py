@@ -49,6 +49,10 @@ RECALLED_TRANSACTIONS: Final = 4_096
 REASON_CHARS_MAX: Final = 500
 """A consumer's reason for a failed message; the broker keeps it with the dead letter."""
 
+PAYLOAD_REASON_CHARS_MAX: Final = 300
+"""Why a body is not what its handler declares; the rest of a consumer's reason has room beside
+it."""
+
 DELAY_LEVELS_MAX: Final = 64
 """Delay levels of one broker; each is a queue, and RocketMQ has 18."""
 
@@ -343,6 +347,12 @@ CONSOLE_ROWS: Final = 50
 
 CONSOLE_RESENT_MAX: Final = 500
 """Dead letters that one press of a button in a web console resends: some seconds."""
+
+WORKER_PROCESSES_MAX: Final = 256
+"""Processes of one worker; each has an interpreter of its own, with 50 MB."""
+
+WATCHED_FILES_MAX: Final = 10_000
+"""Source files that a reloading worker looks at three times a second: some 30 ms."""
 
 HTTP_REQUEST_BYTES_MAX: Final = 8 * 1024
 """A request for a page about metrics or health; those of browsers have one or two thousand."""

@@ -33,6 +33,7 @@ SUMMARIES: Final[Mapping[str, str]] = {
     ),
     "xa": "List and end prepared transactions over several databases.",
     "relay": "Publish the committed messages of an outbox; several relays share the work.",
+    "worker": "Run the consumers, transaction managers and relays of an application.",
     "outbox": "Show rows that wait for relays; retry them or put them aside.",
     "dlq": "Show messages that groups could not consume, and resend them.",
     "log": "Verify, repair, show and export the log of a stopped broker.",

@@ -117,6 +117,7 @@ class RequestCode(IntEnum):
     NOTE_COPIED = 7706
     SHOW_COPIES = 7707
     CHANGE_SET = 7708
+    SHOW_TRANSACTION_HISTORY = 7711
 
 
 class Perm(IntFlag):

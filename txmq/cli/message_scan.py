@@ -7,7 +7,6 @@ next step begins, so a step neither repeats a message nor leaves one out.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -203,7 +202,7 @@ async def _queues_of(admin: Admin, wish: ScanWish) -> list[Queue]:
     return queues
 
 
-async def _ends_of(admin: Admin, wish: ScanWish, queues: Sequence[Queue]) -> list[int]:
+async def _ends_of(admin: Admin, wish: ScanWish, queues: list[Queue]) -> list[int]:
     async def end_of(queue: Queue) -> int:
         end = await admin.max_offset(queue)
         if wish.until_ms is None:

@@ -25,6 +25,7 @@ _NAMES: Final = (
     "message",
     "trace",
     "stats",
+    "find",
     "tx",
     "resolve",
     "xa",

@@ -23,7 +23,15 @@ from txmq.console.attempts import LoginAttempts
 from txmq.console.forms import read_form, required
 from txmq.console.links import ClusterLinks
 from txmq.console.markup import PageMarkup, Rendered
-from txmq.console.pages import dead_letters, groups, messages, overview, topics, transactions
+from txmq.console.pages import (
+    dead_letters,
+    groups,
+    messages,
+    overview,
+    search,
+    topics,
+    transactions,
+)
 from txmq.console.request_checks import RequestChecks
 from txmq.console.sessions import SESSION_S, SessionTable, VisitorSession
 from txmq.console.settings import ConsoleSettings
@@ -54,7 +62,7 @@ PAGE_S: Final = 10.0
 LOGIN_COOKIE_S: Final = 600
 
 _STATIC: Final = Path(__file__).parent / "static"
-_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters)
+_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters, search)
 PAGES: Final[tuple[PageRoute, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
     change for module in _MODULES for change in getattr(module, "CHANGES", ())
@@ -159,6 +167,8 @@ class _Console:
             return _problem_page(error)
 
     def _answer(self, request: Request, visit: Visit | None, content: PageContent) -> Response:
+        if content.to:
+            return RedirectResponse(content.to, 303)
         live = self._markup.live(content.template, {**content.values, "visit": visit})
         is_problem = content.template == "problem.html"
         shown = request.headers.get("x-shown")

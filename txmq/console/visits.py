@@ -73,6 +73,8 @@ class PageContent(NamedTuple):
     template: str
     values: Mapping[str, Any]
     status: int = 200
+    to: str = ""
+    """Another page of the console that the visitor sees instead."""
 
 
 class ChangeDone(NamedTuple):

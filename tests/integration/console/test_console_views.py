@@ -215,3 +215,46 @@ def test_hostile_keys_and_bodies_are_rows_like_others(broker, visitor):
     assert "ff 00" in page.text
     found = visitor.get(f"/messages?topic=Hostile-1&wanted={quote(key)}")
     assert len(ids_in(found)) == 1
+
+
+# Search
+
+
+def test_the_only_exact_hit_is_shown_itself(broker, visitor):
+    (receipt,) = send_all(
+        broker.names, "Found-7", [Message(topic="Found-7", body=b"x", keys=("only-here",))]
+    )
+    ids = park(broker.names, "f-1", group="finders", topic="Found-8")
+    for wanted, path in {
+        "Found-7": "/topic?name=Found-7",
+        "only-here": f"/message?place={receipt.offset_id}",
+        receipt.offset_id: f"/message?place={receipt.offset_id}",
+        receipt.id: f"/message?place={receipt.offset_id}",
+        ids["f-1"]: f"/transaction?id={ids['f-1']}&broker=broker-a",
+        "f-1": f"/transaction?id={ids['f-1']}&broker=broker-a",
+    }.items():
+        page = visitor.get(f"/search?for={wanted}")
+        assert str(page.url) == visitor.url + path
+
+
+def test_parts_of_names_are_listed_by_kind_and_cut(broker, visitor):
+    async def make(admin, _session):
+        for number in range(25):
+            await admin.create_topic(f"Many-{number:02}", queues=1)
+        await admin.create_group("many-readers")
+
+    asked(broker.names, make)
+    page = visitor.get("/search?for=many")
+    shown = text_of(page)
+    assert "Topics 25" in shown
+    assert "20 of 25 are shown" in shown
+    assert "Consumer groups 1 many-readers" in shown
+    assert 'href="/topics?search=many"' in page.text
+
+
+def test_a_search_that_finds_nothing_or_is_hostile_says_so(visitor):
+    assert "Nothing has this name" in text_of(visitor.get("/search?for=no-such-thing"))
+    assert "Search for a part of a name" in text_of(visitor.get("/search"))
+    page = visitor.get(f"/search?for={quote(HOSTILE)}")
+    assert "<script>document" not in page.text
+    assert visitor.get(f"/search?for={'x' * 1001}").status_code == 400

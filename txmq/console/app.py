@@ -23,10 +23,12 @@ from txmq.console.attempts import LoginAttempts
 from txmq.console.forms import read_form, required
 from txmq.console.links import ClusterLinks
 from txmq.console.markup import PageMarkup, Rendered
+from txmq.console.outbox_databases import OutboxDatabases
 from txmq.console.pages import (
     dead_letters,
     groups,
     messages,
+    outboxes,
     overview,
     search,
     topics,
@@ -44,6 +46,7 @@ from txmq.errors import (
     LocalProtocolError,
     NoPermission,
     NotFound,
+    ResourceError,
     TopicNotFound,
     TransportError,
     TxmqError,
@@ -62,7 +65,7 @@ PAGE_S: Final = 10.0
 LOGIN_COOKIE_S: Final = 600
 
 _STATIC: Final = Path(__file__).parent / "static"
-_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters, search)
+_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters, outboxes, search)
 PAGES: Final[tuple[PageRoute, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
     change for module in _MODULES for change in getattr(module, "CHANGES", ())
@@ -70,6 +73,7 @@ CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
 
 _STATUS: Final[tuple[tuple[type[TxmqError], int], ...]] = (
     (TransportError, 503),
+    (ResourceError, 503),
     (NoPermission, 403),
     (NotFound, 404),
     (TopicNotFound, 404),
@@ -93,7 +97,7 @@ def console_app(
         entropy: Gives the ids of sessions.
 
     Raises:
-        ConfigError: ``settings.names`` names no server.
+        ConfigError: ``settings.names`` names no server, or an outbox cannot be used.
     """
     return _Console(settings, clock or SystemClock(), entropy or SystemEntropy()).app()
 
@@ -105,6 +109,7 @@ class _Console:
         self._sessions = SessionTable(entropy)
         self._attempts = LoginAttempts()
         self._links = ClusterLinks(settings.names, entropy)
+        self._outboxes = OutboxDatabases(settings.outboxes)
         self._markup = PageMarkup()
         # Only a host's own pages over HTTPS can set a cookie with this prefix.
         prefix = "__Host-" if settings.is_encrypted else ""
@@ -128,6 +133,7 @@ class _Console:
         try:
             yield
         finally:
+            self._outboxes.close()
             await self._links.close()
 
     # Pages
@@ -157,6 +163,7 @@ class _Console:
             admin=await self._links.admin(session.credentials),
             settings=self._settings,
             clock=self._clock,
+            outboxes=self._outboxes,
         )
 
     async def _content(self, show: PageFunction, visit: Visit) -> PageContent:

@@ -38,6 +38,7 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Listed("/dead-letters", "Dead letters", "/dead-letter"),
         ),
     ),
+    Section("Databases", (Listed("/outbox", "Outboxes", "/outbox"),)),
     Section("Clients", (Listed("/groups", "Consumer groups", "/group"),)),
 )
 

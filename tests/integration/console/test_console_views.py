@@ -4,6 +4,7 @@ import re
 from urllib.parse import quote
 
 import pytest
+from sqlalchemy import select, update
 
 from tests.console_stage import HOSTILE, PARKING, ConsoleProcess, Visitor, asked, park, text_of
 from txmq.client.observe.trace_records import (
@@ -13,7 +14,10 @@ from txmq.client.observe.trace_records import (
     SendRecord,
     encode,
 )
+from txmq.databases.engines import engine_of
 from txmq.message import Message, Queue
+from txmq.outbox.schema import create_outbox
+from txmq.outbox.table import Outbox
 from txmq.protocol.topics import TRACES
 from txmq_broker.testing import BrokerThread
 
@@ -27,8 +31,29 @@ def broker():
 
 
 @pytest.fixture(scope="module")
-def console(broker):
-    with ConsoleProcess(broker.names) as running:
+def bank(tmp_path_factory):
+    """The database of a bank with rows in its outbox; its URL."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('bank')}/bank.db"
+    engine = engine_of(url)
+    create_outbox(engine, "txmq_outbox", None)
+    outbox = Outbox()
+    with engine.begin() as connection:
+        for number in range(60):
+            lane = "account-1" if number < 3 else None
+            outbox.add(
+                connection, Message(topic="Paid", body=b'{"n": 1}', keys=(f"p-{number}",)), lane
+            )
+        values = {"problem": f"no such topic {HOSTILE}"}
+        connection.execute(update(outbox.rows).where(outbox.rows.c.id == 1).values(values))
+    engine.dispose()
+    return url
+
+
+@pytest.fixture(scope="module")
+def console(broker, bank):
+    away = "postgresql://teller:hidden-word@127.0.0.1:9/away"
+    options = ("--database", f"bank={bank}", "--database", f"away={away}")
+    with ConsoleProcess(broker.names, *options) as running:
         yield running
 
 
@@ -258,3 +283,59 @@ def test_a_search_that_finds_nothing_or_is_hostile_says_so(visitor):
     page = visitor.get(f"/search?for={quote(HOSTILE)}")
     assert "<script>document" not in page.text
     assert visitor.get(f"/search?for={'x' * 1001}").status_code == 400
+
+
+# Outboxes
+
+
+def test_outboxes_show_their_lag_and_a_database_that_is_away_hides_no_other(visitor):
+    page = visitor.get("/outbox")
+    shown = text_of(page)
+    assert "rows that wait 60" in shown
+    assert "blocked rows 1 blocked lanes 1 put aside 0 relays alive 0" in shown
+    assert "No relay was alive in the last minute" in shown
+    assert "txmq_outbox cannot be used" in shown
+    assert "hidden-word" not in page.text
+
+
+def test_a_blocked_row_is_put_aside_and_tried_again(bank, visitor):
+    listed = visitor.get("/outbox/rows?name=bank&failed=1")
+    assert re.findall(r'id="row-\d+" href="([^"]+)"', listed.text) == [
+        "/outbox/row?name=bank&amp;id=1"
+    ]
+    assert "<script>document" not in listed.text
+    page = visitor.get("/outbox/row?name=bank&id=1")
+    assert "account-1" in text_of(page)
+    assert '"n": 1' in text_of(page)
+
+    path = "/outbox/skip?name=bank&id=1"
+    empty = visitor.post(path, "/outbox/row?name=bank&id=1", reason=" ")
+    assert (empty.status_code, "the reason is missing" in text_of(empty)) == (400, True)
+    done = visitor.post(path, "/outbox/row?name=bank&id=1", reason="paid by hand, T-1")
+    assert "row 1 of bank is put aside" in text_of(done)
+    assert re.search(r"problem \S+: paid by hand, T-1", text_of(done))
+    again = visitor.post(path, "/outbox/row?name=bank&id=1", reason="twice")
+    assert (again.status_code, "has no row 1 that waits" in text_of(again)) == (404, True)
+
+    done = visitor.post("/outbox/retry?name=bank&id=1", "/outbox/row?name=bank&id=1")
+    assert "relays try row 1 of bank again" in text_of(done)
+    engine = engine_of(bank)
+    with engine.connect() as connection:
+        rows = Outbox().rows
+        query = select(rows.c.failed_ms, rows.c.problem).where(rows.c.id == 1)
+        assert connection.execute(query).one() == (None, None)
+    engine.dispose()
+
+
+def test_rows_are_paged_and_wrong_ids_are_refused(visitor):
+    first = visitor.get("/outbox/rows?name=bank")
+    second = visitor.get(next_page(first, "page-next"))
+    assert len(re.findall(r'id="row-', first.text)) == 50
+    assert len(re.findall(r'id="row-', second.text)) == 10
+    assert (
+        len(re.findall(r'id="row-', visitor.get("/outbox/rows?name=bank&lane=account-1").text)) == 3
+    )
+    assert visitor.get("/outbox/rows?name=none").status_code == 404
+    assert visitor.get("/outbox/row?name=bank&id=77").status_code == 404
+    for wrong in ("x", "-1", "9" * 19, "²"):
+        assert visitor.get(f"/outbox/row?name=bank&id={wrong}").status_code == 400

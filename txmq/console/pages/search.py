@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from txmq.cli.cluster_search import KINDS, SearchHit, search_cluster
 from txmq.console.markup import url_of
@@ -39,7 +39,7 @@ async def show(visit: Visit) -> PageContent:
     wanted = visit.text("for")
     if len(wanted) > WANTED_CHARS_MAX:
         raise UsageError(f"a search has at most {WANTED_CHARS_MAX} characters")
-    values = {"title": "Search", "wanted": wanted, "kinds": (), "notes": ()}
+    values: dict[str, Any] = {"title": "Search", "wanted": wanted, "kinds": (), "notes": ()}
     if not wanted:
         return PageContent("search.html", values)
     if place := await _place_of(visit, wanted):

@@ -54,6 +54,7 @@ from txmq_broker.handlers.send import SendHandlers
 from txmq_broker.handlers.settings import SettingHandlers
 from txmq_broker.handlers.statistics import StatisticsHandlers
 from txmq_broker.handlers.topics import TopicHandlers
+from txmq_broker.handlers.transaction_history import TransactionHistoryHandlers
 from txmq_broker.handlers.transactions import TransactionHandlers
 from txmq_broker.identity import Identity
 from txmq_broker.names.own_registration import OwnRegistration
@@ -417,6 +418,7 @@ class Broker:
             ReturnHandlers(parts, sends.topic_of_group),
             RecallHandlers(parts),
             TransactionHandlers(parts),
+            TransactionHistoryHandlers(parts),
             self._pulls,
             self._client_handlers,
             OffsetHandlers(parts),

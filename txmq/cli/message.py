@@ -17,10 +17,13 @@ from txmq.cli.common import (
     Names,
     ask,
     fail,
+    moment_of,
     queue_of,
 )
 from txmq.cli.known_names import check_topic
 from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.message_scan import ScanWish, scan_messages
+from txmq.cli.moments import LATEST
 from txmq.cli.output import (
     as_json,
     listing,
@@ -162,6 +165,46 @@ def pull(
         return found
 
     return Listing(ask(names, fetch, topic=topic), as_json=_all_fields)
+
+
+@app.command("list")
+@listed(_COLUMNS, empty="no messages")
+def list_(
+    topic: Topic,
+    *,
+    since: Annotated[
+        str, typer.Option(help="Stored then or later: 2h (ago), 2024-05-01T12:00.")
+    ] = "earliest",
+    until: Annotated[str, typer.Option(help="Stored then or earlier.")] = "latest",
+    contains: Annotated[
+        str, typer.Option(help="Only with this text in a key, the tag, the id or the body.")
+    ] = "",
+    queue: OneQueue = None,
+    count: Annotated[int, typer.Option(min=1, help="The most messages.")] = 32,
+    names: Names = NAMES_DEFAULT,
+) -> Listing:
+    """List messages of a topic, the newest first, without consuming them.
+
+    Long bodies are cut; `txmq message view` shows one message as a whole.
+    """
+    until_ms = moment_of(until, "--until")
+    wish = ScanWish(
+        topic=topic,
+        queue=None if queue is None else queue_of(topic, queue),
+        since_ms=max(0, moment_of(since, "--since")),
+        until_ms=None if until_ms == LATEST else until_ms,
+        contains=contains,
+    )
+
+    async def scan(admin: Admin) -> list[ReceivedMessage]:
+        step = await scan_messages(admin, wish, count)
+        found = step.messages
+        while step.next and len(found) < count:
+            step = await scan_messages(admin, wish, count - len(found), step.next)
+            found += step.messages
+        return [scanned.message for scanned in found]
+
+    return Listing(ask(names, scan, topic=topic), as_json=_all_fields)
 
 
 @app.command()

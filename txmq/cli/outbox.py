@@ -31,6 +31,32 @@ app = typer.Typer(
 RowId = Annotated[int, typer.Argument(metavar="ID", min=1, help="The id of the row.")]
 
 
+@app.command()
+def status(
+    *,
+    database: Database,
+    outbox: OutboxName = "txmq_outbox",
+    schema: SchemaName = None,
+    json: AsJson = False,
+) -> None:
+    """Show how far behind an outbox is: rows that wait, blocked ones, and relays."""
+    with _operator(database, outbox, schema) as operator:
+        found = operator.summary()
+    if json:
+        as_json(found)
+        return
+    more = "+" if found.is_cut else ""
+    listing(
+        {
+            "waiting": f"{found.waiting}{more}",
+            "oldest": age_of(found.oldest_ms) if found.waiting else "none",
+            "blocked": f"{quantity(found.blocked, 'row')}, {quantity(found.blocked_lanes, 'lane')}",
+            "put aside": found.put_aside,
+            "relays": f"{found.relays} alive in the last minute",
+        }
+    )
+
+
 @app.command("list")
 @listed(
     [

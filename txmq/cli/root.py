@@ -22,11 +22,13 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "serve": "Run a broker until it is stopped; SIGTERM drains it.",
     "names": "Run a name server until it is stopped.",
     "topic": "Create, change, show and delete topics.",
+    "find": "Find topics, groups, producers, brokers, transactions and messages.",
     "group": "Create, watch, move and delete consumer groups.",
     "producer": "Show the producers that are connected.",
     "message": "Send, recall, fetch and look up messages.",
     "trace": "Follow the traces that clients leave.",
     "stats": "Show the rates of topics and groups over the last minute; with --watch, like top.",
+    "find": "Find topics, groups, producers, brokers, transactions and messages.",
     "tx": "Show open transactions, and decide them by hand.",
     "resolve": (
         "Answer brokers that ask about transactions of services that are down, until it is stopped."

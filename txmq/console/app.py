@@ -23,7 +23,17 @@ from txmq.console.attempts import LoginAttempts
 from txmq.console.forms import read_form, required
 from txmq.console.links import ClusterLinks
 from txmq.console.markup import PageMarkup, Rendered
-from txmq.console.pages import dead_letters, groups, messages, overview, topics, transactions
+from txmq.console.outbox_databases import OutboxDatabases
+from txmq.console.pages import (
+    dead_letters,
+    groups,
+    messages,
+    outboxes,
+    overview,
+    search,
+    topics,
+    transactions,
+)
 from txmq.console.request_checks import RequestChecks
 from txmq.console.sessions import SESSION_S, SessionTable, VisitorSession
 from txmq.console.settings import ConsoleSettings
@@ -36,6 +46,7 @@ from txmq.errors import (
     LocalProtocolError,
     NoPermission,
     NotFound,
+    ResourceError,
     TopicNotFound,
     TransportError,
     TxmqError,
@@ -54,7 +65,7 @@ PAGE_S: Final = 10.0
 LOGIN_COOKIE_S: Final = 600
 
 _STATIC: Final = Path(__file__).parent / "static"
-_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters)
+_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters, outboxes, search)
 PAGES: Final[tuple[PageRoute, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
     change for module in _MODULES for change in getattr(module, "CHANGES", ())
@@ -62,6 +73,7 @@ CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
 
 _STATUS: Final[tuple[tuple[type[TxmqError], int], ...]] = (
     (TransportError, 503),
+    (ResourceError, 503),
     (NoPermission, 403),
     (NotFound, 404),
     (TopicNotFound, 404),
@@ -85,7 +97,7 @@ def console_app(
         entropy: Gives the ids of sessions.
 
     Raises:
-        ConfigError: ``settings.names`` names no server.
+        ConfigError: ``settings.names`` names no server, or an outbox cannot be used.
     """
     return _Console(settings, clock or SystemClock(), entropy or SystemEntropy()).app()
 
@@ -97,6 +109,7 @@ class _Console:
         self._sessions = SessionTable(entropy)
         self._attempts = LoginAttempts()
         self._links = ClusterLinks(settings.names, entropy)
+        self._outboxes = OutboxDatabases(settings.outboxes)
         self._markup = PageMarkup()
         # Only a host's own pages over HTTPS can set a cookie with this prefix.
         prefix = "__Host-" if settings.is_encrypted else ""
@@ -120,6 +133,7 @@ class _Console:
         try:
             yield
         finally:
+            self._outboxes.close()
             await self._links.close()
 
     # Pages
@@ -149,6 +163,7 @@ class _Console:
             admin=await self._links.admin(session.credentials),
             settings=self._settings,
             clock=self._clock,
+            outboxes=self._outboxes,
         )
 
     async def _content(self, show: PageFunction, visit: Visit) -> PageContent:
@@ -159,6 +174,8 @@ class _Console:
             return _problem_page(error)
 
     def _answer(self, request: Request, visit: Visit | None, content: PageContent) -> Response:
+        if content.to:
+            return RedirectResponse(content.to, 303)
         live = self._markup.live(content.template, {**content.values, "visit": visit})
         is_problem = content.template == "problem.html"
         shown = request.headers.get("x-shown")

@@ -118,6 +118,7 @@ class RequestCode(IntEnum):
     SHOW_COPIES = 7707
     CHANGE_SET = 7708
     RECHECK_TRANSACTIONS = 7709
+    SHOW_TRANSACTION_HISTORY = 7711
 
 
 class Perm(IntFlag):

@@ -200,6 +200,7 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
         (
             _CODE.LIST_TRANSACTIONS,
             _CODE.SHOW_TRANSACTION,
+            _CODE.SHOW_TRANSACTION_HISTORY,
             _CODE.DECIDE_TRANSACTION,
             _CODE.RECHECK_TRANSACTION,
             _CODE.RECHECK_TRANSACTIONS,

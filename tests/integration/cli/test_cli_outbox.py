@@ -64,6 +64,15 @@ def test_the_rows_are_listed(outbox):
     assert [row["id"] for row in newest] == [2, 1]
 
 
+def test_the_lag_is_shown(outbox):
+    shown = json.loads(outbox("status", "--json"))
+    numbers = [shown[name] for name in ("waiting", "blocked", "blocked_lanes", "put_aside")]
+    assert numbers == [3, 1, 0, 0]
+    outbox("skip", "1", "--reason", "x", "--yes")
+    assert json.loads(outbox("status", "--json"))["put_aside"] == 1
+    assert "1 row, 0 lanes" in outbox("status")
+
+
 def test_a_row_is_shown_with_its_message(outbox):
     assert json.loads(outbox("show", "1", "--json"))["body"] == "tea"
     assert json.loads(outbox("show", "2", "--json"))["body_base64"] == "/w=="

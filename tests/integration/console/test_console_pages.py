@@ -64,7 +64,8 @@ def test_a_parked_transaction_is_committed_by_hand(broker, visitor):
     assert "2 transactions are parked" in text_of(visitor.get("/"))
 
     shown = text_of(visitor.get(f"/transaction?id={ids['t-1']}"))
-    assert "asked the producers once; none had a decision" in shown
+    assert "check 1: the broker asks" in shown
+    assert "it answered that it has no decision yet" in shown
     assert "a person must decide" in shown
     assert '"amount": 6000' in shown
 
@@ -86,8 +87,10 @@ def test_a_parked_transaction_is_committed_by_hand(broker, visitor):
         return (await admin.pull(Queue("Moved", "broker-a", 0), 0)).messages
 
     assert [message.keys for message in asked(broker.names, pull)] == [("t-1",)]
-    gone = visitor.get(f"/transaction?id={ids['t-1']}")
-    assert (gone.status_code, "is decided, or never was" in text_of(gone)) == (404, True)
+    decided = text_of(visitor.get(f"/transaction?id={ids['t-1']}"))
+    assert "decides by hand: COMMIT" in decided
+    assert "reason: in the books" in decided
+    assert "Ask the producers again" not in decided
     assert visitor.post(to, "/topics", reason="x", repeated="t-1").status_code == 404
 
 

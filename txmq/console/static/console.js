@@ -7,3 +7,13 @@ for (const name of ["htmx:sendError", "htmx:timeout"]) {
   document.addEventListener(name, () => setOffline(true));
 }
 document.addEventListener("htmx:afterOnLoad", () => setOffline(false));
+
+// The key "/" goes to the search, unless somebody types.
+document.addEventListener("keydown", (event) => {
+  const field = document.getElementById("everywhere");
+  const isTyping = event.target.closest("input, textarea, select, [contenteditable]");
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || isTyping || !field) return;
+  event.preventDefault();
+  field.focus();
+  field.select();
+});

@@ -117,6 +117,10 @@ class RequestCode(IntEnum):
     NOTE_COPIED = 7706
     SHOW_COPIES = 7707
     CHANGE_SET = 7708
+    LIST_AUDIT = 7720
+    LIST_DELAYED = 7721
+    RECALL_DELAYED = 7722
+    SHOW_SETTINGS = 7723
 
 
 class Perm(IntFlag):

@@ -23,7 +23,24 @@ from txmq.console.attempts import LoginAttempts
 from txmq.console.forms import read_form, required
 from txmq.console.links import ClusterLinks
 from txmq.console.markup import PageMarkup, Rendered
-from txmq.console.pages import dead_letters, groups, messages, overview, topics, transactions
+from txmq.console.pages import (
+    access,
+    audit,
+    cluster,
+    dead_letters,
+    delayed,
+    group_changes,
+    groups,
+    messages,
+    overview,
+    producers,
+    topic_changes,
+    topics,
+    transactions,
+)
+from txmq.console.pages import (
+    settings as setting_pages,
+)
 from txmq.console.request_checks import RequestChecks
 from txmq.console.sessions import SESSION_S, SessionTable, VisitorSession
 from txmq.console.settings import ConsoleSettings
@@ -54,7 +71,22 @@ PAGE_S: Final = 10.0
 LOGIN_COOKIE_S: Final = 600
 
 _STATIC: Final = Path(__file__).parent / "static"
-_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters)
+_MODULES: Final = (
+    overview,
+    transactions,
+    topics,
+    topic_changes,
+    messages,
+    dead_letters,
+    delayed,
+    groups,
+    group_changes,
+    producers,
+    cluster,
+    setting_pages,
+    access,
+    audit,
+)
 PAGES: Final[tuple[PageRoute, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
     change for module in _MODULES for change in getattr(module, "CHANGES", ())

@@ -1,6 +1,8 @@
 """How a page of the console must look: in both schemes and at both widths, for everybody."""
 
 import contextlib
+import os
+from pathlib import Path
 
 from playwright.sync_api import expect
 
@@ -53,3 +55,9 @@ def check_page(shown, address):
         assert [row for row in found if row[0] < CONTRAST_MIN] == [], (address, scheme)
     assert axe.barriers(shown, "color-contrast") == [], address
     shown.emulate_media(color_scheme="light")
+
+
+def keep_picture(shown, name):
+    """Make a picture of the docs again, if TXMQ_SCREENSHOTS names their folder."""
+    if folder := os.environ.get("TXMQ_SCREENSHOTS"):
+        shown.screenshot(path=Path(folder) / f"{name}.png")

@@ -1,12 +1,9 @@
 """The pages of a console in Chromium: what is seen, and that nothing complains."""
 
-import os
-from pathlib import Path
-
 import pytest
 from playwright.sync_api import expect
 
-from tests.console_look import check_page, examined, opened
+from tests.console_look import check_page, examined, keep_picture, opened
 from tests.console_stage import (
     HOSTILE,
     PARKING,
@@ -165,12 +162,17 @@ def test_a_visitor_logs_in_and_out(browser, tmp_path):
         expect(shown.get_by_label("Access key")).to_be_visible()
 
 
-def test_the_picture_of_the_docs(browser, stage):
-    """TXMQ_SCREENSHOTS=docs/images makes it again."""
+def test_the_pictures_of_the_docs(browser, stage):
+    """TXMQ_SCREENSHOTS=docs/images makes them again."""
     url, _, ids = stage
     with opened(browser, 1_100, 1_300) as shown:
         shown.goto(f"{url}/transaction?id={ids['t-1']}")
-
         expect(shown.get_by_role("button", name="Ask the producers again")).to_be_in_viewport()
-        if folder := os.environ.get("TXMQ_SCREENSHOTS"):
-            shown.screenshot(path=Path(folder) / "console-transaction.png")
+        keep_picture(shown, "console-transaction")
+    with opened(browser, 1_100, 640) as shown:
+        shown.goto(url)
+        expect(shown.get_by_role("heading", name="Brokers")).to_be_in_viewport()
+        keep_picture(shown, "console-overview")
+        shown.goto(f"{url}/transactions?group=icbc")
+        expect(shown.get_by_role("link", name=ids["t-1"])).to_be_in_viewport()
+        keep_picture(shown, "console-transactions")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.broker_set import BrokerSet
-from tests.console_look import check_page, examined
+from tests.console_look import check_page, examined, keep_picture
 from tests.console_stage import ConsoleProcess, Visitor, text_of
 
 REASON = "its disk is old"
@@ -30,6 +30,10 @@ def test_people_hand_over_remove_a_member_and_let_it_back(tmp_path, etcd, browse
             assert "role follower" in text_of(visitor.get(page))
             for path in ("/cluster", page):
                 check_page(shown, console.url + path)
+
+            shown.set_viewport_size({"width": 1_100, "height": 700})
+            shown.goto(f"{console.url}/cluster")
+            keep_picture(shown, "console-cluster")
 
             def change(act, member, **fields):
                 to = f"/cluster/change?broker={duo.name}&do={act}&member={member.name}"

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tests import (
+    axe,
     browser,
     databases,
     etcd_server,
@@ -192,6 +193,13 @@ NEEDS = (
         "",
         f"fetches `{interop_clients.ONS_PACKAGE}` from npm",
         interop_clients.prepare_ons,
+    ),
+    Need(
+        "axe-core",
+        "the tests of the console's pages",
+        "",
+        f"fetches `{axe.PACKAGE}` from npm",
+        axe.script,
     ),
 )
 

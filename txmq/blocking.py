@@ -251,6 +251,12 @@ class Admin(_Facade[txmq.Admin]):
     change_broker_config = _waits(txmq.Admin.change_broker_config)
     forbid_writing = _waits(txmq.Admin.forbid_writing)
     allow_writing = _waits(txmq.Admin.allow_writing)
+    audit = _waits(txmq.Admin.audit)
+    delayed = _waits(txmq.Admin.delayed)
+    recall_delayed = _waits(txmq.Admin.recall_delayed)
+    broker_settings = _waits(txmq.Admin.broker_settings)
+    accounts = _waits(txmq.Admin.accounts)
+    hand_over = _waits(txmq.Admin.hand_over)
 
 
 class Client(OpenableFacade[txmq.Client]):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from txmq.cli.account_rows import ACCOUNT_COLUMNS, account_row
 from txmq.cli.common import (
     FAILED,
     NAMES_DEFAULT,
@@ -68,6 +69,26 @@ def show_accounts(file: File) -> Listing:
     The broker reads a file the same way when it starts and when the file changes.
     """
     return Listing([account.described() for account in _rules(file).accounts.values()])
+
+
+@app.command("list")
+@listed(ACCOUNT_COLUMNS, empty="no accounts")
+def list_accounts(
+    *,
+    broker: Annotated[str | None, typer.Option(help="Only of this broker.")] = None,
+    names: Names = NAMES_DEFAULT,
+) -> Listing:
+    """List the accounts of brokers that run, without their secrets."""
+
+    async def read(admin: Admin) -> list[dict[str, Any]]:
+        known = [info.name for info in await admin.cluster()] if broker is None else [broker]
+        return [
+            account_row(name, account)
+            for name in known
+            for account in (await admin.accounts(name)).plain_access_configs
+        ]
+
+    return Listing(ask(names, read))
 
 
 @app.command("test")

@@ -1,5 +1,6 @@
 """``txmq message``: messages sent, recalled, fetched and found."""
 
+import getpass
 import math
 import os
 import sys
@@ -20,6 +21,7 @@ from txmq.cli.common import (
     moment_of,
     queue_of,
 )
+from txmq.cli.delayed_rows import DELAYED_COLUMNS, delayed_rows
 from txmq.cli.known_names import check_topic
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.message_scan import ScanWish, scan_messages
@@ -127,14 +129,52 @@ def send(
 @app.command()
 def recall(
     topic: Topic,
-    handle: Annotated[str, typer.Argument(help="The recall handle that its sender received.")],
+    handle: Annotated[
+        str,
+        typer.Argument(help="The handle that its sender received, or that `delayed` lists."),
+    ],
     *,
+    reason: Annotated[
+        str, typer.Option(help="Why; a txmq broker then records who recalled it in its audit.")
+    ] = "",
     names: Names = NAMES_DEFAULT,
     json: AsJson = False,
 ) -> None:
     """Recall a delayed message, so that it is never delivered."""
-    recalled = ask(names, lambda admin: admin.recall(topic, handle), changes=True, topic=topic)
+
+    async def make(admin: Admin) -> str:
+        if not reason.strip():
+            return await admin.recall(topic, handle)
+        operator = getpass.getuser()
+        return await admin.recall_delayed(topic, handle, operator=operator, reason=reason)
+
+    recalled = ask(names, make, changes=True, topic=topic)
     print_result({"id": recalled}, f"recalled {recalled}", json=json)
+
+
+@app.command()
+@listed(DELAYED_COLUMNS, empty="no message waits for its time")
+def delayed(
+    *,
+    level: Annotated[
+        int | None,
+        typer.Option(min=0, help="Only this delay level; 0 for messages with a time of their own."),
+    ] = None,
+    from_: Annotated[
+        str, typer.Option("--from", help="Due then or later: 2030-05-01T12:00 (UTC), or earliest.")
+    ] = "earliest",
+    most: Annotated[int, typer.Option(min=1, help="The most messages, those due first.")] = 1_000,
+    broker: Annotated[str | None, typer.Option(help="Only at this broker.")] = None,
+    names: Names = NAMES_DEFAULT,
+) -> Listing:
+    """List messages that wait for their time, those due first."""
+    from_ms = max(0, moment_of(from_, "--from"))
+    return Listing(
+        ask(
+            names,
+            lambda admin: delayed_rows(admin, broker, level=level, from_ms=from_ms, limit=most),
+        )
+    )
 
 
 @app.command()

@@ -22,7 +22,6 @@ SUMMARIES: Final[Mapping[str, str]] = {
     "serve": "Run a broker until it is stopped; SIGTERM drains it.",
     "names": "Run a name server until it is stopped.",
     "topic": "Create, change, show and delete topics.",
-    "find": "Find topics, groups, producers, brokers, transactions and messages.",
     "group": "Create, watch, move and delete consumer groups.",
     "producer": "Show the producers that are connected.",
     "message": "Send, recall, fetch and look up messages.",

@@ -22,7 +22,7 @@ from txmq.cli.known_names import check_topic
 from txmq.cli.lists import ListColumn, Listing, listed
 from txmq.cli.output import as_json, print_result, say
 from txmq.cli.topic_change import TopicChange
-from txmq.cli.topic_rows import fields_of, permission_of, topic_rows
+from txmq.cli.topic_rows import description_of, fields_of, topic_rows
 from txmq.client import Admin, Route
 from txmq.client.names import check_name
 from txmq.errors import TopicExists, TopicNotFound
@@ -149,7 +149,7 @@ def _make(wanted: TopicChange, names: str, *, json: bool) -> dict[str, TopicConf
         as_json([{"broker": at, **fields_of(config)} for at, config in done.items()])
         return done
     for at, config in done.items():
-        say(f"topic {wanted.topic} at {at}: {_description(config)}")
+        say(f"topic {wanted.topic} at {at}: {description_of(config)}")
     return done
 
 
@@ -158,14 +158,6 @@ def _perm_of(text: str, option: str, perms: Mapping[str, Perm] = _PERMS) -> Perm
     if allowed is None:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(perms)}", param_hint=option)
     return allowed
-
-
-def _description(config: TopicConfig) -> str:
-    write, read = config.write_queue_nums, config.read_queue_nums
-    counted = quantity(read, "queue")
-    if write != read:
-        counted = f"{quantity(write, 'queue')} to write, {read} to read"
-    return f"{counted}, {permission_of([config])}" + (", ordered" if config.order else "")
 
 
 @app.command("list")

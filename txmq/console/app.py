@@ -25,14 +25,24 @@ from txmq.console.links import ClusterLinks
 from txmq.console.markup import PageMarkup, Rendered
 from txmq.console.outbox_databases import OutboxDatabases
 from txmq.console.pages import (
+    access,
+    audit,
+    cluster,
     dead_letters,
+    delayed,
+    group_changes,
     groups,
     messages,
     outboxes,
     overview,
+    producers,
     search,
+    topic_changes,
     topics,
     transactions,
+)
+from txmq.console.pages import (
+    settings as setting_pages,
 )
 from txmq.console.request_checks import RequestChecks
 from txmq.console.sessions import SESSION_S, SessionTable, VisitorSession
@@ -65,7 +75,24 @@ PAGE_S: Final = 10.0
 LOGIN_COOKIE_S: Final = 600
 
 _STATIC: Final = Path(__file__).parent / "static"
-_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters, outboxes, search)
+_MODULES: Final = (
+    overview,
+    transactions,
+    topics,
+    topic_changes,
+    messages,
+    dead_letters,
+    delayed,
+    outboxes,
+    groups,
+    group_changes,
+    producers,
+    cluster,
+    setting_pages,
+    access,
+    audit,
+    search,
+)
 PAGES: Final[tuple[PageRoute, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
     change for module in _MODULES for change in getattr(module, "CHANGES", ())

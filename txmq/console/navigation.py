@@ -36,10 +36,26 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Listed("/topics", "Topics", "/topic"),
             Listed("/messages", "Find a message", "/message"),
             Listed("/dead-letters", "Dead letters", "/dead-letter"),
+            Listed("/delayed", "Delayed", "/delayed"),
+        ),
+    ),
+    Section(
+        "Clients",
+        (
+            Listed("/groups", "Consumer groups", "/group"),
+            Listed("/producers", "Producers", ""),
+        ),
+    ),
+    Section(
+        "Cluster",
+        (
+            Listed("/cluster", "Brokers and members", "/cluster"),
+            Listed("/settings", "Settings", "/settings"),
+            Listed("/access", "Access", "/access"),
+            Listed("/audit", "Audit", ""),
         ),
     ),
     Section("Databases", (Listed("/outbox", "Outboxes", "/outbox"),)),
-    Section("Clients", (Listed("/groups", "Consumer groups", "/group"),)),
 )
 
 

@@ -208,9 +208,9 @@ class TransactionHandlers:
         if is_parked:
             keys = self._pending.parked_keys()
         elif header.producer_group:
-            keys = self._pending.keys_of(header.producer_group)
+            keys = self._pending.keys_of(header.producer_group, header.from_offset)
         else:
-            keys = iter(self._pending)
+            keys = self._pending.keys_from(header.from_offset)
         for key in keys:
             if self._pending.offset_of(key) < header.from_offset:
                 continue

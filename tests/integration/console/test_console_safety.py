@@ -364,8 +364,8 @@ def test_a_session_ends_and_its_page_asks_for_a_log_in(tmp_path):
             await log_in(client)
             assert (await client.get("/")).status_code == 200
             clock.moved_s = SESSION_S
-            poll = await client.get("/", headers={"x-shown": "0"})
-            assert (poll.status_code, poll.headers["hx-refresh"]) == (204, "true")
+            stream = await client.get("/live", params={"page": "/", "shown": "0"})
+            assert (stream.status_code, "event: reload" in stream.text) == (200, True)
             assert (await client.get("/")).headers["location"] == "/login?next=%2F"
 
     asyncio.run(main())

@@ -72,9 +72,9 @@ class ClientMetrics:
         """The hook of one producer."""
         return SendFigures(self, group, clock)
 
-    def of_consumer(self, group: str, clock: Clock) -> HandlerFigures:
+    def of_consumer(self, group: str, clock: Clock) -> HandlerMeter:
         """The hook of one consumer."""
-        return HandlerFigures(self, group, clock)
+        return HandlerMeter(self, group, clock)
 
     def count_polled(self, group: str, messages: Sequence[ReceivedMessage]) -> None:
         """Count messages of one topic that a consumer without handlers has delivered."""
@@ -128,7 +128,7 @@ class SendFigures:
         return lambda word: self._metrics.checks.add(1, {**about, _STATE: word})
 
 
-class HandlerFigures:
+class HandlerMeter:
     """Measures one consumer: a :class:`~txmq.client.observe.hooks.HandlerHook`."""
 
     def __init__(self, metrics: ClientMetrics, group: str, clock: Clock) -> None:

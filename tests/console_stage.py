@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from html import unescape
 
 import httpx
 
 from tests.serving import START_SECONDS, STOP_SECONDS, environment
-from txmq import LocalTransactionState, TransactionProducer
+from txmq import LocalTransactionState, TransactionProducer, blocking
 from txmq.client import Admin, Session
+from txmq.console.app import console_app
+from txmq.console.settings import ConsoleSettings
 from txmq.message import Message
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import SendMessageV2
@@ -27,6 +30,25 @@ PARKING = BrokerSettings(
 )
 """Asks at once, and parks after the first answer that is none."""
 TOKEN = re.compile(r'name="token" value="([0-9a-f]+)"')
+
+
+ORIGIN = "http://localhost:8080"
+
+
+@asynccontextmanager
+async def visitor(names, clock=None, **settings):
+    """A visitor of a console in this process, by default without accounts."""
+    given = {"origins": frozenset({ORIGIN}), "needs_login": False} | settings
+    app = console_app(ConsoleSettings(names=names, **given), clock)
+    inner = app._app._app  # Behind the counts and the checks of requests.
+    transport = httpx.ASGITransport(app)
+    async with (
+        inner.router.lifespan_context(inner),
+        httpx.AsyncClient(
+            transport=transport, base_url=ORIGIN, headers={"origin": ORIGIN}
+        ) as client,
+    ):
+        yield client
 
 
 class ConsoleProcess:
@@ -211,3 +233,27 @@ def consume(names, group, topic, bodies):
         return receipts
 
     return asked(names, run)
+
+
+def delay(names, topic, key):
+    """A message that waits for an hour, and one that waits for minutes; the first one's handle."""
+
+    async def send(admin, _session):
+        await admin.send(Message(topic=topic, body=b"x", keys=("later",), delay_level=9))
+        late = Message(topic=topic, body=b"x", properties={"note": key}, deliver_after_s=3_600)
+        return (await admin.send(late)).recall_handle
+
+    return asked(names, send)
+
+
+@contextmanager
+def connected(names, group, topic):
+    """A producer that stays connected, in a thread of its own."""
+    with ThreadPoolExecutor(1) as pool:
+        producer = blocking.Producer(group, names)
+        pool.submit(producer.__enter__).result()
+        try:
+            pool.submit(producer.send, Message(topic=topic, body=b"x")).result()
+            yield
+        finally:
+            pool.submit(producer.__exit__, None, None, None).result()

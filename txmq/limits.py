@@ -49,6 +49,10 @@ RECALLED_TRANSACTIONS: Final = 4_096
 REASON_CHARS_MAX: Final = 500
 """A consumer's reason for a failed message; the broker keeps it with the dead letter."""
 
+PAYLOAD_REASON_CHARS_MAX: Final = 300
+"""Why a body is not what its handler declares; the rest of a consumer's reason has room beside
+it."""
+
 DELAY_LEVELS_MAX: Final = 64
 """Delay levels of one broker; each is a queue, and RocketMQ has 18."""
 
@@ -337,6 +341,12 @@ RELAY_THREADS: Final = 4
 """Concurrent statements of a relay on a blocking database: it reads, deletes, renews its lease, and
 reports figures."""
 
+CHECKED_TRANSACTIONS_KEPT: Final = 8_192
+"""Transactions whose latest checks a broker remembers, for people who look at them."""
+
+CHECKS_KEPT: Final = 8
+"""The latest checks of each of them; both limits together are some 15 MB at most."""
+
 CONSOLE_SESSIONS_MAX: Final = 200
 """Visitors of a web console with a session; one more ends the session that is unused for
 longest."""
@@ -360,6 +370,12 @@ CONSOLE_ROWS: Final = 50
 
 CONSOLE_RESENT_MAX: Final = 500
 """Dead letters that one press of a button in a web console resends: some seconds."""
+
+WORKER_PROCESSES_MAX: Final = 256
+"""Processes of one worker; each has an interpreter of its own, with 50 MB."""
+
+WATCHED_FILES_MAX: Final = 10_000
+"""Source files that a reloading worker looks at three times a second: some 30 ms."""
 
 HTTP_REQUEST_BYTES_MAX: Final = 8 * 1024
 """A request for a page about metrics or health; those of browsers have one or two thousand."""

@@ -43,6 +43,15 @@ def console(
             help="Where to serve /metrics, /health/live, /health/ready and /info over HTTP.",
         ),
     ] = None,
+    database: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="TXMQ_CONSOLE_DATABASES",
+            metavar="NAME=URL",
+            help="Show this outbox to administrators; may be repeated. NAME:TABLE=URL names a "
+            "table other than txmq_outbox.",
+        ),
+    ] = None,
     cluster: Cluster = None,
     names: Names = NAMES_DEFAULT,
 ) -> None:
@@ -56,7 +65,7 @@ def console(
     try:
         with named_extra():
             from txmq.console.server import serve
-            from txmq.console.settings import ConsoleSettings, origins_of
+            from txmq.console.settings import ConsoleSettings, origins_of, outbox_address
         host, port = split_address(listen)
         where = None if http is None else host_and_port(http)
         is_local = SystemNetwork().is_loopback(host)
@@ -70,6 +79,7 @@ def console(
                 is_read_only=read_only,
                 needs_login=needs_login,
                 operator=_user(),
+                outboxes=tuple(map(outbox_address, database or ())),
             )
 
             def ready(metrics: str) -> None:

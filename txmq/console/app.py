@@ -32,7 +32,27 @@ from txmq.console.forms import read_form, required
 from txmq.console.links import ClusterLinks
 from txmq.console.markup import PageMarkup
 from txmq.console.metrics import ConsoleTally, MeasuredApp
-from txmq.console.pages import dead_letters, groups, messages, overview, topics, transactions
+from txmq.console.outbox_databases import OutboxDatabases
+from txmq.console.pages import (
+    access,
+    audit,
+    cluster,
+    dead_letters,
+    delayed,
+    group_changes,
+    groups,
+    messages,
+    outboxes,
+    overview,
+    producers,
+    search,
+    topic_changes,
+    topics,
+    transactions,
+)
+from txmq.console.pages import (
+    settings as setting_pages,
+)
 from txmq.console.request_checks import RequestChecks
 from txmq.console.sessions import SESSION_S, SessionTable, VisitorSession
 from txmq.console.settings import ConsoleSettings
@@ -46,6 +66,7 @@ from txmq.errors import (
     LocalProtocolError,
     NoPermission,
     NotFound,
+    ResourceError,
     TopicNotFound,
     TransportError,
     TxmqError,
@@ -67,7 +88,24 @@ LIVE_PATH: Final = "/live"
 """The address of the streams of pages."""
 
 _STATIC: Final = Path(__file__).parent / "static"
-_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters)
+_MODULES: Final = (
+    overview,
+    transactions,
+    topics,
+    topic_changes,
+    messages,
+    dead_letters,
+    delayed,
+    outboxes,
+    groups,
+    group_changes,
+    producers,
+    cluster,
+    setting_pages,
+    access,
+    audit,
+    search,
+)
 PAGES: Final[tuple[PageRoute, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
     change for module in _MODULES for change in getattr(module, "CHANGES", ())
@@ -75,6 +113,7 @@ CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
 
 _STATUS: Final[tuple[tuple[type[TxmqError], int], ...]] = (
     (TransportError, 503),
+    (ResourceError, 503),
     (NoPermission, 403),
     (NotFound, 404),
     (TopicNotFound, 404),
@@ -98,7 +137,7 @@ def console_app(
         entropy: Gives the ids of sessions.
 
     Raises:
-        ConfigError: ``settings.names`` names no server.
+        ConfigError: ``settings.names`` names no server, or an outbox cannot be used.
     """
     return Console(settings, clock, entropy).app()
 
@@ -115,6 +154,7 @@ class Console:
         self._sessions = SessionTable(entropy)
         self._attempts = LoginAttempts()
         self._links = ClusterLinks(settings.names, entropy)
+        self._outboxes = OutboxDatabases(settings.outboxes)
         self._markup = PageMarkup()
         self.tally = ConsoleTally()
         self._pages = {page.path: page for page in PAGES}
@@ -183,6 +223,7 @@ class Console:
         try:
             yield
         finally:
+            self._outboxes.close()
             await self._links.close()
 
     # Pages
@@ -212,6 +253,7 @@ class Console:
             admin=await self._links.admin(session.credentials),
             settings=self._settings,
             clock=self._clock,
+            outboxes=self._outboxes,
         )
 
     async def _content(self, show: PageFunction, visit: Visit) -> PageContent:
@@ -222,6 +264,8 @@ class Console:
             return _problem_page(error)
 
     def _answer(self, request: Request, visit: Visit | None, content: PageContent) -> Response:
+        if content.to:
+            return RedirectResponse(content.to, 303)
         view = self._view_of(visit, content)
         here = _here(request) if request.url.path in self._pages else ""
         notice = ""

@@ -12,6 +12,7 @@ from txmq.client.admin.history import HistoryCalls
 from txmq.client.admin.lookups import LookupCalls
 from txmq.client.admin.messages import MessageCalls
 from txmq.client.admin.offsets import OffsetCalls
+from txmq.client.admin.operations import OperationCalls
 from txmq.client.admin.traffic import TrafficCalls
 from txmq.client.admin.transactions import TransactionCalls
 
@@ -27,6 +28,7 @@ class Admin(
     OffsetCalls,
     MessageCalls,
     LookupCalls,
+    OperationCalls,
     TransactionCalls,
     HistoryCalls,
 ):

@@ -99,3 +99,13 @@
   addEventListener("pageshow", (event) => event.persisted && connect());
   connect();
 })();
+
+// The key "/" goes to the search, unless somebody types.
+document.addEventListener("keydown", (event) => {
+  const field = document.getElementById("everywhere");
+  const isTyping = event.target.closest("input, textarea, select, [contenteditable]");
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || isTyping || !field) return;
+  event.preventDefault();
+  field.focus();
+  field.select();
+});

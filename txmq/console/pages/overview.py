@@ -52,8 +52,8 @@ async def show(visit: Visit) -> PageContent:
     counts: dict[str, object] = {}
     problem = ""
     try:
-        counts["topics"], letters = await _counts(visit, known)
-        counts["dead letters"] = letters
+        counts["topics"] = await _topic_count(visit, known)
+        letters = counts["dead letters"] = await _dead_letter_count(visit, known)
         if letters:
             text = f"{quantity(letters, 'dead letter')} of consumer groups wait for a decision"
             attention.append(Attention("wait", text, "/dead-letters"))
@@ -141,15 +141,19 @@ def _copies_text(copies: dict[str, Any]) -> str:
     return f"{wanted} copies in sync"
 
 
-async def _counts(visit: Visit, known: list[BrokerInfo]) -> tuple[int, int]:
-    """The topics and the dead letters."""
+async def _topic_count(visit: Visit, known: list[BrokerInfo]) -> int:
     try:
-        topics = await visit.admin.topic_count()
-        masters = [broker.name for broker in known if MASTER in broker.addresses]
-        return topics, sum(await for_each(masters, visit.admin.dead_letter_count))
+        return await visit.admin.topic_count()
     except RequestNotSupported:
-        names = await visit.admin.topics()
-        return len(own_topics(names, known)), await _dead_letters(visit, names)
+        return len(own_topics(await visit.admin.topics(), known))
+
+
+async def _dead_letter_count(visit: Visit, known: list[BrokerInfo]) -> int:
+    masters = [broker.name for broker in known if MASTER in broker.addresses]
+    try:
+        return sum(await for_each(masters, visit.admin.dead_letter_count))
+    except RequestNotSupported:
+        return await _dead_letters(visit, await visit.admin.topics())
 
 
 async def _dead_letters(visit: Visit, names: list[str]) -> int:

@@ -30,10 +30,12 @@ from txmq.console.pages import (
     messages,
     outboxes,
     overview,
+    reconciliation,
     search,
     topics,
     transactions,
 )
+from txmq.console.report_links import ReportLinks
 from txmq.console.request_checks import RequestChecks
 from txmq.console.sessions import SESSION_S, SessionTable, VisitorSession
 from txmq.console.settings import ConsoleSettings
@@ -46,6 +48,7 @@ from txmq.errors import (
     LocalProtocolError,
     NoPermission,
     NotFound,
+    ReconcileRefused,
     ResourceError,
     TopicNotFound,
     TransportError,
@@ -65,7 +68,17 @@ PAGE_S: Final = 10.0
 LOGIN_COOKIE_S: Final = 600
 
 _STATIC: Final = Path(__file__).parent / "static"
-_MODULES: Final = (overview, transactions, groups, topics, messages, dead_letters, outboxes, search)
+_MODULES: Final = (
+    overview,
+    transactions,
+    groups,
+    topics,
+    messages,
+    dead_letters,
+    outboxes,
+    reconciliation,
+    search,
+)
 PAGES: Final[tuple[PageRoute, ...]] = tuple(page for module in _MODULES for page in module.PAGES)
 CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
     change for module in _MODULES for change in getattr(module, "CHANGES", ())
@@ -74,6 +87,7 @@ CHANGES: Final[tuple[ChangeRoute, ...]] = tuple(
 _STATUS: Final[tuple[tuple[type[TxmqError], int], ...]] = (
     (TransportError, 503),
     (ResourceError, 503),
+    (ReconcileRefused, 503),
     (NoPermission, 403),
     (NotFound, 404),
     (TopicNotFound, 404),
@@ -97,7 +111,9 @@ def console_app(
         entropy: Gives the ids of sessions.
 
     Raises:
-        ConfigError: ``settings.names`` names no server, or an outbox cannot be used.
+        ConfigError: ``settings.names`` names no server, or an outbox or the
+            directory of results cannot be used.
+        ReconcileRefused: The file system of the results does not answer.
     """
     return _Console(settings, clock or SystemClock(), entropy or SystemEntropy()).app()
 
@@ -110,6 +126,7 @@ class _Console:
         self._attempts = LoginAttempts()
         self._links = ClusterLinks(settings.names, entropy)
         self._outboxes = OutboxDatabases(settings.outboxes)
+        self._reports = ReportLinks(settings.reports)
         self._markup = PageMarkup()
         # Only a host's own pages over HTTPS can set a cookie with this prefix.
         prefix = "__Host-" if settings.is_encrypted else ""
@@ -134,6 +151,7 @@ class _Console:
             yield
         finally:
             self._outboxes.close()
+            self._reports.close()
             await self._links.close()
 
     # Pages
@@ -164,6 +182,7 @@ class _Console:
             settings=self._settings,
             clock=self._clock,
             outboxes=self._outboxes,
+            reports=self._reports,
         )
 
     async def _content(self, show: PageFunction, visit: Visit) -> PageContent:

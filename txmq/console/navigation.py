@@ -38,7 +38,13 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Listed("/dead-letters", "Dead letters", "/dead-letter"),
         ),
     ),
-    Section("Databases", (Listed("/outbox", "Outboxes", "/outbox"),)),
+    Section(
+        "Databases",
+        (
+            Listed("/outbox", "Outboxes", "/outbox"),
+            Listed("/reconciliation", "Reconciliation", "/reconciliation"),
+        ),
+    ),
     Section("Clients", (Listed("/groups", "Consumer groups", "/group"),)),
 )
 

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import select, update
 
 from tests.console_stage import HOSTILE, PARKING, ConsoleProcess, Visitor, asked, park, text_of
+from tests.reports_stage import BEFORE, DAY, write_reports
 from txmq.client.observe.trace_records import (
     HandlerEnd,
     HandlerOutcome,
@@ -50,9 +51,23 @@ def bank(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def console(broker, bank):
+def reports(tmp_path_factory):
+    """A directory of results with a break; the directory, and the break."""
+    directory = tmp_path_factory.mktemp("recon")
+    return directory, write_reports(directory, HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def console(broker, bank, reports):
     away = "postgresql://teller:hidden-word@127.0.0.1:9/away"
-    options = ("--database", f"bank={bank}", "--database", f"away={away}")
+    options = (
+        "--database",
+        f"bank={bank}",
+        "--database",
+        f"away={away}",
+        "--reports",
+        str(reports[0]),
+    )
     with ConsoleProcess(broker.names, *options) as running:
         yield running
 
@@ -339,3 +354,77 @@ def test_rows_are_paged_and_wrong_ids_are_refused(visitor):
     assert visitor.get("/outbox/row?name=bank&id=77").status_code == 404
     for wrong in ("x", "-1", "9" * 19, "²"):
         assert visitor.get(f"/outbox/row?name=bank&id={wrong}").status_code == 400
+
+
+# Reconciliation
+
+
+def test_the_days_of_a_reconciliation_show_verdicts_and_signatures(visitor):
+    page = visitor.get("/reconciliation")
+    shown = text_of(page)
+    assert re.search(rf"{DAY} Over the limits unsigned .*{BEFORE} Clean signed", shown)
+    assert "99." in shown
+    assert str(page.url).endswith("/reconciliation")
+
+
+def test_a_day_shows_who_signed_and_its_breaks_by_class(reports, visitor):
+    signed = text_of(visitor.get(f"/reconciliation/day?date={BEFORE}"))
+    assert "Signatures signed" in signed
+    assert "reviewer Zhao Lei" in signed
+
+    page = visitor.get(f"/reconciliation/day?date={DAY}")
+    assert "Nobody has signed this result" in text_of(page)
+    assert "<script>document" not in page.text
+    assert "6222020200011112222" not in page.text
+    assert "62…2222" in page.text
+    every = ids_of_breaks(page)
+    some = visitor.get(f"/reconciliation/day?date={DAY}&class=double-credit")
+    assert 0 < len(ids_of_breaks(some)) < len(every)
+    cleared = visitor.get(f"/reconciliation/day?date={DAY}&status=explained")
+    assert "Wang Min: credited by hand on 12 November" in text_of(cleared)
+    assert ids_of_breaks(visitor.get(f"/reconciliation/day?date={DAY}&older=9000")) == []
+
+
+def ids_of_breaks(page):
+    return re.findall(r'id="break-\d+" href="[^"]+id=(\w+)"', page.text)
+
+
+def test_a_break_shows_its_facts_and_what_people_noted(reports, visitor):
+    _, item = reports
+    page = visitor.get(f"/reconciliation/break?date={DAY}&id={item['break_id']}")
+    shown = text_of(page)
+    assert item["key"] in shown
+    assert "owner Li Na" in shown
+    assert "Wang Min: <script>" in shown
+    assert "<script>document" not in page.text
+    assert "What to do:" in shown
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/reconciliation/day?date=yesterday", 404),
+        ("/reconciliation/day?date=1999-01-01", 404),
+        (f"/reconciliation/day?date={DAY}&class=none", 400),
+        (f"/reconciliation/day?date={DAY}&status=none", 400),
+        (f"/reconciliation/day?date={DAY}&older=x", 400),
+        (f"/reconciliation/day?date={DAY}&page=101", 400),
+        (f"/reconciliation/break?date={DAY}&id=none", 404),
+        ("/reconciliation?page=99", 200),
+    ],
+)
+def test_a_wrong_address_of_a_report_says_so(visitor, path, status):
+    assert visitor.get(path).status_code == status
+
+
+def test_a_directory_that_is_damaged_says_so_in_words(broker, tmp_path):
+    write_reports(tmp_path)
+    (tmp_path / "runs" / str(DAY) / "current").write_text("{")
+    with (
+        ConsoleProcess(broker.names, "--reports", str(tmp_path)) as console,
+        Visitor(console.url) as visitor,
+    ):
+        broken = visitor.get(f"/reconciliation/day?date={DAY}")
+        assert (broken.status_code, "does not name a run" in text_of(broken)) == (503, True)
+        assert "This console shows no outbox" in text_of(visitor.get("/outbox"))
+        assert console.stop() == ""

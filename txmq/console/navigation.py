@@ -29,7 +29,7 @@ class Section(NamedTuple):
 
 SECTIONS: Final[tuple[Section, ...]] = (
     Section("Overview", (Listed("/", "Overview", ""),)),
-    Section("Transactions", (Listed("/transactions", "Open and parked", "/transaction"),)),
+    Section("Transactions", (Listed("/transactions", "Open and decided", "/transaction"),)),
     Section(
         "Messages",
         (

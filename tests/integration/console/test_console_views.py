@@ -1,17 +1,22 @@
 """Transactions, messages, searches, outboxes and reports, as a visitor of a console sees them."""
 
+import os
 import re
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from playwright.sync_api import expect
 from sqlalchemy import select, update
 
+from tests.browser import CONTRAST_MIN, TEXTS
 from tests.console_stage import HOSTILE, PARKING, ConsoleProcess, Visitor, asked, park, text_of
 from tests.reports_stage import BEFORE, DAY, write_reports
 from txmq.client.observe.trace_records import (
     HandlerEnd,
     HandlerOutcome,
     HandlerStart,
+    MessageKind,
     SendRecord,
     encode,
 )
@@ -91,12 +96,13 @@ def send_all(names, topic, messages, queues=1):
     return asked(names, send)
 
 
-def leave_traces(names, message_id, at_ms, group="ccb"):
+def leave_traces(names, message_id, at_ms, group="ccb", sent_ms=0, topic="Traced"):
     """What a producer and a consumer, whose first attempt failed, report of a message."""
     failed = HandlerOutcome.RAISED
     own = {"region": "", "group": group, "id": message_id}
+    sent = own | {"group": "icbc", "at_ms": sent_ms or at_ms, "topic": topic}
     records = [
-        SendRecord(at_ms=at_ms, topic="Traced", cost_ms=3, body_bytes=2, **own),
+        SendRecord(cost_ms=3, body_bytes=57, kind=MessageKind.HALF, **sent),
         HandlerStart(at_ms=at_ms + 10, request_id="R1", **own),
         HandlerEnd(
             request_id="R1", id=message_id, cost_ms=40, is_success=False, outcome=failed,
@@ -143,6 +149,24 @@ def test_a_transaction_shows_its_steps_before_and_after_the_decision(broker, vis
 def test_a_transaction_that_no_broker_knows_is_not_found(visitor):
     gone = visitor.get("/transaction?id=NO-SUCH")
     assert (gone.status_code, "no broker knows a transaction" in text_of(gone)) == (404, True)
+
+
+def test_decisions_are_listed_newest_first_with_who_and_why(broker, visitor):
+    ids = park(broker.names, "d-1", "d-2", group="deciders", topic="Decided")
+    for key, decision in (("d-1", "commit"), ("d-2", "rollback")):
+        to = f"/transaction/decision?id={ids[key]}&broker=broker-a&decision={decision}"
+        visitor.post(to, reason=f"because of {key} {HOSTILE[:8]}", repeated=key)
+    page = visitor.get("/transactions?state=decided&group=deciders")
+    shown = text_of(page)
+    assert re.search(r"d-2 broker-a .* d-1 broker-a", shown)
+    assert "rolled back" in shown
+    assert "an operator" in shown
+    assert "because of d-2" in shown
+    (path, _) = re.findall(r'id="row-\d+" href="([^"]+)"', page.text)
+    one = text_of(visitor.get(path.replace("&amp;", "&")))
+    assert f"{ids['d-2']} rolled back" in one
+    none = text_of(visitor.get("/transactions?state=decided&group=nobody"))
+    assert "The logs have no such decision" in none
 
 
 # One message
@@ -428,3 +452,95 @@ def test_a_directory_that_is_damaged_says_so_in_words(broker, tmp_path):
         assert (broken.status_code, "does not name a run" in text_of(broken)) == (503, True)
         assert "This console shows no outbox" in text_of(visitor.get("/outbox"))
         assert console.stop() == ""
+
+
+# In Chromium
+
+
+@pytest.fixture(scope="module")
+def pages(broker, reports):
+    """The addresses of pages with something on them."""
+    (receipt,) = send_all(
+        broker.names, "Seen", [Message(topic="Seen", body=HOSTILE.encode() * 20, keys=("s-1",))]
+    )
+    stored_ms = asked(broker.names, lambda admin, _: admin.view(receipt.offset_id)).stored_ms
+    leave_traces(broker.names, receipt.id, stored_ms - 3, group="g" * 200)
+    name = park(broker.names, "seen", group="seen", topic="Seen-2")["seen"]
+    return [
+        f"/transaction?id={name}",
+        "/transactions?state=decided",
+        f"/message?place={receipt.offset_id}",
+        "/messages?topic=Seen&by=time",
+        "/search",
+        "/search?for=een",
+        "/outbox",
+        "/outbox/rows?name=bank",
+        "/outbox/row?name=bank&id=1",
+        "/reconciliation",
+        f"/reconciliation/day?date={DAY}",
+        f"/reconciliation/day?date={BEFORE}",
+        f"/reconciliation/break?date={DAY}&id={reports[1]['break_id']}",
+    ]
+
+
+def test_every_view_fits_and_can_be_read(browser, console, pages):
+    said = []
+    context = browser.new_context()
+    shown = context.new_page()
+    shown.on("pageerror", lambda error: said.append(str(error)))
+    shown.on("console", lambda message: said.append(message.text))
+    for path in pages:
+        shown.goto(console.url + path)
+        for width in (1_440, 390):
+            shown.set_viewport_size({"width": width, "height": 900})
+            assert shown.evaluate("document.documentElement.scrollWidth") <= width, path
+            for scheme in ("light", "dark"):
+                shown.emulate_media(color_scheme=scheme)
+                dim = [row for row in shown.evaluate(TEXTS) if row[0] < CONTRAST_MIN]
+                assert dim == [], (path, scheme)
+        assert shown.title() != "owned", path
+        assert shown.locator("h1").count() == 1, path
+    context.close()
+    assert said == []
+
+
+def test_a_key_leads_to_the_search_unless_somebody_types(browser, console, broker):
+    send_all(broker.names, "Keyboard", [])
+    context = browser.new_context()
+    shown = context.new_page()
+    shown.goto(console.url + "/topics")
+    shown.keyboard.press("/")
+    expect(shown.get_by_label("Search everything")).to_be_focused()
+    shown.keyboard.type("a/b")
+    expect(shown.get_by_label("Search everything")).to_have_value("a/b")
+    shown.get_by_label("Search everything").fill("Keyboard")
+    shown.keyboard.press("Enter")
+    expect(shown.get_by_role("heading", level=1)).to_have_text("Keyboard")
+    context.close()
+
+
+@pytest.mark.parametrize("name", ["steps", "message"])
+def test_the_pictures_of_the_docs_show_all_attempts(browser, console, broker, visitor, name):
+    """TXMQ_SCREENSHOTS=docs/images makes them again."""
+    topic = {"steps": "Transfers", "message": "Payments"}[name]
+    body = b'{"payer": "ICBC-001", "payee": "CCB-001", "amount": 6000}'
+    xid = park(broker.names, "transfer-4711", group="icbc", topic=topic, body=body)["transfer-4711"]
+    to = f"/transaction/decision?id={xid}&broker=broker-a&decision=commit"
+    visitor.post(to, reason="the ledger has the booking, T-4711", repeated="transfer-4711")
+    message = asked(broker.names, lambda admin, _: admin.find(topic, xid))
+    leave_traces(
+        broker.names, xid, message.stored_ms, sent_ms=message.born_ms, topic=topic, group="ccb"
+    )
+    paths = {
+        "steps": f"/transaction?id={xid}",
+        "message": f"/message?place={message.offset_id}",
+    }
+    heights = {"steps": 1_400, "message": 1_270}
+    viewport = {"width": 1_100, "height": heights[name]}
+    context = browser.new_context(viewport=viewport)
+    shown = context.new_page()
+    shown.goto(console.url + paths[name])
+    expect(shown.locator("#live").get_by_text("attempt 2").first).to_be_in_viewport()
+    if folder := os.environ.get("TXMQ_SCREENSHOTS"):
+        shown.screenshot(path=Path(folder) / f"console-{name}.png")
+    context.close()

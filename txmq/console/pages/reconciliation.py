@@ -155,21 +155,21 @@ def _filter_of(visit: Visit) -> BreakFilter:
     return BreakFilter(class_, status, visit.text("bank"), int(older) if older else None)
 
 
-def _money(run: Run, sums: dict[str, int]) -> str:
-    """Sums of several currencies as one text."""
+def _money(run: Run, sums: dict[str, int]) -> list[str]:
+    """Sums of several currencies."""
     shown = [
         f"{amount(sum_, run.result.places(currency))} {currency}"
         for currency, sum_ in sorted(sums.items())
         if sum_
     ]
-    return ", ".join(shown) or "0"
+    return shown or ["0"]
 
 
-def _aged(run: Run) -> dict[str, list[int]]:
-    """The number of transfers by class, for each age."""
-    found: dict[str, list[int]] = {}
+def _aged(run: Run) -> dict[tuple[str, str], list[int]]:
+    """The number of transfers by class and currency, for each age."""
+    found: dict[tuple[str, str], list[int]] = {}
     for cell in run.result.aging:
-        row = found.setdefault(cell.class_, [0] * len(BUCKETS))
+        row = found.setdefault((cell.class_, cell.currency), [0] * len(BUCKETS))
         row[BUCKETS.index(cell.bucket)] += cell.transfers
     return found
 

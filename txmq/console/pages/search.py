@@ -67,7 +67,7 @@ def _url_of(hit: SearchHit) -> str:
     if hit.kind in _PATHS:
         return url_of(_PATHS[hit.kind], **fields)
     if hit.kind == "producer":
-        return url_of("/producers", search=hit.name) if is_listed("/producers") else ""
+        return url_of("/producers", group=hit.name) if is_listed("/producers") else ""
     return "/cluster" if is_listed("/cluster") else "/"
 
 

@@ -152,6 +152,8 @@ class ConnectedClient:
     address: str
     language: str
     version: int
+    seen_ms: int = 0
+    """When the broker last received a heartbeat of it; 0 if the request does not name that."""
 
 
 @dataclass(frozen=True, slots=True)

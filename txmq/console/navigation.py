@@ -36,6 +36,23 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Listed("/topics", "Topics", "/topic"),
             Listed("/messages", "Find a message", "/message"),
             Listed("/dead-letters", "Dead letters", "/dead-letter"),
+            Listed("/delayed", "Delayed", "/delayed"),
+        ),
+    ),
+    Section(
+        "Clients",
+        (
+            Listed("/groups", "Consumer groups", "/group"),
+            Listed("/producers", "Producers", ""),
+        ),
+    ),
+    Section(
+        "Cluster",
+        (
+            Listed("/cluster", "Brokers and members", "/cluster"),
+            Listed("/settings", "Settings", "/settings"),
+            Listed("/access", "Access", "/access"),
+            Listed("/audit", "Audit", ""),
         ),
     ),
     Section(
@@ -45,7 +62,6 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Listed("/reconciliation", "Reconciliation", "/reconciliation"),
         ),
     ),
-    Section("Clients", (Listed("/groups", "Consumer groups", "/group"),)),
 )
 
 

@@ -372,8 +372,11 @@ class Checker:
     async def run(self) -> None:
         """Check due transactions until cancelled."""
         now = self._clock.monotonic()
-        for key in self._pending:
+        # In parts, as there may be a million. Some are decided, or rechecked, in between.
+        for number, key in enumerate(list(self._pending), 1):
             self._arm_first(key, now)
+            if number % ROUND_MAX == 0:
+                await asyncio.sleep(0)
         while True:
             due = self.checks.next_due()
             if due is None or due > self._clock.monotonic():
@@ -390,7 +393,7 @@ class Checker:
 
     def _arm_first(self, key: int, now: float) -> None:
         half = self._pending.find(key)
-        if half is None or half.is_parked:
+        if half is None or half.is_parked or key in self.checks.current:
             return
         if half.immunity_s:
             self._arm_immune(key, half.immunity_s, now)

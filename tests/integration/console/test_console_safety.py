@@ -5,28 +5,27 @@ import re
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.console_stage import TOKEN, text_of
+from tests.console_stage import TOKEN, text_of, visitor
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client import Admin, Session
-from txmq.console.app import CHANGES, PAGES, console_app
+from txmq.console.app import CHANGES, PAGES
 from txmq.console.attempts import FAILURES_MAX
 from txmq.console.request_checks import HEADERS
 from txmq.console.sessions import SESSION_S
-from txmq.console.settings import ConsoleSettings, OutboxAddress
+from txmq.console.settings import OutboxAddress
 from txmq.limits import CONSOLE_FORM_BYTES_MAX
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import SendMessageV2
 from txmq.protocol.properties import render
+from txmq.protocol.recall import RecallHandle, encode
 from txmq.protocol.signature import Credentials
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.network import SystemNetwork
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import embedded
 
-ORIGIN = "http://localhost:8080"
 SECRET = "operator-secret"
 ACCOUNTS = """
 globalWhiteRemoteAddresses: []
@@ -40,7 +39,11 @@ TRUSTING = f"""{ACCOUNTS}
   whiteRemoteAddress: 127.0.0.1
 """
 FORMS = [change.path for change in CHANGES]
-FIELDS = "name=Orders&topic=Orders&to=latest&id=x&broker=broker-a&group=g&decision=commit"
+HANDLE = encode(RecallHandle("Orders", "broker-a", 1, "x"))
+FIELDS = (
+    "name=Orders&topic=Orders&to=latest&id=x&broker=broker-a&group=g&decision=commit&do=drain"
+    f"&member=m2&key=the-shop&queues=2&enabled=no&value=74&handle={HANDLE}"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -59,20 +62,6 @@ class MovedClock(SystemClock):
 
     def monotonic(self):
         return SystemClock.monotonic() + self.moved_s
-
-
-@asynccontextmanager
-async def visitor(names, clock=None, **settings):
-    given = {"origins": frozenset({ORIGIN}), "needs_login": False} | settings
-    app = console_app(ConsoleSettings(names=names, **given), clock)
-    transport = httpx.ASGITransport(app)
-    async with (
-        app._app.router.lifespan_context(app._app),
-        httpx.AsyncClient(
-            transport=transport, base_url=ORIGIN, headers={"origin": ORIGIN}
-        ) as client,
-    ):
-        yield client
 
 
 @asynccontextmanager
@@ -375,8 +364,8 @@ def test_a_session_ends_and_its_page_asks_for_a_log_in(tmp_path):
             await log_in(client)
             assert (await client.get("/")).status_code == 200
             clock.moved_s = SESSION_S
-            poll = await client.get("/", headers={"x-shown": "0"})
-            assert (poll.status_code, poll.headers["hx-refresh"]) == (204, "true")
+            stream = await client.get("/live", params={"page": "/", "shown": "0"})
+            assert (stream.status_code, "event: reload" in stream.text) == (200, True)
             assert (await client.get("/")).headers["location"] == "/login?next=%2F"
 
     asyncio.run(main())

@@ -1,15 +1,13 @@
 """Transactions, messages, searches, outboxes and reports, as a visitor of a console sees them."""
 
-import os
 import re
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
 from sqlalchemy import select, update
 
-from tests.browser import CONTRAST_MIN, TEXTS
+from tests.console_look import check_page, examined, keep_picture, opened
 from tests.console_stage import HOSTILE, PARKING, ConsoleProcess, Visitor, asked, park, text_of
 from tests.reports_stage import BEFORE, DAY, write_reports
 from txmq.client.observe.trace_records import (
@@ -483,40 +481,23 @@ def pages(broker, reports):
     ]
 
 
-def test_every_view_fits_and_can_be_read(browser, console, pages):
-    said = []
-    context = browser.new_context()
-    shown = context.new_page()
-    shown.on("pageerror", lambda error: said.append(str(error)))
-    shown.on("console", lambda message: said.append(message.text))
-    for path in pages:
-        shown.goto(console.url + path)
-        for width in (1_440, 390):
-            shown.set_viewport_size({"width": width, "height": 900})
-            assert shown.evaluate("document.documentElement.scrollWidth") <= width, path
-            for scheme in ("light", "dark"):
-                shown.emulate_media(color_scheme=scheme)
-                dim = [row for row in shown.evaluate(TEXTS) if row[0] < CONTRAST_MIN]
-                assert dim == [], (path, scheme)
-        assert shown.title() != "owned", path
-        assert shown.locator("h1").count() == 1, path
-    context.close()
-    assert said == []
+def test_every_view_fits_and_everybody_can_read_and_use_it(browser, console, pages):
+    with examined(browser) as shown:
+        for path in pages:
+            check_page(shown, console.url + path)
 
 
 def test_a_key_leads_to_the_search_unless_somebody_types(browser, console, broker):
     send_all(broker.names, "Keyboard", [])
-    context = browser.new_context()
-    shown = context.new_page()
-    shown.goto(console.url + "/topics")
-    shown.keyboard.press("/")
-    expect(shown.get_by_label("Search everything")).to_be_focused()
-    shown.keyboard.type("a/b")
-    expect(shown.get_by_label("Search everything")).to_have_value("a/b")
-    shown.get_by_label("Search everything").fill("Keyboard")
-    shown.keyboard.press("Enter")
-    expect(shown.get_by_role("heading", level=1)).to_have_text("Keyboard")
-    context.close()
+    with opened(browser) as shown:
+        shown.goto(console.url + "/topics")
+        shown.keyboard.press("/")
+        expect(shown.get_by_label("Search everything")).to_be_focused()
+        shown.keyboard.type("a/b")
+        expect(shown.get_by_label("Search everything")).to_have_value("a/b")
+        shown.get_by_label("Search everything").fill("Keyboard")
+        shown.keyboard.press("Enter")
+        expect(shown.get_by_role("heading", level=1)).to_have_text("Keyboard")
 
 
 @pytest.mark.parametrize("name", ["steps", "message"])
@@ -536,11 +517,7 @@ def test_the_pictures_of_the_docs_show_all_attempts(browser, console, broker, vi
         "message": f"/message?place={message.offset_id}",
     }
     heights = {"steps": 1_400, "message": 1_270}
-    viewport = {"width": 1_100, "height": heights[name]}
-    context = browser.new_context(viewport=viewport)
-    shown = context.new_page()
-    shown.goto(console.url + paths[name])
-    expect(shown.locator("#live").get_by_text("attempt 2").first).to_be_in_viewport()
-    if folder := os.environ.get("TXMQ_SCREENSHOTS"):
-        shown.screenshot(path=Path(folder) / f"console-{name}.png")
-    context.close()
+    with opened(browser, 1_100, heights[name]) as shown:
+        shown.goto(console.url + paths[name])
+        expect(shown.locator("#live").get_by_text("attempt 2").first).to_be_in_viewport()
+        keep_picture(shown, f"console-{name}")

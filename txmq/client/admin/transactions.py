@@ -5,6 +5,7 @@ Only txmq brokers support these requests; Apache RocketMQ answers "not supported
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
 from txmq.client.admin.cluster import ClusterCalls
@@ -20,7 +21,12 @@ from txmq.message import Queue, ReceivedMessage
 from txmq.protocol import bodies
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
-from txmq.protocol.headers import DecideTransaction, ListTransactions, NamedTransaction
+from txmq.protocol.headers import (
+    DecideTransaction,
+    ListTransactions,
+    NamedTransaction,
+)
+from txmq.protocol.rechecks import RecheckedTransactions, RecheckTransactions
 from txmq.protocol.record import unpack
 from txmq.protocol.transaction_history import TransactionHistory
 
@@ -135,6 +141,55 @@ class TransactionCalls(ClusterCalls):
             (address,) = (await self._masters(broker=broker, cluster=cluster)).values()
         header = NamedTransaction(name)
         await self._session.request(address, RequestCode.RECHECK_TRANSACTION, header)
+
+    async def recheck_transactions(
+        self,
+        *,
+        state: str = "",
+        group: str = "",
+        broker: str | None = None,
+        cluster: str | None = None,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> dict[str, int]:
+        """Make brokers check many open transactions now, each with a full number of checks.
+
+        A broker's audit has one entry for up to 10,000 of them.
+
+        Args:
+            state: Only ``prepared`` ones, or only ``parked`` ones.
+            group: Only transactions of this producer group.
+            broker: The broker to ask; by default, all of the cluster.
+            cluster: The cluster, if there are several.
+            on_progress: Called with the number of transactions of each answer.
+
+        Returns:
+            The number of transactions that each broker checks, by broker.
+
+        Raises:
+            ConfigError: Broker or cluster is unknown, or must be named because there are several.
+            InvalidParameter: The state is neither of the two.
+            RequestNotSupported: A broker is not a txmq broker, or is an older one.
+            TransportError: A broker does not answer. All others were asked as well: a note of the
+                error names them.
+            BrokerRefused: A broker refuses; likewise.
+        """
+        counts: dict[str, int] = {}
+
+        async def recheck(name: str, address: str) -> None:
+            start = 0
+            while start >= 0:
+                header = RecheckTransactions(state, group, start)
+                answer = await self._session.request(
+                    address, RequestCode.RECHECK_TRANSACTIONS, header
+                )
+                found = answer.read(RecheckedTransactions)
+                counts[name] = counts.get(name, 0) + found.rechecked
+                start = found.next_offset
+                if on_progress is not None:
+                    on_progress(found.rechecked)
+
+        await self._change_each(await self._masters(broker=broker, cluster=cluster), recheck)
+        return counts
 
     async def transaction_report(
         self, name: str, *, broker: str | None = None, cluster: str | None = None

@@ -23,7 +23,7 @@ __all__ = ["PAGES", "message_at"]
 _WAYS: Final = ("key", "id", "place", "time")
 
 
-class ListedMessage(NamedTuple):
+class MessageLine(NamedTuple):
     """A row of a list of messages."""
 
     message: ReceivedMessage
@@ -52,20 +52,20 @@ async def show_search(visit: Visit) -> PageContent:
     if fields.by not in _WAYS:
         raise UsageError(f"messages are found by key, id, place or time, not by {fields.by!r}")
     scan = MessageScan([], 0, "")
-    rows: list[ListedMessage] = []
+    rows: list[MessageLine] = []
     is_asked = bool(fields.wanted)
     if fields.by == "time":
         is_asked = bool(fields.topic)
         if is_asked:
             scan = await _scan(visit, fields)
             rows = [
-                ListedMessage(found.message, found.size, first_line(found.message.body))
+                MessageLine(found.message, found.size, first_line(found.message.body))
                 for found in scan.messages
             ]
     elif is_asked:
         found = await _found(visit, fields.topic, fields.by, fields.wanted)
         rows = [
-            ListedMessage(message, len(message.body), first_line(message.body))
+            MessageLine(message, len(message.body), first_line(message.body))
             for message in reversed(found)
         ]
     shown = fields._asdict() | {"cursor": ""}

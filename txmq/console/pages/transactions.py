@@ -16,6 +16,7 @@ from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent
 from txmq.errors import RequestNotSupported, TopicNotFound, UsageError
 from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
 from txmq.message import ReceivedMessage
+from txmq.quantity import quantity
 
 __all__ = ["CHANGES", "PAGES"]
 
@@ -182,6 +183,17 @@ async def recheck(form: ChangeForm) -> ChangeDone:
     return ChangeDone(url_of("/transaction", id=name, broker=broker), notice)
 
 
+async def recheck_all(form: ChangeForm) -> ChangeDone:
+    """Have the brokers ask the producers of all open transactions, or of those of a group."""
+    visit = form.visit
+    state, group = visit.text("state"), visit.text("group")
+    counts = await visit.admin.recheck_transactions(
+        state=state, group=group, cluster=visit.settings.cluster
+    )
+    notice = f"brokers ask the producers of {quantity(sum(counts.values()), 'transaction')}"
+    return ChangeDone(url_of("/transactions", state=state, group=group), notice)
+
+
 def _decision_of(visit: Visit) -> Literal["commit", "rollback"]:
     decision = visit.required("decision")
     if decision == "commit":
@@ -223,4 +235,5 @@ PAGES: Final = (
 CHANGES: Final = (
     ChangeRoute("/transaction/decision", decide, show_decision),
     ChangeRoute("/transaction/recheck", recheck, show_one),
+    ChangeRoute("/transactions/recheck", recheck_all, show_list),
 )

@@ -1,6 +1,8 @@
 """Transactions, messages, searches, outboxes and reports, as a visitor of a console sees them."""
 
 import re
+import subprocess
+import sys
 from urllib.parse import quote
 
 import pytest
@@ -521,3 +523,33 @@ def test_the_pictures_of_the_docs_show_all_attempts(browser, console, broker, vi
         shown.goto(console.url + paths[name])
         expect(shown.locator("#live").get_by_text("attempt 2").first).to_be_in_viewport()
         keep_picture(shown, f"console-{name}")
+
+
+# Extras
+
+
+def test_a_console_starts_without_the_extras_that_it_is_not_given():
+    program = """
+import sys
+from txmq.console.app import console_app
+from txmq.console.settings import ConsoleSettings, OutboxAddress
+from txmq.errors import ConfigError
+
+heavy = ("sqlalchemy", "pyarrow", "pyspark")
+plain = {"names": "127.0.0.1:9876", "origins": frozenset()}
+console_app(ConsoleSettings(**plain))
+print([name for name in heavy if name in sys.modules])
+sys.modules |= dict.fromkeys(heavy)
+bank = OutboxAddress("bank", "sqlite:///bank.db")
+for more in ({"outboxes": (bank,)}, {"reports": "."}):
+    try:
+        console_app(ConsoleSettings(**plain, **more))
+    except ConfigError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "[]",
+        "sqlalchemy is missing: pip install 'txmq[sql]'",
+        "pyarrow is missing: pip install 'txmq[spark]'",
+    ], done.stderr

@@ -58,7 +58,7 @@ _TIDIED: Final = 4
 
 _KEY_BYTES: Final = array("q").itemsize
 
-_SEARCHED_MAX: Final = 1_000_000
+_SEARCHED_MAX: Final = 500_000
 """Scheduled keys that a search for one of them passes: some milliseconds."""
 
 

@@ -461,6 +461,21 @@ def audit_of(client):
     return [line for file in files for line in file.read_text().splitlines()]
 
 
+def test_a_search_finds_accounts_for_administrators_alone(tmp_path):
+    async def main():
+        async with stage(tmp_path, ACCOUNTS) as client:
+            await log_in(client)
+            found = await client.get("/search?for=the-shop")
+            assert found.headers["location"] == "/access/account?key=the-shop"
+            client.cookies.clear()
+            await log_in(client, "the-shop", "the-shop-secret")
+            refused = await client.get("/search?for=operator")
+            assert refused.status_code == 403
+            assert "/access/account" not in refused.text
+
+    asyncio.run(main())
+
+
 OPERATORS_ONLY = (
     "/outbox",
     "/outbox/rows?name=bank",

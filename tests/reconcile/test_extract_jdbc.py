@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from py4j.protocol import Py4JError
 
 from tests.extracts import (
     DAY,
@@ -16,7 +17,7 @@ from tests.extracts import (
 )
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.extract.extraction import extract_day
-from txmq.reconcile.extract.jdbc import SparkDialect, options
+from txmq.reconcile.extract.jdbc import SparkDialect, _error_sentence, _packed, options
 from txmq.reconcile.extract.statements import EntryStatements
 from txmq.reconcile.extract.table_writer import control_of
 from txmq.reconcile.rules import Bank, Day, Money
@@ -137,6 +138,31 @@ def test_a_bank_is_read_through_its_driver(spark, tmp_path):
     (row,) = manifest.sources[0].tables[0].quarantine
     assert (row.row, row.reason) == ("id 3, key t-3", "amount is 'x': not whole minor units")
     assert {path.name for path in (folder / "icbc").iterdir()} == {"entries", "opening", "later"}
+
+
+def test_a_database_that_fails_midway_is_quoted(spark, tmp_path):
+    class Derby:
+        url = f"jdbc:derby:memory:{tmp_path.name};create=true"
+
+    driver = {"driver": "org.apache.derby.jdbc.EmbeddedDriver"}
+    row = f"1, 't-1', 'alice', '-5', 'CNY', 'debit', {NOON_MS}"
+    frame = spark.sql(f"SELECT * FROM VALUES ({row}) AS t({', '.join(JOURNAL)})")
+    frame.write.jdbc(Derby.url, "journal", properties=driver)
+    told = bank_of(Derby, where='1 / ("id" - 1) = 0') | {"readers": 2, "properties": driver}
+
+    with pytest.raises(ReconcileRefused, match=r"icbc: .*Attempt to divide by zero"):
+        taken(rules_of(tmp_path, told), spark=spark)
+
+
+def test_a_failure_while_rows_arrive_has_its_cause(spark):
+    """Spark's own words are "Exception thrown in awaitResult:", and nothing else."""
+    number = "java_method('java.lang.Integer', 'parseInt', 'x')"
+    failing = spark.sql(f"SELECT if(id = 7, {number}, id) AS x FROM range(9)")
+    rows = failing.mapInArrow(_packed, "stream BINARY").toLocalIterator()
+
+    with pytest.raises(Py4JError) as caught:
+        list(rows)
+    assert _error_sentence(caught.value, "jdbc:x://bank") == 'For input string: "x"'
 
 
 def test_a_condition_is_the_databases_own_and_properties_are_passed_on():

@@ -1,9 +1,13 @@
 """What a bank behind JDBC is asked, over tables that Spark has itself: no driver is needed here."""
 
+import importlib
+from pathlib import Path
+
 import msgspec
 import pytest
 from py4j.protocol import Py4JError
 
+from tests import databases, jdbc_driver
 from tests.extracts import (
     DAY,
     JOURNAL,
@@ -191,3 +195,19 @@ def test_a_url_of_nothing_known_is_told(tmp_path):
 
     with pytest.raises(ReconcileRefused, match="icbc: its URL must begin with"):
         extract_day(rules_of(tmp_path, bank_of(Other)), DAY, take_log=no_log)
+
+
+def test_the_benchmark_of_extracts_reads_the_same_rows_in_both_ways(
+    spark, postgres, tmp_path, monkeypatch
+):
+    """Its whole run takes a minute, so only the soak has one; a changed call must show before."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    bench = importlib.import_module("bench_reconcile_extract")
+    spark.sql(f"ADD JAR '{jdbc_driver.jar()}'")
+    with postgres.database() as url:
+        bench._fill(url, 200)
+        rules = bench._rules(databases.conninfo(url), tmp_path)
+
+        assert bench._extract(rules, tmp_path / "ours", spark) == 200
+        assert bench._jdbc(rules, tmp_path / "theirs", spark) == 200
+        bench._see_alike(rules, tmp_path / "both", spark)

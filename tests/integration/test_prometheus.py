@@ -22,6 +22,11 @@ from txmq import Message, Outbox, blocking
 from txmq.cli.resolve_metrics import exposition as resolver_text
 from txmq.outbox.schema import create_outbox
 from txmq.reconcile.report.metrics import exposition as reconciliation_text
+from txmq.runtime.clock import SystemClock
+from txmq.testing.deliveries import received
+from txmq.worker.figures import HandlerFigures, ProcessReport
+from txmq.worker.metrics import WorkerState
+from txmq.worker.metrics import exposition as worker_text
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "howto"
 SETTINGS = (
@@ -188,10 +193,13 @@ def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(broke
 
 
 def test_promtool_finds_no_fault_in_any_page(pages, relay):
+    handlers = HandlerFigures(SystemClock())
+    handlers.before("billing", [received("Orders", b"tea")])(None, False)
     texts = {
         "broker": read(pages, "/metrics"),
         "relay": read(relay, "/metrics"),
         "resolver": resolver_text({"checks_committed": 1}, 3, is_answering=True),
+        "worker": worker_text(ProcessReport(handlers.series), WorkerState(2, 1, 0)),
         "reconciliation": reconciliation_text(runs.run(runs.busy())),
     }
     found = {name: promtool("check", "metrics", text=text)[1] for name, text in texts.items()}

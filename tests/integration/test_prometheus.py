@@ -44,7 +44,7 @@ EMPTY = {
     "lease_age_seconds",
     "refusals_total",
 }
-"""What a broker lacks that has no followers, no consumers and no dead letters, and refuses nothing."""
+"""What a broker lacks that has no follower, consumer or dead letter, and refuses nothing."""
 CONFIGURATION = """
 global: {{scrape_interval: 200ms, evaluation_interval: 200ms}}
 rule_files: ["{rules}"]
@@ -215,7 +215,7 @@ def test_every_query_of_the_dashboard_is_answered(prometheus):
     for query in map(json.loads, queries):
         text = query.replace("$instance", ".+").replace("$__rate_interval", "10s")
         if not data_of(prometheus, "query", query=text)["result"]:
-            empty |= {name for name in re.findall(r"txmq_broker_(\w+)", text)}
+            empty |= set(re.findall(r"txmq_broker_(\w+)", text))
     assert len(queries) > 30
     assert empty == EMPTY
 

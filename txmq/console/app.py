@@ -128,7 +128,7 @@ class _Console:
         self._clock = clock
         self._sessions = SessionTable(entropy)
         self._attempts = LoginAttempts()
-        self._links = ClusterLinks(settings.names, entropy)
+        self._links = ClusterLinks(settings.names, entropy, settings.operator)
         self._markup = PageMarkup()
         # Only a host's own pages over HTTPS can set a cookie with this prefix.
         prefix = "__Host-" if settings.is_encrypted else ""

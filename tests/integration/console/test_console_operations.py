@@ -170,6 +170,17 @@ def test_an_account_is_created_changed_and_removed_and_its_secret_never_shown(br
     assert all(secret not in str(entry) for entry in acts(broker, limit=1_000))
 
 
+def test_a_visitor_who_changes_the_own_secret_stays_logged_in(console, visitor):
+    to, page = "/access/account?key=operator", "/cluster"
+    changed = {"admin": "yes", "other_topics": "DENY", "other_groups": "DENY"}
+    for secret in ("another-secret", OPERATOR.secret_key):
+        done = visitor.post(to, **changed, secret=secret, secret_again=secret)
+        assert "account operator has new permissions and a new secret" in text_of(done)
+        assert visitor.get(page).status_code == 200
+    with Visitor(console.url) as other:
+        assert other.log_in("operator", "another-secret").status_code != 200
+
+
 # Audit
 
 

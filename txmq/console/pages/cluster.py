@@ -15,7 +15,7 @@ from txmq.console.markup import link, url_of
 from txmq.console.pages.brokers import known_brokers
 from txmq.console.previews import ChangePreview, check_repeated, reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
-from txmq.errors import NotFound, TxmqError, UsageError
+from txmq.errors import NotFound, TransportError, TxmqError, UsageError
 from txmq.quantity import quantity
 
 __all__ = ["CHANGES", "PAGES"]
@@ -100,27 +100,19 @@ async def show_change(visit: Visit) -> PageContent:
 
 
 async def _drain_preview(visit: Visit, broker: str) -> ChangePreview:
-    topics = set(await visit.admin.topics_of_broker(broker))
-    elsewhere: set[str] = set()
-    for other in await known_brokers(visit):
-        if other.name != broker:
-            elsewhere |= set(await visit.admin.topics_of_broker(other.name))
-    only = sorted(topic for topic in topics - elsewhere if topic != broker)
+    try:
+        found = await _topic_sentences(visit, broker)
+    except TransportError as error:
+        found = [f"Which topics the broker has is not known: {str(error).strip()}."]
     sentences = [
-        f"All name servers withdraw the write permission of its {quantity(len(topics), 'topic')}.",
+        "All name servers withdraw the write permission of its topics.",
+        *found,
         "Producers follow within 30 s by default. Consumers still read from the broker.",
         (
             "The broker stays as it is. Change and create no topic of it until it is stopped: with "
             "the next change it registers, all of its topics are writable again."
         ),
     ]
-    if only:
-        named = ", ".join(only[:_NAMED_MAX])
-        more = f" and {len(only) - _NAMED_MAX} more" if len(only) > _NAMED_MAX else ""
-        sentences.append(
-            f"Sends to {quantity(len(only), 'topic')} fail, because no other broker has "
-            f"{'it' if len(only) == 1 else 'them'}: {named}{more}."
-        )
     return ChangePreview(
         title=f"Drain {broker}",
         eyebrow="Broker",
@@ -131,6 +123,25 @@ async def _drain_preview(visit: Visit, broker: str) -> ChangePreview:
         repeated=broker,
         repeated_name="name of the broker",
     )
+
+
+async def _topic_sentences(visit: Visit, broker: str) -> list[str]:
+    """How many topics a broker has, and which of them no other broker has."""
+    topics = set(await visit.admin.topics_of_broker(broker))
+    others = [other.name for other in await known_brokers(visit) if other.name != broker]
+    elsewhere = {broker}
+    for known in await for_each(others, visit.admin.topics_of_broker):
+        elsewhere |= set(known)
+    sentences = [f"The broker has {quantity(len(topics), 'topic')}."]
+    only = sorted(topics - elsewhere)
+    if only:
+        named = ", ".join(only[:_NAMED_MAX])
+        more = f" and {len(only) - _NAMED_MAX} more" if len(only) > _NAMED_MAX else ""
+        sentences.append(
+            f"Sends to {quantity(len(only), 'topic')} fail, because no other broker has "
+            f"{'it' if len(only) == 1 else 'them'}: {named}{more}."
+        )
+    return sentences
 
 
 def _undrain_preview(broker: str) -> ChangePreview:

@@ -50,8 +50,9 @@ async def _broker(visit: Visit, info: BrokerInfo, copies: dict[str, Any]) -> dic
         "name": info.name,
         "cluster": info.cluster,
         "address": info.addresses.get(MASTER, ""),
-        "replicas": dict(sorted(info.addresses.items())),
+        "replicas": await _replicas(visit, info),
         "problem": "",
+        "is_away": False,
         "figures": {},
         "copies": copies if "problem" not in copies and copies else None,
         "copies_problem": copies.get("problem", ""),
@@ -62,7 +63,23 @@ async def _broker(visit: Visit, info: BrokerInfo, copies: dict[str, Any]) -> dic
         row["figures"] = readable_figures(await visit.admin.broker_stats(info.name))
     except TxmqError as error:
         row["problem"] = str(error).strip()
+        row["is_away"] = isinstance(error, TransportError)
     return row
+
+
+async def _replicas(visit: Visit, info: BrokerInfo) -> list[dict[str, Any]]:
+    """The replicas beside the master that serve reads, with what they report about themselves."""
+
+    async def row_of(number: int) -> dict[str, Any]:
+        row: dict[str, Any] = {"number": number, "address": info.addresses[number], "figures": {}}
+        try:
+            stats = await visit.admin.broker_stats(info.name, replica=number)
+        except TxmqError as error:
+            return row | {"problem": str(error).strip()}
+        figures = readable_figures(stats)
+        return row | {"problem": "", "figures": figures}
+
+    return await for_each([number for number in sorted(info.addresses) if number != MASTER], row_of)
 
 
 async def show_member(visit: Visit) -> PageContent:

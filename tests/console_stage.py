@@ -51,10 +51,10 @@ async def visitor(names, clock=None, **settings):
 
 
 class ConsoleProcess:
-    """A console on a free port."""
+    """A console, on a free port if none is named."""
 
-    def __init__(self, names, *options):
-        command = [sys.executable, "-m", "txmq", "console", "--listen", "127.0.0.1:0"]
+    def __init__(self, names, *options, port=0):
+        command = [sys.executable, "-m", "txmq", "console", "--listen", f"127.0.0.1:{port}"]
         self.process = subprocess.Popen(
             [*command, "--names", names, *options],
             stdout=subprocess.PIPE,
@@ -108,13 +108,42 @@ class Visitor:
         data = ({"token": found[1]} if found else {}) | fields
         return self._client.post(path, data=data, headers={"origin": self.url})
 
+    def event(self, path, shown=""):
+        """The next event for a page that shows something: its name, its HTML, and its mark."""
+        query = {"page": path, "shown": shown}
+        with self._client.stream("GET", "/live", params=query) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream"), answer.read()
+            return next(events_in(answer.iter_lines()))
+
     def log_in(self, access_key, secret_key, to="/"):
         return self.post(f"/login?next={to}", access_key=access_key, secret_key=secret_key)
 
 
+def events_in(lines):
+    """The events of a stream: name, data and id."""
+    name, data, mark = "", [], ""
+    for line in lines:
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            data.append(value)
+        elif field == "id":
+            mark = value
+        elif not line and name:
+            yield name, "\n".join(data), mark
+            name, data, mark = "", [], ""
+
+
+def mark_of(response):
+    """What a page says that it shows."""
+    return re.search(r'data-mark="(\S+)"', response.text)[1]
+
+
 def text_of(response):
-    """What a reader sees of a page, more or less."""
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", response.text)).split())
+    """What a reader sees of a page, or of a part of it, more or less."""
+    html = response if isinstance(response, str) else response.text
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 
 def run_apart(work):

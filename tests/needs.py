@@ -13,7 +13,16 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tests import axe, browser, databases, etcd_server, java_archive, jdbc_driver, redis_server
+from tests import (
+    axe,
+    browser,
+    databases,
+    etcd_server,
+    java_archive,
+    jdbc_driver,
+    prometheus_server,
+    redis_server,
+)
 from tests.database_server import has_docker
 from tests.interop import interop_clients
 from tests.packages import NODE_PACKAGE, ZIG_PACKAGE, Unprepared, cpp_compiler, node_tools
@@ -163,6 +172,13 @@ NEEDS = (
         "g++",
         f"fetches `{ZIG_PACKAGE}` from PyPI",
         cpp_compiler,
+    ),
+    Need(
+        "Prometheus, with promtool",
+        "metrics and alert rules",
+        "prometheus",
+        "fetches Debian's package without installing it, or skips these tests",
+        prometheus_server.fetch,
     ),
     Need(
         "RocketMQ's C++ client",

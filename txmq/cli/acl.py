@@ -15,7 +15,6 @@ from txmq.cli.common import (
     FAILED,
     NAMES_DEFAULT,
     WRONGLY_CALLED,
-    AsJson,
     Cluster,
     Names,
     Yes,
@@ -23,8 +22,8 @@ from txmq.cli.common import (
     confirm,
     fail,
 )
-from txmq.cli.lists import Listing, listed
-from txmq.cli.output import note, print_rows, say
+from txmq.cli.lists import ListColumn, Listing, listed
+from txmq.cli.output import note, say
 from txmq.errors import ConfigError, Effect, TransportError, TxmqError
 from txmq.runtime.clock import SystemClock
 
@@ -53,14 +52,23 @@ InFile = Annotated[
 
 
 @app.command("show")
-def show_accounts(file: File, *, as_json: AsJson = False) -> None:
+@listed(
+    [
+        ListColumn("account", "account"),
+        ListColumn("admin", "admin"),
+        ListColumn("topics", "topics"),
+        ListColumn("groups", "groups"),
+        ListColumn("unsigned from", "unsigned_from"),
+        ListColumn("tls subject", "tls_subject"),
+    ],
+    empty="no accounts",
+)
+def show_accounts(file: File) -> Listing:
     """Check a file of accounts, and list them without their secrets.
 
     The broker reads a file the same way when it starts and when the file changes.
     """
-    rows = [account.described() for account in _rules(file).accounts.values()]
-    columns = ["account", "admin", "topics", "groups", "unsigned from", "tls subject"]
-    print_rows(rows, columns, [row.values() for row in rows], json=as_json)
+    return Listing([account.described() for account in _rules(file).accounts.values()])
 
 
 @app.command("list")

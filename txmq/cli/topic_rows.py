@@ -80,7 +80,7 @@ async def topic_rows(admin: Admin, *, everything: bool) -> Rows:
             return None  # Its broker does not answer, or the topic is being deleted.
         return sum(queue.max_offset - queue.min_offset for queue in queues)
 
-    counts = await for_each(names, messages)
+    counts = await for_each(names, messages, label="topics")
     rows = [
         {"topic": name, **_sums(configs.get(name, [])), "messages": count}
         for name, count in zip(names, counts, strict=True)

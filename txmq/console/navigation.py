@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["SECTIONS", "Listed", "Section", "section_of"]
+__all__ = ["SECTIONS", "Listed", "Section", "is_listed", "section_of"]
 
 
 class Listed(NamedTuple):
@@ -55,7 +55,13 @@ SECTIONS: Final[tuple[Section, ...]] = (
             Listed("/audit", "Audit", ""),
         ),
     ),
+    Section("Databases", (Listed("/outbox", "Outboxes", "/outbox"),)),
 )
+
+
+def is_listed(path: str) -> bool:
+    """Whether the navigation names a page."""
+    return any(page.path == path for section in SECTIONS for page in section.pages)
 
 
 def section_of(path: str) -> Section | None:

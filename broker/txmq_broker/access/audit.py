@@ -16,7 +16,7 @@ import msgspec
 
 from txmq.errors import BrokerRefused, RemoteProtocolError
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.command import Command, answer
+from txmq.protocol.command import Command, FrameReader, answer, decode
 from txmq.protocol.operations import ListAudit
 from txmq.protocol.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
 from txmq.remoting.connection import Connection
@@ -50,6 +50,7 @@ AUDITED: Final = frozenset(
         _CODE.DELETE_EXPIRED_COMMITLOG,
         _CODE.DECIDE_TRANSACTION,
         _CODE.RECHECK_TRANSACTION,
+        _CODE.RECHECK_TRANSACTIONS,
         _CODE.CHANGE_SET,
         _CODE.RECALL_DELAYED,
         _CODE.RESUME_CHECK_HALF_MESSAGE,
@@ -73,6 +74,9 @@ _SEAL_CHARS: Final = 32
 _LINES_SHOWN: Final = 5
 _HIDDEN: Final = frozenset((ACCESS_KEY, SIGNATURE, SECURITY_TOKEN, "secretKey"))
 """Fields that are shown apart, and those with secrets: of the sender, or of a new account."""
+_COUNTED: Final = frozenset((_CODE.RECHECK_TRANSACTIONS,))
+"""Requests whose answers say how much they changed."""
+_NO_FIELDS: Final[Mapping[str, str]] = {}
 
 
 class AuditEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -147,12 +151,19 @@ class AuditLog:
             except BrokerRefused as error:
                 self.note(connection, request, refused=str(error))
                 raise
-            self.note(connection, request)
+            self.note(connection, request, result=_result(request, found))
             return found
 
         return handle
 
-    def note(self, connection: Connection, request: Command, *, refused: str = "") -> None:
+    def note(
+        self,
+        connection: Connection,
+        request: Command,
+        *,
+        refused: str = "",
+        result: Mapping[str, str] = _NO_FIELDS,
+    ) -> None:
         """Append an entry. If the disk refuses, the request goes on, and the log says so."""
         try:
             fields = request.field_map()
@@ -164,7 +175,11 @@ class AuditLog:
             RequestCode(request.code).name,
             connection.address,
             _cut(fields.get(ACCESS_KEY) or (connection.subject.text if connection.subject else "")),
-            {name: _cut(text) for name, text in fields.items() if name not in _HIDDEN},
+            {
+                name: _cut(text)
+                for name, text in {**fields, **result}.items()
+                if name not in _HIDDEN
+            },
             _cut(request.body.decode(errors="replace")),
             _cut(refused),
         )
@@ -289,6 +304,12 @@ def entries_about(before: View) -> Iterator[AuditEntry]:
         act = before.hand_over
         fields = {"member": act.member, "reason": act.reason}
         yield AuditEntry(act.at_ms, "HAND_OVER", where, act.operator, fields)
+
+
+def _result(request: Command, reply: bytes | None) -> Mapping[str, str]:
+    if reply is None or request.code not in _COUNTED:
+        return _NO_FIELDS
+    return decode(FrameReader().feed(reply)[0]).field_map()
 
 
 def _seal(before: bytes, text: bytes) -> bytes:

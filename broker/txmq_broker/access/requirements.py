@@ -200,8 +200,10 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
         (
             _CODE.LIST_TRANSACTIONS,
             _CODE.SHOW_TRANSACTION,
+            _CODE.SHOW_TRANSACTION_HISTORY,
             _CODE.DECIDE_TRANSACTION,
             _CODE.RECHECK_TRANSACTION,
+            _CODE.RECHECK_TRANSACTIONS,
             _CODE.FOLLOW_LOG,
             _CODE.NOTE_COPIED,
             _CODE.SHOW_COPIES,

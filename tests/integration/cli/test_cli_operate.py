@@ -1,6 +1,7 @@
 """The commands of operators against one real broker."""
 
 import asyncio
+import io
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from txmq import (
     StartFrom,
     blocking,
 )
+from txmq.cli.output import progress_bar
 from txmq_broker.testing import BrokerThread
 
 
@@ -282,6 +284,43 @@ def test_rates_are_shown_by_topic_and_group(run, rows, shop):
     assert (found["in_of_day"], found["out_of_day"]) == (1, 1)
     assert "billing" in run("stats", "--active", "--sort", "-out/s")
     assert "'Ordrs' does not exist" in run("stats", "--topic", "Ordrs", code=1)
+
+
+def test_lists_of_queues_messages_and_clients_have_the_options_of_lists(run, rows, shop):
+    run("topic", "create", "Sorted", "--queues", 2)
+    for number, key in enumerate("cab"):
+        queue = f"broker-a:{number % 2}"
+        run("message", "send", "Sorted", f"body {key}", "--key", key, "--queue", queue)
+    run("group", "create", "sorter")
+    run("group", "reset", "sorter", "Sorted", "--to", "earliest", "--yes")
+    pull, lag = ("message", "pull", "Sorted"), ("group", "progress", "sorter")
+
+    assert [row["keys"] for row in rows(*pull, "--sort", "keys")] == [["a"], ["b"], ["c"]]
+    assert [row["body"] for row in rows(*pull, "--match", "body b")] == ["body b"]
+    assert "page 2 of 2, 3 rows" in run(*pull, "--limit", 2, "--page", 2)
+    assert "the columns are broker, queue, offset, id, tag, keys, body" in run(
+        *pull, "--sort", "size", code=2
+    )
+    assert len(rows("message", "query", "Sorted", "a", "--match", "nothing")) == 0
+    found = rows(*lag, "--sort", "-behind", "--limit", 1)
+    assert (found["lag"], [row["queue"]["number"] for row in found["queues"]]) == (2, [0])
+    assert "3 messages behind" in run(*lag, "--match", "Sorted")
+    assert rows("topic", "route", "Sorted", "--match", "broker-a")[0]["addresses"].keys() == {"0"}
+    clients = rows("group", "clients", "billing", "--match", "no such client")
+    assert (clients["clients"], clients["subscriptions"]["Orders"]) == ([], "*")
+
+
+def test_long_work_shows_how_far_it_is_on_a_terminal_only(monkeypatch):
+    shown = []
+    for is_terminal in (True, False):
+        screen = io.StringIO()
+        screen.isatty = lambda is_terminal=is_terminal: is_terminal
+        monkeypatch.setattr("sys.stderr", screen)
+        with progress_bar("dead letters", 4) as advance:
+            advance(3)
+        shown.append("dead letters" in screen.getvalue())
+
+    assert shown == [True, False]
 
 
 # Shells

@@ -9,12 +9,14 @@ from tests.console_stage import (
     HOSTILE,
     PARKING,
     ConsoleProcess,
+    asked,
     bury,
     connected,
     consume,
     delay,
     park,
 )
+from tests.serving import free_port
 from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.testing import BrokerThread
 
@@ -125,6 +127,64 @@ def test_a_list_refreshes_itself_and_keeps_the_focus(browser, stage):
         expect(shown.locator("#row-1")).to_be_focused()
 
 
+def test_a_change_keeps_the_selection_what_was_typed_and_what_was_opened(browser, stage):
+    url, *_ = stage
+    with opened(browser, height=400) as shown, opened(browser) as other:
+        shown.goto(f"{url}/topic?name=Bills")
+        shown.get_by_label("Body").fill("half of a sen")
+        shown.evaluate(
+            """() => { const cell = document.querySelector("#live tbody th").firstChild;
+            getSelection().setBaseAndExtent(cell, 1, cell, 4); scrollTo(0, 90); }"""
+        )
+        other.goto(f"{url}/topic?name=Bills")
+        other.get_by_label("Body").fill("one more")
+        other.get_by_role("button", name="Send").click()
+
+        expect(shown.locator("#live")).to_contain_text("4 messages")
+        assert shown.evaluate("[getSelection().toString(), scrollY]") == ["rok", 90]
+        expect(shown.get_by_label("Body")).to_have_value("half of a sen")
+
+
+def test_more_windows_than_a_browser_has_connections_all_load(browser, stage):
+    """A stream keeps one of six connections; the oldest windows rest until they are used again."""
+    url, *_ = stage
+    context = browser.new_context()
+    try:
+        windows = [context.new_page() for _ in range(9)]
+        for window in windows:
+            window.goto(f"{url}/topics?search=Many")
+        expect(windows[-1].locator("#live")).to_contain_text("No topic has a name with this text")
+        windows[-1].goto(f"{url}/topics")
+        windows[-1].get_by_label("Name").fill("Many-1")
+        windows[-1].get_by_role("button", name="Create").click()
+        expect(windows[-2].locator("#live")).to_contain_text("Many-1")
+        expect(windows[0].locator("#live")).not_to_contain_text("Many-1")
+        windows[0].evaluate("dispatchEvent(new Event('focus'))")
+        expect(windows[0].locator("#live")).to_contain_text("Many-1")
+    finally:
+        context.close()
+
+
+def test_a_page_goes_on_when_the_console_was_killed(browser):
+    port = free_port()
+    context = browser.new_context()
+    with BrokerThread() as broker:
+        try:
+            shown = context.new_page()
+            with ConsoleProcess(broker.names, port=port) as console:
+                shown.goto(f"{console.url}/topics")
+                console.process.kill()
+                console.process.wait()
+                expect(shown.locator("#offline")).to_be_visible()
+            asked(broker.names, lambda admin, _: admin.create_topic("Back", queues=1))
+            with ConsoleProcess(broker.names, port=port) as console:
+                expect(shown.locator("#live")).to_contain_text("Back")
+                expect(shown.locator("#offline")).to_be_hidden()
+                assert console.stop() == "", "an open page does not delay the end"
+        finally:
+            context.close()
+
+
 def test_a_console_that_goes_away_is_missed_in_words(browser, stage):
     url, *_ = stage
     context = browser.new_context()
@@ -175,7 +235,7 @@ def test_a_visitor_logs_in_and_out(browser, tmp_path):
 def test_the_pictures_of_the_docs(browser, stage):
     """TXMQ_SCREENSHOTS=docs/images makes them again."""
     url, _, ids = stage
-    with opened(browser, 1_100, 1_300) as shown:
+    with opened(browser, 1_100, 2_000) as shown:
         shown.goto(f"{url}/transaction?id={ids['t-1']}")
         expect(shown.get_by_role("button", name="Ask the producers again")).to_be_in_viewport()
         keep_picture(shown, "console-transaction")

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from txmq.cli.broker_figures import readable_figures
 from txmq.cli.cluster_status import copies_of, is_drained
 from txmq.cli.common import for_each
+from txmq.cli.moments import age_of
 from txmq.client.routes import MASTER
 from txmq.client.values import BrokerInfo
 from txmq.console.markup import link, url_of
@@ -23,6 +24,7 @@ __all__ = ["CHANGES", "PAGES"]
 CHANGE_S: Final = 20.0
 """A change of a set waits for the store of the set."""
 _NAMED_MAX: Final = 5
+_MS_DIGITS_MAX: Final = 16
 _OF_MEMBERS: Final = frozenset(("promote", "remove", "rejoin"))
 
 
@@ -60,7 +62,7 @@ async def _broker(visit: Visit, info: BrokerInfo, copies: dict[str, Any]) -> dic
     }
     try:
         row["drained"] = await is_drained(visit.admin, info.name)
-        row["figures"] = readable_figures(await visit.admin.broker_stats(info.name))
+        row["figures"] = _figures(visit, await visit.admin.broker_stats(info.name))
     except TxmqError as error:
         row["problem"] = str(error).strip()
         row["is_away"] = isinstance(error, TransportError)
@@ -76,10 +78,18 @@ async def _replicas(visit: Visit, info: BrokerInfo) -> list[dict[str, Any]]:
             stats = await visit.admin.broker_stats(info.name, replica=number)
         except TxmqError as error:
             return row | {"problem": str(error).strip()}
-        figures = readable_figures(stats)
-        return row | {"problem": "", "figures": figures}
+        return row | {"problem": "", "figures": _figures(visit, stats)}
 
     return await for_each([number for number in sorted(info.addresses) if number != MASTER], row_of)
+
+
+def _figures(visit: Visit, stats: dict[str, str]) -> dict[str, str]:
+    """A broker's figures in words; how long it is up is rounded, so that pages rarely change."""
+    figures = readable_figures(stats)
+    started = stats.get("bootTimestamp", "")
+    if started.isdecimal() and len(started) < _MS_DIGITS_MAX:
+        figures["up for"] = age_of(visit.clock.wall_ms() - int(started))
+    return figures
 
 
 async def show_member(visit: Visit) -> PageContent:

@@ -32,7 +32,7 @@ def test_people_hand_over_remove_a_member_and_let_it_back(tmp_path, etcd, browse
             for path in ("/cluster", page):
                 check_page(shown, console.url + path)
 
-            shown.set_viewport_size({"width": 1_100, "height": 700})
+            shown.set_viewport_size({"width": 1_100, "height": 790})
             shown.goto(f"{console.url}/cluster")
             keep_picture(shown, "console-cluster")
 

@@ -363,9 +363,11 @@ def test_a_broker_is_drained_and_takes_messages_again(run, rows):
     run("topic", "create", "Drained", "--queues", 1)
 
     assert "for reading only" in run("cluster", "drain", "broker-a")
+    assert rows("cluster", "list")[0]["drained"] is True
     assert rows("topic", "route", "Drained")[0]["writable"] == 0
     assert rows("topic", "route", "Drained")[0]["readable"] == 1
     assert rows("cluster", "undrain", "broker-a", "--yes")["writable"] is True
+    assert rows("cluster", "list")[0]["drained"] is False
     assert rows("topic", "route", "Drained")[0]["writable"] == 1
     assert "'broker-b' is unknown" in run("cluster", "drain", "broker-b", code=2)
 

@@ -235,7 +235,7 @@ def test_a_visitor_logs_in_and_out(browser, tmp_path):
 def test_the_pictures_of_the_docs(browser, stage):
     """TXMQ_SCREENSHOTS=docs/images makes them again."""
     url, _, ids = stage
-    with opened(browser, 1_100, 2_000) as shown:
+    with opened(browser, 1_100, 1_780) as shown:
         shown.goto(f"{url}/transaction?id={ids['t-1']}")
         expect(shown.get_by_role("button", name="Ask the producers again")).to_be_in_viewport()
         keep_picture(shown, "console-transaction")

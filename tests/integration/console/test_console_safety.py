@@ -463,7 +463,14 @@ def audit_of(client):
     return [line for file in files for line in file.read_text().splitlines()]
 
 
-OPERATORS_ONLY = ("/outbox", "/outbox/rows?name=bank", "/outbox/row?name=bank&id=1")
+OPERATORS_ONLY = (
+    "/outbox",
+    "/outbox/rows?name=bank",
+    "/outbox/row?name=bank&id=1",
+    "/reconciliation",
+    "/reconciliation/day?date=2026-03-31",
+    "/reconciliation/break?date=2026-03-31&id=x",
+)
 
 
 def test_outboxes_and_reports_are_for_administrators(tmp_path):
@@ -484,6 +491,8 @@ def test_outboxes_and_reports_are_for_administrators(tmp_path):
             await log_in(client)
             listed = text_of(await client.get("/outbox"))
             assert "txmq_outbox does not exist" in listed
+            days = text_of(await client.get("/reconciliation"))
+            assert "start it with --reports" in days.lower()
 
     asyncio.run(main())
 

@@ -22,7 +22,7 @@ from txmq.runtime.entropy import Entropy
 from txmq.runtime.parent_link import ChildNotice, FailedNotice, LoadedNotice, ReadyNotice
 from txmq.runtime.tasks import Tasks, Threads
 
-__all__ = ["Supervisor", "SupervisorEnd", "SupervisorListener", "SupervisorSettings"]
+__all__ = ["ChildSlot", "Supervisor", "SupervisorEnd", "SupervisorListener", "SupervisorSettings"]
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,9 @@ __all__ = ["BlockingPart", "OpenParts", "WorkerPart", "part_of", "relay_of"]
 
 log = logging.getLogger(__name__)
 
-CLOSE_S: Final = 5.0
-"""How long producers, relays and clients may take to close once the handlers have ended."""
+CLOSE_S: Final = 4.0
+"""How long producers, relays and clients may take to close beyond the drain; the supervisor kills
+the process a second later."""
 
 
 class WorkerPart:
@@ -228,10 +229,9 @@ class OpenParts:
             ends = await asyncio.gather(
                 *[consumer.stop() for consumer in busy], return_exceptions=True
             )
-        for consumer, end in zip(busy, ends, strict=True):
-            if isinstance(end, BaseException):
-                log.error("group %s did not stop in order", consumer.group, exc_info=end)
-        async with asyncio.timeout(self._drain_s + CLOSE_S):
+            for consumer, end in zip(busy, ends, strict=True):
+                if isinstance(end, BaseException):
+                    log.error("group %s did not stop in order", consumer.group, exc_info=end)
             await self._stack.aclose()
 
 

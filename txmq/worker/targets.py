@@ -79,6 +79,10 @@ def _module(name: str, target: str) -> ModuleType:
     except SyntaxError as error:
         place = f"{error.filename}, line {error.lineno}" if error.filename else name
         raise ConfigError(f"{name} cannot be imported: {error.msg} ({place})") from error
+    except SystemExit as error:
+        raise ConfigError(
+            f"{name} ended the program while it was imported, with exit code {error.code}"
+        ) from error
     except Exception as error:
         raise _import_failed(name, error) from error
 

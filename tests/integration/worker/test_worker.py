@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from types import SimpleNamespace
+from urllib.error import HTTPError
 
 import pytest
 
@@ -132,6 +133,7 @@ def test_a_killed_process_and_a_rolling_restart_lose_nothing(cluster, start):
         worker.until_ready(times=2)
         assert not {*worker.pids()} & {*after}
         worker.until(lambda: {*worker.bodies()} == {*wanted})
+        assert len({pid for _, pid in worker.did()}) >= 2
         worker.until(lambda: len(all_of(cluster, "Ticks")) >= 2)
         assert worker.stop() == 0
     # One process of two sends for each time, and a restarted one sends none again.
@@ -157,6 +159,8 @@ def test_a_stop_finishes_what_is_in_hand_and_fetches_no_more(cluster, start):
         children = worker.pids()
         worker.process.send_signal(signal.SIGTERM)
         worker.until(lambda: worker.log().count("draining 1 consumer") == 2)
+        with pytest.raises(HTTPError, match="503"):
+            worker.page("/health/ready")
         send(cluster, "Gated", "late")
         (worker.folder / "go").touch()
         assert worker.process.wait(20) == 0
@@ -211,6 +215,24 @@ def test_an_edit_reloads_and_a_syntax_error_waits_to_be_mended(cluster, start):
         worker.app.write_text(HEAD + RELOADED.replace("VERSION", "three"))
         worker.until_ready(times=3)
         worker.until(lambda: worker.bodies() == ["one-a", "two-b", "three-c"])
+        assert worker.stop() == 0
+
+
+def test_a_rolling_restart_keeps_the_others_if_the_new_code_is_broken(cluster, start):
+    with start(RELOADED.replace("VERSION", "old"), "-p", "2", "--restarts", "1") as worker:
+        worker.until_ready()
+        first, second = worker.pids()
+        worker.app.write_text("1 / 0")
+        worker.process.send_signal(signal.SIGHUP)
+        worker.until(lambda: "process 1 does not start again; the others keep" in worker.log())
+        assert "app cannot be imported: ZeroDivisionError: division by zero" in worker.log()
+        assert worker.pids() == [second]
+        send(cluster, "Reloaded", "d", "e")
+        worker.until(lambda: {"old-d", "old-e"} <= {*worker.bodies()})
+        worker.app.write_text(HEAD + RELOADED.replace("VERSION", "new"))
+        worker.until_ready(times=2)
+        assert worker.pids()[1] == second
+        assert worker.pids()[0] != first
         assert worker.stop() == 0
 
 

@@ -1,14 +1,25 @@
 """What targets name, what is refused, and in which order the parts are opened."""
 
 import asyncio
+import os
 import re
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import copy_context
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from txmq import Client, Producer, PullConsumer, PushConsumer, TransactionManager, blocking
+from txmq import (
+    Client,
+    ClientSettings,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    TransactionManager,
+    blocking,
+)
+from txmq.client.observe.worker_process import CURRENT, WorkerProcess
 from txmq.errors import ConfigError
 from txmq.worker.parts import OpenParts
 from txmq.worker.targets import load_parts
@@ -159,3 +170,14 @@ def test_nothing_to_do_and_open_parts_are_refused(module):
     module.client._is_open = True
     with pytest.raises(ConfigError, match="an_app:client is open already; the worker opens it"):
         parts.check()
+
+
+def test_processes_with_one_instance_have_ids_of_their_own():
+    settings = ClientSettings(instance="billing", host="here")
+    assert Client(NAMES, settings).id == "here@billing"
+
+    def id_in_worker():
+        CURRENT.set(WorkerProcess(2, 1.0, None))
+        return Client(NAMES, settings).id
+
+    assert copy_context().run(id_in_worker) == f"here@billing-{os.getpid()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import signal
@@ -42,11 +43,14 @@ from txmq.worker.targets import import_modules, load_parts
 
 __all__ = ["WorkerChild", "main"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("txmq.worker.child")  # This module runs as __main__.
 
 LAG_S: Final = 10.0
 """How often brokers are asked how far groups are behind."""
 LAG_ANSWER_S: Final = 5.0
+
+ORPHAN_GRACE_S: Final = 5.0
+"""How much longer than its drain a process may live after its supervisor."""
 
 IMPORT_NOTICE_S: Final = 10.0
 """How long an import may take before the log says so."""
@@ -85,8 +89,10 @@ class WorkerChild:
         except ConfigError as error:
             link.send(FailedNotice("refused", str(error)))
             return CANNOT_START
-        with asyncio.Runner(loop_factory=fast_loop()) as runner:
-            return runner.run(self.run(link, start.number, plan))
+        link.end_after_parent(plan.drain_s + ORPHAN_GRACE_S)
+        # Not closed: that would wait for threads, in which a handler may hang.
+        runner = asyncio.Runner(loop_factory=fast_loop())
+        return runner.run(self.run(link, start.number, plan))
 
     async def run(self, link: ParentLink, number: int, plan: WorkerPlan) -> int:
         """Work until the supervisor, its death or SIGTERM ends it; returns the exit code."""
@@ -220,7 +226,8 @@ def main() -> None:
     except Exception:
         log.exception("this process ends because of an error")
         code = CRASHED
-    logging.shutdown()
+    # Libraries send what they have kept, such as traces.
+    atexit._run_exitfuncs()  # noqa: SLF001 - os._exit runs none
     sys.stdout.flush()
     # A handler that hangs in a thread must not keep the process.
     os._exit(code)

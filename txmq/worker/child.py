@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from io import TextIOWrapper
 from typing import Final
 
 import msgspec
@@ -219,6 +220,9 @@ def with_signals(stopped: asyncio.Event) -> None:
 def main() -> None:
     """Run one process; the last argument is the file descriptor of its supervisor."""
     child = WorkerChild()
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Whole lines, at once: all processes print to the same stream.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     try:
         code = child.main(ParentLink(int(sys.argv[-1]), child.report))
     except ConnectionError:

@@ -130,11 +130,8 @@ class WorkerCommand:
     def _command(self, number: int) -> ChildCommand:
         name = f"{number}/{self._plan.processes}"
         words = [sys.executable, "-m", "txmq.worker.child", *self._plan.targets, name]
-        # What handlers print is seen at once, and survives a kill.
-        variables = {"PYTHONUNBUFFERED": "1"}
-        if self._files is not None:
-            # A file that is edited twice in a second would leave a cache of its first version.
-            variables["PYTHONDONTWRITEBYTECODE"] = "1"
+        # A file that is edited twice in a second would leave a cache of its first version.
+        variables = {} if self._files is None else {"PYTHONDONTWRITEBYTECODE": "1"}
         return ChildCommand(words, msgspec.json.encode(self._plan), variables)
 
     async def _ask_always(self) -> None:

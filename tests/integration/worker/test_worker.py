@@ -85,6 +85,45 @@ async def send(invoice: Invoice):
     note(f"invoice-{invoice.number}")
 """
 
+BLOCKING = """
+from dataclasses import dataclass
+
+from sqlalchemy import create_engine
+
+from txmq import Message, Outbox, Relay, SQLResource, blocking
+from txmq.outbox.schema import create_outbox
+from txmq.transaction.resources.schema import create_fence
+
+engine = create_engine("sqlite:///bank.db")
+create_fence(engine)
+create_outbox(engine)
+shared = blocking.Client(os.environ["TXMQ_NAMES"])
+tm = blocking.TransactionManager("bank", shared, SQLResource(engine))
+relay = Relay(engine, client)
+outbox = Outbox()
+
+
+@dataclass
+class Order:
+    id: str
+
+
+@shared.on("Purchases", group="bank", settings=first)
+@tm.transactional(topic="Bills", keys=lambda order: order.id)
+def buy(session, order: Order):
+    outbox.add(session, Message(topic="Letters", body=order.id.encode()))
+
+
+@shared.on("Bills", group="bank")
+def bill(order: Order, message: ReceivedMessage):
+    note(f"bill-{order.id}-{message.key}")
+
+
+@client.on("Letters", group="letters", settings=first)
+async def post(text: str):
+    note(f"letter-{text}")
+"""
+
 
 @pytest.fixture(scope="module")
 def cluster():
@@ -93,7 +132,17 @@ def cluster():
         Client(broker.names) as client,
         Producer("p", client) as producer,
     ):
-        for topic in ("Load", "Ticks", "Gated", "Reloaded", "Typed", "Invoices"):
+        for topic in (
+            "Load",
+            "Ticks",
+            "Gated",
+            "Reloaded",
+            "Typed",
+            "Invoices",
+            "Purchases",
+            "Bills",
+            "Letters",
+        ):
             client.admin.create_topic(topic, queues=4)
         yield SimpleNamespace(names=broker.names, admin=client.admin, producer=producer)
 
@@ -268,6 +317,23 @@ def test_wrong_bodies_are_dead_letters_with_the_reason_and_the_group_goes_on(clu
         assert f"the body does not fit {reason}" in shown
     assert "4111" not in shown
     assert "\x1b" not in shown
+
+
+def test_managers_relays_and_handlers_of_both_apis_work_together(cluster, start):
+    with start(BLOCKING, target="app") as worker:
+        worker.until_ready()
+        for what in ("Purchases as bank", "Letters as letters", "checks of bank", "relay of txmq"):
+            assert what in worker.lines[1]
+        send(cluster, "Purchases", '{"id": "a"}', '{"id": "b"}')
+        wanted = {"bill-a-a", "bill-b-b", "letter-a", "letter-b"}
+        worker.until(lambda: {*worker.bodies()} == wanted)
+        worker.until(
+            lambda: worker.metric("relayed_total", outbox="txmq_outbox", outcome="published") == 2
+        )
+        assert worker.metric("transactions_total", group="bank", outcome="committed") == 2
+        assert worker.metric("handled_total", group="bank", topic="Purchases") == 2
+        assert worker.stop() == 0
+    assert cluster.admin.group_lag("bank").lag == 0
 
 
 def letters_shown(cluster, count):

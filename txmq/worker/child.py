@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from io import TextIOWrapper
 from typing import Final
 
@@ -48,6 +48,8 @@ log = logging.getLogger("txmq.worker.child")  # This module runs as __main__.
 
 LAG_S: Final = 10.0
 """How often brokers are asked how far groups are behind."""
+LAG_AGAIN_S: Final = 1.0
+"""How soon they are asked again about a group that they do not know yet."""
 LAG_ANSWER_S: Final = 5.0
 
 ORPHAN_GRACE_S: Final = 5.0
@@ -166,27 +168,35 @@ class WorkerChild:
     def _held(self) -> dict[str, int]:
         if self._parts is None:
             return {}
-        return {
-            consumer.group: sum(queue.cached_msg_count for queue in consumer.held().values())
-            for consumer in self._parts.consumers
-        }
+        held: dict[str, int] = {}
+        for consumer in self._parts.consumers:
+            with suppress(RuntimeError):  # A loop in another thread may change it meanwhile.
+                queues = consumer.held().values()
+                held[consumer.group] = sum(queue.cached_msg_count for queue in queues)
+        return held
 
     def _cut_off(self) -> list[str]:
-        consumers = [] if self._parts is None else self._parts.consumers
-        return [one.group for one in consumers if not one.client.session.pool.opened()]
+        found: list[str] = []
+        for consumer in {} if self._parts is None else self._parts.consumers:
+            with suppress(RuntimeError):  # Likewise.
+                if not consumer.client.session.pool.opened():
+                    found.append(consumer.group)
+        return found
 
     async def _look_at_lag_always(self, parts: OpenParts) -> None:
         while True:
-            for consumer in parts.consumers:
+            for consumer, part in parts.consumers.items():
+                admin = consumer.client.admin
                 try:
                     async with asyncio.timeout(LAG_ANSWER_S):
-                        found = await consumer.client.admin.group_lag(consumer.group)
+                        found = await part.in_loop(admin.group_lag(consumer.group))
                 except (TxmqError, TimeoutError) as error:
                     log.debug("the lag of %s is not known: %s", consumer.group, error)
                     self._lag.pop(consumer.group, None)
                 else:
                     self._lag[consumer.group] = found.lag
-            await asyncio.sleep(LAG_S)
+            is_whole = len(self._lag) == len({consumer.group for consumer in parts.consumers})
+            await asyncio.sleep(LAG_S if is_whole else LAG_AGAIN_S)
 
 
 @contextmanager

@@ -246,6 +246,15 @@ def test_a_second_signal_ends_at_once(cluster, start):
         assert not any(body.startswith("ended") for body in worker.bodies())
 
 
+def test_handlers_that_outlast_the_drain_are_cut_and_their_messages_come_again(cluster, start):
+    with start(GATED.replace("gated", "slow"), "--drain-timeout", "0.1") as worker:
+        worker.until_ready()
+        worker.until(lambda: worker.metric("in_hand", group="slow", topic="Gated") == 4)
+        assert worker.stop() == 0
+        assert "given up: handlers still work on 4 messages" in worker.log()
+    assert cluster.admin.group_lag("slow").lag == 4
+
+
 def test_an_edit_reloads_and_a_syntax_error_waits_to_be_mended(cluster, start):
     with start(RELOADED.replace("VERSION", "one"), "--reload") as worker:
         worker.until_ready()
@@ -332,6 +341,7 @@ def test_managers_relays_and_handlers_of_both_apis_work_together(cluster, start)
         )
         assert worker.metric("transactions_total", group="bank", outcome="committed") == 2
         assert worker.metric("handled_total", group="bank", topic="Purchases") == 2
+        worker.until(lambda: worker.metric("lag", group="bank") is not None)
         assert worker.stop() == 0
     assert cluster.admin.group_lag("bank").lag == 0
 

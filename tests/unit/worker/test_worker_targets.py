@@ -27,6 +27,9 @@ from txmq.worker.targets import load_parts
 NAMES = "127.0.0.1:9876"
 
 
+RESOURCE = SimpleNamespace(is_blocking=True, propose=None)
+
+
 def handled(client):
     client.on("T", group="g")(lambda message: None)
     return client
@@ -36,7 +39,7 @@ class Manager(TransactionManager):
     """A manager whose resource is never asked."""
 
     def __init__(self, client):
-        super().__init__("m", client, SimpleNamespace(is_blocking=True, propose=None))
+        super().__init__("m", client, RESOURCE)
 
 
 class App:
@@ -145,7 +148,7 @@ def test_what_is_shared_comes_first_and_handlers_last(module):
 
     found = [part.object for part in parts.parts]
     assert found == [client, manager, producer, consumer]
-    assert parts.consumers == [client.consumers["g"], consumer]
+    assert list(parts.consumers) == [client.consumers["g"], consumer]
     assert parts.description == "T as g, checks of m, U as c"
 
 
@@ -156,7 +159,11 @@ def test_blocking_twins_are_parts(module):
     parts.check()
 
     assert parts.description == "T as g"
-    assert parts.consumers == []
+    assert [consumer.group for consumer in parts.consumers] == ["g"]
+
+    module.shares = blocking.TransactionManager("m", module.client, RESOURCE)
+    with pytest.raises(ConfigError, match="an_app:shares shares a client of txmq.blocking; name"):
+        OpenParts(load("an_app:shares"), 1.0).check()
 
 
 def test_nothing_to_do_and_open_parts_are_refused(module):

@@ -86,11 +86,11 @@ async def send(invoice: Invoice):
 """
 
 BLOCKING = """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import create_engine
 
-from txmq import Message, Outbox, Relay, SQLResource, blocking
+from txmq import Message, Middleware, Outbox, Relay, SQLResource, blocking
 from txmq.outbox.schema import create_outbox
 from txmq.transaction.resources.schema import create_fence
 
@@ -101,6 +101,15 @@ shared = blocking.Client(os.environ["TXMQ_NAMES"])
 tm = blocking.TransactionManager("bank", shared, SQLResource(engine))
 relay = Relay(engine, client)
 outbox = Outbox()
+
+
+class Stamp(Middleware):
+    async def send(self, message, call_next):
+        return await call_next(replace(message, properties={**message.properties, "by": "stamp"}))
+
+
+shared.middleware(Stamp())
+client.middleware(Stamp())
 
 
 @dataclass
@@ -116,12 +125,12 @@ def buy(session, order: Order):
 
 @shared.on("Bills", group="bank")
 def bill(order: Order, message: ReceivedMessage):
-    note(f"bill-{order.id}-{message.key}")
+    note(f"bill-{order.id}-{message.key}-{message.properties['by']}")
 
 
 @client.on("Letters", group="letters", settings=first)
-async def post(text: str):
-    note(f"letter-{text}")
+async def post(text: str, message: ReceivedMessage):
+    note(f"letter-{text}-{message.properties['by']}")
 """
 
 
@@ -334,7 +343,7 @@ def test_managers_relays_and_handlers_of_both_apis_work_together(cluster, start)
         for what in ("Purchases as bank", "Letters as letters", "checks of bank", "relay of txmq"):
             assert what in worker.lines[1]
         send(cluster, "Purchases", '{"id": "a"}', '{"id": "b"}')
-        wanted = {"bill-a-a", "bill-b-b", "letter-a", "letter-b"}
+        wanted = {"bill-a-a-stamp", "bill-b-b-stamp", "letter-a-stamp", "letter-b-stamp"}
         worker.until(lambda: {*worker.bodies()} == wanted)
         worker.until(
             lambda: worker.metric("relayed_total", outbox="txmq_outbox", outcome="published") == 2

@@ -62,7 +62,7 @@ async def load_parts(target: str, names: str | None, stack: AsyncExitStack) -> l
 
 
 def _module(name: str, target: str) -> ModuleType:
-    if not name or any(not part.isidentifier() for part in name.split(".")):
+    if name.endswith(".py") or any(not part.isidentifier() for part in name.split(".")):
         hint = name.removesuffix(".py").replace("/", ".").strip(".")
         raise ConfigError(
             f"{target!r} is not a target; write module:name, as in {hint or 'app.orders'}:client"
@@ -163,7 +163,7 @@ class _Search:
         if missing:
             raise ConfigError(
                 f"{self._target} needs {', '.join(missing)}; a worker calls it with names, or with "
-                "nothing"
+                "nothing; to run a handler, name its client"
             )
         given: dict[str, object] = {}
         names = next((one for one in parameters if one.name == "names"), None)

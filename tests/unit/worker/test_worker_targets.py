@@ -126,6 +126,7 @@ def test_a_context_manager_is_entered_and_left(module):
         ("an_app:wants", "an_app:wants needs database; a worker calls it with names"),
         ("an_app:endless", "nested too deeply"),
         ("app/orders.py:client", "is not a target; write module:name, as in app.orders:client"),
+        ("orders.py:client", "is not a target; write module:name, as in orders:client"),
         ("nowhere_at_all:x", "module 'nowhere_at_all' does not exist; start the worker in"),
     ],
 )

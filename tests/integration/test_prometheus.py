@@ -22,12 +22,25 @@ from txmq import Message, Outbox, blocking
 from txmq.cli.resolve_metrics import exposition as resolver_text
 from txmq.outbox.schema import create_outbox
 from txmq.reconcile.report.metrics import exposition as reconciliation_text
-from txmq.runtime.clock import SystemClock
-from txmq.testing.deliveries import received
-from txmq.worker.figures import HandlerFigures, ProcessReport
+from txmq.worker.figures import (
+    HandlerSeries,
+    ManagerFigures,
+    ProcessReport,
+    RelayFigures,
+    ScheduleFigures,
+    added,
+)
 from txmq.worker.metrics import WorkerState
 from txmq.worker.metrics import exposition as worker_text
 
+WORKER_REPORT = ProcessReport(
+    [HandlerSeries("g", "T", handled=2, calls=[1] * 12, seconds=3.5)],
+    {"nightly": ScheduleFigures(1, 2)},
+    {"bank": ManagerFigures(1)},
+    {"txmq_outbox": RelayFigures(1)},
+    lag={"g": 3},
+    held={"g": 1},
+)
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "howto"
 SETTINGS = (
     "http_listen=127.0.0.1:0",
@@ -221,13 +234,11 @@ def test_every_query_of_the_dashboard_is_answered(prometheus):
 
 
 def test_promtool_finds_no_fault_in_any_page(pages, relay):
-    handlers = HandlerFigures(SystemClock())
-    handlers.before("billing", [received("Orders", b"tea")])(None, False)
     texts = {
         "broker": read(pages, "/metrics"),
         "relay": read(relay, "/metrics"),
+        "worker": worker_text(added([WORKER_REPORT]), WorkerState(2, 1, 3)),
         "resolver": resolver_text({"checks_committed": 1}, 3, is_answering=True),
-        "worker": worker_text(ProcessReport(handlers.series), WorkerState(2, 1, 0)),
         "reconciliation": reconciliation_text(runs.run(runs.busy())),
     }
     found = {name: promtool("check", "metrics", text=text)[1] for name, text in texts.items()}

@@ -1,0 +1,273 @@
+"""`txmq worker` as users run it: real processes, a real broker, and signals."""
+
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from tests.integration.worker.worker_process import WorkerProcess, is_running, wait_for
+from tests.serving import environment
+from txmq import Message
+from txmq.blocking import Client, Producer
+from txmq_broker.testing import BrokerThread
+
+HEAD = """
+import asyncio
+import os
+from pathlib import Path
+
+from txmq import Client, ConsumerSettings, Later, ReceivedMessage, StartFrom
+
+client = Client(os.environ["TXMQ_NAMES"])
+first = ConsumerSettings(start=StartFrom.FIRST)
+
+
+def note(body):
+    with open("done", "a") as file:
+        file.write(f"{body} {os.getpid()}\\n")
+
+"""
+
+LOAD = """
+@client.on("Load", group="load", settings=first)
+async def handle(body: str):
+    await asyncio.sleep(0.005)
+    note(body)
+
+
+@client.every(topic="Ticks", seconds=1)
+def tick():
+    return {"from": os.getpid()}
+"""
+
+GATED = """
+@client.on("Gated", group="gated", settings=first)
+async def handle(body: str):
+    note("began-" + body)
+    while not Path("go").exists():
+        await asyncio.sleep(0.01)
+    note("ended-" + body)
+"""
+
+RELOADED = """
+@client.on("Reloaded", group="reloaded", settings=first)
+async def handle(body: str):
+    note("VERSION-" + body)
+"""
+
+TYPED = """
+from msgspec import Struct
+from pydantic import BaseModel
+
+
+class Order(Struct):
+    number: int
+    card: str
+
+
+class Invoice(BaseModel):
+    number: int
+
+
+@client.on("Typed", group="typed", settings=first)
+def bill(message: ReceivedMessage, order: Order):
+    note(f"{order.number}-{message.tags}")
+    if order.number == 7:
+        raise ValueError("no sevens")
+
+
+@client.on("Invoices", group="typed")
+async def send(invoice: Invoice):
+    note(f"invoice-{invoice.number}")
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with (
+        BrokerThread() as broker,
+        Client(broker.names) as client,
+        Producer("p", client) as producer,
+    ):
+        for topic in ("Load", "Ticks", "Gated", "Reloaded", "Typed", "Invoices"):
+            client.admin.create_topic(topic, queues=4)
+        yield SimpleNamespace(names=broker.names, admin=client.admin, producer=producer)
+
+
+@pytest.fixture
+def start(cluster, tmp_path):
+    def worker(text, *options, **more):
+        return WorkerProcess(tmp_path, cluster.names, HEAD + text, *options, **more)
+
+    return worker
+
+
+def send(cluster, topic, *bodies, tags=""):
+    for body in bodies:
+        data = body if isinstance(body, bytes) else body.encode()
+        cluster.producer.send(Message(topic=topic, body=data, tags=tags))
+
+
+def test_a_killed_process_and_a_rolling_restart_lose_nothing(cluster, start):
+    wanted = [f"m{number}" for number in range(400)]
+    with start(LOAD, "--processes", "2") as worker:
+        worker.until_ready()
+        before = worker.pids()
+        send(cluster, "Load", *wanted[:200])
+        worker.until(lambda: len(worker.did()) > 20)
+        os.kill(before[0], signal.SIGKILL)
+        send(cluster, "Load", *wanted[200:300])
+        worker.until(lambda: len(worker.pids()) == 2)
+        after = worker.pids()
+        assert after[0] != before[0]
+        assert after[1] == before[1]
+        assert worker.metric("process_restarts_total") == 1
+        assert "process 1 ended: killed by SIGKILL; another starts in" in worker.log()
+
+        worker.process.send_signal(signal.SIGHUP)
+        send(cluster, "Load", *wanted[300:])
+        worker.until_ready(times=2)
+        assert not {*worker.pids()} & {*after}
+        worker.until(lambda: {*worker.bodies()} == {*wanted})
+        worker.until(lambda: len(all_of(cluster, "Ticks")) >= 2)
+        assert worker.stop() == 0
+    # One process of two sends for each time, and a restarted one sends none again.
+    keys = [message.key for message in all_of(cluster, "Ticks")]
+    assert len({*keys}) == len(keys)
+    assert all(key.startswith("tick@") for key in keys)
+
+
+def all_of(cluster, topic):
+    queues = cluster.admin.route(topic).readable
+    return [
+        message
+        for queue in queues
+        for message in cluster.admin.pull(queue, cluster.admin.min_offset(queue)).messages
+    ]
+
+
+def test_a_stop_finishes_what_is_in_hand_and_fetches_no_more(cluster, start):
+    with start(GATED, "-p", "2") as worker:
+        worker.until_ready()
+        send(cluster, "Gated", "a", "b", "c")
+        worker.until(lambda: worker.metric("in_hand", group="gated", topic="Gated") == 3)
+        children = worker.pids()
+        worker.process.send_signal(signal.SIGTERM)
+        worker.until(lambda: worker.log().count("draining 1 consumer") == 2)
+        send(cluster, "Gated", "late")
+        (worker.folder / "go").touch()
+        assert worker.process.wait(20) == 0
+        assert sorted(worker.bodies()) == [
+            f"{word}-{body}" for word in ("began", "ended") for body in "abc"
+        ]
+    assert not any(map(is_running, children))
+    assert cluster.admin.group_lag("gated").lag == 1
+
+
+def test_processes_finish_their_work_if_the_supervisor_is_killed(cluster, start):
+    with start(GATED.replace("Gated", "Load").replace("gated", "orphans"), "-p", "2") as worker:
+        worker.until_ready()
+        children = worker.pids()
+        worker.until(lambda: worker.bodies())
+        worker.process.kill()
+        worker.until(lambda: worker.log().count("the supervisor is gone") == 2)
+        (worker.folder / "go").touch()
+        worker.until(lambda: not any(map(is_running, children)))
+        bodies = worker.bodies()
+        assert bodies.count("began-m1") == bodies.count("ended-m1") == 1
+        assert len(bodies) % 2 == 0
+
+
+def test_a_second_signal_ends_at_once(cluster, start):
+    with start(GATED.replace("gated", "hasty")) as worker:
+        worker.until_ready()
+        worker.until(worker.bodies)
+        (child,) = worker.pids()
+        worker.process.send_signal(signal.SIGINT)
+        worker.until(lambda: "press Ctrl-C again" in worker.log())
+        assert worker.stop(signal.SIGINT) == 1
+        wait_for(lambda: not is_running(child), "the process is gone")
+        assert not any(body.startswith("ended") for body in worker.bodies())
+
+
+def test_an_edit_reloads_and_a_syntax_error_waits_to_be_mended(cluster, start):
+    with start(RELOADED.replace("VERSION", "one"), "--reload") as worker:
+        worker.until_ready()
+        send(cluster, "Reloaded", "a")
+        worker.until(lambda: worker.bodies() == ["one-a"])
+        worker.app.write_text(HEAD + RELOADED.replace("VERSION", "two"))
+        worker.until_ready(times=2)
+        assert "changed: app.py; restarting" in worker.lines
+        send(cluster, "Reloaded", "b")
+        worker.until(lambda: worker.bodies() == ["one-a", "two-b"])
+
+        worker.app.write_text(HEAD + "def handle(:\n")
+        worker.until(lambda: "waiting for a change" in worker.log())
+        assert "app cannot be imported: invalid syntax" in worker.log()
+        send(cluster, "Reloaded", "c")
+        worker.app.write_text(HEAD + RELOADED.replace("VERSION", "three"))
+        worker.until_ready(times=3)
+        worker.until(lambda: worker.bodies() == ["one-a", "two-b", "three-c"])
+        assert worker.stop() == 0
+
+
+def test_wrong_bodies_are_dead_letters_with_the_reason_and_the_group_goes_on(cluster, start):
+    bad = [
+        b'{"number": "4111111111111111", "card": "x"}',
+        b'{"number": 1}',
+        b"\xff\x1b[31m\xe2\x80\xae" + b"k" * 100_000,
+    ]
+    good = [f'{{"number": {number}, "card": "4111"}}' for number in (1, 7, 2)]
+    with start(TYPED) as worker:
+        worker.until_ready()
+        send(cluster, "Typed", *bad, *good, tags="Paid")
+        send(cluster, "Invoices", '{"number": "x4111"}', '{"number": 5}')
+        worker.until(lambda: {*worker.bodies()} == {"1-Paid", "7-Paid", "2-Paid", "invoice-5"})
+        of_typed = {"group": "typed", "topic": "Typed"}
+        worker.until(lambda: worker.metric("failed_total", **of_typed) == 4)
+        assert worker.metric("handled_total", **of_typed) == 2
+        assert worker.metric("dead_letters_total", **of_typed) == 3
+        assert worker.metric("retried_total", **of_typed) == 1
+        assert worker.metric("in_hand", **of_typed) == 0
+        assert worker.metric("handler_seconds_count", **of_typed) == 6
+        assert worker.metric("dead_letters_total", group="typed", topic="Invoices") == 1
+        assert worker.page("/health/ready") == "ready\n"
+        shown = wait_for(lambda: letters_shown(cluster, 4), "four dead letters")
+        assert worker.stop() == 0
+    for reason in (
+        "Order: Expected int, got str at $.number",
+        "Order: Object missing required field card",
+        "Order: JSON is malformed: invalid character (byte 0)",
+        "Invoice: Input should be a valid integer, unable to parse string as an integer at $.num",
+    ):
+        assert f"the body does not fit {reason}" in shown
+    assert "4111" not in shown
+    assert "\x1b" not in shown
+
+
+def letters_shown(cluster, count):
+    words = ["dlq", "show", "typed", "--names", cluster.names]
+    text = subprocess.run(
+        [sys.executable, "-m", "txmq", *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=20,
+    ).stdout
+    return text if text.count("its consumer gave it up") == count else ""
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "code", "reason"),
+    [
+        ("", {"target": "app:clinet"}, 2, "app has no name 'clinet'; the nearest name is 'client'"),
+        ("import os; os._exit(3)", {}, 1, "process 1 died 2 times in a row, the last time: exit"),
+    ],
+)
+def test_an_application_that_cannot_start_ends_the_worker(start, text, options, code, reason):
+    with start(text, "-p", "2", "--restarts", "2", **options) as worker:
+        assert worker.process.wait(20) == code
+        assert worker.log().count(reason) == 1

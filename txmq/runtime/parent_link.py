@@ -1,0 +1,159 @@
+"""The line between a supervisor and its child processes: a socket pair with one JSON object a line.
+
+The child's end closes with the child, and the supervisor's with the supervisor. So each side
+notices the other's death at once, even after ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Literal, Self, TypeAlias
+
+import msgspec
+
+__all__ = [
+    "LINE_BYTES_MAX",
+    "AskOrder",
+    "ChildNotice",
+    "FailedNotice",
+    "FailureKind",
+    "LoadedNotice",
+    "Order",
+    "ParentLink",
+    "ReadyNotice",
+    "ReportNotice",
+    "StartOrder",
+    "StopOrder",
+]
+
+LINE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""One line; the figures of a thousand series have half a megabyte."""
+
+FailureKind: TypeAlias = Literal["refused", "unavailable"]
+"""Whether the same start must fail again, or may succeed when a server is back."""
+
+
+class StartOrder(msgspec.Struct, tag="start", frozen=True):
+    """The first line to a child."""
+
+    number: int
+    """Which of the supervisor's processes it is, from 1 on."""
+    plan: msgspec.Raw
+    """What the program needs to know; the supervisor does not read it."""
+
+
+class StopOrder(msgspec.Struct, tag="stop", frozen=True):
+    """The child finishes its work and ends."""
+
+
+class AskOrder(msgspec.Struct, tag="ask", frozen=True):
+    """The child sends a report."""
+
+    serial: int
+
+
+class LoadedNotice(msgspec.Struct, tag="loaded", frozen=True):
+    """The child has read its program without an error."""
+
+    description: str
+
+
+class ReadyNotice(msgspec.Struct, tag="ready", frozen=True):
+    """The child works."""
+
+
+class FailedNotice(msgspec.Struct, tag="failed", frozen=True):
+    """The child could not start, and ends."""
+
+    kind: FailureKind
+    reason: str
+
+
+class ReportNotice(msgspec.Struct, tag="report", frozen=True):
+    """The answer to :class:`AskOrder`."""
+
+    serial: int
+    content: msgspec.Raw
+
+
+Order: TypeAlias = StartOrder | StopOrder | AskOrder
+"""What a supervisor sends."""
+
+ChildNotice: TypeAlias = LoadedNotice | ReadyNotice | FailedNotice | ReportNotice
+"""What a child sends."""
+
+_DECODE_ORDER: Final = msgspec.json.Decoder(Order)
+
+
+class ParentLink:
+    """The child's end, inside its ``async with``.
+
+    Args:
+        descriptor: The number of the socket's file descriptor.
+        report: Makes the content of a report.
+
+    Attributes:
+        stopped: Set when the child must finish its work: the supervisor asks for it, or is gone.
+        is_orphan: Whether the supervisor is gone.
+    """
+
+    def __init__(self, descriptor: int, report: Callable[[], bytes]) -> None:
+        # Programs that this one starts must not hold the socket open.
+        os.set_inheritable(descriptor, False)
+        self._socket = socket.socket(fileno=descriptor)
+        self._report = report
+        self._reader: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self.start = StartOrder(0, msgspec.Raw(b"null"))
+        self.stopped = asyncio.Event()
+        self.is_orphan = False
+
+    async def __aenter__(self) -> Self:
+        """Read the first line.
+
+        Raises:
+            ConnectionError: The supervisor is gone already.
+        """
+        reader, self._writer = await asyncio.open_connection(
+            sock=self._socket, limit=LINE_BYTES_MAX
+        )
+        line = await reader.readline()
+        first = _DECODE_ORDER.decode(line) if line else None
+        if not isinstance(first, StartOrder):
+            raise ConnectionError("the supervisor of this process is gone")
+        self.start = first
+        self._reader = asyncio.create_task(self._read(reader), name="supervisor's orders")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+        if self._writer is not None:
+            self._writer.close()
+
+    def send(self, notice: ChildNotice) -> None:
+        """Send a line, unless the supervisor is gone."""
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(msgspec.json.encode(notice) + b"\n")
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                order = _DECODE_ORDER.decode(line)
+                if isinstance(order, StopOrder):
+                    self.stopped.set()
+                elif isinstance(order, AskOrder):
+                    self.send(ReportNotice(order.serial, msgspec.Raw(self._report())))
+        except OSError:
+            pass  # The supervisor was killed.
+        self.is_orphan = True
+        self.stopped.set()

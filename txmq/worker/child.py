@@ -1,0 +1,187 @@
+"""One process of a worker: ``python -m txmq.worker.child``, which only a supervisor starts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from typing import Final
+
+import msgspec
+
+from txmq.background import fast_loop
+from txmq.cli import logs
+from txmq.client.observe.worker_process import CURRENT, WorkerProcess
+from txmq.errors import ConfigError, TxmqError, UsageError
+from txmq.runtime.clock import SystemClock
+from txmq.runtime.parent_link import (
+    FailedNotice,
+    FailureKind,
+    LoadedNotice,
+    ParentLink,
+    ReadyNotice,
+    ReportNotice,
+)
+from txmq.runtime.tasks import Tasks
+from txmq.transaction.manager import TransactionManager
+from txmq.transaction.producer import TransactionProducer
+from txmq.worker.figures import (
+    HandlerFigures,
+    ManagerFigures,
+    ProcessReport,
+    RelayFigures,
+)
+from txmq.worker.parts import OpenParts, WorkerPart, relay_of
+from txmq.worker.plan import WorkerPlan
+from txmq.worker.targets import load_parts
+
+__all__ = ["WorkerChild", "main"]
+
+log = logging.getLogger(__name__)
+
+LAG_S: Final = 10.0
+"""How often brokers are asked how far groups are behind."""
+LAG_ANSWER_S: Final = 5.0
+
+DRAINED: Final = 0
+CRASHED: Final = 1
+CANNOT_START: Final = 2
+
+
+class WorkerChild:
+    """The work of one process."""
+
+    def __init__(self) -> None:
+        self._figures = HandlerFigures(SystemClock())
+        self._lag: dict[str, int] = {}
+        self._parts: OpenParts | None = None
+        self._tasks = Tasks()
+
+    async def run(self, descriptor: int) -> int:
+        """Work until the supervisor, its death or SIGTERM ends it; returns the exit code."""
+        async with ParentLink(descriptor, self.report) as link:
+            plan = msgspec.json.decode(link.start.plan, type=WorkerPlan)
+            logs.configure(plan.log_form, plan.log_level, worker=link.start.number)
+            with_signals(link.stopped)
+            number = link.start.number
+            CURRENT.set(WorkerProcess(number, plan.drain_s, self._figures))
+            sys.path.insert(0, plan.app_dir)
+            async with AsyncExitStack() as stack:
+                kind: FailureKind = "refused"
+                try:
+                    parts = await self._load(plan, stack)
+                    link.send(LoadedNotice(parts.description))
+                    await parts.open()
+                except (ConfigError, UsageError) as error:
+                    reason = str(error)
+                except TxmqError as error:
+                    kind = "unavailable" if error.retryable else "refused"
+                    reason = str(error).partition("\n")[0]
+                else:
+                    return await self._work(link, parts, plan)
+                link.send(FailedNotice(kind, reason))
+                return CANNOT_START
+
+    async def _load(self, plan: WorkerPlan, stack: AsyncExitStack) -> OpenParts:
+        found: list[WorkerPart] = []
+        for target in plan.targets:
+            found += await load_parts(target, plan.names, stack)
+        parts = OpenParts(found, plan.drain_s)
+        parts.check()
+        for consumer in parts.consumers:
+            for subscription in consumer.subscriptions:
+                self._figures.of(consumer.group, subscription.topic)
+        return parts
+
+    async def _work(self, link: ParentLink, parts: OpenParts, plan: WorkerPlan) -> int:
+        self._parts = parts
+        if plan.watches_lag and link.start.number == 1:
+            self._tasks.start(self._look_at_lag_always(parts), "lag of groups")
+        link.send(ReadyNotice())
+        await link.stopped.wait()
+        if link.is_orphan:
+            log.error("the supervisor is gone; this process finishes its work and ends")
+        await self._tasks.stop()
+        await parts.close()
+        link.send(ReportNotice(0, msgspec.Raw(self.report())))
+        return DRAINED
+
+    # Reports
+
+    def report(self) -> bytes:
+        """The figures of now, as JSON."""
+        report = ProcessReport(
+            self._figures.series, self._figures.schedules, lag=self._lag, held=self._held()
+        )
+        for part in [] if self._parts is None else self._parts.parts:
+            found = part.object
+            if isinstance(found, TransactionManager | TransactionProducer):
+                tally = found.tally
+                report.managers[found.group] = ManagerFigures(
+                    *[getattr(tally, name) for name in ManagerFigures.__struct_fields__]
+                )
+            elif (relay := relay_of(found)) is not None:
+                counts = relay.tally
+                report.relays[relay.outbox.name] = RelayFigures(
+                    counts.published, counts.failed, counts.deferred
+                )
+        return msgspec.json.encode(report)
+
+    def _held(self) -> dict[str, int]:
+        if self._parts is None:
+            return {}
+        return {
+            consumer.group: sum(queue.cached_msg_count for queue in consumer.held().values())
+            for consumer in self._parts.consumers
+        }
+
+    async def _look_at_lag_always(self, parts: OpenParts) -> None:
+        while True:
+            for consumer in parts.consumers:
+                try:
+                    async with asyncio.timeout(LAG_ANSWER_S):
+                        found = await consumer.client.admin.group_lag(consumer.group)
+                except (TxmqError, TimeoutError) as error:
+                    log.debug("the lag of %s is not known: %s", consumer.group, error)
+                    self._lag.pop(consumer.group, None)
+                else:
+                    self._lag[consumer.group] = found.lag
+            await asyncio.sleep(LAG_S)
+
+
+def with_signals(stopped: asyncio.Event) -> None:
+    """SIGTERM drains this process alone; a second one ends it at once."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopped.set()
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def main() -> None:
+    """Run one process; the last argument is the file descriptor of its supervisor."""
+    child = WorkerChild()
+    try:
+        with asyncio.Runner(loop_factory=fast_loop()) as runner:
+            code = runner.run(child.run(int(sys.argv[-1])))
+    except ConnectionError:
+        code = CRASHED  # The supervisor was killed while this process started.
+    except Exception:
+        log.exception("this process ends because of an error")
+        code = CRASHED
+    logging.shutdown()
+    sys.stdout.flush()
+    # A handler that hangs in a thread must not keep the process.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -156,7 +156,7 @@ class Console:
         entropy = entropy or SystemEntropy()
         self._sessions = SessionTable(entropy)
         self._attempts = LoginAttempts()
-        self._links = ClusterLinks(settings.names, entropy)
+        self._links = ClusterLinks(settings.names, entropy, settings.operator)
         self._outboxes = OutboxDatabases(settings.outboxes)
         self._reports = ReportLinks(settings.reports)
         self._markup = PageMarkup()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
@@ -32,6 +34,9 @@ __all__ = [
 
 LINE_BYTES_MAX: Final = 8 * 1024 * 1024
 """One line; the figures of a thousand series have half a megabyte."""
+
+WATCH_S: Final = 1.0
+"""How soon a child whose loop is blocked notices that its supervisor is gone."""
 
 FailureKind: TypeAlias = Literal["refused", "unavailable"]
 """Whether the same start must fail again, or may succeed when a server is back."""
@@ -86,11 +91,21 @@ Order: TypeAlias = StartOrder | StopOrder | AskOrder
 ChildNotice: TypeAlias = LoadedNotice | ReadyNotice | FailedNotice | ReportNotice
 """What a child sends."""
 
+_PIECE_BYTES: Final = 65_536
+
 _DECODE_ORDER: Final = msgspec.json.Decoder(Order)
 
 
+def _watch(parent: int, grace_s: float) -> None:
+    never = threading.Event()
+    while os.getppid() == parent:
+        never.wait(WATCH_S)
+    never.wait(grace_s)
+    os._exit(1)
+
+
 class ParentLink:
-    """The child's end, inside its ``async with``.
+    """The child's end. It is made before the event loop runs, and works inside its ``async with``.
 
     Args:
         descriptor: The number of the socket's file descriptor.
@@ -108,24 +123,40 @@ class ParentLink:
         self._report = report
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self.start = StartOrder(0, msgspec.Raw(b"null"))
         self.stopped = asyncio.Event()
         self.is_orphan = False
 
-    async def __aenter__(self) -> Self:
-        """Read the first line.
+    def read_start(self) -> StartOrder:
+        """Read the first line, before the loop runs.
 
         Raises:
             ConnectionError: The supervisor is gone already.
         """
+        line = b""
+        while not line.endswith(b"\n"):
+            piece = self._socket.recv(_PIECE_BYTES, socket.MSG_PEEK)
+            # Further lines stay in the socket for the loop.
+            taken = self._socket.recv(piece.find(b"\n") + 1 or len(piece)) if piece else b""
+            if not taken:
+                raise ConnectionError("the supervisor of this process is gone")
+            line += taken
+        order = _DECODE_ORDER.decode(line)
+        assert isinstance(order, StartOrder), "the first line starts the child"
+        return order
+
+    def end_after_parent(self, grace_s: float) -> None:
+        """End this process some seconds after its supervisor at the latest, even if a function
+        blocks the event loop.
+        """
+        name = "txmq-parent-watch"
+        threading.Thread(
+            target=_watch, args=(os.getppid(), grace_s), name=name, daemon=True
+        ).start()
+
+    async def __aenter__(self) -> Self:
         reader, self._writer = await asyncio.open_connection(
             sock=self._socket, limit=LINE_BYTES_MAX
         )
-        line = await reader.readline()
-        first = _DECODE_ORDER.decode(line) if line else None
-        if not isinstance(first, StartOrder):
-            raise ConnectionError("the supervisor of this process is gone")
-        self.start = first
         self._reader = asyncio.create_task(self._read(reader), name="supervisor's orders")
         return self
 
@@ -141,19 +172,21 @@ class ParentLink:
             self._writer.close()
 
     def send(self, notice: ChildNotice) -> None:
-        """Send a line, unless the supervisor is gone."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(msgspec.json.encode(notice) + b"\n")
+        """Send a line, unless the supervisor is gone; also before the loop runs."""
+        line = msgspec.json.encode(notice) + b"\n"
+        if self._writer is None:
+            with suppress(OSError):
+                self._socket.sendall(line)
+        elif not self._writer.is_closing():
+            self._writer.write(line)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
+        with suppress(OSError):  # The supervisor was killed.
             while line := await reader.readline():
                 order = _DECODE_ORDER.decode(line)
                 if isinstance(order, StopOrder):
                     self.stopped.set()
                 elif isinstance(order, AskOrder):
                     self.send(ReportNotice(order.serial, msgspec.Raw(self._report())))
-        except OSError:
-            pass  # The supervisor was killed.
         self.is_orphan = True
         self.stopped.set()

@@ -102,7 +102,7 @@ async def topics(client, credentials=None):
 
 def test_a_form_needs_the_token_of_its_visitor():
     async def main():
-        async with stage() as client:
+        async with stage(operator="ann") as client:
             page = await client.get("/topics")
             token = TOKEN.search(page.text)[1]
             fields = {"name": "Orders", "queues": "1"}
@@ -115,6 +115,8 @@ def test_a_form_needs_the_token_of_its_visitor():
             made = await client.post("/topics", data=fields | {"token": token})
             assert (made.status_code, made.headers["location"]) == (303, "/topic?name=Orders")
             assert await topics(client) == ["Orders"]
+            # Without accounts, the name of whom the console acts for is all there is.
+            assert any('"operator":"ann"' in line for line in audit_of(client))
 
     asyncio.run(main())
 

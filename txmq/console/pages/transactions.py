@@ -10,8 +10,8 @@ from txmq.cli.tx_decided import DecidedTransaction, find_decided
 from txmq.cli.tx_history import find_report, traces_of
 from txmq.client.values import OpenTransaction
 from txmq.console.body_view import body_view
-from txmq.console.forms import required
 from txmq.console.markup import link, url_of
+from txmq.console.previews import reason_in
 from txmq.console.visits import ChangeDone, ChangeForm, ChangeRoute, PageContent, PageRoute, Visit
 from txmq.errors import RequestNotSupported, TopicNotFound, UsageError
 from txmq.limits import CONSOLE_ROWS, REASON_CHARS_MAX
@@ -156,9 +156,7 @@ async def decide(form: ChangeForm) -> ChangeDone:
     visit = form.visit
     decision = _decision_of(visit)
     transaction, _ = await _find(visit)
-    reason = required(form.fields, "reason", "the reason")
-    if len(reason) > REASON_CHARS_MAX:
-        raise UsageError(f"the reason has at most {REASON_CHARS_MAX} characters")
+    reason = reason_in(form.fields)
     what, repeated = _repeated(transaction)
     if form.fields.get("repeated", "").strip() != repeated.strip():
         raise UsageError(f"the {what} is not the same; type it as it is shown, to decide this one")

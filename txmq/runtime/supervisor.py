@@ -58,7 +58,7 @@ class SupervisorSettings:
     """Deaths of one child in a row before the supervisor gives up; 0 means never. It goes on as
     long as another child is ready."""
     waits_for_change: bool = False
-    """A child that cannot start waits for :meth:`Supervisor.replace_all`."""
+    """A child that cannot start, or dies too often, waits for :meth:`Supervisor.replace_all`."""
 
 
 class SupervisorListener(Protocol):
@@ -311,6 +311,8 @@ class Supervisor:
         slot.changed.set()
         most = self.settings.deaths_max
         if most and slot.deaths >= most and not any(other.is_ready for other in self.slots):
+            if self.settings.waits_for_change:
+                return None
             times = "once" if most == 1 else f"{slot.deaths} times in a row"
             self._give_up(
                 SupervisorEnd.GAVE_UP, f"process {slot.number} died {times}, the last time: {end}"

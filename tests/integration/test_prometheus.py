@@ -48,6 +48,16 @@ SETTINGS = (
     "transaction.check_interval=10ms",
     "transaction.check_max=1",
 )
+DASHBOARD = RULES.parents[1] / "grafana" / "txmq-broker.json"
+EMPTY = {
+    "dead_letters",
+    "follower_bytes_behind",
+    "follower_seconds_behind",
+    "group_lag_messages",
+    "lease_age_seconds",
+    "refusals_total",
+}
+"""What a broker lacks that has no follower, consumer or dead letter, and refuses nothing."""
 CONFIGURATION = """
 global: {{scrape_interval: 200ms, evaluation_interval: 200ms}}
 rule_files: ["{rules}"]
@@ -157,6 +167,11 @@ def prometheus(pages, relay):
         yield found
 
 
+@pytest.fixture(scope="module")
+def parked(broker):
+    park(broker.names, "t-17")
+
+
 def read(address, path):
     with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as found:
         return found.read().decode()
@@ -190,9 +205,8 @@ def test_figures_of_a_broker_and_a_relay_are_scraped(prometheus):
     holds('txmq_broker_role{role="leader"}', {("txmq",): 1})
 
 
-def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(broker, prometheus):
-    park(broker.names, "t-17")
-
+@pytest.mark.usefixtures("parked")
+def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(prometheus):
     def is_raised():
         alerts = data_of(prometheus, "alerts")["alerts"]
         return [alert["annotations"]["summary"] for alert in alerts]
@@ -203,6 +217,20 @@ def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(broke
     asyncio.run(until(lambda: data_of(prometheus, "rules")["groups"][0]["evaluationTime"] > 0))
     assert len(group["rules"]) == RULES.read_text().count("- alert:")
     assert [rule["name"] for rule in group["rules"] if rule.get("lastError")] == []
+
+
+@pytest.mark.usefixtures("parked")
+def test_every_query_of_the_dashboard_is_answered(prometheus):
+    rates = "rate(txmq_broker_transaction_checks_undecided_total[10s])"
+    asyncio.run(until(lambda: values_of(prometheus, rates)))
+    queries = set(re.findall(r'"expr": (".*")', DASHBOARD.read_text()))
+    empty = set()
+    for query in map(json.loads, queries):
+        text = query.replace("$instance", ".+").replace("$__rate_interval", "10s")
+        if not data_of(prometheus, "query", query=text)["result"]:
+            empty |= set(re.findall(r"txmq_broker_(\w+)", text))
+    assert len(queries) > 30
+    assert empty == EMPTY
 
 
 def test_promtool_finds_no_fault_in_any_page(pages, relay):

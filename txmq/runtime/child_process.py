@@ -127,7 +127,7 @@ class ChildProcess:
         self.reported_at = clock.monotonic()
 
     async def start(self) -> None:
-        """StartOrder the process.
+        """Start the process.
 
         Raises:
             OSError: The system starts no more processes.

@@ -58,7 +58,7 @@ class SupervisorSettings:
     """Deaths of one child in a row before the supervisor gives up; 0 means never. It goes on as
     long as another child is ready."""
     waits_for_change: bool = False
-    """A child that cannot start waits for :meth:`Supervisor.replace_all`."""
+    """A child that cannot start, or dies too often, waits for :meth:`Supervisor.replace_all`."""
 
 
 class SupervisorListener(Protocol):
@@ -297,9 +297,9 @@ class Supervisor:
         if end.ready_s is not None and end.ready_s >= SETTLED_S:
             slot.deaths = 0
             slot.backoff.reset()
-        if end.failure is not None and end.failure.kind == "unavailable":
-            return slot.backoff.next_pause()
         if end.failure is not None:
+            if end.failure.kind == "unavailable":
+                return slot.backoff.next_pause()
             if self.settings.waits_for_change:
                 return None
             if not self._was_ready:
@@ -309,14 +309,19 @@ class Supervisor:
             return 0.0  # A signal ended this child alone, and it finished its work.
         slot.deaths += 1
         slot.changed.set()
+        return None if self._dies_too_often(slot, end) else slot.backoff.next_pause()
+
+    def _dies_too_often(self, slot: ChildSlot, end: ChildEnd) -> bool:
+        """Whether no other child takes its place by itself; then the supervisor may give up."""
         most = self.settings.deaths_max
-        if most and slot.deaths >= most and not any(other.is_ready for other in self.slots):
+        if not most or slot.deaths < most or any(other.is_ready for other in self.slots):
+            return False
+        if not self.settings.waits_for_change:
             times = "once" if most == 1 else f"{slot.deaths} times in a row"
             self._give_up(
                 SupervisorEnd.GAVE_UP, f"process {slot.number} died {times}, the last time: {end}"
             )
-            return None
-        return slot.backoff.next_pause()
+        return True
 
     def _give_up(self, end: SupervisorEnd, reason: str) -> None:
         self._end, self._reason = end, reason

@@ -179,9 +179,8 @@ def test_a_killed_process_and_a_rolling_restart_lose_nothing(cluster, start):
         worker.until(lambda: len(worker.did()) > 20)
         os.kill(before[0], signal.SIGKILL)
         send(cluster, "Load", *wanted[200:300])
-        worker.until(lambda: len(worker.pids()) == 2)
-        after = worker.pids()
-        assert after[0] != before[0]
+        # The page may show the killed process for a moment.
+        after = worker.until(lambda: (found := worker.pids())[1:] and found != before and found)
         assert after[1] == before[1]
         assert worker.metric("process_restarts_total") == 1
         assert "process 1 ended: killed by SIGKILL; another starts in" in worker.log()

@@ -92,6 +92,7 @@ class ChildProcess:
     Attributes:
         is_ready: Whether it works.
         is_stopping: Whether the supervisor has asked it to end.
+        is_loaded: Whether it has read its program.
         description: What it has loaded; empty until then.
         report: The content of its last report; empty before it.
         reported_at: When that came, by the monotonic clock.
@@ -120,6 +121,7 @@ class ChildProcess:
         self._reported = asyncio.Event()
         self._serial = self._answered = 0
         self.is_stopping = False
+        self.is_loaded = False
         self.description = ""
         self.report = b""
         self.reported_at = clock.monotonic()
@@ -185,6 +187,8 @@ class ChildProcess:
             return
         self.is_stopping = True
         self._send(StopOrder())
+        if not self.is_loaded and self._process is not None:
+            self._process.terminate()  # It may be importing, and has nothing in hand yet.
         loop = asyncio.get_running_loop()
         self._killer = loop.call_later(within_s + KILL_GRACE_S, self._cut)
 
@@ -235,7 +239,7 @@ class ChildProcess:
             self._reported.set()
             return
         if isinstance(notice, LoadedNotice):
-            self.description = notice.description
+            self.is_loaded, self.description = True, notice.description
         elif isinstance(notice, ReadyNotice):
             self._ready_at = self._clock.monotonic()
         elif isinstance(notice, FailedNotice):

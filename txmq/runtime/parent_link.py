@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
@@ -81,23 +82,25 @@ class ReportNotice(msgspec.Struct, tag="report", frozen=True):
     content: msgspec.Raw
 
 
-Order: TypeAlias = StartOrder | StopOrder | AskOrder
-"""What a supervisor sends."""
-
 class ContentNotice(msgspec.Struct, tag="content", frozen=True):
     """Something that only the program reads."""
 
     content: msgspec.Raw
 
 
+Order: TypeAlias = StartOrder | StopOrder | AskOrder
+"""What a supervisor sends."""
+
 ChildNotice: TypeAlias = LoadedNotice | ReadyNotice | FailedNotice | ReportNotice | ContentNotice
 """What a child sends."""
+
+_PIECE_BYTES: Final = 65_536
 
 _DECODE_ORDER: Final = msgspec.json.Decoder(Order)
 
 
 class ParentLink:
-    """The child's end, inside its ``async with``.
+    """The child's end. It is made before the event loop runs, and works inside its ``async with``.
 
     Args:
         descriptor: The number of the socket's file descriptor.
@@ -117,24 +120,31 @@ class ParentLink:
         self._reporter: asyncio.Task[None] | None = None
         self._asked = 0
         self._writer: asyncio.StreamWriter | None = None
-        self.start = StartOrder(0, msgspec.Raw(b"null"))
         self.stopped = asyncio.Event()
         self.is_orphan = False
 
-    async def __aenter__(self) -> Self:
-        """Read the first line.
+    def read_start(self) -> StartOrder:
+        """Read the first line, before the loop runs.
 
         Raises:
             ConnectionError: The supervisor is gone already.
         """
+        line = b""
+        while not line.endswith(b"\n"):
+            piece = self._socket.recv(_PIECE_BYTES, socket.MSG_PEEK)
+            # Further lines stay in the socket for the loop.
+            taken = self._socket.recv(piece.find(b"\n") + 1 or len(piece)) if piece else b""
+            if not taken:
+                raise ConnectionError("the supervisor of this process is gone")
+            line += taken
+        order = _DECODE_ORDER.decode(line)
+        assert isinstance(order, StartOrder), "the first line starts the child"
+        return order
+
+    async def __aenter__(self) -> Self:
         reader, self._writer = await asyncio.open_connection(
             sock=self._socket, limit=LINE_BYTES_MAX
         )
-        line = await reader.readline()
-        first = _DECODE_ORDER.decode(line) if line else None
-        if not isinstance(first, StartOrder):
-            raise ConnectionError("the supervisor of this process is gone")
-        self.start = first
         self._reader = asyncio.create_task(self._read(reader), name="supervisor's orders")
         return self
 
@@ -151,20 +161,22 @@ class ParentLink:
             self._writer.close()
 
     def send(self, notice: ChildNotice) -> None:
-        """Send a line, unless the supervisor is gone."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(msgspec.json.encode(notice) + b"\n")
+        """Send a line, unless the supervisor is gone; also before the loop runs."""
+        line = msgspec.json.encode(notice) + b"\n"
+        if self._writer is None:
+            with suppress(OSError):
+                self._socket.sendall(line)
+        elif not self._writer.is_closing():
+            self._writer.write(line)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
+        with suppress(OSError):  # The supervisor was killed.
             while line := await reader.readline():
                 order = _DECODE_ORDER.decode(line)
                 if isinstance(order, StopOrder):
                     self.stopped.set()
                 elif isinstance(order, AskOrder):
                     self._ask(order.serial)
-        except OSError:
-            pass  # The supervisor was killed.
         self.is_orphan = True
         self.stopped.set()
 

@@ -28,7 +28,7 @@ from txmq.runtime.parent_link import (
 )
 from txmq.runtime.tasks import Tasks, Threads
 
-__all__ = ["Supervisor", "SupervisorEnd", "SupervisorListener", "SupervisorSettings"]
+__all__ = ["ChildSlot", "Supervisor", "SupervisorEnd", "SupervisorListener", "SupervisorSettings"]
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from typing import Final
 
 import msgspec
@@ -36,7 +38,7 @@ from txmq.worker.figures import (
 )
 from txmq.worker.parts import OpenParts, WorkerPart, relay_of
 from txmq.worker.plan import WorkerPlan
-from txmq.worker.targets import load_parts
+from txmq.worker.targets import import_modules, load_parts
 
 __all__ = ["WorkerChild", "main"]
 
@@ -45,6 +47,9 @@ log = logging.getLogger(__name__)
 LAG_S: Final = 10.0
 """How often brokers are asked how far groups are behind."""
 LAG_ANSWER_S: Final = 5.0
+
+IMPORT_NOTICE_S: Final = 10.0
+"""How long an import may take before the log says so."""
 
 DRAINED: Final = 0
 CRASHED: Final = 1
@@ -60,30 +65,47 @@ class WorkerChild:
         self._parts: OpenParts | None = None
         self._tasks = Tasks()
 
-    async def run(self, descriptor: int) -> int:
+    def main(self, link: ParentLink) -> int:
+        """Import the application, then run the loop; returns the exit code.
+
+        Raises:
+            ConnectionError: The supervisor is gone already.
+        """
+        start = link.read_start()
+        plan = msgspec.json.decode(start.plan, type=WorkerPlan)
+        logs.configure(plan.log_form, plan.log_level, worker=start.number)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        CURRENT.set(WorkerProcess(start.number, plan.drain_s, self._figures))
+        sys.path.insert(0, plan.app_dir)
+        try:
+            # Before the loop runs: modules may create tables, which takes a loop of their own.
+            with import_notice(plan.targets):
+                import_modules(plan.targets)
+        except ConfigError as error:
+            link.send(FailedNotice("refused", str(error)))
+            return CANNOT_START
+        with asyncio.Runner(loop_factory=fast_loop()) as runner:
+            return runner.run(self.run(link, start.number, plan))
+
+    async def run(self, link: ParentLink, number: int, plan: WorkerPlan) -> int:
         """Work until the supervisor, its death or SIGTERM ends it; returns the exit code."""
-        async with ParentLink(descriptor, self.report) as link:
-            plan = msgspec.json.decode(link.start.plan, type=WorkerPlan)
-            logs.configure(plan.log_form, plan.log_level, worker=link.start.number)
+        async with link, AsyncExitStack() as stack:
             with_signals(link.stopped)
-            number = link.start.number
-            CURRENT.set(WorkerProcess(number, plan.drain_s, self._figures))
-            sys.path.insert(0, plan.app_dir)
-            async with AsyncExitStack() as stack:
-                kind: FailureKind = "refused"
-                try:
-                    parts = await self._load(plan, stack)
-                    link.send(LoadedNotice(parts.description))
-                    await parts.open()
-                except (ConfigError, UsageError) as error:
-                    reason = str(error)
-                except TxmqError as error:
-                    kind = "unavailable" if error.retryable else "refused"
-                    reason = str(error).partition("\n")[0]
-                else:
-                    return await self._work(link, parts, plan)
-                link.send(FailedNotice(kind, reason))
-                return CANNOT_START
+            kind: FailureKind = "refused"
+            try:
+                parts = await self._load(plan, stack)
+                link.send(LoadedNotice(parts.description))
+                await parts.open()
+            except (ConfigError, UsageError) as error:
+                reason = str(error)
+            except TxmqError as error:
+                kind = "unavailable" if error.retryable else "refused"
+                reason = str(error).partition("\n")[0]
+            else:
+                return await self._work(link, parts, lag=plan.watches_lag and number == 1)
+            link.send(FailedNotice(kind, reason))
+            return CANNOT_START
 
     async def _load(self, plan: WorkerPlan, stack: AsyncExitStack) -> OpenParts:
         found: list[WorkerPart] = []
@@ -96,9 +118,9 @@ class WorkerChild:
                 self._figures.of(consumer.group, subscription.topic)
         return parts
 
-    async def _work(self, link: ParentLink, parts: OpenParts, plan: WorkerPlan) -> int:
+    async def _work(self, link: ParentLink, parts: OpenParts, *, lag: bool) -> int:
         self._parts = parts
-        if plan.watches_lag and link.start.number == 1:
+        if lag:
             self._tasks.start(self._look_at_lag_always(parts), "lag of groups")
         link.send(ReadyNotice())
         await link.stopped.wait()
@@ -114,7 +136,11 @@ class WorkerChild:
     def report(self) -> bytes:
         """The figures of now, as JSON."""
         report = ProcessReport(
-            self._figures.series, self._figures.schedules, lag=self._lag, held=self._held()
+            self._figures.series,
+            self._figures.schedules,
+            lag=self._lag,
+            held=self._held(),
+            cut_off=self._cut_off(),
         )
         for part in [] if self._parts is None else self._parts.parts:
             found = part.object
@@ -138,6 +164,10 @@ class WorkerChild:
             for consumer in self._parts.consumers
         }
 
+    def _cut_off(self) -> list[str]:
+        consumers = [] if self._parts is None else self._parts.consumers
+        return [one.group for one in consumers if not one.client.session.pool.opened()]
+
     async def _look_at_lag_always(self, parts: OpenParts) -> None:
         while True:
             for consumer in parts.consumers:
@@ -152,6 +182,22 @@ class WorkerChild:
             await asyncio.sleep(LAG_S)
 
 
+@contextmanager
+def import_notice(targets: Sequence[str]) -> Iterator[None]:
+    """Log a line if an import takes long."""
+    text = (
+        "%s is still being imported after %g s; if it calls asyncio.run() or a function that "
+        'never returns, put that under if __name__ == "__main__"'
+    )
+    timer = threading.Timer(IMPORT_NOTICE_S, log.warning, (text, targets[0], IMPORT_NOTICE_S))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def with_signals(stopped: asyncio.Event) -> None:
     """SIGTERM drains this process alone; a second one ends it at once."""
     loop = asyncio.get_running_loop()
@@ -162,16 +208,13 @@ def with_signals(stopped: asyncio.Event) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     loop.add_signal_handler(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def main() -> None:
     """Run one process; the last argument is the file descriptor of its supervisor."""
     child = WorkerChild()
     try:
-        with asyncio.Runner(loop_factory=fast_loop()) as runner:
-            code = runner.run(child.run(int(sys.argv[-1])))
+        code = child.main(ParentLink(int(sys.argv[-1]), child.report))
     except ConnectionError:
         code = CRASHED  # The supervisor was killed while this process started.
     except Exception:

@@ -115,9 +115,9 @@ class WorkerCommand:
         async with AsyncExitStack() as stack:
             if self._http is not None:
                 with named_extra():
-                    from txmq.worker.pages import worker_pages
-                pages = worker_pages(supervisor, self._figures, self._plan.targets, self._clock)
-                server = HttpServer(pages, *self._http)
+                    from txmq.worker.pages import WorkerPages
+                pages = WorkerPages(supervisor, self._figures, self._plan.targets, self._clock)
+                server = HttpServer(pages.pages(), *self._http)
                 await stack.enter_async_context(server)
                 self._address = "{}:{}".format(*server.address)
                 tasks.start(self._ask_always(), "reports of processes")

@@ -16,7 +16,7 @@ from txmq.client.lifecycle import Lifecycle
 from txmq.errors import ConfigError
 from txmq.worker.parts import BlockingPart, WorkerPart, part_of
 
-__all__ = ["load_parts"]
+__all__ = ["import_modules", "load_parts"]
 
 DEPTH_MAX: Final = 5
 """Functions that return functions, and lists within lists."""
@@ -28,8 +28,18 @@ ACCEPTED: Final = (
 )
 
 
+def import_modules(targets: Iterable[str]) -> None:
+    """Import the modules of all targets.
+
+    Raises:
+        ConfigError: A module does not exist, or fails while it is imported.
+    """
+    for target in targets:
+        _module(target.partition(":")[0], target)
+
+
 async def load_parts(target: str, names: str | None, stack: AsyncExitStack) -> list[WorkerPart]:
-    """Import a target, and find its parts.
+    """The parts of a target.
 
     Args:
         target: ``module:name``, or a module, all of whose parts are meant.
@@ -75,10 +85,7 @@ def _module(name: str, target: str) -> ModuleType:
 
 def _import_failed(name: str, error: Exception) -> ConfigError:
     note_lines("".join(traceback.format_exception(error)).rstrip())
-    hint = ""
-    if isinstance(error, RuntimeError) and "running event loop" in str(error):
-        hint = '; put that call under if __name__ == "__main__", because the worker runs the loop'
-    return ConfigError(f"{name} cannot be imported: {type(error).__name__}: {error}{hint}")
+    return ConfigError(f"{name} cannot be imported: {type(error).__name__}: {error}")
 
 
 def _attribute(module: ModuleType, path: str) -> object:

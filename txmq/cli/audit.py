@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from txmq.broker_directories import hint_of_brokers
 from txmq.cli.common import WRONGLY_CALLED, AsJson, fail, moment_of
 from txmq.cli.moments import time_text
 from txmq.cli.output import as_json as print_json
@@ -35,6 +36,8 @@ def audit(
 
     if not data.is_dir():
         fail(f"{data} is no directory of a broker", WRONGLY_CALLED)
+    if hint := hint_of_brokers(data):
+        fail(f"{data} is not a broker's directory{hint}", WRONGLY_CALLED)
     from_ms = moment_of(since, "--since")
     for entry in read_audit(ReadOnlyDisk(data), note):
         if entry.at_ms < from_ms or (refused and not entry.refused):

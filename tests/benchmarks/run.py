@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import bench_process
 from bench_access import access
 from bench_bank import bank
+from bench_brokers import brokers
 from bench_checks import checks
 from bench_consumer import consumer, soak
 from bench_copies import copies
@@ -48,6 +49,7 @@ SECTIONS = {
     "access": access,
     "scrape": scrape,
     "tls": tls,
+    "brokers": brokers,
     "copies": copies,
     "drain": drain,
     "filters": filters,
@@ -78,6 +80,7 @@ class Plan:
     warm_up_s: float = 0.3
     turn_s: float = 0.3
     turns: int = 20
+    broker_turns: int = 5
     filter_turns: int = 20
     counted_rounds: int = 1000
     decorated_at_once: tuple[int, ...] = (1, 16, 64)
@@ -120,6 +123,7 @@ def plan_for(options):
             warm_up_s=0.05,
             turn_s=0.05,
             turns=2,
+            broker_turns=1,
             filter_turns=2,
             counted_rounds=200,
             decorated_at_once=(16,),
@@ -153,6 +157,7 @@ def plan_for(options):
             seconds=seconds,
             turn_s=min(seconds, 0.2),
             turns=2,
+            broker_turns=2,
             syncs=50,
             connections=500,
             starts=2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 from contextlib import AsyncExitStack
@@ -30,7 +31,7 @@ from txmq_broker.processes.parent_registration import ParentRegistration
 from txmq_broker.processes.plan import (
     BEAT_S,
     BrokerNotice,
-    BrokerPlan,
+    BrokerProcessPlan,
     BrokerReport,
     HeartbeatNotice,
     OpenedNotice,
@@ -65,7 +66,7 @@ class BrokerChild:
 
     def __init__(self, descriptor: int) -> None:
         self._link = ParentLink(descriptor, self.report)
-        self.plan = msgspec.json.decode(self._link.read_start().plan, type=BrokerPlan)
+        self.plan = msgspec.json.decode(self._link.read_start().plan, type=BrokerProcessPlan)
         """What to do."""
         self._link.send(LoadedNotice(self.plan.settings.name))
         self._process = LoneProcess()
@@ -93,11 +94,11 @@ class BrokerChild:
             except (ConfigError, TxmqError) as error:
                 reason = str(error)
             except OSError as error:
-                reason = _reason_of(error)
+                reason = _reason_of(error, settings.listen)
             else:
                 return DRAINED if broker is None else await self._serve(broker)
             reason = reason.replace("--data DIR", f"--data {settings.data}")
-            self._link.send(FailedNotice(kind, f"{settings.name}: {reason}"))
+            self._link.send(FailedNotice(kind, reason))
             return CANNOT_START
 
     async def _open(self, stack: AsyncExitStack) -> Broker | None:
@@ -176,6 +177,8 @@ def drain_at_sigterm(stopped: asyncio.Event) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop)
 
 
-def _reason_of(error: OSError) -> str:
+def _reason_of(error: OSError, listen: str) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{listen} is taken; choose another --listen"
     text = str(error)
     return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else text

@@ -9,6 +9,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from txmq.metrics_text import metrics_text
+from txmq_broker.monitoring.metric_table import PREFIX, SECTIONS
 
 __all__ = ["BrokerProcessState", "metrics_of_brokers"]
 
@@ -58,12 +59,13 @@ def _labelled(sample: str, broker: str) -> str:
 
 
 def _of_supervisor(states: Sequence[BrokerProcessState]) -> Iterator[Metric]:
-    yield GaugeMetricFamily("txmq_broker_processes", "Brokers of this supervisor.", len(states))
+    own = SECTIONS["Several brokers"]
+    yield GaugeMetricFamily(f"{PREFIX}processes", own["processes"].meaning, len(states))
     ready = GaugeMetricFamily(
-        "txmq_broker_process_ready", "1 if this broker accepts requests.", labels=["broker"]
+        f"{PREFIX}process_ready", own["process_ready"].meaning, labels=["broker"]
     )
     restarts = CounterMetricFamily(
-        "txmq_broker_process_restarts", "How often this broker started again.", labels=["broker"]
+        f"{PREFIX}process_restarts", own["process_restarts_total"].meaning, labels=["broker"]
     )
     for state in states:
         ready.add_metric([state.name], float(state.is_ready))

@@ -86,7 +86,7 @@ class BrokerPages:
     def _objection_of(self, number: int, state: BrokerState) -> str:
         service = self._service
         if not state.slot.is_ready:
-            reason = f": {state.failures[-1]}" if state.failures else ""
+            reason = f": {state.failure}" if state.failure else ""
             return f"{state.name} does not run{reason}"
         silent_s = service.clock.monotonic() - state.beat_at
         if silent_s > SILENT_S:

@@ -14,7 +14,7 @@ __all__ = [
     "BEAT_S",
     "DECODE_NOTICE",
     "BrokerNotice",
-    "BrokerPlan",
+    "BrokerProcessPlan",
     "BrokerReport",
     "HeartbeatNotice",
     "OpenedNotice",
@@ -26,7 +26,7 @@ BEAT_S: Final = 1.0
 """How often the process of a broker sends a sign of life."""
 
 
-class BrokerPlan(msgspec.Struct, frozen=True):
+class BrokerProcessPlan(msgspec.Struct, frozen=True):
     """What the process of a broker needs to know."""
 
     settings: BrokerSettings

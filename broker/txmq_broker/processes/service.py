@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -27,7 +27,7 @@ from txmq_broker.processes.layout import check_directory, settings_of_brokers
 from txmq_broker.processes.own_names import OwnNames
 from txmq_broker.processes.plan import (
     DECODE_NOTICE,
-    BrokerPlan,
+    BrokerProcessPlan,
     HeartbeatNotice,
     OpenedNotice,
     RegistrationNotice,
@@ -65,8 +65,8 @@ class BrokerState:
     objection: str = ""
     beat_at: float = 0.0
     """When its last sign of life came, by the monotonic clock."""
-    failures: list[str] = field(default_factory=list)
-    """Why it could not start, since it was ready last; the newest is last."""
+    failure: str = ""
+    """Why it could not start; empty once it has."""
 
     @property
     def name(self) -> str:
@@ -181,7 +181,7 @@ class BrokersService:
 
     def _command(self, number: int) -> ChildCommand:
         options, state = self._options, self.brokers[number - 1]
-        plan = BrokerPlan(
+        plan = BrokerProcessPlan(
             replace(state.settings, names=self.names_text, http_listen=""),
             # A loss that is found later than at the start is not accepted.
             options.accept_loss if number not in self._opened else None,
@@ -198,7 +198,7 @@ class BrokersService:
             state.objection, state.beat_at = notice.objection, self.clock.monotonic()
         elif isinstance(notice, OpenedNotice):
             state.address = notice.address
-            state.failures.clear()
+            state.failure = ""
             self._opened.add(number)
         elif self.names is None:
             return
@@ -226,14 +226,18 @@ class BrokersService:
         if end.failure is None:
             log.error("broker %s ended: %s; it %s", state.name, end, _after(pause_s))
             return
-        state.failures.append(end.failure.reason)
-        log.error("broker %s cannot start: %s; it %s", state.name, end, _after(pause_s))
-        if self.was_ready or number in self._opened:
-            return
-        if end.failure.kind == "refused" or all(broker.failures for broker in self.brokers):
-            reasons = [broker.failures[-1] for broker in self.brokers if broker.failures]
-            self._refusal = "; ".join(dict.fromkeys(reasons))
+        reason, before = end.failure.reason, state.failure
+        state.failure = reason
+        is_tried = self.was_ready or number in self._opened
+        all_failed = all(broker.failure for broker in self.brokers)
+        if not is_tried and (end.failure.kind == "refused" or all_failed):
+            texts = [f"{one.name}: {one.failure}" for one in self.brokers if one.failure]
+            self._refusal = "; ".join(texts)
             self.supervisor.stop()
+        elif before == reason:
+            log.warning("broker %s still cannot start; it %s", state.name, _after(pause_s))
+        else:
+            log.error("broker %s cannot start: %s; it %s", state.name, reason, _after(pause_s))
 
     def ended(self, end: ChildEnd) -> None:
         """A process has ended; :meth:`died` has what matters."""
